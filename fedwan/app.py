@@ -1,0 +1,198 @@
+"""The app: the folder with `strategies/` and `sites/`, and how a run finds its recipes there.
+
+The only place that imports recipes. It does so by name, so that the library depends on no strategy
+and no workload, and a user's own recipe file is as good as ours.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import fedwan
+from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan.config import Config, merge
+from fedwan.errors import ConfigError
+from fedwan.names import nearest
+
+__all__ = ["find_app", "load_run", "load_strategy", "load_workload", "resolve"]
+
+_ENTRY_POINTS = frozenset({"server_app", "client_app"})
+_WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
+_STRATEGY_PARTS = ("resolve", "build")
+
+
+def find_app() -> Path:
+    """The folder that holds `strategies/` and `sites/`.
+
+    A process that Flower started already runs code of an app: that one. Otherwise the present
+    folder, or the one that the fedwan package lies in (a checkout).
+
+    Raises:
+        ConfigError: there is none.
+    """
+    for name in ("strategies", "sites"):
+        folders = getattr(sys.modules.get(name), "__path__", None)
+        if folders and _is_app(root := Path(next(iter(folders))).parent):
+            return root
+    for root in (Path.cwd(), Path(fedwan.__file__).resolve().parents[1]):
+        if _is_app(root):
+            return root
+    raise ConfigError(
+        f"no app in {Path.cwd()}: it holds no strategies/ and sites/; "
+        "change to a checkout of fedwan, or to your own app's folder"
+    )
+
+
+def load_workload(name: str, root: Path | None = None) -> ModuleType:
+    """Import the workload recipe `sites/NAME.py`; its parts are listed in `fedwan.workloads.base`.
+
+    Args:
+        name: the recipe.
+        root: the app's folder; found by `find_app` if not given.
+
+    Raises:
+        ConfigError: there is no such recipe, or it lacks a part.
+    """
+    return _load("workload", name, "sites", _WORKLOAD_PARTS, root)
+
+
+def load_strategy(name: str, root: Path | None = None) -> ModuleType:
+    """Import the strategy recipe `strategies/NAME.py`, which has two functions.
+
+    `resolve(config, networks)` fills in `outer.*` and `h`, and `build(config)` returns a
+    `fedwan.coordinator.strategy.Strategy`.
+
+    Args:
+        name: the recipe.
+        root: the app's folder; found by `find_app` if not given.
+
+    Raises:
+        ConfigError: there is no such recipe, or it lacks a part.
+    """
+    return _load("strategy", name, "strategies", _STRATEGY_PARTS, root)
+
+
+def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
+    """A run's configuration from a file and `key=value` words, with the recipes' defaults under it.
+
+    A word such as `outer.generator.lr=0.3` changes the learning rate alone: momentum stays what
+    the strategy chose, not what `OuterConfig` starts with.
+
+    Args:
+        path: the YAML file, or None.
+        overrides: the words.
+
+    Raises:
+        ConfigError: see `fedwan.config.load` and `resolve`.
+    """
+    trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
+    asked = merge(Config(), *trees)
+    chosen = resolve(dataclasses.replace(asked, inner={}, outer={}))
+    # Defaults of one optimiser mean nothing to another, so that it starts with InnerConfig's own.
+    inner = {
+        network: default
+        for network, default in chosen.inner.items()
+        if network not in asked.inner or _name_asked(trees, network, default.name) == default.name
+    }
+    base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
+    return resolve(merge(base, *trees))
+
+
+def resolve(config: Config) -> Config:
+    """A configuration with nothing left open: what the run's `config.yaml` will hold.
+
+    Resolving twice changes nothing, so that a run can be resumed from its `config.yaml`.
+
+    Args:
+        config: checked by `fedwan.config`; it is not changed.
+
+    Raises:
+        ConfigError: an unknown recipe, network or model setting, or a setting without effect.
+    """
+    config = copy.deepcopy(config)
+    workload = load_workload(config.workload)
+    strategy = load_strategy(config.strategy)
+    _check_networks(config, workload.NETWORKS)
+    config.model = _resolve_model(workload.Model, config.model)
+    workload.resolve(config)
+    strategy.resolve(config, workload.NETWORKS)
+    assert set(config.inner) | set(config.outer) <= set(workload.NETWORKS), "recipes add no network"
+    if config.ema.half_life == 0:
+        config.ema.half_life = config.steps * config.sites * config.data.batch / 10
+    return merge(config)
+
+
+def _is_app(root: Path) -> bool:
+    return (root / "strategies").is_dir() and (root / "sites").is_dir()
+
+
+def _load(key: str, name: str, folder: str, parts: Sequence[str], root: Path | None) -> ModuleType:
+    root = (root or find_app()).resolve()
+    path = root / folder / f"{name}.py"
+    names = _recipes(root / folder)
+    if name not in names:
+        near = nearest(name, names)
+        raise ConfigError(f"{key} = {name!r} is none of {', '.join(names)} in {folder}/{near}")
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    module = _import(folder, name)
+    if module is None or Path(module.__file__ or "").resolve() != path.resolve():
+        where = getattr(sys.modules.get(folder), "__file__", None) or "elsewhere"
+        raise ConfigError(
+            f"{key} = {name!r}: {path} is hidden by another package {folder!r} ({where}); "
+            f"see that {folder}/ has an __init__.py, and start fedwan from {root}"
+        )
+    for part in parts:
+        if not hasattr(module, part):
+            raise ConfigError(f"{key} = {name!r}: {path} defines no {part!r}; see docs/")
+    return module
+
+
+def _import(folder: str, name: str) -> ModuleType | None:
+    """The module, or None if the package of that name has none; a recipe's own errors pass."""
+    try:
+        return importlib.import_module(f"{folder}.{name}")
+    except ModuleNotFoundError as error:
+        if error.name == f"{folder}.{name}":
+            return None
+        raise
+
+
+def _recipes(folder: Path) -> list[str]:
+    stems = sorted(path.stem for path in folder.glob("*.py"))
+    return [stem for stem in stems if stem not in _ENTRY_POINTS and not stem.startswith("_")]
+
+
+def _check_networks(config: Config, networks: Collection[str]) -> None:
+    for section, given in (("inner", config.inner), ("outer", config.outer)):
+        for network in given:
+            if network not in networks:
+                raise ConfigError(
+                    f"{section}.{network}: workload {config.workload!r} trains "
+                    f"{', '.join(networks)}{nearest(network, networks)}"
+                )
+
+
+def _resolve_model(model: type, given: Tree) -> Tree:
+    """Every setting of the recipe's `Model`: given ones checked, the others at their default."""
+    # Wrapped, so that an error names the key as the user wrote it: model.width.
+    wrapper = dataclasses.make_dataclass(
+        "Recipe", [("model", model, dataclasses.field(default_factory=model))]
+    )
+    settings = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
+    return dataclasses.asdict(settings)
+
+
+def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:
+    """The optimiser that the user named for a network, in the last tree that names one."""
+    name = default
+    for tree in trees:
+        section = (tree.get("inner") or {}).get(network) or {}
+        name = str(section.get("name", name))
+    return name

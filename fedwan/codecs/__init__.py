@@ -1,0 +1,21 @@
+"""Codecs: how parameters are written on the wire, one file each."""
+
+from fedwan.codecs.base import Codec
+from fedwan.codecs.bf16 import bf16
+from fedwan.codecs.fp32 import fp32
+from fedwan.codecs.payload import Payload
+from fedwan.errors import ConfigError
+
+__all__ = ["Codec", "Payload", "bf16", "codec_by_name", "fp32"]
+
+
+def codec_by_name(name: str) -> Codec:
+    """The codec that `codec.up` or `codec.down` names.
+
+    Raises:
+        ConfigError: there is none of that name.
+    """
+    codecs = {codec.name: codec for codec in (fp32(), bf16())}
+    if name not in codecs:
+        raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}")
+    return codecs[name]

@@ -1,0 +1,300 @@
+"""The bytes of an encoded payload: self-describing, versioned, checksummed (docs/wire.md).
+
+    offset  size  field (all integers little-endian)
+    0       4     magic, b"FWPL"
+    4       1     layout version, 1
+    5       3     zero
+    8       4     number of tensors
+    12      4     bytes of the table
+    16      …     table, one entry per tensor:
+                    u16 name bytes, name (UTF-8), u8 encoding, u8 dtype, u8 dimensions,
+                    u32 per dimension, u64 record bytes
+    …       …     zeros up to a multiple of 8
+    …       …     records in table order, each followed by zeros up to a multiple of 8
+    end-8   8     XXH3-64 of every byte before it
+
+Encodings: 0 raw (the dtype's own bytes), 1 fp32, 2 bf16. Nothing here is unpickled or executed; a
+reader knows the layout it expects and refuses anything else before it allocates.
+"""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Set
+from typing import NamedTuple, Protocol
+
+import torch
+import xxhash
+from torch import Tensor
+
+from fedwan.errors import PayloadError
+from fedwan.state import Layout, Role, TensorSpec
+
+__all__ = [
+    "RAW",
+    "Bytes",
+    "Entry",
+    "Payload",
+    "Record",
+    "Source",
+    "build",
+    "framed_bytes",
+    "read_records",
+    "read_table",
+    "tensor_bytes",
+    "tensor_from_bytes",
+]
+
+Bytes = bytes | bytearray | memoryview
+
+RAW = 0
+MAGIC = b"FWPL"
+VERSION = 1
+MAX_TENSORS = 1 << 20
+MAX_TABLE_BYTES = 1 << 28
+_HEADER = struct.Struct("<4sB3xII")
+_TRAILER = struct.Struct("<Q")
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+)
+
+
+class Source(Protocol):
+    """Random access to the bytes of a payload, in memory or in a file."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the payload."""
+        ...
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """Exactly `size` bytes from `offset`; the caller stays inside `num_bytes`.
+
+        Writable buffers save the reader a copy: torch takes no other.
+        """
+        ...
+
+
+class Record(NamedTuple):
+    """One encoded tensor, before framing."""
+
+    name: str
+    encoding: int
+    spec: TensorSpec
+    data: memoryview
+
+
+class Entry(NamedTuple):
+    """Where a tensor's record lies in a payload."""
+
+    name: str
+    encoding: int
+    spec: TensorSpec
+    offset: int
+    num_bytes: int
+
+
+class Payload:
+    """An encoded payload as a list of buffers; fp32 records share memory with their tensors.
+
+    Args:
+        buffers: what it is made of, in order.
+        checksum: XXH3-64 of all but the trailer; tells two attempts at a transfer apart.
+    """
+
+    def __init__(self, buffers: Iterable[Bytes], checksum: int) -> None:
+        self.checksum = checksum
+        self._buffers = [memoryview(b).cast("B") for b in buffers if len(b)]
+        self._starts: list[int] = []
+        total = 0
+        for buffer in self._buffers:
+            self._starts.append(total)
+            total += len(buffer)
+        self._num_bytes = total
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the payload."""
+        return self._num_bytes
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """`size` bytes from `offset`: a view where one buffer holds them, else a copy."""
+        assert 0 <= offset and offset + size <= self._num_bytes
+        first = _last_at_most(self._starts, offset)
+        start = offset - self._starts[first]
+        view = self._buffers[first][start : start + size]
+        if len(view) == size:
+            return view
+        parts = [view]
+        missing = size - len(view)
+        while missing:
+            first += 1
+            parts.append(self._buffers[first][:missing])
+            missing -= len(parts[-1])
+        return bytearray().join(parts)
+
+
+def _last_at_most(starts: list[int], offset: int) -> int:
+    return bisect_right(starts, offset) - 1 if starts else 0
+
+
+def _padding(size: int) -> int:
+    return -size % 8
+
+
+def tensor_bytes(value: Tensor) -> memoryview:
+    """A tensor's bytes in memory order, sharing its memory (a CUDA tensor is copied to the host)."""
+    flat = value.detach().contiguous().cpu().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy()).cast("B")
+
+
+def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The inverse of `tensor_bytes`; shares the memory of a writable buffer, else copies it."""
+    if len(data) == 0:
+        return torch.empty(shape, dtype=dtype)
+    view = memoryview(data)
+    writable = bytearray(view) if view.readonly else view
+    return torch.frombuffer(writable, dtype=dtype).reshape(shape)
+
+
+def build(records: Iterable[Record]) -> Payload:
+    """Frame records as a payload. Costs one hashing pass; record bytes are not copied."""
+    table = bytearray()
+    body: list[Bytes] = []
+    count = 0
+    for record in records:
+        name = record.name.encode()
+        shape = record.spec.shape
+        table += struct.pack("<H", len(name)) + name
+        table += struct.pack(
+            f"<BBB{len(shape)}IQ",
+            record.encoding,
+            _DTYPES.index(record.spec.dtype),
+            len(shape),
+            *shape,
+            len(record.data),
+        )
+        body += [record.data, bytes(_padding(len(record.data)))]
+        count += 1
+    head = _HEADER.pack(MAGIC, VERSION, count, len(table)) + bytes(table)
+    head += bytes(_padding(len(head)))
+    digest = xxhash.xxh3_64(head)
+    for part in body:
+        digest.update(part)
+    checksum = digest.intdigest()
+    return Payload([head, *body, _TRAILER.pack(checksum)], checksum)
+
+
+def framed_bytes(records: Iterable[tuple[str, TensorSpec, int]]) -> int:
+    """Length of the payload that `build` makes of records, given as (name, spec, record bytes)."""
+    head = _HEADER.size
+    body = 0
+    for name, spec, size in records:
+        head += 2 + len(name.encode()) + 3 + 4 * len(spec.shape) + 8
+        body += size + _padding(size)
+    return head + _padding(head) + body + _TRAILER.size
+
+
+def read_table(source: Source, layout: Layout, encodings: Set[int]) -> tuple[list[Entry], int]:
+    """Parse and check a payload's table against the layout that its reader expects.
+
+    Args:
+        source: the payload.
+        layout: the tensors it must hold, no fewer and no more.
+        encodings: encodings that its reader accepts.
+
+    Returns:
+        The entries in payload order, and the offset at which records begin.
+
+    Raises:
+        PayloadError: anything differs; nothing of the size that the payload claims was allocated.
+    """
+    total = source.num_bytes
+    if total < _HEADER.size + _TRAILER.size:
+        raise PayloadError(f"payload has {total} bytes, fewer than its header; send it again")
+    magic, version, count, table_bytes = _HEADER.unpack(source.read(0, _HEADER.size))
+    if magic != MAGIC or version != VERSION:
+        raise PayloadError(
+            f"payload begins with {bytes(magic)!r} version {version}, not {MAGIC!r} version "
+            f"{VERSION}; install the same fedwan on both sides"
+        )
+    if count > MAX_TENSORS or table_bytes > min(MAX_TABLE_BYTES, total - _HEADER.size):
+        raise PayloadError(
+            f"payload claims {count} tensors in a table of {table_bytes} bytes; refused"
+        )
+    if count != len(layout):
+        raise PayloadError(f"payload holds {count} tensors, expected {len(layout)}; refused")
+    table = bytes(source.read(_HEADER.size, table_bytes))
+    offset = _HEADER.size + table_bytes
+    offset += _padding(offset)
+    first = offset
+    entries: list[Entry] = []
+    for name, encoding, spec, size in _parse_entries(table, count):
+        expected = layout.get(name)
+        if expected is None or (spec.shape, spec.dtype) != (expected.shape, expected.dtype):
+            raise PayloadError(
+                f"payload holds {name!r} as {spec.dtype} {spec.shape}, expected {expected}; refused"
+            )
+        if encoding not in encodings:
+            raise PayloadError(
+                f"tensor {name!r} is in encoding {encoding}, expected one of {sorted(encodings)}; "
+                "set the same codec on both sides"
+            )
+        entries.append(Entry(name, encoding, expected, offset, size))
+        offset += size + _padding(size)
+    if len({entry.name for entry in entries}) != count:
+        raise PayloadError("payload names a tensor twice; refused")
+    if offset + _TRAILER.size != total:
+        raise PayloadError(
+            f"payload has {total} bytes where its table adds up to {offset + _TRAILER.size}; "
+            "it is truncated or padded"
+        )
+    return entries, first
+
+
+def _parse_entries(table: bytes, count: int) -> Iterator[tuple[str, int, TensorSpec, int]]:
+    at = 0
+    try:
+        for _ in range(count):
+            (length,) = struct.unpack_from("<H", table, at)
+            name = table[at + 2 : at + 2 + length].decode()
+            at += 2 + length
+            encoding, dtype, dims = struct.unpack_from("<BBB", table, at)
+            *shape, size = struct.unpack_from(f"<{dims}IQ", table, at + 3)
+            at += 3 + 4 * dims + 8
+            yield name, encoding, TensorSpec(tuple(shape), _DTYPES[dtype], Role.PARAMETER), size
+    except (struct.error, UnicodeDecodeError, IndexError) as error:
+        raise PayloadError(f"payload's table is broken ({error}); refused") from None
+    if at != len(table):
+        raise PayloadError(f"payload's table has {len(table) - at} stray bytes; refused")
+
+
+def read_records(
+    source: Source, layout: Layout, encodings: Set[int]
+) -> Iterator[tuple[Entry, Bytes]]:
+    """Each record in order, one tensor in memory at a time, checking the checksum on the way.
+
+    Raises:
+        PayloadError: as `read_table`, or, after the last record, the checksum does not match. So
+            nothing may be committed before the iterator is exhausted.
+    """
+    entries, first = read_table(source, layout, encodings)
+    digest = xxhash.xxh3_64(source.read(0, first))
+    for entry in entries:
+        data = source.read(entry.offset, entry.num_bytes + _padding(entry.num_bytes))
+        digest.update(data)
+        yield entry, memoryview(data)[: entry.num_bytes]
+    (expected,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
+    if digest.intdigest() != expected:
+        raise PayloadError(
+            f"payload's checksum is {digest.intdigest():016x}, expected {expected:016x}; "
+            "it was damaged on the way"
+        )

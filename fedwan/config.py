@@ -1,0 +1,277 @@
+"""The configuration: one dataclass per section, parsed and checked once, at the edge.
+
+`load(path, overrides)` merges defaults, a YAML file, and `key=value` words, in that order. An
+unknown key is an error that names the nearest valid one. What depends on the recipe (the outer
+learning rate of a generator, say) is left unset here and filled in by the recipes' `resolve`
+(see `fedwan.app`), which also refuse settings that would have no effect.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from fedwan._config_checks import check
+from fedwan._config_tree import overlay, parse_words, read_yaml
+from fedwan.errors import ConfigError
+from fedwan.names import nearest
+
+__all__ = [
+    "CheckpointConfig",
+    "CodecConfig",
+    "Config",
+    "DataConfig",
+    "EmaConfig",
+    "EvalConfig",
+    "InnerConfig",
+    "LinkConfig",
+    "LogConfig",
+    "OuterConfig",
+    "RoundConfig",
+    "dump",
+    "from_json",
+    "load",
+    "merge",
+    "nearest",
+    "site_names",
+    "to_json",
+]
+
+
+@dataclass
+class InnerConfig:
+    """One network's inner optimiser, the one that takes the local steps."""
+
+    name: str = "adam"
+    """`adam`, `adamw` or `sgd`."""
+    lr: float = 1e-3
+    """Learning rate."""
+    beta1: float = 0.9
+    """Adam's first decay; momentum for `sgd`."""
+    beta2: float = 0.999
+    """Adam's second decay; unused by `sgd`."""
+    weight_decay: float = 0.0
+    """Decoupled for `adamw`, added to the gradient otherwise."""
+    clip_norm: float = 0.0
+    """Largest norm of this network's gradient; 0 leaves it as it is."""
+
+
+@dataclass
+class OuterConfig:
+    """One network's outer optimiser, the one that steps on the merged deltas."""
+
+    lr: float = 1.0
+    """Outer learning rate."""
+    momentum: float = 0.0
+    """Outer Nesterov momentum."""
+
+
+@dataclass
+class DataConfig:
+    """The data, and how it is split over the sites."""
+
+    name: str = "digits"
+    """`digits` (scikit-learn's 8x8 handwritten digits) or `ring8` (eight Gaussians on a circle)."""
+    split: str = "iid"
+    """`iid`, `by_label`, or `dirichlet:A` with A > 0 (small A: more uneven)."""
+    batch: int = 0
+    """Samples per site and step; 0 takes the recipe's own."""
+
+
+@dataclass
+class CodecConfig:
+    """How tensors are written on the wire."""
+
+    up: str = "fp32"
+    """Of contributions, site to coordinator: `fp32` or `bf16`."""
+    down: str = "fp32"
+    """Of updates, coordinator to sites: `fp32` or `bf16`."""
+
+
+@dataclass
+class LinkConfig:
+    """The data plane, and the wide-area link that a local run emulates."""
+
+    host: str = "127.0.0.1"
+    """Address that the data plane listens on; sites dial `address`."""
+    port: int = 0
+    """Port of the data plane; 0 takes a free one (local runs only)."""
+    address: str = ""
+    """`host:port` that sites dial, where it differs from what the coordinator listens on."""
+    door_port: int = 0
+    """Port of Flower's mutual-TLS front door; 0 takes a free one (local runs only)."""
+    rate_mbit: float = 0.0
+    """Emulated rate of each site's link in Mbit/s, each way; 0 does not limit."""
+    rtt_ms: float = 0.0
+    """Emulated round-trip time in ms."""
+    loss: float = 0.0
+    """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
+    channels: int = 2
+    """Bulk channels a site opens beside its Control channel, each a TCP connection of its own."""
+    chunk_bytes: int = 1 << 20
+    """Bytes of payload in one message."""
+    heartbeat_s: float = 2.0
+    """Seconds between heartbeats; a site silent for five of them counts as gone."""
+    patience_s: float = 300.0
+    """Seconds a site keeps trying to reach the coordinator before it gives up."""
+
+
+@dataclass
+class RoundConfig:
+    """When a round closes."""
+
+    quorum: int = 0
+    """Fewest sites a round may close with; 0 means all of them."""
+    patience_s: float = 600.0
+    """Seconds to wait for missing sites before a round closes with a quorum, or the run stops."""
+    max_norm: float = 0.0
+    """Refuse contributions whose norm exceeds this; 0 refuses only what is not finite."""
+
+
+@dataclass
+class EmaConfig:
+    """The moving average of the global weights, kept by the coordinator."""
+
+    half_life: float = 0.0
+    """In samples over all sites; 0 takes a tenth of the run."""
+
+
+@dataclass
+class CheckpointConfig:
+    """What survives a crash."""
+
+    every: int = 0
+    """Rounds between two checkpoints, of coordinator and sites alike; 0 takes the strategy's own."""
+
+
+@dataclass
+class EvalConfig:
+    """Quality of the EMA weights while training."""
+
+    every: int = 200
+    """Steps between two evaluations; 0 evaluates only before and after training."""
+    samples: int = 64
+    """Generated samples in the picture."""
+
+
+@dataclass
+class LogConfig:
+    """Where metrics go besides `metrics.jsonl`."""
+
+    wandb: str = "disabled"
+    """`disabled`, `offline` or `online`."""
+    project: str = "fedwan"
+    """The wandb project."""
+
+
+@dataclass
+class Config:
+    """A run. Defaults are the demo's."""
+
+    workload: str = "gan"
+    """A recipe in `sites/`: `gan` or `flow`."""
+    strategy: str = "diloco"
+    """A recipe in `strategies/`: `sync`, `local_sgd` or `diloco`."""
+    sites: int = 4
+    """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""
+    site_names: list[str] = field(default_factory=list)
+    """Names of the sites, each the common name of that site's certificate."""
+    steps: int = 0
+    """Completed inner steps per site; 0 takes the recipe's own."""
+    h: int = 0
+    """Steps between two uploads; 0 takes the strategy's own."""
+    seed: int = 0
+    """Of initial weights, data order and every draw."""
+    out: str = "runs/demo"
+    """Folder of the run."""
+    device: str = "auto"
+    """`auto`, `cpu` or `cuda`, on every site."""
+    model: dict[str, Any] = field(default_factory=dict)
+    """Settings of the workload's networks; the recipe's `Model` dataclass lists them."""
+    data: DataConfig = field(default_factory=DataConfig)
+    inner: dict[str, InnerConfig] = field(default_factory=dict)
+    """Inner optimiser by network: `inner.generator.lr=…`."""
+    outer: dict[str, OuterConfig] = field(default_factory=dict)
+    """Outer optimiser by network: `outer.generator.lr=…`."""
+    codec: CodecConfig = field(default_factory=CodecConfig)
+    link: LinkConfig = field(default_factory=LinkConfig)
+    round: RoundConfig = field(default_factory=RoundConfig)
+    ema: EmaConfig = field(default_factory=EmaConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Defaults, then a YAML file, then `key=value` words, checked once.
+
+    Args:
+        path: the file, or None for defaults.
+        overrides: words such as `outer.generator.lr=0.3`.
+
+    Raises:
+        ConfigError: an unknown key, a value of the wrong type or out of range, or no such file.
+    """
+    file_tree = {} if path is None else read_yaml(path)
+    return merge(Config(), file_tree, parse_words(overrides, Config))
+
+
+def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
+    """A copy of a configuration with nested values put over it, later trees over earlier ones.
+
+    >>> merge(Config(), {"outer": {"generator": {"lr": 0.3}}}).outer["generator"].momentum
+    0.0
+
+    Raises:
+        ConfigError: an unknown key, or a value of the wrong type or out of range.
+    """
+    result = overlay(config, *trees)
+    check(result)
+    return result
+
+
+def dump(config: Config, path: Path) -> None:
+    """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
+    os.replace(temporary, path)
+
+
+def to_json(config: Config) -> str:
+    """A configuration as one line of JSON that `from_json` reads back exactly.
+
+    >>> from_json(to_json(Config(h=20))) == Config(h=20)
+    True
+    """
+    return json.dumps(dataclasses.asdict(config), sort_keys=True, allow_nan=False)
+
+
+def from_json(text: str) -> Config:
+    """A configuration from `to_json`, checked like any other.
+
+    Raises:
+        ConfigError: it is no JSON, or not a configuration of this version of fedwan.
+    """
+    try:
+        tree = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"configuration {text[:40]!r} is no JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"configuration {text[:40]!r} is no JSON object; use to_json")
+    return merge(Config(), tree)
+
+
+def site_names(config: Config) -> list[str]:
+    """The names of the sites, in site order.
+
+    >>> site_names(Config(sites=2))
+    ['s1', 's2']
+    """
+    return list(config.site_names) or [f"s{index + 1}" for index in range(config.sites)]

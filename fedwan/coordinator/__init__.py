@@ -1,0 +1,1 @@
+"""The coordinator: receive contributions, merge them, step the outer optimiser, send updates."""

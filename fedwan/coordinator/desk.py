@@ -1,0 +1,361 @@
+"""The desk: everything a site can ask of the coordinator, and nothing that decides a round.
+
+Handler threads of the data plane come in through the `Hub` methods; the round loop
+(`fedwan.coordinator.rounds`) takes contributions out and puts updates in. One lock guards both,
+and is never held while bytes are checked, merged or sent.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from queue import SimpleQueue
+from typing import Any
+
+import safetensors.torch
+import xxhash
+
+from fedwan.codecs import Payload, fp32
+from fedwan.codecs.payload import Source
+from fedwan.coordinator.intake import Contribution, Intake, Key
+from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.registry import Registry
+from fedwan.errors import FedwanError, PayloadError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals
+from fedwan.state import Layout, State, layout_from_json
+
+__all__ = ["Desk"]
+
+Event = Callable[[str, str | None, str], None]
+"""(event, site or None, text)."""
+
+MAX_WAIT_S = 10.0
+"""Longest that a download waits at the desk before the site must ask again."""
+
+
+class Desk:
+    """Implements `fedwan.link.base.Hub`.
+
+    Args:
+        run_id: of this run; sites of another are refused.
+        registry: the sites.
+        intake: contributions.
+        on_event: called for what a user should see in the log.
+        chunk_bytes: of downloads.
+    """
+
+    def __init__(
+        self, run_id: str, registry: Registry, intake: Intake, on_event: Event, chunk_bytes: int
+    ) -> None:
+        self.changed = threading.Condition()
+        self.registry = registry
+        self.intake = intake
+        self.reports: SimpleQueue[tuple[str, wire.QualityReport]] = SimpleQueue()
+        self.farewells: dict[str, wire.Farewell] = {}
+        self.rejected = 0
+        self.rejoins = 0
+        self.durable_version = 0
+        self.layout: Layout = {}
+        self.frozen_sha256 = ""
+        self.initial_sha256 = ""
+        self._run_id = run_id
+        self._event = on_event
+        self._chunk_bytes = chunk_bytes
+        self._model: GlobalModel | None = None
+        self._sender_of_initial: str | None = None
+        self._updates: dict[int, tuple[int, Payload]] = {}
+        self._snapshots: dict[tuple[str, int], tuple[int, Payload]] = {}
+        self._is_over = False
+
+    # Join, heartbeats, farewell ------------------------------------------------------------
+
+    def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
+        """See `Hub`."""
+        with self.changed:
+            refusal = self._refusal(site, hello)
+            if refusal:
+                self._event("rejected", site, refusal)
+                return wire.Welcome(refusal=refusal)
+            if not self.layout:
+                self.layout = layout_from_json(hello.layout_json)
+                self.initial_sha256 = hello.initial_sha256
+                self.frozen_sha256 = hello.frozen_sha256
+                self.intake.set_layout(self.layout, ())
+            is_rejoin = self.registry.admit(site, hello.session)
+            self.rejoins += is_rejoin
+            if self._model is None and self._sender_of_initial in (None, site):
+                self._sender_of_initial = site
+            versions = self._model.versions if self._model else []
+            verb = "rejoined" if is_rejoin else "joined"
+            at = f" at version {min(versions)}" if versions and min(versions) else ""
+            self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
+            self.changed.notify_all()
+            return wire.Welcome(
+                versions=versions,
+                send_initial=self._model is None and self._sender_of_initial == site,
+                is_rejoin=is_rejoin,
+            )
+
+    def _refusal(self, site: str, hello: wire.Hello) -> str:
+        if site not in self.registry.sites:
+            known = ", ".join(self.registry.sites)
+            return f"site {site!r} is not in this run, which has {known}; add it to site_names"
+        if hello.site != site:
+            return (
+                f"site calls itself {hello.site!r} but its certificate says {site!r}; "
+                "use the identity folder that was issued for it"
+            )
+        if hello.run_id != self._run_id:
+            return f"site is of run {hello.run_id}, this is {self._run_id}; wait for a new ticket"
+        if hello.protocol != PROTOCOL:
+            return (
+                f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "
+                "install the same fedwan on both sides"
+            )
+        if not self.layout:
+            try:
+                layout_from_json(hello.layout_json)
+            except ValueError as error:
+                return f"site's layout cannot be read: {error}"
+            return ""
+        if _layout_or_none(hello.layout_json) != self.layout:
+            return (
+                f"site {site}'s model has other tensors than the run's; "
+                "start every site from the same app, config and library versions"
+            )
+        for what, mine, theirs in (
+            ("initial weights", self.initial_sha256, hello.initial_sha256),
+            ("frozen networks", self.frozen_sha256, hello.frozen_sha256),
+        ):
+            if mine != theirs:
+                return (
+                    f"site {site}'s {what} hash to {theirs[:12]}, the run's to {mine[:12]}; "
+                    "use the same seed, app and library versions at every site"
+                )
+        return ""
+
+    def attach(self, site: str, session: str) -> Signals:
+        """See `Hub`."""
+        with self.changed:
+            entry = self.registry.sites[site]
+            if entry.session != session:
+                raise FedwanError("this session was replaced or never joined; join again")
+            entry.is_attached = True
+            self.registry.hear(site, session, 0)
+            return entry.signals
+
+    def heard(self, site: str, signal: wire.SiteSignal) -> None:
+        """See `Hub`."""
+        with self.changed:
+            self.registry.hear(site, signal.session, signal.step)
+
+    def detach(self, site: str, session: str) -> None:
+        """See `Hub`."""
+        with self.changed:
+            self.registry.drop(site, session)
+
+    def report(self, site: str, report: wire.QualityReport) -> None:
+        """See `Hub`."""
+        if report.run_id == self._run_id:
+            self.reports.put((site, report))
+            with self.changed:
+                self.changed.notify_all()
+
+    def leave(self, site: str, farewell: wire.Farewell) -> None:
+        """See `Hub`."""
+        with self.changed:
+            entry = self.registry.sites[site]
+            if entry.session != farewell.session:
+                return
+            entry.has_left = True
+            self.farewells[site] = farewell
+            text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
+            self._event("leave", site, text)
+            self.changed.notify_all()
+
+    # Uploads -------------------------------------------------------------------------------
+
+    def open_upload(self, site: str, header: wire.UploadHeader) -> Reception | wire.Receipt:
+        """See `Hub`."""
+        key = Key(header.kind, header.fragment, header.version, site)
+        with self.changed:
+            if header.run_id != self._run_id or not self.layout:
+                raise PayloadError(f"upload is of run {header.run_id}, this is {self._run_id}")
+            if self.registry.sites[site].session != header.session:
+                raise FedwanError("this session was replaced or never joined; join again")
+            settled = self._settled(key)
+            if settled is not None:
+                return settled
+            try:
+                return self.intake.open(key, header)
+            except PayloadError as error:
+                return self._rejection(key, str(error))
+
+    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
+        """See `Hub`."""
+        key = Key(header.kind, header.fragment, header.version, site)
+        with self.changed:
+            settled = self._settled(key)
+            reception = self.intake.find(key)
+            if settled is not None or reception is None:
+                return settled or wire.Receipt(status=wire.Receipt.INCOMPLETE)
+        payload = reception.claim()
+        if payload is None:
+            return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
+        try:
+            norms = self.intake.inspect(key, payload)
+        except PayloadError as error:
+            with self.changed:
+                return self._rejection(key, str(error))
+        contribution = Contribution(site, payload, reception, header.work, norms, header.checksum)
+        with self.changed:
+            settled = self._settled(key)
+            if settled is not None:
+                self.intake.reject(key)
+                return settled
+            self.intake.accept(key, contribution)
+            self.changed.notify_all()
+            return wire.Receipt(status=wire.Receipt.ACCEPTED)
+
+    def _settled(self, key: Key) -> wire.Receipt | None:
+        """The receipt for an upload that needs no more bytes, whatever they are."""
+        if self.intake.ready(key) is not None:
+            return wire.Receipt(status=wire.Receipt.ACCEPTED)
+        if key.kind == wire.UploadHeader.INITIAL:
+            return wire.Receipt(status=wire.Receipt.ACCEPTED) if self._model else None
+        present = self._model.versions[key.fragment] if self._model else 0
+        if key.version != present or self._is_over:
+            text = f"version {key.version} is past, the present one is {present}"
+            return wire.Receipt(status=wire.Receipt.STALE, text=text)
+        return None
+
+    def _rejection(self, key: Key, text: str) -> wire.Receipt:
+        self.intake.reject(key)
+        self.rejected += 1
+        self._event("rejected", key.site, f"contribution of {key.site} refused: {text}")
+        return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
+
+    # Downloads -----------------------------------------------------------------------------
+
+    def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        """See `Hub`."""
+        if request.run_id != self._run_id:
+            raise FedwanError(f"download is of run {request.run_id}, this is {self._run_id}")
+        if request.kind == wire.DownloadRequest.UPDATE:
+            return self._download_update(request)
+        return self._download_snapshot(site, request)
+
+    def _download_update(self, request: wire.DownloadRequest) -> Delivery:
+        deadline = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        with self.changed:
+            while True:
+                version, payload = self._updates.get(request.fragment, (0, None))
+                if payload is not None and version == request.version:
+                    return self._ready(version, payload)
+                present = self._model.versions[request.fragment] if self._model else 0
+                if present >= request.version:
+                    status = wire.DownloadHeader.SUPERSEDED
+                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self._is_over:
+                    over = wire.DownloadHeader.DONE
+                    status = over if self._is_over else wire.DownloadHeader.NOT_YET
+                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
+                self.changed.wait(remaining)
+
+    def _download_snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        key = (site, request.kind)
+        with self.changed:
+            model = self._model
+            kept = self._snapshots.get(key)
+        if model is None:
+            return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        if kept is None or not request.checksum:
+            kept = _encode_snapshot(model, request.kind)
+            with self.changed:
+                self._snapshots[key] = kept
+        return self._ready(*kept)
+
+    def _ready(self, version: int, payload: Payload) -> Delivery:
+        header = wire.DownloadHeader(
+            status=wire.DownloadHeader.READY,
+            version=version,
+            num_bytes=payload.num_bytes,
+            checksum=payload.checksum,
+            chunk_bytes=self._chunk_bytes,
+            durable_version=self.durable_version,
+        )
+        return Delivery(header, payload)
+
+    # For the round loop --------------------------------------------------------------------
+
+    def set_model(self, model: GlobalModel) -> None:
+        """The global weights are here: contributions can be taken."""
+        with self.changed:
+            self._model = model
+            self.layout = model.layout
+            self.intake.set_layout(model.layout, model.fragments)
+            self.changed.notify_all()
+
+    def initial(self) -> Source | None:
+        """The initial weights as uploaded, once they are whole."""
+        key = Key(wire.UploadHeader.INITIAL, 0, 0, self._sender_of_initial or "")
+        contribution = self.intake.ready(key)
+        return contribution.payload if contribution else None
+
+    def reassign_initial(self, lost: Sequence[str]) -> None:
+        """Ask another site for the initial weights if the one that was to send them is lost."""
+        if self._model is None and self._sender_of_initial in lost:
+            live = self.registry.live()
+            self._sender_of_initial = live[0] if live else None
+            if self._sender_of_initial:
+                self.registry.tell(self._sender_of_initial, wire.CoordinatorSignal.SEND_INITIAL)
+
+    def withdraw_update(self, fragment: int) -> None:
+        """Drop the update that is out; a site that still wants it takes the global weights."""
+        with self.changed:
+            self._updates.pop(fragment, None)
+            self._snapshots.clear()
+
+    def publish(self, fragment: int, version: int, payload: Payload) -> None:
+        """Hand an update out, and drop the contributions that made it."""
+        with self.changed:
+            self._updates[fragment] = (version, payload)
+            self.intake.forget(fragment, version - 1)
+            self.changed.notify_all()
+
+    def finish(self, text: str) -> None:
+        """Tell every site that the run is over."""
+        with self.changed:
+            self._is_over = True
+            for name in self.registry.sites:
+                self.registry.tell(name, wire.CoordinatorSignal.STOP, text)
+            self.changed.notify_all()
+
+
+def _layout_or_none(text: str) -> Layout | None:
+    """A layout, or None where the text is none."""
+    try:
+        return layout_from_json(text)
+    except ValueError:
+        return None
+
+
+def _encode_snapshot(
+    model: GlobalModel, kind: wire.DownloadRequest.Kind
+) -> tuple[int, Payload]:
+    """(version, payload in fp32) of the weights, their average, or the outer state."""
+    take: Mapping[Any, Callable[[], tuple[State, list[int]]]] = {
+        wire.DownloadRequest.GLOBAL: model.snapshot_global,
+        wire.DownloadRequest.EMA: model.snapshot_ema,
+        wire.DownloadRequest.OUTER: model.snapshot_outer,
+    }
+    state, versions = take[kind]()
+    if kind == wire.DownloadRequest.OUTER:
+        # The site does not know this state's layout beforehand; safetensors describes itself.
+        content = safetensors.torch.save(state)
+        return min(versions), Payload([content], xxhash.xxh3_64_intdigest(content))
+    payload, _ = fp32().encode(state, {}, model.layout)
+    return min(versions), payload

@@ -1,0 +1,141 @@
+"""The intake: contributions on their way in, checked, and laid out for merging in site order.
+
+Every contribution is idempotent under (kind, fragment, version, site): sending it again, whole or in
+part, from the same process or from its successor, changes nothing once it was accepted.
+Not locked: the desk holds its lock around every call but `inspect`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from fedwan.codecs import Codec, fp32
+from fedwan.codecs.payload import Source
+from fedwan.coordinator.gate import inspect
+from fedwan.coordinator.reception import ChunkedReception
+from fedwan.errors import PayloadError
+from fedwan.fragments import Fragment, whole
+from fedwan.link import wire_pb2 as wire
+from fedwan.state import Layout
+
+__all__ = ["Contribution", "Intake", "Key"]
+
+
+class Key(NamedTuple):
+    """What makes a contribution the same contribution."""
+
+    kind: wire.UploadHeader.Kind
+    fragment: int
+    version: int
+    site: str
+
+
+class Contribution(NamedTuple):
+    """A whole, checked payload, ready to be merged."""
+
+    site: str
+    payload: Source
+    reception: ChunkedReception
+    work: wire.Work
+    norms: dict[str, float]
+    checksum: int
+
+
+class Intake:
+    """Receptions that are open and contributions that are whole.
+
+    Args:
+        up: codec of contributions.
+        max_norm: see `gate.inspect`.
+        folder: for large payloads.
+    """
+
+    def __init__(self, up: Codec, max_norm: float, folder: Path) -> None:
+        self._up = up
+        self._max_norm = max_norm
+        self._folder = folder
+        self._fragments: Sequence[Fragment] = ()
+        self._layout: Layout = {}
+        self._open: dict[Key, ChunkedReception] = {}
+        self._ready: dict[Key, Contribution] = {}
+
+    def set_layout(self, layout: Layout, fragments: Sequence[Fragment]) -> None:
+        """What payloads must look like from now on."""
+        self._layout = layout
+        self._fragments = fragments
+
+    def codec_and_layout(self, key: Key) -> tuple[Codec, Layout]:
+        """How a payload is written: initial weights exactly, contributions by the run's codec.
+
+        Raises:
+            PayloadError: there is no such fragment.
+        """
+        if key.kind == wire.UploadHeader.INITIAL:
+            return fp32(), whole(self._layout)[0].layout
+        if key.fragment >= len(self._fragments):
+            raise PayloadError(
+                f"fragment {key.fragment} does not exist, there are {len(self._fragments)}; "
+                "start site and coordinator from the same app"
+            )
+        return self._up, self._fragments[key.fragment].layout
+
+    def open(self, key: Key, header: wire.UploadHeader) -> ChunkedReception:
+        """The reception for a payload; a new attempt with other bytes replaces the old one.
+
+        Raises:
+            PayloadError: the announced size is not what this fragment takes. Nothing is allocated.
+        """
+        codec, layout = self.codec_and_layout(key)
+        expected = codec.payload_bytes(layout)
+        if header.num_bytes != expected:
+            raise PayloadError(
+                f"payload of {header.num_bytes} bytes announced where the {codec.name} codec "
+                f"makes {expected}; set the same codec and model on both sides"
+            )
+        present = self._open.get(key)
+        if present is not None:
+            same = present.header.checksum == header.checksum
+            if same and present.header.chunk_bytes == header.chunk_bytes:
+                return present
+            present.close()
+        reception = ChunkedReception(header, self._folder)
+        self._open[key] = reception
+        return reception
+
+    def find(self, key: Key) -> ChunkedReception | None:
+        """The reception that is open under a key."""
+        return self._open.get(key)
+
+    def inspect(self, key: Key, payload: Source) -> dict[str, float]:
+        """See `gate.inspect`; needs no lock, takes a pass over the payload."""
+        codec, layout = self.codec_and_layout(key)
+        return inspect(payload, layout, codec, self._max_norm)
+
+    def accept(self, key: Key, contribution: Contribution) -> None:
+        """Lay a checked contribution out for merging."""
+        self._open.pop(key, None)
+        self._ready[key] = contribution
+
+    def reject(self, key: Key) -> None:
+        """Drop what is open under a key."""
+        reception = self._open.pop(key, None)
+        if reception is not None:
+            reception.close()
+
+    def ready(self, key: Key) -> Contribution | None:
+        """The contribution under a key, if it is whole."""
+        return self._ready.get(key)
+
+    def forget(self, fragment: int, up_to_version: int) -> None:
+        """Drop everything of a fragment up to and including a version, and the disk it took."""
+        for key in [k for k in self._open if self._is_past(k, fragment, up_to_version)]:
+            self._open.pop(key).close()
+        for key in [k for k in self._ready if self._is_past(k, fragment, up_to_version)]:
+            self._ready.pop(key).reception.close()
+
+    @staticmethod
+    def _is_past(key: Key, fragment: int, version: int) -> bool:
+        is_contribution = key.kind == wire.UploadHeader.CONTRIBUTION
+        return not is_contribution or (key.fragment == fragment and key.version <= version)

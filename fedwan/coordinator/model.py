@@ -1,0 +1,162 @@
+"""The global model: weights, their moving average, the outer optimiser, and how far they are.
+
+Everything that a coordinator must have again after a crash, in one safetensors file.
+Memory: the weights (fp32), their average, and the outer state; while a round is committed, also the
+merged contribution and the update.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from fedwan.codecs import Codec, Payload
+from fedwan.coordinator.ema import update_ema
+from fedwan.errors import CheckpointError
+from fedwan.fragments import Fragment
+from fedwan.state import (
+    Layout,
+    Role,
+    State,
+    add_prefix,
+    clone,
+    hash_state,
+    layout_from_json,
+    layout_to_json,
+    read_tensors,
+    select_prefix,
+    write_tensors,
+)
+from fedwan.strategy import Strategy
+
+__all__ = ["GlobalModel"]
+
+CHECKPOINT = "coordinator.safetensors"
+
+
+class GlobalModel:
+    """Global weights and what evolves with them.
+
+    Args:
+        initial: weights of version 0, by the layout's names; taken over, not copied.
+        layout: their shapes, dtypes and roles.
+        strategy: the run's recipe.
+        ema_half_life: in samples, above 0.
+    """
+
+    def __init__(
+        self, initial: State, layout: Layout, strategy: Strategy, ema_half_life: float
+    ) -> None:
+        self.layout = layout
+        self.state: State = {
+            name: initial[name].float() if spec.role is Role.PARAMETER else initial[name]
+            for name, spec in layout.items()
+        }
+        self.ema = clone(self.state)
+        self.fragments = strategy.fragments(layout)
+        self.versions = [0] * len(self.fragments)
+        self.samples = 0
+        self.initial_sha256 = hash_state(self.state)
+        self._down = strategy.down
+        self._residual: State = {}
+        self._server_step = strategy.server_step(self.state, layout)
+        self._half_life = ema_half_life
+        self._lock = threading.Lock()
+
+    def commit(self, fragment: Fragment, merged: State, samples: int) -> Payload:
+        """One outer update: all of the fragment's tensors, of every network, or none.
+
+        Args:
+            fragment: whose turn it is.
+            merged: see `Merger.take`; not kept.
+            samples: over all sites in this round.
+
+        Returns:
+            The update as every site will get it.
+        """
+        proposal = self._server_step.propose(merged)
+        payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
+        # What the sites decode, which for a lossy codec is not what was proposed.
+        decoded = proposal if self._down.is_exact else self._down.decode(payload, fragment.layout)
+        with self._lock:
+            self._residual |= residual
+            self._server_step.commit(decoded)
+            update_ema(
+                {name: self.ema[name] for name in decoded},
+                {name: self.state[name] for name in decoded},
+                self.layout,
+                samples,
+                self._half_life,
+            )
+            self.versions[fragment.index] += 1
+            self.samples += samples
+        return payload
+
+    def num_bytes(self) -> int:
+        """Bytes of all fragments as they would travel in fp32, before framing."""
+        return sum(fragment.num_bytes for fragment in self.fragments)
+
+    def snapshot_global(self) -> tuple[State, list[int]]:
+        """A copy of the weights, and the versions they stand at."""
+        with self._lock:
+            return clone(self.state), list(self.versions)
+
+    def snapshot_ema(self) -> tuple[State, list[int]]:
+        """A copy of the average, and the versions it stands at."""
+        with self._lock:
+            return clone(self.ema), list(self.versions)
+
+    def snapshot_outer(self) -> tuple[State, list[int]]:
+        """A copy of the outer optimiser's state, and the versions it stands at."""
+        with self._lock:
+            return clone(self._server_step.state()), list(self.versions)
+
+    def save(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Write a checkpoint atomically; `meta` is given back by `load`."""
+        tensors = (
+            add_prefix("global", self.state)
+            | add_prefix("ema", self.ema)
+            | add_prefix("outer", self._server_step.state())
+            | add_prefix("residual", self._residual)
+        )
+        content = {
+            **meta,
+            "layout": layout_to_json(self.layout),
+            "versions": self.versions,
+            "samples": self.samples,
+            "initial_sha256": self.initial_sha256,
+        }
+        write_tensors(folder / CHECKPOINT, tensors, content)
+
+    @classmethod
+    def load(
+        cls, folder: Path, strategy: Strategy, ema_half_life: float
+    ) -> tuple[GlobalModel, dict[str, Any]]:
+        """Read a checkpoint.
+
+        Raises:
+            CheckpointError: it is missing, truncated, or of another strategy.
+        """
+        path = folder / CHECKPOINT
+        tensors, meta = read_tensors(path)
+        try:
+            layout = layout_from_json(meta["layout"])
+            model = cls(select_prefix("global", tensors), layout, strategy, ema_half_life)
+            model.ema = {name: select_prefix("ema", tensors)[name] for name in layout}
+            model._server_step.load_state(select_prefix("outer", tensors))
+            model._residual = select_prefix("residual", tensors)
+            model.versions = [int(v) for v in meta["versions"]]
+            model.samples = int(meta["samples"])
+            model.initial_sha256 = str(meta["initial_sha256"])
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(
+                f"checkpoint {path} does not fit this run ({error}); "
+                "resume with the strategy and workload that it began with"
+            ) from None
+        if len(model.versions) != len(model.fragments):
+            raise CheckpointError(
+                f"checkpoint {path} has {len(model.versions)} fragments where the strategy has "
+                f"{len(model.fragments)}; resume with the settings that it began with"
+            )
+        return model, meta

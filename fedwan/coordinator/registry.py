@@ -1,0 +1,105 @@
+"""Who takes part: sessions, heartbeats, and a word in each site's ear."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Signals
+
+__all__ = ["Registry", "SiteEntry"]
+
+
+@dataclass
+class SiteEntry:
+    """What the coordinator knows of one site."""
+
+    name: str
+    session: str = ""
+    """Of its present process; empty before its first Join."""
+    signals: Signals = field(default_factory=SimpleQueue)
+    is_attached: bool = False
+    """Whether its Control stream is open."""
+    heard_s: float = 0.0
+    """Monotonic time of its last heartbeat."""
+    step: int = 0
+    joins: int = 0
+    has_left: bool = False
+    """Whether it said farewell in this session."""
+    is_lost: bool = False
+    """Whether its silence was noticed and announced."""
+
+
+class Registry:
+    """Sites by name, in site order. Not locked: the engine holds its lock around every call.
+
+    Args:
+        names: the sites of the run, in merge order.
+        silence_s: a site not heard for so long counts as lost.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self, names: Sequence[str], silence_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.sites = {name: SiteEntry(name) for name in names}
+        self._silence_s = silence_s
+        self._clock = clock
+
+    def admit(self, name: str, session: str) -> bool:
+        """A new session of a site; whether the site had been here before."""
+        site = self.sites[name]
+        site.session = session
+        site.signals = SimpleQueue()
+        site.heard_s = self._clock()
+        site.joins += 1
+        site.has_left = site.is_lost = site.is_attached = False
+        return site.joins > 1
+
+    def hear(self, name: str, session: str, step: int) -> bool:
+        """A heartbeat; False if it comes from a session that another one has replaced."""
+        site = self.sites[name]
+        if site.session != session:
+            return False
+        site.heard_s = self._clock()
+        site.step = max(site.step, step)
+        site.is_lost = False
+        return True
+
+    def is_live(self, name: str) -> bool:
+        """Whether the site has joined, has not left, and was heard lately."""
+        site = self.sites[name]
+        is_silent = self._clock() - site.heard_s > self._silence_s
+        return bool(site.session) and not site.has_left and not site.is_lost and not is_silent
+
+    def live(self) -> list[str]:
+        """Names of the live sites, in site order."""
+        return [name for name in self.sites if self.is_live(name)]
+
+    def newly_lost(self) -> list[str]:
+        """Sites that were here and have fallen silent since the last call."""
+        lost = [
+            site
+            for site in self.sites.values()
+            if site.session
+            and not site.has_left
+            and not site.is_lost
+            and self._clock() - site.heard_s > self._silence_s
+        ]
+        for site in lost:
+            site.is_lost = True
+        return [site.name for site in lost]
+
+    def drop(self, name: str, session: str) -> None:
+        """A session's Control stream broke: if the site lives it redials at once."""
+        site = self.sites[name]
+        if site.session == session:
+            site.is_attached = False
+            site.heard_s = min(site.heard_s, self._clock() - self._silence_s * 0.6)
+
+    def tell(self, name: str, kind: wire.CoordinatorSignal.Kind, text: str = "") -> None:
+        """Put a signal into a site's queue."""
+        self.sites[name].signals.put(wire.CoordinatorSignal(kind=kind, text=text))

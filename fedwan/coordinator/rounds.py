@@ -1,0 +1,365 @@
+"""The round loop: the life of a run, seen from the coordinator.
+
+    wait for the initial weights
+    until the last version: merge contributions in site order as they become whole
+                            commit one outer update of all networks, or none
+                            publish it, record it, checkpoint, ask for quality
+    ask for the final quality, stop the sites, hear their farewells
+
+It knows no strategy and no workload by name.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+from fedwan.codecs import fp32
+from fedwan.coordinator.desk import Desk
+from fedwan.coordinator.intake import Contribution, Key
+from fedwan.coordinator.merge import Merger
+from fedwan.coordinator.model import GlobalModel
+from fedwan.errors import RunStopped
+from fedwan.fragments import Fragment, whole
+from fedwan.link import wire_pb2 as wire
+from fedwan.state import hash_state
+from fedwan.strategy import Strategy
+
+__all__ = ["Plan", "Rounds", "Totals"]
+
+TICK_S = 0.5
+"""How often the loop looks for lost sites while nothing arrives."""
+
+FAREWELL_S = 20.0
+"""How long the coordinator waits for farewells before it closes its doors."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the loop must know of the run."""
+
+    site_names: tuple[str, ...]
+    """In merge order."""
+    num_versions: int
+    """Outer updates per fragment until the end."""
+    samples_per_contribution: int
+    """Nominal; a contribution of as many has weight 1."""
+    ema_half_life: float
+    checkpoint_every: int
+    eval_every: int
+    """Versions between evaluations; 0 for none but the first and the last."""
+    patience_s: float
+    """For the initial weights and the final evaluation."""
+    folder: Path
+    """Where checkpoints go."""
+
+
+@dataclass
+class Totals:
+    """Sums over the run; part of every checkpoint."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    contributions: int = 0
+    rejected: int = 0
+    rejoins: int = 0
+    wall_s: float = 0.0
+    untrained: dict[str, Any] = field(default_factory=dict)
+    """Quality of version 0."""
+    quality: dict[str, Any] = field(default_factory=dict)
+    """The latest quality."""
+    quality_version: int = -1
+
+    def add_work(self, work: wire.Work) -> None:
+        """Count what a site did since its last contribution."""
+        self.compute_s += work.compute_s
+        self.wait_s += work.wait_s
+        self.bytes_up += work.bytes_up
+        self.bytes_down += work.bytes_down
+
+
+class Rounds:
+    """One run's loop.
+
+    Args:
+        plan: of the run.
+        strategy: its recipe.
+        desk: where sites come and go.
+        record: takes rows for `metrics.jsonl`.
+        on_samples: takes (version, safetensors bytes) of generated samples.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        strategy: Strategy,
+        desk: Desk,
+        record: Callable[[dict[str, Any]], None],
+        on_samples: Callable[[int, bytes], None],
+    ) -> None:
+        self._plan = plan
+        self._strategy = strategy
+        self._desk = desk
+        self._record = record
+        self._on_samples = on_samples
+        self._mergers: dict[int, Merger] = {}
+        self._evaluator: str | None = None
+        self._began = time.monotonic()
+        self.totals = Totals()
+        self.model: GlobalModel | None = None
+
+    # The story -----------------------------------------------------------------------------
+
+    def run(self) -> GlobalModel:
+        """Train to the last version.
+
+        Raises:
+            RunStopped: too few sites for longer than patience allows; a checkpoint was written.
+        """
+        model = self.model or self._await_initial()
+        self.model = model
+        self._desk.set_model(model)
+        if model.samples == 0:
+            self._ask_quality()
+        while min(model.versions) < self._plan.num_versions:
+            for fragment in model.fragments:
+                self._round(model, fragment)
+        self._final_quality(model)
+        self._desk.finish("the run is complete")
+        self._await_farewells()
+        self.checkpoint(model)
+        return model
+
+    def resume(self, model: GlobalModel, totals: Totals) -> None:
+        """Go on from a checkpoint instead of fresh initial weights."""
+        self.model = model
+        self.totals = totals
+        self._desk.rejected, self._desk.rejoins = totals.rejected, totals.rejoins
+        self._desk.initial_sha256 = model.initial_sha256
+        self._desk.durable_version = min(model.versions)
+
+    def _round(self, model: GlobalModel, fragment: Fragment) -> None:
+        began = time.monotonic()
+        version = model.versions[fragment.index]
+        merger = self._mergers.setdefault(fragment.index, Merger(fragment.layout))
+        merged = self._collect(fragment, version, merger)
+        self._desk.withdraw_update(fragment.index)
+        samples = sum(c.work.samples for c in merged)
+        payload = model.commit(fragment, merger.take(), samples)
+        self._desk.publish(fragment.index, version + 1, payload)
+        self._record_round(version + 1, merged, time.monotonic() - began)
+        self._after_version(model)
+
+    def _collect(self, fragment: Fragment, version: int, merger: Merger) -> list[Contribution]:
+        """Merge in site order as contributions become whole, until the policy closes the round."""
+        began = time.monotonic()
+        waiting = list(self._plan.site_names)
+        merged: list[Contribution] = []
+        paused = False
+        while True:
+            ready = {n: c for n in waiting if (c := self._ready(fragment, version, n))}
+            verdict = self._strategy.policy.decide(
+                len(merged) + len(ready), time.monotonic() - began
+            )
+            # While waiting, only a site whose predecessors are all merged can be merged.
+            for name in list(waiting):
+                if name not in ready:
+                    if verdict == "wait":
+                        break
+                    continue
+                contribution = ready[name]
+                merger.add(
+                    self._strategy.up.decode_each(contribution.payload, fragment.layout),
+                    contribution.work.samples / self._plan.samples_per_contribution,
+                )
+                merged.append(contribution)
+                waiting.remove(name)
+            if verdict == "close":
+                return merged
+            if verdict == "stop":
+                self._stop(version, waiting)
+            paused = self._idle(fragment, version, waiting, paused)
+
+    def _ready(self, fragment: Fragment, version: int, site: str) -> Contribution | None:
+        key = Key(wire.UploadHeader.CONTRIBUTION, fragment.index, version, site)
+        with self._desk.changed:
+            return self._desk.intake.ready(key)
+
+    def _idle(self, fragment: Fragment, version: int, waiting: list[str], paused: bool) -> bool:
+        """Wait for the next contribution; notice sites that fell silent."""
+        with self._desk.changed:
+            keys = [
+                Key(wire.UploadHeader.CONTRIBUTION, fragment.index, version, n) for n in waiting[:1]
+            ]
+            if not any(self._desk.intake.ready(key) for key in keys):
+                self._desk.changed.wait(TICK_S)
+        self._notice_lost()
+        self._take_reports()
+        missing = [name for name in waiting if not self._desk.registry.is_live(name)]
+        if missing and not paused:
+            self._event("paused", None, f"round {version + 1} waits for {', '.join(missing)}")
+        return bool(missing)
+
+    def _stop(self, version: int, waiting: list[str]) -> None:
+        assert self.model is not None
+        self.checkpoint(self.model)
+        text = (
+            f"round {version + 1} has waited {self._strategy.policy.patience_s:g} s for "
+            f"{', '.join(waiting)} and is below its quorum of {self._strategy.policy.quorum}; "
+            "bring the sites back and continue with --resume, or set round.quorum"
+        )
+        self._desk.finish(text)
+        raise RunStopped(text)
+
+    # Beginning and end ---------------------------------------------------------------------
+
+    def _await_initial(self) -> GlobalModel:
+        deadline = time.monotonic() + self._plan.patience_s
+        while True:
+            with self._desk.changed:
+                payload = self._desk.initial()
+                if payload is None:
+                    self._desk.changed.wait(TICK_S)
+            if payload is not None:
+                break
+            self._desk.reassign_initial(self._notice_lost())
+            if time.monotonic() > deadline:
+                text = (
+                    f"no site has sent initial weights for {self._plan.patience_s:g} s; "
+                    "check that the sites' services run and can reach the coordinator"
+                )
+                self._desk.finish(text)
+                raise RunStopped(text)
+        layout = self._desk.layout
+        initial = fp32().decode(payload, whole(layout)[0].layout)
+        return GlobalModel(initial, layout, self._strategy, self._plan.ema_half_life)
+
+    def _final_quality(self, model: GlobalModel) -> None:
+        version = min(model.versions)
+        deadline = time.monotonic() + self._plan.patience_s
+        while self.totals.quality_version < version and time.monotonic() < deadline:
+            if self._evaluator is None or not self._desk.registry.is_live(self._evaluator):
+                self._ask_quality()
+            with self._desk.changed:
+                if self._desk.reports.empty():
+                    self._desk.changed.wait(TICK_S)
+            self._notice_lost()
+            self._take_reports()
+
+    def _await_farewells(self) -> None:
+        deadline = time.monotonic() + FAREWELL_S
+        registry = self._desk.registry
+        with self._desk.changed:
+            while registry.live() and time.monotonic() < deadline:
+                self._desk.changed.wait(TICK_S)
+        for farewell in self._desk.farewells.values():
+            self.totals.add_work(farewell.work)
+        self._check_agreement()
+
+    def _check_agreement(self) -> None:
+        assert self.model is not None
+        mine = hash_state(self.model.state)
+        for site, farewell in self._desk.farewells.items():
+            if farewell.global_sha256 and farewell.global_sha256 != mine:
+                self._event(
+                    "warning",
+                    site,
+                    f"{site} ended with weights {farewell.global_sha256[:12]}, the coordinator "
+                    f"with {mine[:12]}: their arithmetic differs (another device or library?)",
+                )
+
+    # After each version --------------------------------------------------------------------
+
+    def _after_version(self, model: GlobalModel) -> None:
+        version = min(model.versions)
+        is_last = version == self._plan.num_versions
+        if is_last or (self._plan.eval_every and version % self._plan.eval_every == 0):
+            self._ask_quality()
+
+        if version % self._plan.checkpoint_every == 0:
+            self.checkpoint(model)
+        self._notice_lost()
+        self._take_reports()
+
+    def checkpoint(self, model: GlobalModel) -> None:
+        """Write everything that a resumed run needs."""
+        self.totals.rejected = self._desk.rejected
+        self.totals.rejoins = self._desk.rejoins
+        totals = asdict(self.totals)
+        totals["wall_s"] += time.monotonic() - self._began
+        meta = {"totals": totals, "frozen_sha256": self._desk.frozen_sha256}
+        model.save(self._plan.folder, meta)
+        self._desk.durable_version = min(model.versions)
+
+    def elapsed_s(self) -> float:
+        """Wall time of this run, with that before it was resumed."""
+        return self.totals.wall_s + time.monotonic() - self._began
+
+    def _ask_quality(self) -> None:
+        """Have the first live site measure the EMA weights."""
+        live = self._desk.registry.live()
+        self._evaluator = live[0] if live else None
+        if self._evaluator:
+            with self._desk.changed:
+                self._desk.registry.tell(self._evaluator, wire.CoordinatorSignal.EVALUATE)
+
+    def _take_reports(self) -> None:
+        while True:
+            try:
+                site, report = self._desk.reports.get_nowait()
+            except Empty:
+                return
+            figures = json.loads(report.figures_json)
+            if not math.isfinite(figures.get("fd", math.nan)):
+                self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
+            if report.version == 0:
+                self.totals.untrained = figures
+            if report.version >= self.totals.quality_version:
+                self.totals.quality = figures
+                self.totals.quality_version = report.version
+                self._on_samples(report.version, report.samples)
+            step = report.version * self._strategy.h
+            self._record(
+                {"kind": "quality", "version": report.version, "step": step, "site": site}
+                | figures
+            )
+
+    def _record_round(self, version: int, merged: list[Contribution], round_s: float) -> None:
+        for contribution in merged:
+            work = contribution.work
+            self.totals.add_work(work)
+            self.totals.contributions += 1
+            self._record(
+                {
+                    "kind": "round",
+                    "version": version,
+                    "site": contribution.site,
+                    "step": work.step,
+                    "samples": work.samples,
+                    "losses": dict(work.losses),
+                    "compute_s": work.compute_s,
+                    "wait_s": work.wait_s,
+                    "bytes_up": work.bytes_up,
+                    "bytes_down": work.bytes_down,
+                    "norms": contribution.norms,
+                    "round_s": round_s,
+                }
+            )
+
+    def _notice_lost(self) -> list[str]:
+        with self._desk.changed:
+            lost = self._desk.registry.newly_lost()
+        for name in lost:
+            self._event("lost", name, f"{name} has fallen silent")
+        return lost
+
+    def _event(self, event: str, site: str | None, text: str) -> None:
+        self._record({"kind": "event", "event": event, "site": site, "text": text})

@@ -1,0 +1,160 @@
+"""What the coordinator does with a merged contribution, in two halves.
+
+`propose(merged)` gives what will be broadcast; it is coded once for all sites; `commit(decoded)`
+then moves the global weights by what the sites will decode, so that every party ends on the same
+bits whatever the codec loses. Tensors that are no parameters (running means and so on) are merged
+already: they pass through and are set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedwan.config import InnerConfig
+from fedwan.optim_state import load_optimizer, optimizer_state
+from fedwan.outer import Transform
+from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
+from fedwan.workloads.optim import build_optimizer, clip
+
+__all__ = ["ServerStep", "mirror_inner", "step_outer"]
+
+
+class ServerStep(Protocol):
+    """Turns merged contributions into new global weights."""
+
+    def propose(self, merged: State) -> State:
+        """What to broadcast; shares no memory with `merged`, which is reused."""
+        ...
+
+    def commit(self, decoded: State) -> None:
+        """Move the global state, in place, by what was broadcast."""
+        ...
+
+    def state(self) -> State:
+        """The optimiser's state, for checkpoints and for sites that rejoin; no copies."""
+        ...
+
+    def load_state(self, state: State) -> None:
+        """The inverse of `state`."""
+        ...
+
+
+class _Outer:
+    """Deltas go through an outer transform per network; the global state is a sum of updates."""
+
+    def __init__(self, model: State, layout: Layout, transforms: Mapping[str, Transform]) -> None:
+        self._model = model
+        self._layout = layout
+        self._transforms = transforms
+        self._state: dict[str, State] = {}
+        for network, transform in transforms.items():
+            params = {n: model[n] for n in _parameters(layout, network)}
+            self._state[network] = transform.init(params)
+
+    def propose(self, merged: State) -> State:
+        out = {
+            n: v.clone() for n, v in merged.items() if self._layout[n].role is not Role.PARAMETER
+        }
+        for network, transform in self._transforms.items():
+            names = [n for n in _parameters(self._layout, network) if n in merged]
+            groups = [[name] for name in names] if transform.per_tensor else [names]
+            for group in groups:
+                out |= self._update(network, transform, {n: merged[n] for n in group})
+        return {name: out[name] for name in merged}
+
+    def _update(self, network: str, transform: Transform, delta: State) -> State:
+        # Only the state of these tensors: names end in ":tensor", whatever the chain before it.
+        tails = tuple(f":{name}" for name in delta)
+        whole = self._state[network]
+        part = {n: v for n, v in whole.items() if n.endswith(tails)}
+        params = {name: self._model[name] for name in delta}
+        update, new = transform.update(delta, part if transform.per_tensor else whole, params)
+        whole.update(new)
+        return update
+
+    def commit(self, decoded: State) -> None:
+        for name, value in decoded.items():
+            if self._layout[name].role is Role.PARAMETER:
+                self._model[name].add_(value)
+            else:
+                self._model[name].copy_(value)
+
+    def state(self) -> State:
+        flat: State = {}
+        for network, state in self._state.items():
+            flat |= add_prefix(network, state)
+        return flat
+
+    def load_state(self, state: State) -> None:
+        for network in self._state:
+            self._state[network] = select_prefix(network, state)
+
+
+class _Mirror:
+    """Gradients go to the same inner optimiser as at every site, stepped on the global weights."""
+
+    def __init__(self, model: State, layout: Layout, inner: Mapping[str, InnerConfig]) -> None:
+        self._model = model
+        self._layout = layout
+        self._inner = inner
+        self._params: dict[str, dict[str, Tensor]] = {}
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        for network, config in inner.items():
+            params = {n: model[n] for n in _parameters(layout, network)}
+            self._params[network] = params
+            self._optimizers[network] = build_optimizer(config, list(params.values()))
+
+    def propose(self, merged: State) -> State:
+        return {name: value.clone() for name, value in merged.items()}
+
+    def commit(self, decoded: State) -> None:
+        for name, value in decoded.items():
+            if self._layout[name].role is not Role.PARAMETER:
+                self._model[name].copy_(value)
+        for network, optimizer in self._optimizers.items():
+            params = self._params[network]
+            for name, param in params.items():
+                param.grad = decoded[name].clone()
+            clip(list(params.values()), self._inner[network].clip_norm)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    def state(self) -> State:
+        flat: State = {}
+        for network, optimizer in self._optimizers.items():
+            names = list(self._params[network])
+            flat |= add_prefix(network, optimizer_state(optimizer, names))
+        return flat
+
+    def load_state(self, state: State) -> None:
+        for network, optimizer in self._optimizers.items():
+            names = list(self._params[network])
+            load_optimizer(optimizer, names, select_prefix(network, state))
+
+
+def _parameters(layout: Layout, network: str) -> list[str]:
+    """A network's parameters in the layout's order, which is name order."""
+    return [
+        name
+        for name, spec in layout.items()
+        if spec.role is Role.PARAMETER and network_of(name) == network
+    ]
+
+
+def step_outer(transforms: Mapping[str, Transform]) -> Callable[[State, Layout], ServerStep]:
+    """Outer transforms by network: DiLoCo and its kin."""
+    return lambda model, layout: _Outer(model, layout, transforms)
+
+
+def mirror_inner(inner: Mapping[str, InnerConfig]) -> Callable[[State, Layout], ServerStep]:
+    """The sites' own inner optimisers by network: synchronous data parallel.
+
+    Sites and coordinator step the same optimiser on the same mean gradient, so the coordinator
+    knows the global weights without ever being sent them. Optimiser state costs as much as at a
+    site.
+    """
+    return lambda model, layout: _Mirror(model, layout, inner)

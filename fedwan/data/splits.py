@@ -1,0 +1,114 @@
+"""How training data is dealt to sites: `iid`, `by_label`, or `dirichlet:A` (Hsu et al. 2019).
+
+A split depends only on (seed, split, number of sites, labels), so that each site computes it alone
+and keeps its own part; the parts are disjoint and cover everything.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedwan.errors import ConfigError
+from fedwan.rng import derive_seed
+
+__all__ = ["Split", "parse_split", "split_indices"]
+
+_FORMS = "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5)"
+_MAX_DRAWS = 100  # of a Dirichlet split that leaves some site empty-handed
+
+
+class Split(NamedTuple):
+    """A parsed `data.split`."""
+
+    kind: str
+    """`iid`, `by_label` or `dirichlet`."""
+    concentration: float
+    """Dirichlet's A: small is uneven; infinite for the other kinds."""
+
+
+def parse_split(text: str) -> Split:
+    """Read `data.split`.
+
+    >>> parse_split("dirichlet:0.5")
+    Split(kind='dirichlet', concentration=0.5)
+
+    Raises:
+        ConfigError: not one of the valid forms.
+    """
+    if text in ("iid", "by_label"):
+        return Split(text, math.inf)
+    kind, _, number = text.partition(":")
+    try:
+        concentration = float(number)
+    except ValueError:
+        concentration = math.nan
+    if kind != "dirichlet" or not (math.isfinite(concentration) and concentration > 0):
+        raise ConfigError(f"data.split is {text!r}; valid: {_FORMS}")
+    return Split(kind, concentration)
+
+
+def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:
+    """Indices of each site's samples.
+
+    Args:
+        y: labels of all training samples, (N,), int64.
+        split: as in `data.split`.
+        num_sites: number of sites.
+        seed: the run's seed.
+
+    Returns:
+        For each site its indices into `y`, ascending, int64; disjoint, and together all of them.
+
+    Raises:
+        ConfigError: an unknown form, or a site would be left without data.
+    """
+    parsed = parse_split(split)
+    if num_sites > len(y):
+        raise ConfigError(f"sites is {num_sites}, but there are only {len(y)} samples to share out")
+    generator = np.random.default_rng(derive_seed(seed, "split", split, num_sites))
+    if parsed.kind == "iid":
+        owner = _deal_evenly(len(y), num_sites, generator)
+    elif parsed.kind == "by_label":
+        owner = _deal_labels(y.numpy(), num_sites, generator)
+    else:
+        owner = _deal_dirichlet(y.numpy(), num_sites, parsed.concentration, generator)
+    return [torch.from_numpy(np.flatnonzero(owner == site)) for site in range(num_sites)]
+
+
+def _deal_evenly(num: int, num_sites: int, generator: np.random.Generator) -> np.ndarray:
+    return generator.permutation(np.arange(num) % num_sites)
+
+
+def _deal_labels(y: np.ndarray, num_sites: int, generator: np.random.Generator) -> np.ndarray:
+    labels, inverse = np.unique(y, return_inverse=True)
+    if num_sites > len(labels):
+        raise ConfigError(
+            f"data.split is 'by_label' and sites is {num_sites}, but the data has only "
+            f"{len(labels)} labels; take at most {len(labels)} sites, or dirichlet:A"
+        )
+    owner_of_label = generator.permutation(np.arange(len(labels)) % num_sites)
+    return owner_of_label[inverse]
+
+
+def _deal_dirichlet(
+    y: np.ndarray, num_sites: int, concentration: float, generator: np.random.Generator
+) -> np.ndarray:
+    for _ in range(_MAX_DRAWS):
+        owner = np.empty(len(y), dtype=np.int64)
+        for label in np.unique(y):
+            members = generator.permutation(np.flatnonzero(y == label))
+            shares = generator.dirichlet(np.full(num_sites, concentration))
+            cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+            for site, part in enumerate(np.split(members, cuts)):
+                owner[part] = site
+        if len(np.unique(owner)) == num_sites:
+            return owner
+    raise ConfigError(
+        f"data.split is 'dirichlet:{concentration:g}' and sites is {num_sites}: in {_MAX_DRAWS} "
+        "draws some site was always left without data; take a larger A or fewer sites"
+    )

@@ -1,0 +1,82 @@
+"""Every error that fedwan raises on purpose.
+
+    FedwanError                  one line for the user: what was wrong, the value seen, the mend
+    ├── UserError                the user's to mend; the command exits with 2
+    │   ├── ConfigError          a key, a value, or a setting without effect
+    │   ├── IdentityError        a certificate: missing, expired, foreign, revoked, wrong name
+    │   └── JoinRefused          the coordinator will not have this site: run, version, weights differ
+    ├── WireError                bytes from the network or a file that do not hold what they claim
+    │   ├── PayloadError         an encoded payload: truncated, oversized, wrong layout, not finite
+    │   └── CheckpointError      a checkpoint: missing, truncated, of another run
+    ├── LinkLost                 the other side cannot be reached, and patience ran out
+    ├── SessionLost              the coordinator knows this session no more: join again, or end
+    └── RunStopped               the run was stopped: by a signal, or because too few sites are left
+
+Bugs of our own are `AssertionError`s and keep their traceback.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "FedwanError",
+    "IdentityError",
+    "JoinRefused",
+    "LinkLost",
+    "PayloadError",
+    "RunStopped",
+    "SessionLost",
+    "UserError",
+    "WireError",
+]
+
+
+class FedwanError(Exception):
+    """Root of the tree; its text is one line that a user can act on."""
+
+    exit_code = 1
+
+
+class UserError(FedwanError):
+    """Something the user asked for cannot be done as asked."""
+
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    """A configuration key is unknown, a value is out of range, or a setting has no effect."""
+
+
+class IdentityError(UserError):
+    """A certificate or key is missing, expired, revoked, or of another authority."""
+
+
+class JoinRefused(UserError):
+    """The coordinator refused this site: another run, protocol, or initial weights."""
+
+
+class WireError(FedwanError):
+    """Bytes that came from outside do not hold what they claim."""
+
+
+class PayloadError(WireError):
+    """An encoded payload is truncated, oversized, of an unknown layout, or not finite."""
+
+
+class CheckpointError(WireError):
+    """A checkpoint is missing, truncated, or belongs to another run."""
+
+    exit_code = 2
+
+
+class LinkLost(FedwanError):
+    """The other side could not be reached for as long as patience allows."""
+
+
+class SessionLost(FedwanError):
+    """Another process of the same site took over, or the coordinator was started anew."""
+
+
+class RunStopped(FedwanError):
+    """The run ended before its last step: stopped from outside, or below its quorum."""

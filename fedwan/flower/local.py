@@ -1,0 +1,130 @@
+"""A whole run on this machine: certificates, the sites' services, and the coordinator's.
+
+Nothing is short-cut: each site is a service of its own, behind its own forwarder, and reaches
+SuperLink through the front door with a certificate made for the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from os import environ, pathsep
+from pathlib import Path
+
+from fedwan.app import find_app
+from fedwan.config import Config, site_names
+from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
+from fedwan.flower.coordinator import TICK_S, Coordinator, Started
+from fedwan.flower.door import FrontDoor
+from fedwan.flower.lock import only_one
+from fedwan.flower.logs import log_to, stop_on_sigterm
+from fedwan.flower.processes import Service, last_line, stop_all
+from fedwan.link import pki
+
+__all__ = ["run_local", "site_dir"]
+
+_HOST = "127.0.0.1"
+_GRACE_S = 8.0
+
+
+def run_local(
+    config: Config,
+    *,
+    app: Path | None = None,
+    resume: bool = False,
+    on_started: Callable[[Started], None] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run a coordinator and all its sites on this machine until the run is over.
+
+    Args:
+        config: the resolved configuration; `config.out` is the run's folder.
+        app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
+        resume: go on with the run in `config.out`.
+        on_started: called once the run has been submitted.
+        stop: ends the run when set; SIGTERM does too, if called from the main thread.
+
+    Raises:
+        ConfigError: a port is in use, or another service uses `out`.
+        RunStopped: `stop` was set.
+        FedwanError: the run or a site's service failed.
+    """
+    stop = stop or threading.Event()
+    out = Path(config.out)
+    config.link.host = _HOST
+    names = site_names(config)
+    with (
+        only_one(out, "out"),
+        log_to(out / "logs" / "coordinator.log", echo=False),
+        stop_on_sigterm(stop),
+    ):
+        identities = _make_identities(out / "pki", names, keep=resume)
+        coordinator_identity = identities / "coordinator"
+        code = app or find_app()
+        # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
+        with (
+            closing(FrontDoor(coordinator_identity, _HOST, config.link.door_port)) as door,
+            Coordinator(config, door, coordinator_identity, code, resume=resume) as coordinator,
+            _site_services(out, names, door.port) as sites,
+        ):
+            started = coordinator.submit()
+            if on_started is not None:
+                on_started(started)
+            while not coordinator.is_over():
+                _check(sites)
+                if stop.wait(TICK_S):
+                    raise RunStopped("the run was stopped from outside; --resume goes on with it")
+
+
+def site_dir(out: Path, name: str) -> Path:
+    """Folder of a local site's state and logs."""
+    return out / "sites" / name
+
+
+def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> Path:
+    """Certificates for one local run; new ones each time, unless a run goes on."""
+    if not keep or not folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        pki.init(folder, [_HOST])
+    for name in names:
+        if not (folder / name).exists():
+            pki.issue(folder, name)
+    return folder
+
+
+@contextmanager
+def _site_services(out: Path, names: Sequence[str], door_port: int) -> Iterator[list[Service]]:
+    services: list[Service] = []
+    # The services must find the very package that is running now, installed or not.
+    package_root = str(Path(__file__).resolve().parents[2])
+    env = dict(environ)
+    env["PYTHONPATH"] = pathsep.join(
+        part for part in (package_root, environ.get("PYTHONPATH", "")) if part
+    )
+    try:
+        for name in names:
+            folder = site_dir(out, name)
+            words = {
+                "name": name,
+                "identity": str(out / "pki" / name),
+                "dir": str(folder),
+                "door": f"{_HOST}:{door_port}",
+            }
+            argv = [sys.executable, "-P", "-m", "fedwan.flower.site"]
+            argv += [word for key, value in words.items() for word in (f"--{key}", value)]
+            services.append(Service(f"site {name}", argv, folder / "logs" / "service.log", env))
+        yield services
+    finally:
+        stop_all(services, _GRACE_S)
+
+
+def _check(sites: Sequence[Service]) -> None:
+    for site in sites:
+        code = site.poll()
+        if code == ConfigError.exit_code:
+            raise UserError(f"{site.name}: {last_line(site.log).removeprefix('fedwan: ')}")
+        if code is not None:
+            raise FedwanError(str(site.death()))

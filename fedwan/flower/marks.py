@@ -1,0 +1,133 @@
+"""The mark that a run's process leaves on disk: who it is, and how it ended.
+
+Flower notices a ServerApp or ClientApp that was killed only when its heartbeats have been missing
+for a minute. The service beside it looks at the mark instead: a process that is gone without
+having said how it ended was killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fedwan import errors
+from fedwan.errors import FedwanError, RunStopped, UserError
+from fedwan.flower import procfs
+
+__all__ = [
+    "Mark",
+    "Outcome",
+    "clientapp_mark",
+    "ended",
+    "read_mark",
+    "serverapp_mark",
+    "start",
+    "write_mark",
+]
+
+Outcome = Literal["running", "done", "stopped", "refused", "failed", "signalled"]
+"""`stopped`: the run was, from outside. `refused`: a user's mistake, which trying again would only
+repeat. `signalled`: a signal ended the process."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """One process of a run."""
+
+    pid: int
+    started: int
+    """Its start time, in the kernel's ticks; 0 where unknown."""
+    run_id: str
+    outcome: Outcome
+    error: str = ""
+    """Class of the error, where it failed or was refused."""
+    text: str = ""
+    """The error in one line."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended, in whatever way."""
+        if not procfs.is_known():
+            return not _exists(self.pid)
+        found = procfs.stat(self.pid)
+        return found is None or not found.alive or found.started != self.started
+
+    @property
+    def silent(self) -> bool:
+        """Whether the process was killed, so that nobody was told how it ended."""
+        return self.outcome in ("running", "signalled") and self.gone
+
+    def exception(self, log: Path) -> FedwanError:
+        """The error it ended with, as an object of its own class.
+
+        Args:
+            log: where the traceback of one that is no error of ours can be read.
+        """
+        if self.error not in errors.__all__:
+            return FedwanError(f"{self.error}: {self.text}; the traceback is in {log}")
+        error: FedwanError = getattr(errors, self.error)(self.text)
+        return error
+
+
+def serverapp_mark(out: Path) -> Path:
+    """Where the ServerApp of a run leaves its mark."""
+    return out / "flower" / "serverapp.json"
+
+
+def clientapp_mark(state: Path) -> Path:
+    """Where the ClientApp of a site leaves its mark."""
+    return state / "clientapp.json"
+
+
+def start(path: Path, run_id: str) -> Mark:
+    """Mark this process as running."""
+    found = procfs.stat(os.getpid())
+    mark = Mark(os.getpid(), found.started if found else 0, run_id, "running")
+    write_mark(path, mark)
+    return mark
+
+
+def ended(mark: Mark, error: BaseException | None) -> Mark:
+    """The mark of a process that ends, in peace or with an error."""
+    if error is None:
+        return replace(mark, outcome="done")
+    kind = type(error).__name__
+    text = " ".join(str(error).split()) or f"{kind} without a word"
+    outcome: Outcome = "failed"
+    if isinstance(error, UserError):
+        outcome = "refused"
+    elif isinstance(error, RunStopped):
+        outcome = "stopped"
+    elif isinstance(error, SystemExit | KeyboardInterrupt):
+        outcome, text = "signalled", "ended by a signal"
+    return replace(mark, outcome=outcome, error=kind, text=text)
+
+
+def write_mark(path: Path, mark: Mark) -> None:
+    """Put a mark in place, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{mark.pid}.tmp")
+    draft.write_text(json.dumps(asdict(mark)))
+    draft.replace(path)
+
+
+def read_mark(path: Path) -> Mark | None:
+    """The mark at a path; None where there is none, or it cannot be read."""
+    try:
+        values = json.loads(path.read_text())
+        return Mark(**values)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

@@ -1,0 +1,134 @@
+"""What carries contributions and updates: the site's end (`Link`) and the coordinator's (`Hub`).
+
+Both speak in the messages of `wire.proto`, whatever lies between them: `LoopbackLink` calls the hub
+in the same process, `GrpcLink` and `DataPlane` put mutual TLS between them, `ShapedLink` slows any
+of them down. Payloads are `Source`s: random access to bytes, so that a transfer can resume anywhere.
+"""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from typing import NamedTuple, Protocol
+
+from fedwan.codecs.payload import Bytes, Source
+from fedwan.link import wire_pb2 as wire
+
+__all__ = ["PROTOCOL", "Delivery", "Hub", "Link", "Reception", "Signals"]
+
+PROTOCOL = 1
+"""Version of the wire protocol; Join refuses any other."""
+
+Signals = SimpleQueue[wire.CoordinatorSignal]
+"""What the coordinator has to say to a site, in order."""
+
+
+class Delivery(NamedTuple):
+    """The answer to a download request."""
+
+    header: wire.DownloadHeader
+    payload: Source | None
+    """None unless the header says READY."""
+
+
+class Link(Protocol):
+    """A site's end. Calls block, retry while patience lasts, then raise `LinkLost`."""
+
+    @property
+    def signals(self) -> Signals:
+        """Evaluate, stop, and the like, as they arrive."""
+        ...
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent so far: serialised messages with gRPC's 5-byte prefix."""
+        ...
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes received so far, counted alike."""
+        ...
+
+    def join(self, hello: wire.Hello) -> wire.Welcome:
+        """Introduce the site, and begin heartbeats.
+
+        Raises:
+            JoinRefused: another run, protocol or weights; the text says which.
+            IdentityError: no TLS session, since a certificate is not accepted.
+        """
+        ...
+
+    def heartbeat(self, step: int) -> None:
+        """Note the step that the next heartbeat will carry. Costs nothing."""
+        ...
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        """Bring a payload to the coordinator, resuming as often as needed."""
+        ...
+
+    def download(self, request: wire.DownloadRequest) -> Delivery:
+        """Fetch a payload, or the reason why there is none yet."""
+        ...
+
+    def report(self, report: wire.QualityReport) -> None:
+        """Hand in the quality of the EMA weights."""
+        ...
+
+    def leave(self, farewell: wire.Farewell) -> None:
+        """Say the last word and stop the heartbeats."""
+        ...
+
+    def close(self) -> None:
+        """Release sockets and threads; nothing can be called afterwards."""
+        ...
+
+
+class Reception(Protocol):
+    """A payload on its way in; stripes may write to it at the same time."""
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Store a chunk. Writing a chunk twice is harmless.
+
+        Raises:
+            PayloadError: the chunk does not lie where a chunk of this payload can.
+        """
+        ...
+
+
+class Hub(Protocol):
+    """The coordinator's end. Every call names the site, whose certificate proved the name."""
+
+    def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
+        """Admit a site, or say in `refusal` why not."""
+        ...
+
+    def attach(self, site: str, session: str) -> Signals:
+        """The signals for a session, from now on."""
+        ...
+
+    def heard(self, site: str, signal: wire.SiteSignal) -> None:
+        """A heartbeat arrived."""
+        ...
+
+    def detach(self, site: str, session: str) -> None:
+        """The Control stream of a session ended."""
+        ...
+
+    def open_upload(self, site: str, header: wire.UploadHeader) -> Reception | wire.Receipt:
+        """Where to put a payload's chunks, or a receipt if none are wanted."""
+        ...
+
+    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
+        """A stripe ended: the receipt if the payload is whole, else what is missing."""
+        ...
+
+    def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        """What was asked for, after waiting up to `wait_s` for it."""
+        ...
+
+    def report(self, site: str, report: wire.QualityReport) -> None:
+        """Quality figures from a site."""
+        ...
+
+    def leave(self, site: str, farewell: wire.Farewell) -> None:
+        """A site's last word."""
+        ...

@@ -1,0 +1,81 @@
+"""Bytes of a payload as they arrive: in memory, or in an unlinked file once they are many."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from fedwan.codecs.payload import Bytes
+
+__all__ = ["Buffer", "FileBuffer"]
+
+
+class Buffer:
+    """A payload in one block of memory."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._data = memoryview(bytearray(num_bytes))
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the payload."""
+        return len(self._data)
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Put bytes in their place."""
+        self._data[offset : offset + len(data)] = data
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """A writable view, no copy."""
+        return self._data[offset : offset + size]
+
+    def close(self) -> None:
+        """Let go of the memory; views of it stay good."""
+        self._data = memoryview(b"")
+
+
+class FileBuffer:
+    """A payload in a file that has no name, so that no crash leaves it behind.
+
+    The page cache holds it while it is fresh; it does not count towards the process's memory.
+
+    Args:
+        num_bytes: length of the payload; the space is reserved at once.
+        folder: where the file lies; a disk with room for a payload per site.
+
+    Raises:
+        OSError: the disk is full.
+    """
+
+    def __init__(self, num_bytes: int, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = tempfile.TemporaryFile(dir=folder, buffering=0)  # noqa: SIM115
+        self._num_bytes = num_bytes
+        os.posix_fallocate(self._file.fileno(), 0, max(1, num_bytes))
+
+    @property
+    def num_bytes(self) -> int:
+        """Length of the payload."""
+        return self._num_bytes
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Put bytes in their place; threads may write at the same time."""
+        view = memoryview(data)
+        while view:
+            written = os.pwrite(self._file.fileno(), view, offset)
+            view, offset = view[written:], offset + written
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """A copy of a part."""
+        data = bytearray(size)
+        view = memoryview(data)
+        while view:
+            count = os.preadv(self._file.fileno(), [view], offset)
+            assert count > 0, "read beyond the end of a spooled payload"
+            view, offset = view[count:], offset + count
+        return data
+
+    def close(self) -> None:
+        """Give the disk space back."""
+        self._file.close()

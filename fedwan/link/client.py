@@ -1,0 +1,159 @@
+"""A site's end of the data plane: mutual TLS gRPC, striped, resumable, patient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import grpc
+
+from fedwan.codecs.payload import Source
+from fedwan.errors import JoinRefused
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery, Signals
+from fedwan.link.control import ControlStream
+from fedwan.link.download import download
+from fedwan.link.handshake import handshake_complaint
+from fedwan.link.retry import Patience
+from fedwan.link.server import MAX_MESSAGE_BYTES
+from fedwan.link.tls import Identity
+from fedwan.link.upload import upload
+from fedwan.link.wire_pb2_grpc import DataPlaneStub
+from fedwan.link.wiretap import ByteCounter
+
+__all__ = ["GrpcLink"]
+
+T = TypeVar("T")
+
+CLIENT_OPTIONS = [
+    ("grpc.use_local_subchannel_pool", 1),  # each channel its own TCP connection
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+]
+
+
+class GrpcLink:
+    """Implements `fedwan.link.base.Link`.
+
+    Memory: an upload copies one chunk per stripe at a time; a download holds one copy of its
+    payload.
+
+    Args:
+        address: `host:port` of the coordinator's data plane.
+        identity: this site's certificate, key and authority.
+        channels: TCP connections for payloads, beside the one for Control.
+        chunk_bytes: bytes of payload in one message.
+        heartbeat_s: seconds between heartbeats.
+        patience_s: how long to keep trying while nothing comes through.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        *,
+        channels: int = 2,
+        chunk_bytes: int = 1 << 20,
+        heartbeat_s: float = 2.0,
+        patience_s: float = 300.0,
+    ) -> None:
+        self._address = address
+        self._identity = identity
+        self._chunk_bytes = chunk_bytes
+        self._heartbeat_s = heartbeat_s
+        self._patience_s = patience_s
+        credentials = identity.grpc_channel_credentials()
+        self._channels = [
+            grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
+            for _ in range(1 + channels)
+        ]
+        self._words = DataPlaneStub(self._channels[0])
+        self._bulk = [DataPlaneStub(channel) for channel in self._channels[1:]]
+        self._pool = ThreadPoolExecutor(channels, thread_name_prefix="stripe")
+        self._counter = ByteCounter()
+        self._control: ControlStream | None = None
+        self._session = ""
+
+    @property
+    def signals(self) -> Signals:
+        """See `Link`."""
+        assert self._control is not None, "join first"
+        return self._control.signals
+
+    @property
+    def bytes_up(self) -> int:
+        """See `Link`."""
+        return self._counter.up
+
+    @property
+    def bytes_down(self) -> int:
+        """See `Link`."""
+        return self._counter.down
+
+    def join(self, hello: wire.Hello) -> wire.Welcome:
+        """See `Link`."""
+        self._session = hello.session
+        welcome = self._patiently(lambda: self._words.Join(self._counter.sent(hello)))
+        if welcome.refusal:
+            raise JoinRefused(welcome.refusal)
+        if self._control is not None:
+            self._control.close()
+        self._control = ControlStream(
+            self._words, hello.session, self._heartbeat_s, self._counter
+        )
+        return self._counter.received(welcome)
+
+    def heartbeat(self, step: int) -> None:
+        """See `Link`."""
+        if self._control is not None:
+            self._control.step = step
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        """See `Link`."""
+        header.session = self._session
+        header.chunk_bytes = self._chunk_bytes
+        header.num_bytes = payload.num_bytes
+        return upload(self._bulk, self._pool, self._counter, self._patience(), header, payload)
+
+    def download(self, request: wire.DownloadRequest) -> Delivery:
+        """See `Link`."""
+        return download(self._bulk, self._pool, self._counter, self._patience(), request)
+
+    def report(self, report: wire.QualityReport) -> None:
+        """See `Link`."""
+        self._patiently(lambda: self._words.Report(self._counter.sent(report)))
+
+    def leave(self, farewell: wire.Farewell) -> None:
+        """See `Link`."""
+        farewell.session = self._session
+        self._patiently(lambda: self._words.Leave(self._counter.sent(farewell)))
+
+    def close(self) -> None:
+        """See `Link`."""
+        if self._control is not None:
+            self._control.close()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for channel in self._channels:
+            channel.close()
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        patience = self._patience()
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                patience.failed(error)
+
+    def _patience(self) -> Patience:
+        return Patience(
+            self._address,
+            self._patience_s,
+            lambda: handshake_complaint(self._address, self._identity),
+        )

@@ -1,0 +1,231 @@
+"""The data plane's server: mutual TLS gRPC in front of a hub.
+
+A site's name is the common name of its certificate, never a field of a message. Bytes are
+checksummed chunk by chunk, and nothing received is unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from queue import Empty
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+import xxhash
+from cryptography import x509
+
+from fedwan.errors import ConfigError, FedwanError, PayloadError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery, Hub, Signals
+from fedwan.link.tls import Identity
+from fedwan.link.wire_pb2_grpc import DataPlaneServicer, add_DataPlaneServicer_to_server
+
+__all__ = ["MAX_MESSAGE_BYTES", "DataPlane"]
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+MAX_MESSAGE_BYTES = 32 << 20
+SERVER_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a port shared with a stranger
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+]
+
+
+class DataPlane(DataPlaneServicer):  # type: ignore[misc]
+    """Serves a hub over mutual TLS.
+
+    Args:
+        hub: the coordinator.
+        identity: the coordinator's certificate, key and authority.
+        host: address to listen on.
+        port: port to listen on; 0 takes a free one.
+        num_threads: calls served at once; every stripe, every waiting download and every Control
+            stream holds one.
+        heartbeat_s: seconds between heartbeats.
+
+    Raises:
+        ConfigError: the port is in use.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        identity: Identity,
+        host: str,
+        port: int,
+        num_threads: int,
+        heartbeat_s: float,
+    ) -> None:
+        self._hub = hub
+        self._revocations = identity.revocations()
+        self._heartbeat_s = heartbeat_s
+        self._server = grpc.server(
+            ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane"),
+            options=SERVER_OPTIONS,
+        )
+        add_DataPlaneServicer_to_server(self, self._server)
+        try:
+            self.port = self._server.add_secure_port(
+                f"{host}:{port}", identity.grpc_server_credentials()
+            )
+        except RuntimeError:
+            self.port = 0
+        if not self.port:
+            raise ConfigError(
+                f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
+                "of this machine; set link.port to a free port, or link.host"
+            )
+
+    def start(self) -> None:
+        """Begin to serve."""
+        self._server.start()
+
+    def stop(self, grace_s: float = 2.0) -> None:
+        """Refuse new calls, give those in flight `grace_s` seconds, and close the port."""
+        self._server.stop(grace_s).wait()
+
+    # Calls ---------------------------------------------------------------------------------
+
+    def Join(self, request: wire.Hello, context: Any) -> wire.Welcome:  # noqa: N802, D102
+        return _guard(context, lambda: self._hub.join(self._site(context), request))
+
+    def Control(  # noqa: N802, D102
+        self, requests: Iterator[wire.SiteSignal], context: Any
+    ) -> Iterator[wire.CoordinatorSignal]:
+        site = self._site(context)
+        first = next(requests, None)
+        if first is None:
+            return
+        signals = _guard(context, lambda: self._hub.attach(site, first.session))
+        reader = threading.Thread(target=self._listen, args=(site, requests), daemon=True)
+        context.add_callback(lambda: self._hub.detach(site, first.session))
+        reader.start()
+        yield from self._speak(signals, context)
+
+    def _listen(self, site: str, requests: Iterator[wire.SiteSignal]) -> None:
+        try:
+            for signal in requests:
+                self._hub.heard(site, signal)
+        except (grpc.RpcError, ValueError):
+            pass  # The stream broke; the callback above tells the hub.
+        except Exception as error:  # grpc raises a bare Exception when a stream is torn down
+            log.debug("control stream of %s: %s", site, error)
+
+    def _speak(self, signals: Signals, context: Any) -> Iterator[wire.CoordinatorSignal]:
+        while context.is_active():
+            try:
+                yield signals.get(timeout=self._heartbeat_s)
+            except Empty:
+                yield wire.CoordinatorSignal(kind=wire.CoordinatorSignal.HEARTBEAT)
+
+    def Upload(  # noqa: N802, D102
+        self, requests: Iterator[wire.UploadPart], context: Any
+    ) -> wire.Receipt:
+        return _guard(context, lambda: self._receive(self._site(context), requests))
+
+    def _receive(self, site: str, parts: Iterator[wire.UploadPart]) -> wire.Receipt:
+        first = next(parts)
+        reception = self._hub.open_upload(site, first.header)
+        if isinstance(reception, wire.Receipt):
+            return reception
+        part: wire.UploadPart | None = first
+        while part is not None:
+            chunk = part.chunk
+            if chunk.data:
+                data = chunk.data
+                if xxhash.xxh3_64_intdigest(data) != chunk.checksum:
+                    raise PayloadError(f"chunk at {chunk.offset} was damaged on the way")
+                reception.write(chunk.offset, data)
+            part = next(parts, None)
+        return self._hub.close_stripe(site, first.header)
+
+    def Download(  # noqa: N802, D102
+        self, request: wire.DownloadRequest, context: Any
+    ) -> Iterator[wire.DownloadPart]:
+        site = self._site(context)
+        delivery = _guard(context, lambda: self._hub.download(site, request))
+        yield from _send(delivery, request)
+
+    def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
+        _guard(context, lambda: self._hub.report(self._site(context), request))
+        return wire.Ack()
+
+    def Leave(self, request: wire.Farewell, context: Any) -> wire.Ack:  # noqa: N802, D102
+        _guard(context, lambda: self._hub.leave(self._site(context), request))
+        return wire.Ack()
+
+    def _site(self, context: Any) -> str:
+        """The name in the peer's certificate, which TLS has verified."""
+        auth = context.auth_context()
+        names = auth.get("x509_common_name", [])
+        if len(names) != 1:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has no common name")
+        name: str = names[0].decode()
+        pem = auth.get("x509_pem_cert", [b""])[0]
+        if self._revocations.is_revoked(_serial(pem)):
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the certificate of {name} is revoked; have a new one issued",
+            )
+        return name
+
+
+@lru_cache(maxsize=4096)
+def _serial(pem: bytes) -> int:
+    return x509.load_pem_x509_certificate(pem).serial_number
+
+
+def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[wire.DownloadPart]:
+    header, payload = delivery
+    if payload is None or (request.checksum and request.checksum != header.checksum):
+        # A transfer that resumes must go on with the same bytes; otherwise the site asks anew.
+        if payload is not None:
+            header = wire.DownloadHeader(
+                status=wire.DownloadHeader.SUPERSEDED, version=header.version
+            )
+        yield wire.DownloadPart(header=header)
+        return
+    size = header.chunk_bytes
+    num_chunks = -(-payload.num_bytes // size)
+    chunks = request.chunks or range(request.stripe, num_chunks, max(1, request.stripes))
+    is_first = True
+    for index in chunks:
+        offset = index * size
+        length = min(size, payload.num_bytes - offset)
+        if length <= 0:
+            continue
+        data = payload.read(offset, length)
+        chunk = wire.Chunk(
+            offset=offset, checksum=xxhash.xxh3_64_intdigest(data), data=bytes(data)
+        )
+        yield wire.DownloadPart(header=header if is_first else None, chunk=chunk)
+        is_first = False
+    if is_first:
+        yield wire.DownloadPart(header=header)
+
+
+def _guard(context: Any, call: Callable[[], T]) -> T:
+    """Run a hub's call; turn our errors into statuses whose text the site shows as it is."""
+    try:
+        return call()
+    except PayloadError as error:
+        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+    except FedwanError as error:
+        _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
+    except OSError as error:
+        _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+
+
+def _abort(context: Any, code: grpc.StatusCode, error: Exception) -> NoReturn:
+    context.abort(code, str(error))
+    raise AssertionError("abort returns never")

@@ -1,0 +1,119 @@
+"""A link that behaves like a slower one: latency, rate and loss around any other link.
+
+What a call would have taken on the wide area is waited out after it, less what it really took.
+Loss lowers the rate to what one TCP flow gets (Mathis et al. 1997: MSS / RTT · √(3/2) / √loss).
+An estimate for trying things out; the benchmarks emulate the network itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+from fedwan.codecs.payload import Source
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery, Link, Signals
+
+__all__ = ["ShapedLink", "goodput_mbit"]
+
+MSS_BYTES = 1448
+
+
+def goodput_mbit(rate_mbit: float, rtt_ms: float, loss: float) -> float:
+    """Mbit/s that one TCP flow gets; infinite where nothing limits it.
+
+    >>> round(goodput_mbit(200.0, 150.0, 0.001))
+    3
+    >>> goodput_mbit(200.0, 100.0, 0.0)
+    200.0
+    """
+    rate = rate_mbit or math.inf
+    if not (loss and rtt_ms):
+        return rate
+    return min(rate, MSS_BYTES * 8 / 1e6 / (rtt_ms / 1e3) * math.sqrt(1.5 / loss))
+
+
+class ShapedLink:
+    """Wraps a link; implements `fedwan.link.base.Link`.
+
+    Args:
+        inner: what really carries the bytes.
+        rate_mbit: of each direction; 0 for no limit.
+        rtt_ms: round-trip time.
+        loss: share of packets lost, 0 to 1.
+        sleep: waits; a test's clock may differ.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        inner: Link,
+        rate_mbit: float = 0.0,
+        rtt_ms: float = 0.0,
+        loss: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._bytes_per_s = goodput_mbit(rate_mbit, rtt_ms, loss) * 1e6 / 8
+        self._rtt_s = rtt_ms / 1e3
+        self._sleep = sleep
+        self._clock = clock
+
+    @property
+    def signals(self) -> Signals:
+        """See `Link`."""
+        return self._inner.signals
+
+    @property
+    def bytes_up(self) -> int:
+        """See `Link`."""
+        return self._inner.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        """See `Link`."""
+        return self._inner.bytes_down
+
+    def join(self, hello: wire.Hello) -> wire.Welcome:
+        """See `Link`."""
+        return self._inner.join(hello)
+
+    def heartbeat(self, step: int) -> None:
+        """See `Link`."""
+        self._inner.heartbeat(step)
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        """See `Link`; takes a round trip and the time of the bytes."""
+        began = self._clock()
+        receipt = self._inner.upload(header, payload)
+        self._wait_out(self._rtt_s + payload.num_bytes / self._bytes_per_s, began)
+        return receipt
+
+    def download(self, request: wire.DownloadRequest) -> Delivery:
+        """See `Link`; a payload takes a round trip and the time of its bytes."""
+        delivery = self._inner.download(request)
+        if delivery.payload is not None:
+            # What was waited for before the payload existed is no part of its transfer.
+            self._wait_out(
+                self._rtt_s + delivery.payload.num_bytes / self._bytes_per_s, self._clock()
+            )
+        return delivery
+
+    def report(self, report: wire.QualityReport) -> None:
+        """See `Link`."""
+        self._inner.report(report)
+
+    def leave(self, farewell: wire.Farewell) -> None:
+        """See `Link`."""
+        self._inner.leave(farewell)
+
+    def close(self) -> None:
+        """See `Link`."""
+        self._inner.close()
+
+    def _wait_out(self, duration_s: float, began: float) -> None:
+        remaining = duration_s - (self._clock() - began)
+        if remaining > 0:
+            self._sleep(remaining)

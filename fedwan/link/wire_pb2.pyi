@@ -1,0 +1,251 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Hello(_message.Message):
+    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    LAYOUT_JSON_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_SHA256_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    protocol: int
+    site: str
+    session: str
+    layout_json: str
+    initial_sha256: str
+    frozen_sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin")
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
+    IS_REJOIN_FIELD_NUMBER: _ClassVar[int]
+    refusal: str
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    send_initial: bool
+    is_rejoin: bool
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ...) -> None: ...
+
+class SiteSignal(_message.Message):
+    __slots__ = ("session", "step")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    step: int
+    def __init__(self, session: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class CoordinatorSignal(_message.Message):
+    __slots__ = ("kind", "text")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        HEARTBEAT: _ClassVar[CoordinatorSignal.Kind]
+        EVALUATE: _ClassVar[CoordinatorSignal.Kind]
+        STOP: _ClassVar[CoordinatorSignal.Kind]
+        SEND_INITIAL: _ClassVar[CoordinatorSignal.Kind]
+    HEARTBEAT: CoordinatorSignal.Kind
+    EVALUATE: CoordinatorSignal.Kind
+    STOP: CoordinatorSignal.Kind
+    SEND_INITIAL: CoordinatorSignal.Kind
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    kind: CoordinatorSignal.Kind
+    text: str
+    def __init__(self, kind: _Optional[_Union[CoordinatorSignal.Kind, str]] = ..., text: _Optional[str] = ...) -> None: ...
+
+class UploadHeader(_message.Message):
+    __slots__ = ("run_id", "session", "kind", "fragment", "version", "num_bytes", "checksum", "chunk_bytes", "work")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        CONTRIBUTION: _ClassVar[UploadHeader.Kind]
+        INITIAL: _ClassVar[UploadHeader.Kind]
+    CONTRIBUTION: UploadHeader.Kind
+    INITIAL: UploadHeader.Kind
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    session: str
+    kind: UploadHeader.Kind
+    fragment: int
+    version: int
+    num_bytes: int
+    checksum: int
+    chunk_bytes: int
+    work: Work
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+
+class Work(_message.Message):
+    __slots__ = ("step", "steps", "samples", "losses", "compute_s", "wait_s", "bytes_up", "bytes_down")
+    class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_UP_FIELD_NUMBER: _ClassVar[int]
+    BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    steps: int
+    samples: int
+    losses: _containers.ScalarMap[str, float]
+    compute_s: float
+    wait_s: float
+    bytes_up: int
+    bytes_down: int
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., losses: _Optional[_Mapping[str, float]] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+
+class Chunk(_message.Message):
+    __slots__ = ("offset", "checksum", "data")
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    checksum: int
+    data: bytes
+    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class UploadPart(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: UploadHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class Receipt(_message.Message):
+    __slots__ = ("status", "text", "missing")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        INCOMPLETE: _ClassVar[Receipt.Status]
+        ACCEPTED: _ClassVar[Receipt.Status]
+        REJECTED: _ClassVar[Receipt.Status]
+        STALE: _ClassVar[Receipt.Status]
+    INCOMPLETE: Receipt.Status
+    ACCEPTED: Receipt.Status
+    REJECTED: Receipt.Status
+    STALE: Receipt.Status
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MISSING_FIELD_NUMBER: _ClassVar[int]
+    status: Receipt.Status
+    text: str
+    missing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class DownloadRequest(_message.Message):
+    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "stripe", "stripes", "chunks", "checksum")
+    class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        UPDATE: _ClassVar[DownloadRequest.Kind]
+        GLOBAL: _ClassVar[DownloadRequest.Kind]
+        EMA: _ClassVar[DownloadRequest.Kind]
+        OUTER: _ClassVar[DownloadRequest.Kind]
+    UPDATE: DownloadRequest.Kind
+    GLOBAL: DownloadRequest.Kind
+    EMA: DownloadRequest.Kind
+    OUTER: DownloadRequest.Kind
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    STRIPE_FIELD_NUMBER: _ClassVar[int]
+    STRIPES_FIELD_NUMBER: _ClassVar[int]
+    CHUNKS_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    kind: DownloadRequest.Kind
+    fragment: int
+    version: int
+    wait_s: float
+    stripe: int
+    stripes: int
+    chunks: _containers.RepeatedScalarFieldContainer[int]
+    checksum: int
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class DownloadHeader(_message.Message):
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version")
+    class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        READY: _ClassVar[DownloadHeader.Status]
+        NOT_YET: _ClassVar[DownloadHeader.Status]
+        SUPERSEDED: _ClassVar[DownloadHeader.Status]
+        DONE: _ClassVar[DownloadHeader.Status]
+    READY: DownloadHeader.Status
+    NOT_YET: DownloadHeader.Status
+    SUPERSEDED: DownloadHeader.Status
+    DONE: DownloadHeader.Status
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DURABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    status: DownloadHeader.Status
+    version: int
+    num_bytes: int
+    checksum: int
+    chunk_bytes: int
+    durable_version: int
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ...) -> None: ...
+
+class DownloadPart(_message.Message):
+    __slots__ = ("header", "chunk")
+    HEADER_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_FIELD_NUMBER: _ClassVar[int]
+    header: DownloadHeader
+    chunk: Chunk
+    def __init__(self, header: _Optional[_Union[DownloadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+
+class QualityReport(_message.Message):
+    __slots__ = ("run_id", "version", "figures_json", "samples")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_JSON_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    version: int
+    figures_json: str
+    samples: bytes
+    def __init__(self, run_id: _Optional[str] = ..., version: _Optional[int] = ..., figures_json: _Optional[str] = ..., samples: _Optional[bytes] = ...) -> None: ...
+
+class Farewell(_message.Message):
+    __slots__ = ("session", "global_sha256", "work", "error")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    global_sha256: str
+    work: Work
+    error: str
+    def __init__(self, session: _Optional[str] = ..., global_sha256: _Optional[str] = ..., work: _Optional[_Union[Work, _Mapping]] = ..., error: _Optional[str] = ...) -> None: ...
+
+class Ack(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...

@@ -1,0 +1,77 @@
+"""Names that users type: how near a wrong one is to a right one, and what a site may be called."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+
+__all__ = ["RESERVED_NAMES", "closest", "nearest", "why_unsafe"]
+
+RESERVED_NAMES = frozenset({"ca", "coordinator", "localhost"})
+"""Folders of the authority beside the sites' own, and a host name that every coordinator bears."""
+
+_SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_LEAST_LIKENESS = 0.5
+
+
+def closest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that `name` was most likely meant to be, or None if none is like it.
+
+    Abbreviations count: a valid name that is the initials of the wrong one, or a part of it.
+
+    >>> closest("stepz", ["steps", "sites"])
+    'steps'
+    >>> closest("learning_rate", ["lr", "momentum"])
+    'lr'
+    """
+    scored = [(_likeness(name.lower(), choice.lower()), choice) for choice in sorted(valid)]
+    if not scored:
+        return None
+    score, choice = max(scored, key=lambda pair: pair[0])
+    return choice if score >= _LEAST_LIKENESS else None
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """The end of an error message: `"; did you mean 'x'?"`, or nothing if no name is like it.
+
+    >>> nearest("digit", ["digits", "ring8"])
+    "; did you mean 'digits'?"
+    >>> nearest("quux", ["digits", "ring8"])
+    ''
+    """
+    choice = closest(name, valid)
+    return f"; did you mean {choice!r}?" if choice is not None else ""
+
+
+def why_unsafe(name: str) -> str | None:
+    """Why a site cannot bear this name, or None if it can.
+
+    A site's name becomes a folder, a file name and the common name and DNS name of a certificate,
+    so it is a DNS label: lower-case letters, digits and inner hyphens, 63 of them at most.
+
+    >>> why_unsafe("paris-2") is None
+    True
+    >>> why_unsafe("../ca")
+    'is no DNS label (lower-case letters, digits, inner hyphens, at most 63)'
+    """
+    if not _SITE_NAME.fullmatch(name):
+        return "is no DNS label (lower-case letters, digits, inner hyphens, at most 63)"
+    if name in RESERVED_NAMES:
+        return "is reserved"
+    return None
+
+
+def _likeness(name: str, choice: str) -> float:
+    """0 to 1: as difflib sees it, or higher where one name abbreviates the other."""
+    ratio = difflib.SequenceMatcher(None, name, choice).ratio()
+    words = [word for word in re.split(r"[^a-z0-9]+", name) if word]
+    choice_words = [word for word in re.split(r"[^a-z0-9]+", choice) if word]
+    initials = "".join(word[0] for word in words)
+    if len(words) > 1 and initials == choice:
+        ratio = max(ratio, 0.9)
+    if len(choice_words) > 1 and "".join(word[0] for word in choice_words) == name:
+        ratio = max(ratio, 0.9)
+    if set(words) & set(choice_words):
+        ratio = max(ratio, 0.6 + 0.1 * ratio)
+    return ratio

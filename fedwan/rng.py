@@ -1,0 +1,88 @@
+"""Named random generators: every draw of a site comes from a generator with a name.
+
+A name gives a stream of its own, derived from (seed, site, name), so that adding a draw in one
+place never shifts the numbers of another, and a checkpoint restores each stream exactly.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "NamedGenerators",
+    "derive_seed",
+    "load_torch_random_state",
+    "seeded_init",
+    "torch_random_state",
+]
+
+
+def derive_seed(*parts: object) -> int:
+    """A 63-bit seed from any printable parts, the same on every machine and Python.
+
+    >>> derive_seed(0, "s1", "latent") == derive_seed(0, "s1", "latent")
+    True
+    >>> derive_seed(0, "s1", "latent") == derive_seed(0, "s2", "latent")
+    False
+    """
+    text = "\x1f".join(str(part) for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+@contextmanager
+def seeded_init(seed: int) -> Iterator[None]:
+    """Run module constructors under a seed, and leave torch's global generator as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(seed, "init"))
+        yield
+
+
+def torch_random_state() -> dict[str, Tensor]:
+    """The state of torch's global generators, which dropout and the like draw from."""
+    state = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def load_torch_random_state(state: dict[str, Tensor]) -> None:
+    """The inverse of `torch_random_state`; a GPU's part is left out where there is none."""
+    torch.set_rng_state(state["cpu"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+
+
+class NamedGenerators:
+    """CPU generators by name, made on first use: `rng["latent"]`.
+
+    Args:
+        seed: the run's seed.
+        owner: who draws, a site's name; two owners never share a stream.
+    """
+
+    def __init__(self, seed: int, owner: str) -> None:
+        self._seed = seed
+        self._owner = owner
+        self._generators: dict[str, torch.Generator] = {}
+
+    def __getitem__(self, name: str) -> torch.Generator:
+        if name not in self._generators:
+            generator = torch.Generator()
+            generator.manual_seed(derive_seed(self._seed, self._owner, name))
+            self._generators[name] = generator
+        return self._generators[name]
+
+    def state(self) -> dict[str, Tensor]:
+        """The state of each generator used so far, as uint8 tensors."""
+        return {name: g.get_state() for name, g in sorted(self._generators.items())}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Restore generators from `state()`; those it does not name start afresh."""
+        self._generators.clear()
+        for name, value in state.items():
+            self[name].set_state(value)

@@ -1,0 +1,1 @@
+"""A site: the inner loop, and when to upload, when to apply, when to save."""

@@ -1,0 +1,137 @@
+"""What a site says to the coordinator, in the run's terms instead of the wire's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import safetensors.torch
+
+from fedwan.codecs import Payload, fp32
+from fedwan.codecs.payload import Source
+from fedwan.errors import FedwanError
+from fedwan.fragments import whole
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.state import Layout, State
+
+__all__ = ["Arrival", "Courier"]
+
+
+class Arrival(NamedTuple):
+    """An update that came, or word that it will not."""
+
+    payload: Source | None
+    """None: the version asked for is past, take the global weights."""
+    version: int
+    durable_version: int
+
+
+class Courier:
+    """Speaks for one site in one run.
+
+    Args:
+        link: what carries it.
+        run_id: of the run.
+        layout: of the whole model.
+        poll_s: how long the coordinator holds a request for an update that is not there yet.
+    """
+
+    def __init__(self, link: Link, run_id: str, layout: Layout, poll_s: float) -> None:
+        self._link = link
+        self._run_id = run_id
+        self._layout = layout
+        self._poll_s = poll_s
+
+    def send_initial(self, weights: State) -> None:
+        """Upload the initial weights, exactly."""
+        payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
+        receipt = self._send(wire.UploadHeader.INITIAL, 0, 0, payload, wire.Work())
+        if receipt.status == wire.Receipt.REJECTED:
+            raise FedwanError(f"the initial weights were refused: {receipt.text}")
+
+    def send_contribution(
+        self, fragment: int, version: int, payload: Payload, work: wire.Work
+    ) -> wire.Receipt:
+        """Upload a contribution to `version`."""
+        return self._send(wire.UploadHeader.CONTRIBUTION, fragment, version, payload, work)
+
+    def _send(
+        self,
+        kind: wire.UploadHeader.Kind,
+        fragment: int,
+        version: int,
+        payload: Payload,
+        work: wire.Work,
+    ) -> wire.Receipt:
+        header = wire.UploadHeader(
+            run_id=self._run_id,
+            kind=kind,
+            fragment=fragment,
+            version=version,
+            num_bytes=payload.num_bytes,
+            checksum=payload.checksum,
+            work=work,
+        )
+        return self._link.upload(header, payload)
+
+    def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Arrival:
+        """Wait for the update that leads to `version`.
+
+        Args:
+            fragment: which.
+            version: the one that it leads to.
+            between: called every now and then while waiting; may raise to end the wait.
+        """
+        while True:
+            request = wire.DownloadRequest(
+                run_id=self._run_id,
+                kind=wire.DownloadRequest.UPDATE,
+                fragment=fragment,
+                version=version,
+                wait_s=self._poll_s,
+            )
+            header, payload = self._link.download(request)
+            if payload is not None:
+                return Arrival(payload, header.version, header.durable_version)
+            if header.status == wire.DownloadHeader.SUPERSEDED:
+                return Arrival(None, header.version, header.durable_version)
+            between()
+
+    def is_over(self, version: int) -> bool:
+        """Whether the run has ended, asked without waiting."""
+        request = wire.DownloadRequest(
+            run_id=self._run_id, kind=wire.DownloadRequest.UPDATE, version=version + 1
+        )
+        return self._link.download(request).header.status == wire.DownloadHeader.DONE
+
+    def fetch_global(self) -> tuple[State, int]:
+        """The present global weights and their version."""
+        return self._fetch_weights(wire.DownloadRequest.GLOBAL)
+
+    def fetch_ema(self) -> tuple[State, int]:
+        """The moving average of the global weights and its version."""
+        return self._fetch_weights(wire.DownloadRequest.EMA)
+
+    def fetch_outer(self) -> State:
+        """The state of the optimiser that the coordinator steps."""
+        payload, _ = self._fetch(wire.DownloadRequest.OUTER)
+        return safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+
+    def _fetch_weights(self, kind: wire.DownloadRequest.Kind) -> tuple[State, int]:
+        payload, version = self._fetch(kind)
+        return fp32().decode(payload, self._layout), version
+
+    def _fetch(self, kind: wire.DownloadRequest.Kind) -> tuple[Source, int]:
+        header, payload = self._link.download(wire.DownloadRequest(run_id=self._run_id, kind=kind))
+        if payload is None:
+            raise FedwanError("the coordinator has no weights yet; its run has not begun")
+        return payload, header.version
+
+    def report(self, version: int, figures_json: str, samples: bytes) -> None:
+        """Hand in quality figures and samples."""
+        self._link.report(
+            wire.QualityReport(
+                run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
+            )
+        )

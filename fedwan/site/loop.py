@@ -1,0 +1,216 @@
+"""The step loop: the life of a run, seen from a site.
+
+    join; take over the weights, and what this site's own checkpoint holds
+    until the last step: one step; upload what is due; apply what has come; save
+    stay for questions about quality until the coordinator says stop; say farewell
+
+It knows no strategy and no workload by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from queue import Empty
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedwan.data.shard import Shard
+from fedwan.errors import RunStopped
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL, Link
+from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.site.checkpoint import SiteCheckpoints
+from fedwan.site.courier import Courier
+from fedwan.site.exchange import make_exchange
+from fedwan.site.meter import Meter
+from fedwan.site.plan import SitePlan
+from fedwan.site.replica import Replica
+from fedwan.state import layout_to_json
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import Workload
+
+__all__ = ["SiteLoop"]
+
+log = logging.getLogger(__name__)
+
+
+class SiteLoop:
+    """One site's part in one run.
+
+    Args:
+        plan: name, seeds and numbers.
+        workload: freshly built.
+        shard: this site's data.
+        strategy: the run's recipe.
+        link: to the coordinator.
+        folder: for this site's checkpoints of this run.
+        device: where the workload lives.
+    """
+
+    def __init__(
+        self,
+        plan: SitePlan,
+        workload: Workload,
+        shard: Shard,
+        strategy: Strategy,
+        link: Link,
+        folder: Path,
+        device: torch.device,
+    ) -> None:
+        torch.manual_seed(derive_seed(plan.seed, plan.site, "torch"))
+        self._plan = plan
+        self._workload = workload
+        self._shard = shard
+        self._strategy = strategy
+        self._link = link
+        self._replica = Replica(workload)
+        self._rng = NamedGenerators(plan.seed, plan.site)
+        self._stream = shard.batches(plan.batch, self._rng["data"], device)
+        self._checkpoints = SiteCheckpoints(folder, self._replica, self._stream, self._rng)
+        self._meter = Meter(link)
+        self._courier = Courier(link, plan.run_id, self._replica.layout, plan.poll_s)
+        self._exchange = make_exchange(
+            self._replica,
+            strategy.fragments(self._replica.layout),
+            strategy,
+            self._courier,
+            self._meter,
+            self._listen,
+        )
+        self._device = device
+        self._is_stopped = False
+
+    # The story -----------------------------------------------------------------------------
+
+    def run(self) -> str:
+        """Take part until the run is over.
+
+        Returns:
+            SHA-256 of the weights that this site ended with.
+
+        Raises:
+            JoinRefused: this site does not belong to the run as it is.
+            LinkLost: the coordinator could not be reached for too long.
+            RunStopped: the run was ended before its last step.
+        """
+        step = self._join()
+        while step < self._plan.num_steps:
+            self._listen()
+            before = list(self._exchange.versions)
+            batch = self._stream.next_batch()
+            with self._meter.computing():
+                losses = self._workload.step(batch, self._rng, self._exchange.reduce)
+            step += 1
+            self._meter.count_step(len(batch.x), losses)
+            self._link.heartbeat(step)
+            step = self._exchange.after_step(step)
+            if before != self._exchange.versions:
+                self._save()
+        return self._stay(step)
+
+    def _join(self) -> int:
+        """Introduce this site and find its place; the step to go on from."""
+        hello = wire.Hello(
+            run_id=self._plan.run_id,
+            protocol=PROTOCOL,
+            site=self._plan.site,
+            session=uuid.uuid4().hex,
+            layout_json=layout_to_json(self._replica.layout),
+            initial_sha256=self._replica.initial_sha256,
+            frozen_sha256=self._replica.frozen_sha256,
+        )
+        welcome = self._link.join(hello)
+        if welcome.send_initial:
+            self._courier.send_initial(self._replica.base)
+        version = min(welcome.versions, default=0)
+        return self._take_over(version) if version else 0
+
+    def _take_over(self, version: int) -> int:
+        """Weights of the present version, and the rest from this site's nearest checkpoint."""
+        kept = self._checkpoints.versions()
+        if version in kept and self._strategy.contributes == "delta":
+            self._exchange.residual = self._checkpoints.load(version, with_model=True)
+        else:
+            usable = [v for v in kept if v <= version] or kept
+            if usable:
+                self._exchange.residual = self._checkpoints.load(usable[-1], with_model=False)
+            weights, version = self._courier.fetch_global()
+            self._replica.adopt(weights)
+            if self._strategy.contributes == "gradient":
+                self._replica.load_optimizers(self._courier.fetch_outer())
+            at = f"version {usable[-1]}" if usable else "the beginning"
+            log.warning("global weights of version %d, data and optimisers of %s", version, at)
+        self._exchange.versions = [version] * len(self._exchange.versions)
+        log.info("goes on from version %d", version)
+        return version * self._strategy.h
+
+    def _save(self) -> None:
+        version = min(self._exchange.versions)
+        if version % self._plan.checkpoint_every == 0:
+            with self._meter.waiting():
+                self._checkpoints.save(
+                    version, self._exchange.durable_version, self._exchange.residual
+                )
+
+    def _stay(self, step: int) -> str:
+        """Answer the coordinator until it says stop; then say farewell."""
+        sha256 = self._replica.global_sha256()
+        version = min(self._exchange.versions)
+        with self._meter.waiting():
+            while not self._is_stopped:
+                self._listen(wait_s=self._plan.poll_s)
+                if not self._is_stopped and self._courier.is_over(version):
+                    break
+        self._link.leave(wire.Farewell(global_sha256=sha256, work=self._meter.work(step)))
+        return sha256
+
+    # What the coordinator asks between steps -----------------------------------------------
+
+    def _listen(self, wait_s: float = 0.0) -> None:
+        """Act on signals that have arrived; wait up to `wait_s` for the first one."""
+        while True:
+            try:
+                signal = self._link.signals.get(block=wait_s > 0, timeout=wait_s or None)
+            except Empty:
+                return
+            wait_s = 0.0
+            if signal.kind == wire.CoordinatorSignal.EVALUATE:
+                self._evaluate()
+            elif signal.kind == wire.CoordinatorSignal.SEND_INITIAL:
+                self._courier.send_initial(self._replica.base)
+            elif signal.kind == wire.CoordinatorSignal.STOP:
+                self._stop(signal.text)
+
+    def _stop(self, text: str) -> None:
+        self._is_stopped = True
+        if min(self._exchange.versions) * self._strategy.h < self._plan.num_steps:
+            self._link.leave(wire.Farewell(work=self._meter.work(0), error=text))
+            raise RunStopped(f"the coordinator ended the run: {text}")
+
+    def _evaluate(self) -> None:
+        """Measure the EMA weights on held-out data, and draw samples from them."""
+        began = time.monotonic()
+        weights, version = self._courier.fetch_ema()
+        seed = self._plan.seed
+        with self._replica.showing(weights), torch.no_grad():
+            figures = self._workload.evaluate(self._shard.held_out, seed)
+            samples = self._workload.sample(self._plan.num_samples, seed)
+        shown: dict[str, Tensor] = {"generated": samples.float().cpu().contiguous()}
+        if self._shard.public:
+            real = self._shard.held_out.x[: self._plan.num_samples]
+            shown["real"] = real.float().cpu().contiguous()
+        text = json.dumps(_plain(figures))
+        self._courier.report(version, text, safetensors.torch.save(shown))
+        log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+
+def _plain(figures: Mapping[str, object]) -> dict[str, object]:
+    """Numbers as JSON has them: tensors and numpy scalars become floats."""
+    return {k: v.item() if hasattr(v, "item") else v for k, v in figures.items()}

@@ -1,0 +1,79 @@
+"""Where a site's time and bytes go, and how its losses stand: what it tells with a contribution."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+
+__all__ = ["Meter"]
+
+
+class Meter:
+    """Counts since the last contribution.
+
+    Computing is what happens inside a step, less what is spent waiting there. Everything else in
+    the loop (coding, sending, waiting, applying, checkpoints) counts as waiting; measuring quality
+    counts as neither.
+
+    Args:
+        link: whose bytes to count.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
+        self._link = link
+        self._clock = clock
+        self._compute_s = 0.0
+        self._wait_s = 0.0
+        self._marks = (0.0, 0.0, 0, 0)
+        self._steps = 0
+        self._samples = 0
+        self._losses: dict[str, Tensor] = {}
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Time spent here is computing, except inside `waiting`."""
+        began, waited = self._clock(), self._wait_s
+        yield
+        self._compute_s += self._clock() - began - (self._wait_s - waited)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Time spent here is waiting."""
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._wait_s += self._clock() - began
+
+    def count_step(self, samples: int, losses: dict[str, Tensor]) -> None:
+        """A step was completed. Losses are summed where they are: no transfer from a GPU."""
+        self._steps += 1
+        self._samples += samples
+        for name, value in losses.items():
+            self._losses[name] = self._losses[name] + value if name in self._losses else value
+
+    def work(self, step: int) -> wire.Work:
+        """All since the last call, as a message, and begin anew."""
+        now = (self._compute_s, self._wait_s, self._link.bytes_up, self._link.bytes_down)
+        before, self._marks = self._marks, now
+        work = wire.Work(
+            step=step,
+            steps=self._steps,
+            samples=self._samples,
+            losses={k: float(v) / max(1, self._steps) for k, v in self._losses.items()},
+            compute_s=now[0] - before[0],
+            wait_s=now[1] - before[1],
+            bytes_up=now[2] - before[2],
+            bytes_down=now[3] - before[3],
+        )
+        self._steps = 0
+        self._samples = 0
+        self._losses = {}
+        return work

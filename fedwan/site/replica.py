@@ -1,0 +1,180 @@
+"""What trains at a site: the workload's live tensors beside the global weights they started from.
+
+Memory: the model and its optimisers, which the workload owns, and one copy of the global weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from fedwan.codecs import Codec
+from fedwan.codecs.payload import Source
+from fedwan.fragments import Fragment
+from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
+from fedwan.state import (
+    Layout,
+    Role,
+    State,
+    add_prefix,
+    hash_state,
+    layout_of,
+    network_of,
+    refresh_spectral_norm,
+    select_prefix,
+    state_of,
+)
+from fedwan.workloads.base import Workload
+
+__all__ = ["Replica"]
+
+
+class Replica:
+    """A site's copy of the networks.
+
+    Args:
+        workload: freshly built, holding the initial weights.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        trained = {n: m for n, m in workload.networks.items() if n in workload.optimizers}
+        frozen = {n: m for n, m in workload.networks.items() if n not in workload.optimizers}
+        self._trained = trained
+        self.live: State = state_of(trained)
+        self.layout: Layout = layout_of(trained)
+        self.base: State = {n: self._widen(n, v).clone() for n, v in self.live.items()}
+        self.initial_sha256 = hash_state(self.base)
+        self.frozen_sha256 = hash_state(state_of(frozen))
+
+    def _widen(self, name: str, value: Tensor) -> Tensor:
+        """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
+        return value.float() if self.layout[name].role is Role.PARAMETER else value
+
+    def delta(self) -> Mapping[str, Tensor]:
+        """Δ = global - local for parameters, local values for the rest; made when taken."""
+        return _Delta(self.base, self.live, self.layout)
+
+    def gradients(self) -> State:
+        """Gradients of parameters (zero where there is none), local values for the rest."""
+        found: State = {}
+        for network, module in self._trained.items():
+            for name, parameter in module.named_parameters():
+                grad = parameter.grad
+                found[f"{network}/{name}"] = (
+                    torch.zeros_like(parameter) if grad is None else grad.detach()
+                )
+        return {name: found.get(name, value) for name, value in self.live.items()}
+
+    def apply_update(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
+        """global += update, local = global, for every tensor of the fragment.
+
+        Raises:
+            PayloadError: the payload is damaged. The replica is then in between two versions: end
+                this process; its successor takes the global weights.
+        """
+        for name, value in codec.decode_each(payload, fragment.layout):
+            if self.layout[name].role is Role.PARAMETER:
+                self.base[name].add_(value.to(self.base[name].device))
+            else:
+                self.base[name].copy_(value)
+            self.live[name].copy_(self.base[name])
+        refresh_spectral_norm(self._trained)
+
+    def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
+        """Put the mean gradient in place of the local one, and set merged buffers.
+
+        Raises:
+            PayloadError: see `apply_update`.
+        """
+        parameters = {
+            f"{network}/{name}": parameter
+            for network, module in self._trained.items()
+            for name, parameter in module.named_parameters()
+        }
+        for name, value in codec.decode_each(payload, fragment.layout):
+            if name in parameters:
+                parameter = parameters[name]
+                # A clone: the optimiser may write to it, and the payload must not change.
+                parameter.grad = value.to(parameter.device, parameter.dtype).clone()
+            else:
+                self.live[name].copy_(value)
+
+    def reset(self) -> None:
+        """local = global: throw the steps since the last update away."""
+        for name, value in self.live.items():
+            value.copy_(self.base[name])
+        refresh_spectral_norm(self._trained)
+
+    def adopt(self, weights: State) -> None:
+        """Take global weights over as both global and local."""
+        for name, value in weights.items():
+            self.base[name].copy_(value)
+        self.reset()
+
+    def global_sha256(self) -> str:
+        """Hash of the live weights as the coordinator would keep them."""
+        return hash_state({name: self._widen(name, value) for name, value in self.live.items()})
+
+    @contextmanager
+    def showing(self, weights: State) -> Iterator[None]:
+        """The networks hold other weights, in evaluation mode, for a while.
+
+        Costs a second copy of the model meanwhile.
+        """
+        kept = {name: value.clone() for name, value in self.live.items()}
+        modules = [m for network in self._trained.values() for m in network.modules()]
+        modes = [module.training for module in modules]
+        try:
+            for name, value in weights.items():
+                self.live[name].copy_(value)
+            refresh_spectral_norm(self._trained)
+            for network in self._trained.values():
+                network.eval()
+            yield
+        finally:
+            for name, value in kept.items():
+                self.live[name].copy_(value)
+            refresh_spectral_norm(self._trained)
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+    def optimizer_state(self) -> State:
+        """All inner optimisers' tensors, by network and parameter; no copies."""
+        flat: State = {}
+        for network, optimizer in self.workload.optimizers.items():
+            names = parameter_names(optimizer, self._of(network))
+            flat |= add_prefix(network, optimizer_state(optimizer, names))
+        return flat
+
+    def load_optimizers(self, flat: State) -> None:
+        """The inverse of `optimizer_state`."""
+        for network, optimizer in self.workload.optimizers.items():
+            names = parameter_names(optimizer, self._of(network))
+            load_optimizer(optimizer, names, select_prefix(network, flat))
+
+    def _of(self, network: str) -> State:
+        return {name: value for name, value in self.live.items() if network_of(name) == network}
+
+
+class _Delta(Mapping[str, Tensor]):
+    """Computes a tensor's delta when it is asked for, so that only one exists at a time."""
+
+    def __init__(self, base: State, live: State, layout: Layout) -> None:
+        self._base = base
+        self._live = live
+        self._layout = layout
+
+    def __getitem__(self, name: str) -> Tensor:
+        if self._layout[name].role is not Role.PARAMETER:
+            return self._live[name]
+        return self._base[name] - self._live[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._layout)
+
+    def __len__(self) -> int:
+        return len(self._layout)

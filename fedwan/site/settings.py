@@ -1,0 +1,20 @@
+"""What a site's process knows before any ticket arrives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SiteSettings"]
+
+
+@dataclass(frozen=True)
+class SiteSettings:
+    """A site's name, credentials and state folder."""
+
+    name: str
+    """The site's name, the common name of its certificate."""
+    identity: Path
+    """Folder with `ca.crt`, `identity.crt` and `identity.key`."""
+    dir: Path
+    """Folder of the site's state: checkpoints, logs."""

@@ -1,0 +1,249 @@
+"""A model's state as a flat dict of tensors: names, roles, hashing, and safetensors files.
+
+A tensor's name is `network/tensor`, e.g. `generator/main.0.weight`. Its role decides how sites'
+values become one (see `fedwan.coordinator.merge`):
+
+    parameter   travels as a delta (or a gradient) through the outer optimiser
+    mean        running mean or any other float buffer: averaged
+    variance    running variance: pooled by total variance, so it is never below zero
+    counter     integer buffer: the largest value
+    spectral    spectral norm's singular vectors: stay home, recomputed from the merged weight
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fedwan.errors import CheckpointError
+
+__all__ = [
+    "Layout",
+    "Role",
+    "State",
+    "TensorSpec",
+    "add_prefix",
+    "clone",
+    "hash_state",
+    "layout_from_json",
+    "layout_of",
+    "layout_to_json",
+    "network_of",
+    "read_tensors",
+    "refresh_spectral_norm",
+    "select_prefix",
+    "state_of",
+    "write_atomically",
+    "write_tensors",
+]
+
+State = dict[str, Tensor]
+"""Tensors by name."""
+
+
+class Role(str, Enum):
+    """How a tensor is merged."""
+
+    PARAMETER = "parameter"
+    MEAN = "mean"
+    VARIANCE = "variance"
+    COUNTER = "counter"
+    SPECTRAL = "spectral"
+
+
+class TensorSpec(NamedTuple):
+    """What both ends know of a tensor before any byte of it travels."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    role: Role
+
+    @property
+    def num_values(self) -> int:
+        """Number of elements."""
+        count = 1
+        for size in self.shape:
+            count *= size
+        return count
+
+
+Layout = dict[str, TensorSpec]
+"""Specs by tensor name, in name order."""
+
+_SPECTRAL_BUFFERS = ("_u", "_v", "weight_u", "weight_v")
+
+
+def network_of(name: str) -> str:
+    """The network that a tensor belongs to.
+
+    >>> network_of("generator/main.0.weight")
+    'generator'
+    """
+    return name.partition("/")[0]
+
+
+def _role_of_buffer(name: str, value: Tensor) -> Role:
+    leaf = name.rpartition(".")[2]
+    if leaf in _SPECTRAL_BUFFERS and value.dim() == 1:
+        return Role.SPECTRAL
+    if not value.is_floating_point():
+        return Role.COUNTER
+    return Role.VARIANCE if leaf == "running_var" else Role.MEAN
+
+
+def _named_tensors(networks: Mapping[str, nn.Module]) -> Iterable[tuple[str, Tensor, Role]]:
+    for network, module in networks.items():
+        if "/" in network:
+            raise ValueError(f"network name {network!r} holds a '/'; choose another name")
+        persistent = module.state_dict(keep_vars=True)
+        for name, parameter in module.named_parameters():
+            yield f"{network}/{name}", parameter.detach(), Role.PARAMETER
+        for name, buffer in module.named_buffers():
+            if name in persistent:
+                yield f"{network}/{name}", buffer, _role_of_buffer(name, buffer)
+
+
+def state_of(networks: Mapping[str, nn.Module]) -> State:
+    """The tensors that travel, in name order, sharing memory with the modules (no copy).
+
+    Spectral-norm vectors are left out: see `refresh_spectral_norm`.
+    """
+    rows = [(n, t) for n, t, role in _named_tensors(networks) if role is not Role.SPECTRAL]
+    return dict(sorted(rows))
+
+
+def layout_of(networks: Mapping[str, nn.Module]) -> Layout:
+    """Shape, dtype and role of each tensor of `state_of(networks)`."""
+    rows = [
+        (name, TensorSpec(tuple(value.shape), value.dtype, role))
+        for name, value, role in _named_tensors(networks)
+        if role is not Role.SPECTRAL
+    ]
+    return dict(sorted(rows))
+
+
+def layout_to_json(layout: Layout) -> str:
+    """A layout as compact JSON, for the wire and for checkpoints."""
+    rows = {n: [list(s.shape), str(s.dtype)[6:], s.role.value] for n, s in layout.items()}
+    return json.dumps(rows, separators=(",", ":"))
+
+
+def layout_from_json(text: str) -> Layout:
+    """The inverse of `layout_to_json`.
+
+    Raises:
+        ValueError: the text is not a layout.
+    """
+    layout: Layout = {}
+    try:
+        for name, (shape, dtype_name, role) in json.loads(text).items():
+            dtype = getattr(torch, dtype_name)
+            if not isinstance(dtype, torch.dtype) or any(int(s) < 0 for s in shape):
+                raise ValueError(f"tensor {name!r} has dtype {dtype_name!r} and shape {shape}")
+            layout[name] = TensorSpec(tuple(int(s) for s in shape), dtype, Role(role))
+    except (AttributeError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"not a layout: {error}") from error
+    return dict(sorted(layout.items()))
+
+
+def clone(state: Mapping[str, Tensor]) -> State:
+    """A copy of each tensor, on the tensor's device."""
+    return {name: value.detach().clone() for name, value in state.items()}
+
+
+def hash_state(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 over name, dtype, shape and bytes of each tensor, in name order (hex).
+
+    Costs one host copy of the largest tensor if the state is on a GPU.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        value = state[name].detach().contiguous().cpu()
+        digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
+        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
+    """Each name behind `prefix:`, to keep several states in one file."""
+    return {f"{prefix}:{name}": value for name, value in state.items()}
+
+
+def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
+    """The inverse of `add_prefix`, for the names that carry the prefix."""
+    head = f"{prefix}:"
+    return {name[len(head) :]: value for name, value in state.items() if name.startswith(head)}
+
+
+def refresh_spectral_norm(networks: Mapping[str, nn.Module], num_iterations: int = 5) -> None:
+    """Recompute spectral norm's singular vectors from the present weights, in place.
+
+    Power iteration, Miyato et al. 2018 (1802.05957), algorithm 1, from the vectors at hand. To be
+    called after merged weights were written into the modules.
+    """
+    for module in (m for network in networks.values() for m in network.modules()):
+        for chain in getattr(module, "parametrizations", {}).values():
+            for part in chain:
+                if hasattr(part, "_u") and hasattr(part, "_power_method"):
+                    with torch.no_grad():
+                        weight = part._reshape_weight_to_matrix(chain.original.detach())
+                        part._power_method(weight, num_iterations)
+
+
+def write_atomically(path: Path, write: Any) -> None:
+    """Call `write(temporary_path)`, fsync, and rename over `path`: all or nothing.
+
+    Readers see the old file or the new one, whenever the machine dies.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write(temporary)
+        with temporary.open("rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def write_tensors(path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write a state and a JSON-ready `meta` to one safetensors file, atomically."""
+    tensors = {name: value.detach().contiguous().cpu() for name, value in state.items()}
+    header = {"fedwan": json.dumps(meta, sort_keys=True)}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
+
+
+def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
+    """Read what `write_tensors` wrote.
+
+    Raises:
+        CheckpointError: the file is missing, truncated, or not one of fedwan's.
+    """
+    try:
+        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
+            meta = json.loads((file.metadata() or {})["fedwan"])
+            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"no checkpoint at {path}; start the run afresh, without --resume"
+        ) from None
+    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+        raise CheckpointError(
+            f"checkpoint {path} cannot be read ({error}); restore it from a copy, "
+            "or start the run afresh without --resume"
+        ) from None

@@ -1,0 +1,43 @@
+"""What a strategy is: the vocabulary in which `strategies/NAME.py` is written.
+
+A strategy is a recipe: what sites contribute and how often, what the coordinator does with the
+merged contribution, how both directions are coded, and when a round closes. The engine knows it
+through these fields and never by its name. A recipe module provides
+
+    def resolve(config, networks) -> None    fill in `h`, `outer.NETWORK.*`, `checkpoint.every`;
+                                             refuse settings that would have no effect
+    def build(config) -> Strategy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+from fedwan.codecs import Codec
+from fedwan.coordinator.policy import RoundPolicy
+from fedwan.coordinator.server_step import ServerStep
+from fedwan.fragments import Fragment
+from fedwan.state import Layout, State
+
+__all__ = ["Strategy"]
+
+
+class Strategy(NamedTuple):
+    """One way of training together."""
+
+    contributes: Literal["delta", "gradient"]
+    """`delta`: sites step on their own and send what changed. `gradient`: sites send gradients
+    within every step, and their inner optimisers take the same step everywhere."""
+    h: int
+    """Steps between two uploads of the same fragment; 1 for gradients."""
+    fragments: Callable[[Layout], tuple[Fragment, ...]]
+    """Which tensors travel together."""
+    server_step: Callable[[State, Layout], ServerStep]
+    """Makes what turns merged contributions into new global weights, from the initial ones."""
+    up: Codec
+    """Of contributions."""
+    down: Codec
+    """Of updates."""
+    policy: RoundPolicy
+    """When a round closes."""

@@ -1,0 +1,1 @@
+"""What a workload is, and the parts that recipes in `sites/` share."""

@@ -1,0 +1,79 @@
+"""The contract between a workload recipe (`sites/NAME.py`) and the engine of a site.
+
+A recipe is one page. The engine knows it only through the names below, and never by its own name:
+
+    NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is
+    Model: a dataclass                       the settings under `model.*`, a docstring under each
+    def resolve(config) -> None              fill in `inner.NETWORK.*` and `data.batch` where unset
+    def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.rng import NamedGenerators
+
+__all__ = ["Batch", "NetworkKind", "Reduce", "Workload", "keep_local"]
+
+NetworkKind = Literal["adversarial", "regression"]
+"""How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
+other (`adversarial`), a flow's velocity has a fixed target (`regression`)."""
+
+Reduce = Callable[[Sequence[str]], None]
+"""Called with network names once their gradients are complete and before their optimisers step.
+Local strategies do nothing there; synchronous ones replace `.grad` by its mean over the sites."""
+
+
+class Batch(NamedTuple):
+    """One batch on the site's device."""
+
+    x: Tensor
+    """Samples, (batch, …): images (batch, channels, height, width) in [-1, 1], or points (batch, 2)."""
+    y: Tensor
+    """Class labels, (batch,), int64."""
+
+
+def keep_local(networks: Sequence[str]) -> None:
+    """The `Reduce` of strategies whose gradients stay at the site."""
+
+
+class Workload(Protocol):
+    """Networks, their inner optimisers, and one training step."""
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Each network by name; a network without an optimiser is frozen and never sent."""
+        ...
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """The inner optimiser of each trained network, by the network's name."""
+        ...
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One completed inner step of every trained network.
+
+        Calls `reduce` between the backward pass and the optimisers' steps, and leaves learning
+        rates to the optimisers. Every random draw comes from a generator of `rng`.
+
+        Returns:
+            Losses by name, detached scalars (no `.item()`: that would stall a GPU every step).
+        """
+        ...
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`."""
+        ...
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """Quality of the present weights against held-out real data.
+
+        Returns:
+            JSON-ready figures; `fd` and `fd_floor` always, lower is better.
+        """
+        ...

@@ -1,0 +1,1 @@
+"""Strategies: the coordinator's recipes, one page each, and the Flower ServerApp."""

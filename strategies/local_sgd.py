@@ -1,0 +1,39 @@
+"""Local SGD: local steps, then plain averaging of the weights.
+
+Stich 2018 (1805.09767), algorithm 1; across sites known as federated averaging (McMahan et al.
+2016, 1602.05629), and with a GAN's two networks as FedGAN (Rasouli et al. 2020, 2006.07228). The
+mean of the weights is the global weights minus the mean delta: outer SGD with lr 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedwan import outer
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config
+from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.server_step import step_outer
+from fedwan.fragments import whole
+from fedwan.recipes import fill_schedule, refuse_outer
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+
+
+def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+    """Fill in H = 20; averaging has no outer settings."""
+    fill_schedule(config, h=20, checkpoint_every=1)
+    refuse_outer(config, networks, "averages the weights")
+
+
+def build(config: Config) -> Strategy:
+    """The recipe."""
+    return Strategy(
+        contributes="delta",
+        h=config.h,
+        fragments=whole,
+        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
+        up=codec_by_name(config.codec.up),
+        down=codec_by_name(config.codec.down),
+        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
+    )

@@ -1,0 +1,39 @@
+"""Synchronous data parallel: gradients are averaged every step, as all-reduce does.
+
+θ ← InnerOpt(θ, mean_i g_i) at every site (Li et al. 2020, 2006.15704, for DDP). All sites start
+from the same weights and take the same steps, so their inner optimisers stay identical; the
+coordinator mirrors them, and so knows the global weights without being sent them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config
+from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.server_step import mirror_inner
+from fedwan.fragments import whole
+from fedwan.recipes import fill_schedule, refuse_h, refuse_outer
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+
+
+def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+    """One step a round, and rarer looks: a round is as short as a step."""
+    refuse_h(config, "exchanges gradients in every step")
+    fill_schedule(config, h=1, checkpoint_every=50)
+    refuse_outer(config, networks, "steps the inner optimisers on the mean gradient")
+
+
+def build(config: Config) -> Strategy:
+    """The recipe."""
+    return Strategy(
+        contributes="gradient",
+        h=1,
+        fragments=whole,
+        server_step=mirror_inner(config.inner),
+        up=codec_by_name(config.codec.up),
+        down=codec_by_name(config.codec.down),
+        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
+    )

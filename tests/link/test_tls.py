@@ -1,0 +1,304 @@
+"""Identities against real certificates, real sockets and a real gRPC server."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from fedwan.errors import IdentityError
+from fedwan.link import pki
+from fedwan.link.certificates import (
+    new_key,
+    now,
+    private_pem,
+    public_pem,
+    sign_authority,
+    sign_identity,
+)
+from fedwan.link.tls import Identity, RevocationList, certificate_name
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> Path:
+    pki.init(tmp_path, [])
+    pki.issue(tmp_path, "s1")
+    pki.issue(tmp_path, "s2")
+    return tmp_path
+
+
+@pytest.fixture
+def foreign(tmp_path: Path) -> Path:
+    directory = tmp_path / "foreign"
+    pki.init(directory, [])
+    pki.issue(directory, "s1")
+    return directory
+
+
+def write_identity(folder: Path, begins_in: timedelta, ends_in: timedelta) -> None:
+    """An identity of its own authority, valid between two moments from now."""
+    key, leaf_key = new_key(), new_key()
+    ca = sign_authority(key, now() + timedelta(days=9))
+    leaf = sign_identity("s1", "site", [], leaf_key.public_key(), (ca, key), now() + ends_in)
+    if begins_in > timedelta(0):
+        builder = x509.CertificateBuilder(
+            issuer_name=leaf.issuer,
+            subject_name=leaf.subject,
+            public_key=leaf.public_key(),
+            serial_number=leaf.serial_number,
+            not_valid_before=now() + begins_in,
+            not_valid_after=leaf.not_valid_after_utc,
+            extensions=list(leaf.extensions),
+        )
+        leaf = builder.sign(key, leaf.signature_hash_algorithm)
+    folder.mkdir()
+    (folder / "ca.crt").write_bytes(public_pem(ca))
+    (folder / "identity.crt").write_bytes(public_pem(leaf))
+    (folder / "identity.key").touch(mode=0o600)
+    (folder / "identity.key").write_bytes(private_pem(leaf_key))
+
+
+def test_an_issued_identity_loads_with_its_name_and_expiry(folders: Path) -> None:
+    site = Identity.load(folders / "s1")
+    assert (site.name, site.role) == ("s1", "site")
+    assert site.expires - now() > timedelta(days=pki.IDENTITY_DAYS - 1)
+    assert Identity.load(folders / "coordinator", "coordinator").name == "coordinator"
+
+
+def test_the_private_key_is_not_printed(folders: Path) -> None:
+    assert "PRIVATE" not in repr(Identity.load(folders / "s1"))
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "identity.crt", "identity.key"])
+def test_a_missing_file_is_named(folders: Path, name: str) -> None:
+    (folders / "s1" / name).unlink()
+    with pytest.raises(IdentityError, match=f"{name} is missing"):
+        Identity.load(folders / "s1")
+
+
+@pytest.mark.parametrize("name", ["ca.crt", "identity.crt", "identity.key"])
+def test_a_damaged_file_is_named(folders: Path, name: str) -> None:
+    (folders / "s1" / name).write_text("-----BEGIN NONSENSE-----\n")
+    with pytest.raises(IdentityError, match=f"{name} cannot be parsed"):
+        Identity.load(folders / "s1")
+
+
+def test_a_file_that_cannot_be_read_is_named(folders: Path) -> None:
+    (folders / "s1" / "identity.crt").unlink()
+    (folders / "s1" / "identity.crt").mkdir()
+    with pytest.raises(IdentityError, match="identity.crt cannot be read: Is a directory"):
+        Identity.load(folders / "s1")
+
+
+def test_a_key_that_others_can_read_is_refused_with_the_mend(folders: Path) -> None:
+    (folders / "s1" / "identity.key").chmod(0o640)
+    with pytest.raises(IdentityError, match="mode 0640, readable by others; run: chmod 600"):
+        Identity.load(folders / "s1")
+
+
+def test_a_key_of_another_certificate_is_refused(folders: Path) -> None:
+    (folders / "s1" / "identity.key").write_bytes((folders / "s2" / "identity.key").read_bytes())
+    with pytest.raises(IdentityError, match="does not belong"):
+        Identity.load(folders / "s1")
+
+
+def test_a_certificate_of_another_authority_is_refused(folders: Path, foreign: Path) -> None:
+    (folders / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
+    with pytest.raises(IdentityError, match="foreign authority"):
+        Identity.load(folders / "s1")
+
+
+def test_an_expired_certificate_is_refused(tmp_path: Path) -> None:
+    write_identity(tmp_path / "s1", timedelta(0), timedelta(seconds=-1))
+    with pytest.raises(IdentityError, match="expired on"):
+        Identity.load(tmp_path / "s1")
+
+
+def test_a_certificate_from_the_future_is_refused(tmp_path: Path) -> None:
+    write_identity(tmp_path / "s1", timedelta(days=1), timedelta(days=2))
+    with pytest.raises(IdentityError, match="not valid before"):
+        Identity.load(tmp_path / "s1")
+
+
+def test_each_role_refuses_the_others_certificate(folders: Path) -> None:
+    with pytest.raises(IdentityError, match="a site's certificate; give the folder of a coord"):
+        Identity.load(folders / "s1", "coordinator")
+    with pytest.raises(IdentityError, match="a coordinator's certificate; give the folder of a s"):
+        Identity.load(folders / "coordinator", "site")
+
+
+def test_every_refusal_is_one_line(folders: Path) -> None:
+    (folders / "s1" / "identity.crt").write_text("-----BEGIN\nx\ny")
+    with pytest.raises(IdentityError) as caught:
+        Identity.load(folders / "s1")
+    assert "\n" not in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+def test_certificate_name_reads_pem_and_der(folders: Path) -> None:
+    pem = (folders / "s2" / "identity.crt").read_bytes()
+    der = x509.load_pem_x509_certificate(pem).public_bytes(serialization.Encoding.DER)
+    assert certificate_name(pem) == certificate_name(der) == "s2"
+
+
+class TestRevocationList:
+    def test_nothing_is_revoked_without_a_list(self, folders: Path) -> None:
+        site = Identity.load(folders / "s1")
+        assert not site.revocations().is_revoked(site.cert_pem)
+
+    def test_a_new_list_is_noticed_without_a_restart(self, folders: Path) -> None:
+        revocations = RevocationList(folders / "coordinator")
+        first, second = (Identity.load(folders / name).cert_pem for name in ("s1", "s2"))
+        assert not revocations.is_revoked(first)
+        pki.revoke(folders, "s1")
+        assert revocations.is_revoked(first)
+        assert not revocations.is_revoked(second)
+        pki.revoke(folders, "s2")
+        assert revocations.is_revoked(x509.load_pem_x509_certificate(second).serial_number)
+
+    def test_a_list_of_another_authority_is_refused(self, folders: Path, foreign: Path) -> None:
+        (folders / "coordinator" / "crl.pem").write_bytes(
+            (foreign / "coordinator" / "crl.pem").read_bytes()
+        )
+        with pytest.raises(IdentityError, match="was not signed by"):
+            RevocationList(folders / "coordinator")
+
+    def test_a_list_that_breaks_later_keeps_the_revoked_out(self, folders: Path) -> None:
+        pki.revoke(folders, "s1")
+        revocations = RevocationList(folders / "coordinator")
+        (folders / "coordinator" / "crl.pem").write_text("half a fi")
+        assert revocations.is_revoked(Identity.load(folders / "s1").cert_pem)
+        (folders / "coordinator" / "crl.pem").unlink()
+        assert revocations.is_revoked(Identity.load(folders / "s1").cert_pem)
+
+
+def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> bytes:
+    """What the server hears over a real socket, after both ends finished the handshake."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    failures: list[Exception] = []
+
+    def accept() -> None:
+        try:
+            raw, _ = listener.accept()
+            with server.wrap_socket(raw, server_side=True) as connection:
+                connection.sendall(connection.recv(5))
+        except OSError as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=accept)
+    thread.start()
+    try:
+        with socket.create_connection(listener.getsockname()[:2], timeout=5) as raw:
+            with client.wrap_socket(raw, server_hostname=host) as connection:
+                connection.sendall(b"hello")
+                # TLS 1.3 tells a refused peer only when it reads.
+                return connection.recv(5)
+    finally:
+        thread.join()
+        listener.close()
+
+
+class TestSslContext:
+    def test_a_site_and_its_coordinator_shake_hands(self, folders: Path) -> None:
+        server = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
+        site = Identity.load(folders / "s1").ssl_context(server=False)
+        assert handshake(server, site) == b"hello"
+        assert handshake(server, site, "127.0.0.1") == b"hello"
+        assert server.minimum_version == ssl.TLSVersion.TLSv1_2
+
+    def test_a_server_turns_away_no_certificate_and_a_foreign_one(
+        self, folders: Path, foreign: Path
+    ) -> None:
+        server = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
+        nobody = ssl.create_default_context(cafile=str(folders / "ca" / "ca.crt"))
+        stranger = ssl.create_default_context(cafile=str(folders / "ca" / "ca.crt"))
+        stranger.load_cert_chain(foreign / "s1" / "identity.crt", foreign / "s1" / "identity.key")
+        for context in (nobody, stranger):
+            with pytest.raises(OSError):
+                assert handshake(server, context) == b"hello"
+
+    def test_a_coordinators_certificate_cannot_dial(self, folders: Path) -> None:
+        coordinator = Identity.load(folders / "coordinator", "coordinator")
+        with pytest.raises(OSError):
+            assert handshake(coordinator.ssl_context(True), coordinator.ssl_context(False))
+
+    def test_a_site_refuses_another_authority_another_host_and_another_site(
+        self, folders: Path, foreign: Path
+    ) -> None:
+        site = Identity.load(folders / "s1").ssl_context(server=False)
+        ours = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
+        theirs = Identity.load(foreign / "coordinator", "coordinator").ssl_context(server=True)
+        impostor = Identity.load(folders / "s2").ssl_context(server=True)
+        for server, host in [(theirs, "localhost"), (ours, "example.com"), (impostor, "s2")]:
+            with pytest.raises(ssl.SSLCertVerificationError):
+                handshake(server, site, host)
+
+    def test_a_revoked_site_gets_no_session(self, folders: Path) -> None:
+        pki.revoke(folders, "s1")
+        server = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
+        with pytest.raises(OSError):
+            handshake(server, Identity.load(folders / "s1").ssl_context(server=False))
+        assert handshake(server, Identity.load(folders / "s2").ssl_context(server=False))
+
+
+@contextmanager
+def grpc_server(identity: Identity) -> Iterator[int]:
+    """A real server whose one method answers with the caller's name."""
+
+    def whoami(request: bytes, context: grpc.ServicerContext) -> bytes:
+        return certificate_name(context.auth_context()["x509_pem_cert"][0]).encode()
+
+    handler = grpc.method_handlers_generic_handler(
+        "test.Echo", {"WhoAmI": grpc.unary_unary_rpc_method_handler(whoami)}
+    )
+    with ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool, handlers=[handler])
+        port = server.add_secure_port("127.0.0.1:0", identity.grpc_server_credentials())
+        server.start()
+        try:
+            yield port
+        finally:
+            server.stop(None).wait()
+
+
+def ask(port: int, credentials: grpc.ChannelCredentials) -> bytes:
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
+        return channel.unary_unary("/test.Echo/WhoAmI")(b"", timeout=5)
+
+
+class TestGrpcCredentials:
+    def test_the_server_learns_the_sites_name_from_its_certificate(self, folders: Path) -> None:
+        with grpc_server(Identity.load(folders / "coordinator", "coordinator")) as port:
+            assert ask(port, Identity.load(folders / "s2").grpc_channel_credentials()) == b"s2"
+
+    def test_the_server_turns_away_no_foreign_and_no_coordinators_certificate(
+        self, folders: Path, foreign: Path
+    ) -> None:
+        coordinator = Identity.load(folders / "coordinator", "coordinator")
+        ca = (folders / "ca" / "ca.crt").read_bytes()
+        stranger = Identity.load(foreign / "s1")
+        refused = [
+            grpc.ssl_channel_credentials(ca),
+            grpc.ssl_channel_credentials(ca, stranger.key_pem, stranger.cert_pem),
+            coordinator.grpc_channel_credentials(),
+        ]
+        with grpc_server(coordinator) as port:
+            for credentials in refused:
+                with pytest.raises(grpc.RpcError) as caught:
+                    ask(port, credentials)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+    def test_a_site_refuses_a_server_that_is_only_a_site(self, folders: Path) -> None:
+        with grpc_server(Identity.load(folders / "s2")) as port:
+            with pytest.raises(grpc.RpcError):
+                ask(port, Identity.load(folders / "s1").grpc_channel_credentials())

@@ -1,0 +1,220 @@
+"""Finding recipes, and leaving nothing open in a configuration."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedwan import app
+from fedwan.config import Config, InnerConfig, OuterConfig
+from fedwan.errors import ConfigError
+
+WORKLOAD = """
+from dataclasses import dataclass
+from fedwan.config import InnerConfig
+
+NETWORKS = {"generator": "adversarial", "discriminator": "adversarial"}
+
+@dataclass
+class Model:
+    width: int = 16
+    gamma: float = 1.0
+    norm: str = "group"
+
+def resolve(config):
+    for network in NETWORKS:
+        config.inner.setdefault(network, InnerConfig(lr=2e-4, beta1=0.0))
+    config.data.batch = config.data.batch or 32
+    config.steps = config.steps or 100
+
+def build(config, device):
+    return None
+"""
+STRATEGY = """
+from fedwan.config import OuterConfig
+
+def resolve(config, networks):
+    for network in networks:
+        config.outer.setdefault(network, OuterConfig(lr=0.5, momentum=0.5))
+    config.h = config.h or 20
+
+def build(config):
+    return None
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An app of the user's own, as the present folder of a process that has imported no other."""
+    for folder, name, text in [
+        ("sites", "mine", WORKLOAD),
+        ("sites", "__init__", ""),
+        ("sites", "client_app", ""),
+        ("sites", "_helper", ""),
+        ("strategies", "gentle", STRATEGY),
+        ("strategies", "__init__", ""),
+        ("strategies", "server_app", ""),
+        ("strategies", "lacking", "def resolve(config, networks): ..."),
+    ]:
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / f"{name}.py").write_text(text)
+
+    def forget() -> dict[str, object]:
+        names = [name for name in sys.modules if name.split(".")[0] in ("sites", "strategies")]
+        return {name: sys.modules.pop(name) for name in names}
+
+    others = forget()
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    forget()
+    sys.modules.update(others)  # type: ignore[arg-type]
+
+
+def load_run(*words: str) -> Config:
+    return app.load_run(None, ["workload=mine", "strategy=gentle", *words])
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_run(*words)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_present_folder_is_the_app_if_it_holds_recipes(root: Path) -> None:
+    assert app.find_app() == root
+    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
+
+
+def test_a_process_that_runs_an_apps_code_stays_with_that_app(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    app.load_workload("mine")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    for folder in ("sites", "strategies"):
+        (elsewhere / folder).mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert app.find_app() == root
+
+
+def test_without_recipes_here_the_checkout_is_the_app(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    assert app.find_app() == Path(app.__file__).resolve().parents[1]
+
+
+def test_no_app_anywhere_is_one_clear_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
+) -> None:
+    monkeypatch.chdir(tmp_path / "sites")
+    monkeypatch.setattr(app.fedwan, "__file__", str(tmp_path / "lib" / "fedwan" / "__init__.py"))
+    with pytest.raises(ConfigError, match="holds no strategies/ and sites/; change to a checkout"):
+        app.find_app()
+
+
+def test_an_unknown_recipe_names_the_nearest_one(root: Path) -> None:
+    assert "workload = 'mind' is none of mine in sites/; did you mean 'mine'?" in refusal(
+        "workload=mind"
+    )
+    assert "did you mean 'gentle'?" in refusal("strategy=gently")
+
+
+@pytest.mark.parametrize("name", ["client_app", "_helper", "../strategies/gentle", "__init__"])
+def test_what_is_no_recipe_is_never_imported(root: Path, name: str) -> None:
+    assert "is none of mine in sites/" in refusal(f"workload={name}")
+
+
+def test_a_recipe_that_lacks_a_part_is_named(root: Path) -> None:
+    assert "lacking.py defines no 'build'" in refusal("strategy=lacking")
+
+
+def test_resolving_leaves_nothing_open(root: Path) -> None:
+    config = load_run("sites=2")
+    assert config.model == {"width": 16, "gamma": 1.0, "norm": "group"}
+    assert (config.h, config.steps, config.data.batch) == (20, 100, 32)
+    assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
+    assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
+    assert config.ema.half_life == 100 * 2 * 32 / 10
+
+
+def test_resolving_twice_changes_nothing(root: Path) -> None:
+    once = load_run("model.width=8", "outer.generator.lr=0.3")
+    assert app.resolve(once) == once
+
+
+def test_resolving_leaves_its_argument_as_it_was(root: Path) -> None:
+    config = Config(workload="mine", strategy="gentle")
+    app.resolve(config)
+    assert config == Config(workload="mine", strategy="gentle")
+
+
+def test_a_word_changes_its_own_setting_and_keeps_the_recipes_others(root: Path) -> None:
+    config = load_run("outer.generator.lr=0.3", "inner.generator.lr=1e-3")
+    assert config.outer["generator"] == OuterConfig(lr=0.3, momentum=0.5)
+    assert config.inner["generator"] == InnerConfig(lr=1e-3, beta1=0.0)
+    assert config.inner["discriminator"] == InnerConfig(lr=2e-4, beta1=0.0)
+
+
+def test_another_optimizer_does_not_inherit_the_settings_of_the_recipes_own(root: Path) -> None:
+    config = load_run("inner.generator.name=sgd", "inner.generator.lr=0.1")
+    assert config.inner["generator"] == InnerConfig(name="sgd", lr=0.1)
+
+
+def test_a_files_settings_keep_the_recipes_others_as_well(root: Path) -> None:
+    path = root / "run.yaml"
+    path.write_text(
+        "workload: mine\nstrategy: gentle\nouter:\n  generator:\n    momentum: 0.1\ninner:\n"
+    )
+    config = app.load_run(path, ["outer.generator.lr=0.2"])
+    assert config.outer["generator"] == OuterConfig(lr=0.2, momentum=0.1)
+    assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),
+        ("model.width=wide", "model.width = 'wide' is not a whole number"),
+        ("model.norm=false", "model.norm = False is not text"),
+        ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
+        ("outer.genrator.lr=1", "did you mean 'generator'?"),
+    ],
+)
+def test_settings_of_no_network_and_no_model_are_refused(root: Path, word: str, says: str) -> None:
+    assert says in refusal(word)
+
+
+def test_a_package_that_hides_the_apps_own_is_named(
+    root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path_factory.mktemp("other") / "sites"
+    other.mkdir()
+    (other / "mine.py").write_text(WORKLOAD)
+    (other / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(other.parent)
+    sys.path.append(str(root))
+    with pytest.raises(ConfigError, match="mine.py is hidden by another package 'sites' .*/other"):
+        app.load_workload("mine", root)
+
+
+def test_a_recipes_folder_without_init_is_hidden_by_a_package_that_has_one(root: Path) -> None:
+    (root / "sites" / "__init__.py").unlink()
+    with pytest.raises(ConfigError, match="see that sites/ has an __init__.py"):
+        app.load_workload("mine")
+
+
+def test_a_recipes_own_missing_import_is_not_mistaken_for_a_missing_recipe(root: Path) -> None:
+    (root / "sites" / "mine.py").write_text("import does_not_exist")
+    with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
+        app.load_workload("mine")
+
+
+def test_looking_for_an_app_does_not_load_torch() -> None:
+    code = "import sys, fedwan.app; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,248 @@
+"""Reading, checking and writing a configuration."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedwan import config as module
+from fedwan.config import (
+    Config,
+    DataConfig,
+    InnerConfig,
+    LinkConfig,
+    OuterConfig,
+    dump,
+    from_json,
+    load,
+    merge,
+    site_names,
+    to_json,
+)
+from fedwan.errors import ConfigError
+
+
+def refusal(*words: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load(None, words)
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_everything_that_is_promised_is_there() -> None:
+    assert all(hasattr(module, name) for name in module.__all__)
+
+
+def test_no_words_and_no_file_give_the_defaults() -> None:
+    assert load(None, []) == Config()
+
+
+def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("h: 50\nsteps: 500\nouter:\n  generator:\n    momentum: 0.5\ndata:\n")
+    config = load(path, ["h=20", "outer.generator.lr=3e-1", "link.rtt_ms=100", "h=10"])
+    assert (config.h, config.steps, config.link.rtt_ms) == (10, 500, 100.0)
+    assert config.outer == {"generator": OuterConfig(lr=0.3, momentum=0.5)}
+    assert config.data == DataConfig()
+    assert isinstance(config.link.rtt_ms, float)
+
+
+def test_merging_leaves_the_original_as_it_was() -> None:
+    before = Config(model={"width": 8})
+    after = merge(before, {"model": {"depth": 2}, "sites": 2}, {"sites": 3})
+    assert after == Config(model={"width": 8, "depth": 2}, sites=3)
+    assert before == Config(model={"width": 8})
+
+
+@pytest.mark.parametrize(
+    ("word", "names"),
+    [
+        ("stepz=5", "'stepz' (= 5); did you mean 'steps'?"),
+        ("site=5", "did you mean 'sites'?"),
+        ("codec.upp=bf16", "'codec.upp' (= 'bf16'); did you mean 'codec.up'?"),
+        ("outer.generator.learning_rate=0.3", "did you mean 'outer.generator.lr'?"),
+        ("inner.velocity.betas=1", "did you mean 'inner.velocity.beta1'?"),
+        ("rate_mbit=200", "did you mean 'link.rate_mbit'?"),
+        ("rtt=100", "did you mean 'link.rtt_ms'?"),
+        ("data.qqq=1", "in 'data' there are name, split, batch"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_valid_one(word: str, names: str) -> None:
+    assert names in refusal(word)
+
+
+def test_an_unknown_key_in_a_file_is_refused_alike(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("link:\n  rtt: 100\n")
+    with pytest.raises(ConfigError, match=r"'link.rtt' \(= 100\); did you mean 'link.rtt_ms'"):
+        load(path, [])
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("steps=many", "steps = 'many' is not a whole number; give one, like 20"),
+        ("steps=2.5", "steps = 2.5 is not a whole number"),
+        ("steps=", "steps has no value; give a whole number, like 20"),
+        ("steps=true", "steps = True is not a whole number"),
+        ("link.loss=[1]", "link.loss = [1] is not a number"),
+        ("outer.generator.lr=high", "outer.generator.lr = 'high' is not a number"),
+        ("site_names=a,b", "write it like [paris,rome]"),
+        ("data=digits", "data = 'digits' is a section, not a setting; it holds data.name"),
+        ("outer=0.5", "it holds outer.NETWORK.lr, outer.NETWORK.momentum"),
+        ("model=3", "it holds model.NAME"),
+        ("h", "'h' is no key=value"),
+        ("=3", "'=3' is no key=value"),
+        ("steps={a", "steps = '{a' cannot be parsed"),
+        ("seed=${nothing}", "seed = '${nothing}' refers to nothing"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_with_its_key(word: str, says: str) -> None:
+    assert says in refusal(word)
+
+
+def test_text_is_taken_as_it_was_typed() -> None:
+    config = load(None, ["out=2024", "data.split=dirichlet:0.5", "log.wandb=online", "workload=on"])
+    assert (config.out, config.data.split) == ("2024", "dirichlet:0.5")
+    assert (config.log.wandb, config.workload) == ("online", "on")
+
+
+def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("log:\n  wandb: false\n")
+    with pytest.raises(ConfigError, match="log.wandb = False is not text; put it in quotes"):
+        load(path, [])
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["sites=0"], "sites = 0 is out of range; choose 1 or more"),
+        (["steps=-1"], "steps = -1 is out of range"),
+        (["seed=-1"], "seed = -1"),
+        (["link.rtt_ms=-1"], "link.rtt_ms = -1.0"),
+        (["link.rate_mbit=nan"], "link.rate_mbit = nan"),
+        (["link.loss=1"], "link.loss = 1.0 is out of range; choose 0 or more and less than 1"),
+        (["link.port=65536"], "link.port = 65536 is out of range; choose 0 to 65535"),
+        (["link.port=7000", "link.door_port=7000"], "link.door_port = 7000 is link.port as well"),
+        (["link.address=nowhere"], "'nowhere' is no host:port"),
+        (["link.address=a:99999"], "is no host:port"),
+        (["link.channels=0"], "link.channels = 0"),
+        (["link.heartbeat_s=0"], "link.heartbeat_s = 0.0"),
+        (["round.quorum=5"], "round.quorum = 5 is out of range; choose 0 to sites"),
+        (["checkpoint.every=0"], "checkpoint.every = 0"),
+        (["inner.g.beta1=1"], "inner.g.beta1 = 1.0"),
+        (["inner.g.lr=0"], "inner.g.lr = 0.0 is out of range; choose more than 0"),
+        (["outer.g.lr=inf"], "outer.g.lr = inf"),
+        (["device=gpu"], "device = 'gpu' is none of auto, cpu, cuda"),
+        (["log.wandb=onlin"], "did you mean 'online'?"),
+        (["log.project=x"], "log.project = 'x' has no effect while log.wandb is 'disabled'"),
+        (["out="], "out = '' says nothing"),
+        (["sites=3", "site_names=[a,b]"], "site_names holds 2 names for sites = 3"),
+        (["sites=2", "site_names=[a,a]"], "site_names holds 'a' twice"),
+        (["sites=2", "site_names=[a,../b]"], "site_names holds '../b', which is no DNS label"),
+        (["sites=1", "site_names=[coordinator]"], "'coordinator', which is reserved"),
+    ],
+)
+def test_a_value_out_of_range_names_what_it_may_be(words: list[str], says: str) -> None:
+    assert says in refusal(*words)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(None, "does not exist"), ("- a\n- b\n", "no key: value"), ("a: [", "cannot be read")],
+)
+def test_a_file_that_is_no_configuration_is_named(
+    tmp_path: Path, text: str | None, says: str
+) -> None:
+    path = tmp_path / "run.yaml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=says) as caught:
+        load(path, [])
+    assert "run.yaml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_is_no_configuration(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        load(tmp_path, [])
+
+
+def test_sites_are_named_by_number_unless_named() -> None:
+    assert site_names(Config(sites=3)) == ["s1", "s2", "s3"]
+    assert site_names(Config(sites=2, site_names=["paris", "rome"])) == ["paris", "rome"]
+
+
+positive = st.floats(min_value=1e-300, max_value=1e300, allow_nan=False)
+network = st.from_regex(r"[a-z_]{1,12}", fullmatch=True)
+configs = st.builds(
+    Config,
+    seed=st.integers(0, 2**62),
+    h=st.integers(0, 10**6),
+    out=st.text(st.characters(codec="utf-8"), min_size=1).filter(
+        lambda text: text.strip() and text.isprintable() and "$" not in text
+    ),
+    model=st.dictionaries(network, st.one_of(st.integers(), positive, st.booleans()), max_size=3),
+    inner=st.dictionaries(network, st.builds(InnerConfig, lr=positive), max_size=3),
+    outer=st.dictionaries(
+        network, st.builds(OuterConfig, lr=positive, momentum=st.floats(0, 0.999)), max_size=3
+    ),
+    link=st.builds(LinkConfig, rate_mbit=positive, address=st.sampled_from(["", "a.b:1"])),
+)
+
+
+@given(configs)
+def test_json_brings_every_section_back_exactly(config: Config) -> None:
+    assert from_json(to_json(config)) == config
+
+
+@given(configs)
+def test_yaml_brings_every_section_back_exactly(
+    tmp_path_factory: pytest.TempPathFactory, config: Config
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "config.yaml"
+    dump(config, path)
+    assert load(path, []) == config
+
+
+def test_json_is_one_line_and_the_same_for_equal_configurations() -> None:
+    first = Config(inner={"a": InnerConfig(), "b": InnerConfig()})
+    second = Config(inner={"b": InnerConfig(), "a": InnerConfig()})
+    assert to_json(first) == to_json(second)
+    assert "\n" not in to_json(first)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"stepz": 1}', '{"sites": 0}'])
+def test_json_that_is_no_configuration_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        from_json(text)
+
+
+def test_every_setting_has_a_docstring() -> None:
+    lines = Path(module.__file__).read_text().splitlines()
+    for section in (s for s in vars(module).values() if dataclasses.is_dataclass(s)):
+        for setting in dataclasses.fields(section):
+            if dataclasses.is_dataclass(setting.default_factory):
+                continue  # Sections are described by their own docstring.
+            start = next(
+                i for i, x in enumerate(lines) if x.startswith(f"class {section.__name__}")
+            )
+            at = next(
+                i for i, x in enumerate(lines) if i > start and x.startswith(f"    {setting.name}:")
+            )
+            assert lines[at + 1].strip().startswith('"""'), f"{section.__name__}.{setting.name}"
+
+
+def test_reading_a_configuration_does_not_load_torch() -> None:
+    code = "import sys, fedwan.config; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
