@@ -13,7 +13,7 @@ from fedwan.names import nearest, why_unsafe
 if TYPE_CHECKING:
     from fedwan.config import Config, LinkConfig
 
-__all__ = ["check"]
+__all__ = ["check", "check_address"]
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 _MANY = 1 << 62
@@ -48,6 +48,19 @@ def check(config: Config) -> None:
     _whole("eval.every", config.eval.every, 0)
     _whole("eval.samples", config.eval.samples, 1, 1024)
     _check_log(config)
+
+
+def check_address(key: str, value: str) -> None:
+    """Refuse what is no `host:port`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    match = _ADDRESS.fullmatch(value)
+    if match is None or not 1 <= int(match[1]) <= 65535:
+        raise ConfigError(
+            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7443"
+        )
 
 
 def _check_site_names(config: Config) -> None:
@@ -88,15 +101,14 @@ def _check_link(link: LinkConfig) -> None:
             f"link.door_port = {link.door_port} is link.port as well; give the front door another"
         )
     if link.address:
-        match = _ADDRESS.fullmatch(link.address)
-        if match is None or not 1 <= int(match[1]) <= 65535:
-            raise ConfigError(
-                f"link.address = {link.address!r} is no host:port; "
-                "write it like coordinator.example.com:7443"
-            )
+        check_address("link.address", link.address)
     _number("link.rate_mbit", link.rate_mbit)
     _number("link.rtt_ms", link.rtt_ms)
     _share("link.loss", link.loss)
+    if link.loss and not link.rtt_ms:
+        raise ConfigError(
+            f"link.loss = {link.loss!r} has no effect without a round trip; add link.rtt_ms=100"
+        )
     _whole("link.channels", link.channels, 1, 64)
     _whole("link.chunk_bytes", link.chunk_bytes, 1 << 10, 1 << 24)
     _positive("link.heartbeat_s", link.heartbeat_s)

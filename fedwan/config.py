@@ -148,7 +148,7 @@ class CheckpointConfig:
     """What survives a crash."""
 
     every: int = 0
-    """Rounds between two checkpoints, of coordinator and sites alike; 0 takes the strategy's own."""
+    """Rounds between checkpoints of coordinator and sites; 0 takes the strategy's own."""
 
 
 @dataclass

@@ -86,6 +86,7 @@ def simulate(
         RUN_ID,
         Registry(list(sites), SILENCE_S),
         Intake(strategy.up, 0.0, folder / "spool"),
+        strategy.fragments,
         lambda event, site, text: records.append(
             {"kind": "event", "event": event, "site": site, "text": text}
         ),

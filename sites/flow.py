@@ -71,7 +71,8 @@ class Flow:
     def sample(self, num: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         noise = torch.randn(num, *self._shape, generator=generator).to(self._device)
-        return euler_sample(self.networks["velocity"], noise, self._model.euler_steps)
+        x = euler_sample(self.networks["velocity"], noise, self._model.euler_steps)
+        return x.clamp(-1, 1) if len(self._shape) == 3 else x
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))

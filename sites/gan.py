@@ -85,7 +85,8 @@ class Gan:
     def sample(self, num: int, seed: int) -> Tensor:
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         with torch.no_grad():
-            return self.networks["generator"](self._latents(num, generator))
+            x = self.networks["generator"](self._latents(num, generator))
+            return x.clamp(-1, 1) if x.dim() == 4 else x
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))

@@ -92,7 +92,8 @@ class Codec(NamedTuple):
     def decode_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Tensor]]:
         """Decode one tensor at a time: fp32 for parameters, the layout's dtype for the rest.
 
-        Tensors may share memory with the payload: do not write to them.
+        Tensors may share memory with the payload: do not write to them, and copy what is to be
+        kept when the next one is taken.
 
         Raises:
             PayloadError: see `read_records`; a wrong checksum shows only after the last tensor.
@@ -109,8 +110,8 @@ class Codec(NamedTuple):
                 yield entry.name, tensor_from_bytes(data, entry.spec.dtype, entry.spec.shape)
 
     def decode(self, payload: Source, layout: Layout) -> State:
-        """All tensors of a payload, checked whole before any is returned."""
-        return dict(self.decode_each(payload, layout))
+        """All tensors of a payload, checked whole before any is returned; copies."""
+        return {name: value.clone() for name, value in self.decode_each(payload, layout)}
 
     @staticmethod
     def _check_size(name: str, data: Bytes, expected: int) -> None:

@@ -78,7 +78,8 @@ class Source(Protocol):
     def read(self, offset: int, size: int) -> Bytes:
         """Exactly `size` bytes from `offset`; the caller stays inside `num_bytes`.
 
-        Writable buffers save the reader a copy: torch takes no other.
+        They are good until the same thread reads again. Writable buffers save the reader a copy:
+        torch takes no other.
         """
         ...
 
@@ -280,7 +281,9 @@ def _parse_entries(table: bytes, count: int) -> Iterator[tuple[str, int, TensorS
 def read_records(
     source: Source, layout: Layout, encodings: Set[int]
 ) -> Iterator[tuple[Entry, Bytes]]:
-    """Each record in order, one tensor in memory at a time, checking the checksum on the way.
+    """Each record in order, one in memory at a time, checking the checksum on the way.
+
+    A record is good until the next one is taken.
 
     Raises:
         PayloadError: as `read_table`, or, after the last record, the checksum does not match. So

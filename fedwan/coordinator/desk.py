@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import Any
 
-import safetensors.torch
-import xxhash
-
-from fedwan.codecs import Payload, fp32
+from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.registry import Registry
 from fedwan.errors import FedwanError, PayloadError
+from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals
-from fedwan.state import Layout, State, layout_from_json
+from fedwan.state import Layout, layout_from_json
 
 __all__ = ["Desk"]
 
@@ -35,6 +32,13 @@ MAX_WAIT_S = 10.0
 """Longest that a download waits at the desk before the site must ask again."""
 
 
+_SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, int]]] = {
+    wire.DownloadRequest.GLOBAL: GlobalModel.snapshot_global,
+    wire.DownloadRequest.EMA: GlobalModel.snapshot_ema,
+    wire.DownloadRequest.OUTER: GlobalModel.snapshot_outer,
+}
+
+
 class Desk:
     """Implements `fedwan.link.base.Hub`.
 
@@ -42,12 +46,19 @@ class Desk:
         run_id: of this run; sites of another are refused.
         registry: the sites.
         intake: contributions.
+        fragments: the strategy's, by layout.
         on_event: called for what a user should see in the log.
         chunk_bytes: of downloads.
     """
 
     def __init__(
-        self, run_id: str, registry: Registry, intake: Intake, on_event: Event, chunk_bytes: int
+        self,
+        run_id: str,
+        registry: Registry,
+        intake: Intake,
+        fragments: Callable[[Layout], Sequence[Fragment]],
+        on_event: Event,
+        chunk_bytes: int,
     ) -> None:
         self.changed = threading.Condition()
         self.registry = registry
@@ -61,12 +72,13 @@ class Desk:
         self.frozen_sha256 = ""
         self.initial_sha256 = ""
         self._run_id = run_id
+        self._fragments = fragments
         self._event = on_event
         self._chunk_bytes = chunk_bytes
         self._model: GlobalModel | None = None
         self._sender_of_initial: str | None = None
         self._updates: dict[int, tuple[int, Payload]] = {}
-        self._snapshots: dict[tuple[str, int], tuple[int, Payload]] = {}
+        self._snapshots: dict[tuple[str, int], tuple[Payload, int]] = {}
         self._is_over = False
 
     # Join, heartbeats, farewell ------------------------------------------------------------
@@ -82,7 +94,7 @@ class Desk:
                 self.layout = layout_from_json(hello.layout_json)
                 self.initial_sha256 = hello.initial_sha256
                 self.frozen_sha256 = hello.frozen_sha256
-                self.intake.set_layout(self.layout, ())
+                self.intake.set_layout(self.layout, self._fragments(self.layout))
             is_rejoin = self.registry.admit(site, hello.session)
             self.rejoins += is_rejoin
             if self._model is None and self._sender_of_initial in (None, site):
@@ -273,10 +285,11 @@ class Desk:
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
         if kept is None or not request.checksum:
-            kept = _encode_snapshot(model, request.kind)
+            kept = _SNAPSHOTS[request.kind](model)
             with self.changed:
                 self._snapshots[key] = kept
-        return self._ready(*kept)
+        payload, version = kept
+        return self._ready(version, payload)
 
     def _ready(self, version: int, payload: Payload) -> Delivery:
         header = wire.DownloadHeader(
@@ -341,21 +354,3 @@ def _layout_or_none(text: str) -> Layout | None:
         return layout_from_json(text)
     except ValueError:
         return None
-
-
-def _encode_snapshot(
-    model: GlobalModel, kind: wire.DownloadRequest.Kind
-) -> tuple[int, Payload]:
-    """(version, payload in fp32) of the weights, their average, or the outer state."""
-    take: Mapping[Any, Callable[[], tuple[State, list[int]]]] = {
-        wire.DownloadRequest.GLOBAL: model.snapshot_global,
-        wire.DownloadRequest.EMA: model.snapshot_ema,
-        wire.DownloadRequest.OUTER: model.snapshot_outer,
-    }
-    state, versions = take[kind]()
-    if kind == wire.DownloadRequest.OUTER:
-        # The site does not know this state's layout beforehand; safetensors describes itself.
-        content = safetensors.torch.save(state)
-        return min(versions), Payload([content], xxhash.xxh3_64_intdigest(content))
-    payload, _ = fp32().encode(state, {}, model.layout)
-    return min(versions), payload

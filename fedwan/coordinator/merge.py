@@ -76,31 +76,23 @@ class Merger:
     def _accumulate(self, name: str, value: Tensor, weight: float, is_first: bool) -> None:
         if not is_first:
             self._sums[name].add_(value, alpha=weight)
-        elif name in self._sums:
-            torch.mul(value, weight, out=self._sums[name])
         else:
-            self._sums[name] = value.float() * weight
+            self._sums[name] = value.float().mul(weight)
 
     def take(self) -> State:
-        """The merged contribution; the accumulator starts anew and reuses this memory.
+        """The merged contribution, the caller's to keep; the accumulator starts anew.
 
-        So the tensors are good until the next `add`. Parameters and means are fp32; counters keep
-        their dtype.
+        Parameters and means are fp32; counters keep their dtype.
         """
         assert self._total > 0, "nothing was merged"
-        merged: State = {}
-        for name, value in self._sums.items():
-            if self._layout[name].role is Role.COUNTER:
-                merged[name] = value
-            else:
-                merged[name] = value if self._total == 1.0 else value.div_(self._total)
+        merged, self._sums = self._sums, {}
+        for name, value in merged.items():
+            if self._layout[name].role is not Role.COUNTER and self._total != 1.0:
+                value.div_(self._total)
         for name in merged:
             if self._layout[name].role is Role.VARIANCE:
                 mean = merged.get(_mean_of_variance(name))
                 if mean is not None:
                     merged[name] = (merged[name] - mean.square()).clamp_min_(0.0)
-        for name, spec in self._layout.items():
-            if spec.role is Role.COUNTER:
-                self._sums.pop(name, None)
         self._total = 0.0
         return {name: merged[name] for name in self._layout}

@@ -8,10 +8,15 @@ merged contribution and the update.
 from __future__ import annotations
 
 import threading
+import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fedwan.codecs import Codec, Payload
+import safetensors.torch
+import xxhash
+
+from fedwan.codecs import Payload, fp32
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment
@@ -62,6 +67,7 @@ class GlobalModel:
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
+        self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
 
     def commit(self, fragment: Fragment, merged: State, samples: int) -> Payload:
@@ -69,7 +75,7 @@ class GlobalModel:
 
         Args:
             fragment: whose turn it is.
-            merged: see `Merger.take`; not kept.
+            merged: see `Merger.take`; emptied on the way.
             samples: over all sites in this round.
 
         Returns:
@@ -82,6 +88,8 @@ class GlobalModel:
         with self._lock:
             self._residual |= residual
             self._server_step.commit(decoded)
+            if self._ema_snapshot() is not None:  # somebody is reading it: leave it to them
+                self.ema = clone(self.ema)
             update_ema(
                 {name: self.ema[name] for name in decoded},
                 {name: self.state[name] for name in decoded},
@@ -97,20 +105,27 @@ class GlobalModel:
         """Bytes of all fragments as they would travel in fp32, before framing."""
         return sum(fragment.num_bytes for fragment in self.fragments)
 
-    def snapshot_global(self) -> tuple[State, list[int]]:
-        """A copy of the weights, and the versions they stand at."""
+    def snapshot_global(self) -> tuple[Payload, int]:
+        """A copy of the weights in fp32, and their version."""
         with self._lock:
-            return clone(self.state), list(self.versions)
+            payload, _ = fp32().encode(clone(self.state), {}, self.layout)
+            return payload, min(self.versions)
 
-    def snapshot_ema(self) -> tuple[State, list[int]]:
-        """A copy of the average, and the versions it stands at."""
+    def snapshot_ema(self) -> tuple[Payload, int]:
+        """The average in fp32 and its version; copied only if it changes while this is held."""
         with self._lock:
-            return clone(self.ema), list(self.versions)
+            payload, _ = fp32().encode(self.ema, {}, self.layout)
+            self._ema_snapshot = weakref.ref(payload)
+            return payload, min(self.versions)
 
-    def snapshot_outer(self) -> tuple[State, list[int]]:
-        """A copy of the outer optimiser's state, and the versions it stands at."""
+    def snapshot_outer(self) -> tuple[Payload, int]:
+        """A copy of the outer optimiser's state as safetensors, and its version.
+
+        Sites do not know this state's layout beforehand; safetensors describes itself.
+        """
         with self._lock:
-            return clone(self._server_step.state()), list(self.versions)
+            content = safetensors.torch.save(self._server_step.state())
+            return Payload([content], xxhash.xxh3_64_intdigest(content)), min(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
         """Write a checkpoint atomically; `meta` is given back by `load`."""

@@ -127,8 +127,6 @@ class Rounds:
         model = self.model or self._await_initial()
         self.model = model
         self._desk.set_model(model)
-        if model.samples == 0:
-            self._ask_quality()
         while min(model.versions) < self._plan.num_versions:
             for fragment in model.fragments:
                 self._round(model, fragment)

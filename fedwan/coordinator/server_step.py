@@ -27,7 +27,7 @@ class ServerStep(Protocol):
     """Turns merged contributions into new global weights."""
 
     def propose(self, merged: State) -> State:
-        """What to broadcast; shares no memory with `merged`, which is reused."""
+        """What to broadcast. Takes its tensors out of `merged`, to free each as it goes."""
         ...
 
     def commit(self, decoded: State) -> None:
@@ -56,15 +56,14 @@ class _Outer:
             self._state[network] = transform.init(params)
 
     def propose(self, merged: State) -> State:
-        out = {
-            n: v.clone() for n, v in merged.items() if self._layout[n].role is not Role.PARAMETER
-        }
+        order = list(merged)
+        out = {n: merged.pop(n) for n in order if self._layout[n].role is not Role.PARAMETER}
         for network, transform in self._transforms.items():
             names = [n for n in _parameters(self._layout, network) if n in merged]
             groups = [[name] for name in names] if transform.per_tensor else [names]
             for group in groups:
-                out |= self._update(network, transform, {n: merged[n] for n in group})
-        return {name: out[name] for name in merged}
+                out |= self._update(network, transform, {n: merged.pop(n) for n in group})
+        return {name: out[name] for name in order}
 
     def _update(self, network: str, transform: Transform, delta: State) -> State:
         # Only the state of these tensors: names end in ":tensor", whatever the chain before it.
@@ -109,7 +108,7 @@ class _Mirror:
             self._optimizers[network] = build_optimizer(config, list(params.values()))
 
     def propose(self, merged: State) -> State:
-        return {name: value.clone() for name, value in merged.items()}
+        return {name: merged.pop(name) for name in list(merged)}
 
     def commit(self, decoded: State) -> None:
         for name, value in decoded.items():

@@ -20,6 +20,7 @@ from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
+from fedwan.memory import tune_allocator
 from fedwan.output.outputs import Outputs
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
@@ -50,6 +51,7 @@ def run_coordinator(
     Raises:
         FedwanError: see the tree; outputs are written as far as they go.
     """
+    tune_allocator()
     out = Path(config.out)
     strategy = load_strategy(config.strategy).build(config)
     plan = _plan(config, out)
@@ -115,6 +117,7 @@ def _desk(
         run_id,
         Registry(site_names(config), silence_s, time.monotonic),
         Intake(strategy.up, config.round.max_norm, out / "spool"),
+        strategy.fragments,
         on_event,
         config.link.chunk_bytes,
     )

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
@@ -102,12 +103,13 @@ def _site_settings(context: Context) -> SiteSettings:
 
 @contextmanager
 def _process(log: Path, mark_path: Path, run_id: str) -> Iterator[None]:
-    """This process's log file and mark, and its end with its parent."""
+    """This process's log file and mark, its answer to signals, and its end with its parent."""
     _write_output_to(log)
     _end_with_parent()
     mark = marks.start(mark_path, run_id)
     try:
-        yield
+        with _signals_as_errors():
+            yield
     except BaseException as error:
         marks.write_mark(mark_path, marks.ended(mark, error))
         if isinstance(error, Exception) and not isinstance(error, FedwanError):
@@ -116,6 +118,30 @@ def _process(log: Path, mark_path: Path, run_id: str) -> Iterator[None]:
             _log.error("ended by %s: %s", type(error).__name__, error)
         raise
     marks.write_mark(mark_path, marks.ended(mark, None))
+
+
+@contextmanager
+def _signals_as_errors() -> Iterator[None]:
+    """Raise the first SIGTERM or SIGINT as an error while the block runs, and ignore the others.
+
+    Flower's own handler leaves without an answer, after which its SuperNode waits for ever. And
+    signals come in pairs: ours, and Flower's a moment later when its parent is gone; the second
+    must not cut short how the first is cleaned up after.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    came = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not came.is_set():
+            came.set()
+            raise marks.Signalled(f"ended by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _write_output_to(log: Path) -> None:
@@ -134,13 +160,15 @@ def _write_output_to(log: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process soon after its parent, even while it is busy outside Python's main loop."""
+    """End this process soon after its parent, even where it no longer heeds signals.
+
+    Flower sends it SIGINT then; this is for a process that hangs.
+    """
     parent = os.getppid()
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_ORPHAN_GRACE_S)
         os.kill(os.getpid(), signal.SIGKILL)
 

@@ -8,6 +8,7 @@ a site's certificate, passes Fleet calls alone.
 from __future__ import annotations
 
 import logging
+import ssl
 from pathlib import Path
 
 from fedwan.flower.http import HttpServer, Peer
@@ -37,6 +38,9 @@ class FrontDoor:
     def __init__(self, identity: Path, host: str, port: int) -> None:
         credentials = Identity.load(identity, role="coordinator")
         self._tls = credentials.ssl_context(server=True)
+        # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
+        # alert, and the site could not tell that from a broken line.
+        self._tls.verify_flags &= ~ssl.VERIFY_CRL_CHECK_LEAF
         self._revocations = credentials.revocations()
         self._bound = listen(host, port, "the front door", "link.door_port")
         self._server: HttpServer | None = None
@@ -63,12 +67,18 @@ class FrontDoor:
         self._bound.close()
 
     def _why_not(self, scope: Scope) -> str | None:
-        # The handshake has asked all this, but a connection lives long and may outlive the answer.
+        # Asked at every call: a connection may outlive the certificate that opened it.
         peer: Peer = scope["state"]["peer"]
         if self._revocations.is_revoked(peer.serial):
-            return f"the certificate of site {peer.name} is revoked"
+            return (
+                f"the certificate of site {peer.name} is revoked; "
+                f"ask the coordinator for a new one: fedwan pki issue {peer.name}"
+            )
         if peer.expires <= now():
-            return f"the certificate of site {peer.name} expired on {peer.expires:%Y-%m-%d %H:%M}"
+            return (
+                f"the certificate of site {peer.name} expired on {peer.expires:%Y-%m-%d %H:%M}; "
+                f"ask the coordinator for a new one: fedwan pki issue {peer.name}"
+            )
         return None
 
     def _report(self, trouble: Trouble) -> None:

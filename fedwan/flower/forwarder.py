@@ -17,6 +17,7 @@ from fedwan.errors import IdentityError
 from fedwan.flower.http import HttpServer
 from fedwan.flower.ports import listen, split_address
 from fedwan.flower.proxy import FleetProxy, Trouble
+from fedwan.link.certificates import now
 from fedwan.link.tls import Identity
 
 __all__ = ["Forwarder"]
@@ -24,8 +25,6 @@ __all__ = ["Forwarder"]
 # Less than the 30 s after which a SuperNode gives a call up.
 _PATIENCE_S = 15.0
 _HEARTBEAT = b"/v1/fleet/send-node-heartbeat"
-# In the TLS alerts that pass judgement on our certificate; others are the wire's.
-_VERDICTS = ("CERTIFICATE", "UNKNOWN_CA", "ACCESS_DENIED")
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +45,7 @@ class Forwarder:
         host, port = split_address(door, "door")
         credentials = Identity.load(identity, role="site")
         self._door = door
+        self._expires = credentials.expires
         self._said = ""
         self._lost = threading.Event()
         self.refusal: IdentityError | None = None
@@ -84,7 +84,7 @@ class Forwarder:
         return lost
 
     def _note(self, trouble: Trouble) -> None:
-        self.refusal = _refusal(self._door, trouble.error) or self.refusal
+        self.refusal = self._refusal(trouble.error) or self.refusal
         if trouble.sent and trouble.path != _HEARTBEAT:
             self._lost.set()
         cause = str(trouble.error or "it cannot reach SuperLink")
@@ -92,21 +92,20 @@ class Forwarder:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)
         self._said = cause
 
-
-def _refusal(door: str, error: BaseException | None) -> IdentityError | None:
-    """The certificate problem behind an error, if that is what it is."""
-    while error is not None:
-        if isinstance(error, IdentityError):
-            return error
-        if isinstance(error, ssl.SSLCertVerificationError):
+    def _refusal(self, error: BaseException | None) -> IdentityError | None:
+        """The certificate problem behind an error, if that is what it is."""
+        if self._expires <= now():
             return IdentityError(
-                f"front door {door} did not prove to be this run's coordinator "
-                f"({error.verify_message}); check `door`, and that ca.crt is the coordinator's"
+                f"this site's certificate expired on {self._expires:%Y-%m-%d %H:%M} UTC; "
+                "issue a new one: fedwan pki issue SITE"
             )
-        if isinstance(error, ssl.SSLError) and any(v in (error.reason or "") for v in _VERDICTS):
-            return IdentityError(
-                f"front door {door} refused this site's certificate ({error.reason}); "
-                "ask the coordinator for a new one: fedwan pki issue SITE"
-            )
-        error = error.__cause__ or error.__context__
-    return None
+        while error is not None:
+            if isinstance(error, IdentityError):
+                return error
+            if isinstance(error, ssl.SSLCertVerificationError):
+                return IdentityError(
+                    f"front door {self._door} did not prove to be this run's coordinator "
+                    f"({error.verify_message}); check `door`, and that ca.crt is the coordinator's"
+                )
+            error = error.__cause__ or error.__context__
+        return None

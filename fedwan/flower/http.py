@@ -75,7 +75,7 @@ class HttpServer:
             http=_Protocol,
             ws="none",
             loop="asyncio",
-            lifespan="off",
+            lifespan="on",
             log_config=None,
             access_log=False,
             server_header=False,
@@ -84,8 +84,8 @@ class HttpServer:
             timeout_graceful_shutdown=1,
             ssl_context_factory=None if tls is None else (lambda config, default: tls),
         )
-        # Scanners that speak no HTTP would fill the log with warnings.
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+        # It would report each scanner that speaks no HTTP, and each call cut short by our end.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server = uvicorn.Server(config)
         self._bound = bound
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)

@@ -20,6 +20,7 @@ from fedwan.flower import procfs
 __all__ = [
     "Mark",
     "Outcome",
+    "Signalled",
     "clientapp_mark",
     "ended",
     "read_mark",
@@ -28,9 +29,13 @@ __all__ = [
     "write_mark",
 ]
 
-Outcome = Literal["running", "done", "stopped", "refused", "failed", "signalled"]
+Outcome = Literal["running", "done", "stopped", "refused", "failed"]
 """`stopped`: the run was, from outside. `refused`: a user's mistake, which trying again would only
-repeat. `signalled`: a signal ended the process."""
+repeat."""
+
+
+class Signalled(RunStopped):
+    """A signal ended this process; the run may go on without it."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Mark:
     @property
     def silent(self) -> bool:
         """Whether the process was killed, so that nobody was told how it ended."""
-        return self.outcome in ("running", "signalled") and self.gone
+        return self.outcome == "running" and self.gone
 
     def exception(self, log: Path) -> FedwanError:
         """The error it ended with, as an object of its own class.
@@ -99,10 +104,10 @@ def ended(mark: Mark, error: BaseException | None) -> Mark:
     outcome: Outcome = "failed"
     if isinstance(error, UserError):
         outcome = "refused"
+    elif isinstance(error, Signalled):
+        kind = RunStopped.__name__
     elif isinstance(error, RunStopped):
         outcome = "stopped"
-    elif isinstance(error, SystemExit | KeyboardInterrupt):
-        outcome, text = "signalled", "ended by a signal"
     return replace(mark, outcome=outcome, error=kind, text=text)
 
 

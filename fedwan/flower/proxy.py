@@ -90,10 +90,13 @@ class FleetProxy:
         self._who = who
         self._admit = admit
         self._on_trouble = on_trouble
-        self._client: httpx.AsyncClient | None = None
+        self._client: httpx.AsyncClient
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
+        """Handle one request, or the server's whole life (ASGI's lifespan)."""
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
         path, who = scope["raw_path"], self._who(scope)
         if (reason := self._admit(scope)) is not None:
             _log.warning("%s refused: %s", who, reason)
@@ -110,17 +113,25 @@ class FleetProxy:
             else:
                 await self._pass_on(path, scope["headers"], body, send)
 
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        # One client for all calls, so that connections are kept; the proxy settings of the user's
+        # environment are not for this traffic.
+        async with httpx.AsyncClient(
+            verify=self._tls,
+            trust_env=False,
+            timeout=httpx.Timeout(25.0, connect=10.0),
+            limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
+        ) as self._client:
+            await send({"type": "lifespan.startup.complete"})
+            await receive()
+        # Connections that were cut off while they were being made close in the loop's next turns.
+        await asyncio.sleep(0.1)
+        await send({"type": "lifespan.shutdown.complete"})
+
     async def _pass_on(
         self, path: bytes, headers: list[tuple[bytes, bytes]], body: bytes, send: Send
     ) -> None:
-        # Made here, in the server's event loop; one for all calls, so that connections are kept.
-        if self._client is None:
-            self._client = httpx.AsyncClient(
-                verify=self._tls,
-                trust_env=False,
-                timeout=httpx.Timeout(25.0, connect=10.0),
-                limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
-            )
         kept = [(key, value) for key, value in headers if key not in _DROPPED]
         request = self._client.build_request(
             "POST",
@@ -128,7 +139,7 @@ class FleetProxy:
             headers=[*kept, (b"accept-encoding", b"identity")],
             content=body,
         )
-        response = await self._attempt(self._client, request, path)
+        response = await self._attempt(request, path)
         if isinstance(response, int):
             await reply(send, response, "the other side is away")
             return
@@ -148,14 +159,12 @@ class FleetProxy:
         finally:
             await response.aclose()
 
-    async def _attempt(
-        self, client: httpx.AsyncClient, request: httpx.Request, path: bytes
-    ) -> httpx.Response | int:
+    async def _attempt(self, request: httpx.Request, path: bytes) -> httpx.Response | int:
         """The other side's answer, or the status to give in its stead."""
         deadline = time.monotonic() + self._patience_s
         while True:
             try:
-                response = await client.send(request, stream=True)
+                response = await self._client.send(request, stream=True)
                 if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
                     return response
                 await response.aclose()

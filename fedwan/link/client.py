@@ -19,7 +19,7 @@ from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
 from fedwan.link.tls import Identity
 from fedwan.link.upload import upload
-from fedwan.link.wire_pb2_grpc import DataPlaneStub
+from fedwan.link.methods import Stub
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["GrpcLink"]
@@ -74,8 +74,8 @@ class GrpcLink:
             grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
             for _ in range(1 + channels)
         ]
-        self._words = DataPlaneStub(self._channels[0])
-        self._bulk = [DataPlaneStub(channel) for channel in self._channels[1:]]
+        self._words = Stub(self._channels[0])
+        self._bulk = [Stub(channel) for channel in self._channels[1:]]
         self._pool = ThreadPoolExecutor(channels, thread_name_prefix="stripe")
         self._counter = ByteCounter()
         self._control: ControlStream | None = None

@@ -11,7 +11,7 @@ import grpc
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
-from fedwan.link.wire_pb2_grpc import DataPlaneStub
+from fedwan.link.methods import Stub
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["ControlStream"]
@@ -32,7 +32,7 @@ class ControlStream:
     """
 
     def __init__(
-        self, stub: DataPlaneStub, session: str, heartbeat_s: float, counter: ByteCounter
+        self, stub: Stub, session: str, heartbeat_s: float, counter: ByteCounter
     ) -> None:
         self.signals: Signals = SimpleQueue()
         self.step = 0

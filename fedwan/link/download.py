@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 
 import grpc
-import xxhash
 
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
+from fedwan.link.framing import Chunk, Part, is_intact
 from fedwan.link.retry import Patience
-from fedwan.link.wire_pb2_grpc import DataPlaneStub
+from fedwan.link.methods import Stub
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["download"]
@@ -28,18 +28,18 @@ class _Transfer:
         self._num_chunks = -(-header.num_bytes // header.chunk_bytes)
         self._received: set[int] = set()
 
-    def store(self, parts: Iterable[wire.DownloadPart]) -> bool:
+    def store(self, parts: Iterable[Part[wire.DownloadHeader]]) -> bool:
         """Take in a stream; False if the coordinator no longer holds these bytes."""
         for part in parts:
-            if part.HasField("header") and part.header.status != wire.DownloadHeader.READY:
+            if part.header is not None and part.header.status != wire.DownloadHeader.READY:
                 return False
-            if part.HasField("chunk"):
+            if part.chunk is not None:
                 self._store_chunk(part.chunk)
         return True
 
-    def _store_chunk(self, chunk: wire.Chunk) -> None:
+    def _store_chunk(self, chunk: Chunk) -> None:
         data = chunk.data
-        if xxhash.xxh3_64_intdigest(data) != chunk.checksum:
+        if not is_intact(chunk):
             raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
         if chunk.offset + len(data) > self.header.num_bytes:
             raise PayloadError(f"chunk at {chunk.offset} lies beyond the payload's end; refused")
@@ -55,7 +55,7 @@ class _Transfer:
 
 
 def download(
-    stubs: Sequence[DataPlaneStub],
+    stubs: Sequence[Stub],
     pool: Executor,
     counter: ByteCounter,
     patience: Patience,
@@ -76,7 +76,7 @@ def download(
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
     """
 
-    def stream(stub: DataPlaneStub, wanted: wire.DownloadRequest) -> Iterator[wire.DownloadPart]:
+    def stream(stub: Stub, wanted: wire.DownloadRequest) -> Iterator[Part[wire.DownloadHeader]]:
         return counter.receiving(stub.Download(counter.sent(wanted)))
 
     request.stripes = len(stubs)
@@ -86,6 +86,8 @@ def download(
             if transfer is None:
                 parts = stream(stubs[0], request)
                 first = next(parts)
+                if first.header is None:
+                    raise PayloadError("a download began without its header; refused")
                 if first.header.status != wire.DownloadHeader.READY:
                     return Delivery(first.header, None)
                 transfer = _Transfer(first.header)
@@ -106,16 +108,16 @@ def download(
 
 
 def _start(
-    stubs: Sequence[DataPlaneStub],
+    stubs: Sequence[Stub],
     pool: Executor,
     transfer: _Transfer,
     chunks: Sequence[int],
     request: wire.DownloadRequest,
-    stream: Callable[[DataPlaneStub, wire.DownloadRequest], Iterator[wire.DownloadPart]],
+    stream: Callable[[Stub, wire.DownloadRequest], Iterator[Part[wire.DownloadHeader]]],
 ) -> Callable[[], bool]:
     """Begin to fetch some chunks; the returned call waits for them, and says if all were held."""
 
-    def fetch(stub: DataPlaneStub, part: Sequence[int]) -> bool:
+    def fetch(stub: Stub, part: Sequence[int]) -> bool:
         wanted = wire.DownloadRequest()
         wanted.CopyFrom(request)
         wanted.checksum = transfer.header.checksum

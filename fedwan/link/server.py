@@ -15,14 +15,14 @@ from queue import Empty
 from typing import Any, NoReturn, TypeVar
 
 import grpc
-import xxhash
 from cryptography import x509
 
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Signals
+from fedwan.link.framing import Part, is_intact, make_chunk
+from fedwan.link.methods import handlers
 from fedwan.link.tls import Identity
-from fedwan.link.wire_pb2_grpc import DataPlaneServicer, add_DataPlaneServicer_to_server
 
 __all__ = ["MAX_MESSAGE_BYTES", "DataPlane"]
 
@@ -41,7 +41,7 @@ SERVER_OPTIONS = [
 ]
 
 
-class DataPlane(DataPlaneServicer):  # type: ignore[misc]
+class DataPlane:
     """Serves a hub over mutual TLS.
 
     Args:
@@ -73,7 +73,7 @@ class DataPlane(DataPlaneServicer):  # type: ignore[misc]
             ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane"),
             options=SERVER_OPTIONS,
         )
-        add_DataPlaneServicer_to_server(self, self._server)
+        self._server.add_generic_rpc_handlers((handlers(self),))
         try:
             self.port = self._server.add_secure_port(
                 f"{host}:{port}", identity.grpc_server_credentials()
@@ -129,29 +129,29 @@ class DataPlane(DataPlaneServicer):  # type: ignore[misc]
                 yield wire.CoordinatorSignal(kind=wire.CoordinatorSignal.HEARTBEAT)
 
     def Upload(  # noqa: N802, D102
-        self, requests: Iterator[wire.UploadPart], context: Any
+        self, requests: Iterator[Part[wire.UploadHeader]], context: Any
     ) -> wire.Receipt:
         return _guard(context, lambda: self._receive(self._site(context), requests))
 
-    def _receive(self, site: str, parts: Iterator[wire.UploadPart]) -> wire.Receipt:
-        first = next(parts)
+    def _receive(self, site: str, parts: Iterator[Part[wire.UploadHeader]]) -> wire.Receipt:
+        first = next(parts, None)
+        if first is None or first.header is None:
+            raise PayloadError("an upload began without its header; refused")
         reception = self._hub.open_upload(site, first.header)
         if isinstance(reception, wire.Receipt):
             return reception
-        part: wire.UploadPart | None = first
+        part: Part[wire.UploadHeader] | None = first
         while part is not None:
-            chunk = part.chunk
-            if chunk.data:
-                data = chunk.data
-                if xxhash.xxh3_64_intdigest(data) != chunk.checksum:
-                    raise PayloadError(f"chunk at {chunk.offset} was damaged on the way")
-                reception.write(chunk.offset, data)
+            if part.chunk is not None:
+                if not is_intact(part.chunk):
+                    raise PayloadError(f"chunk at {part.chunk.offset} was damaged on the way")
+                reception.write(part.chunk.offset, part.chunk.data)
             part = next(parts, None)
         return self._hub.close_stripe(site, first.header)
 
     def Download(  # noqa: N802, D102
         self, request: wire.DownloadRequest, context: Any
-    ) -> Iterator[wire.DownloadPart]:
+    ) -> Iterator[Part[wire.DownloadHeader]]:
         site = self._site(context)
         delivery = _guard(context, lambda: self._hub.download(site, request))
         yield from _send(delivery, request)
@@ -185,7 +185,7 @@ def _serial(pem: bytes) -> int:
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
-def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[wire.DownloadPart]:
+def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[Part[wire.DownloadHeader]]:
     header, payload = delivery
     if payload is None or (request.checksum and request.checksum != header.checksum):
         # A transfer that resumes must go on with the same bytes; otherwise the site asks anew.
@@ -193,25 +193,20 @@ def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[wire.Do
             header = wire.DownloadHeader(
                 status=wire.DownloadHeader.SUPERSEDED, version=header.version
             )
-        yield wire.DownloadPart(header=header)
+        yield Part(header, None)
         return
     size = header.chunk_bytes
     num_chunks = -(-payload.num_bytes // size)
     chunks = request.chunks or range(request.stripe, num_chunks, max(1, request.stripes))
-    is_first = True
+    shown: wire.DownloadHeader | None = header
     for index in chunks:
         offset = index * size
         length = min(size, payload.num_bytes - offset)
-        if length <= 0:
-            continue
-        data = payload.read(offset, length)
-        chunk = wire.Chunk(
-            offset=offset, checksum=xxhash.xxh3_64_intdigest(data), data=bytes(data)
-        )
-        yield wire.DownloadPart(header=header if is_first else None, chunk=chunk)
-        is_first = False
-    if is_first:
-        yield wire.DownloadPart(header=header)
+        if length > 0:
+            yield Part(shown, make_chunk(offset, payload.read(offset, length)))
+            shown = None
+    if shown is not None:
+        yield Part(shown, None)
 
 
 def _guard(context: Any, call: Callable[[], T]) -> T:

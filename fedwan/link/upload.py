@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 
 import grpc
-import xxhash
 
 from fedwan.codecs.payload import Source
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.framing import Part, make_chunk
 from fedwan.link.retry import Patience
-from fedwan.link.wire_pb2_grpc import DataPlaneStub
+from fedwan.link.methods import Stub
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["upload"]
@@ -21,7 +21,7 @@ RECHECK_S = 0.05
 
 
 def upload(
-    stubs: Sequence[DataPlaneStub],
+    stubs: Sequence[Stub],
     pool: Executor,
     counter: ByteCounter,
     patience: Patience,
@@ -61,7 +61,7 @@ def upload(
 
 
 def _send_stripes(
-    stubs: Sequence[DataPlaneStub],
+    stubs: Sequence[Stub],
     pool: Executor,
     counter: ByteCounter,
     header: wire.UploadHeader,
@@ -70,7 +70,7 @@ def _send_stripes(
 ) -> list[wire.Receipt]:
     """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE."""
 
-    def send(stub: DataPlaneStub, part: Sequence[int]) -> wire.Receipt:
+    def send(stub: Stub, part: Sequence[int]) -> wire.Receipt:
         return counter.received(stub.Upload(counter.sending(_parts(header, payload, part))))
 
     count = min(len(stubs), len(chunks))
@@ -87,16 +87,14 @@ def _send_stripes(
 
 def _parts(
     header: wire.UploadHeader, payload: Source, chunks: Sequence[int]
-) -> Iterator[wire.UploadPart]:
+) -> Iterator[Part[wire.UploadHeader]]:
     """The messages of one stripe; the first carries the header, and comes even without chunks."""
     size = header.chunk_bytes
     first: wire.UploadHeader | None = header
     for index in chunks:
         offset = index * size
         data = payload.read(offset, min(size, payload.num_bytes - offset))
-        checksum = xxhash.xxh3_64_intdigest(data)
-        chunk = wire.Chunk(offset=offset, checksum=checksum, data=bytes(data))
-        yield wire.UploadPart(header=first, chunk=chunk)
+        yield Part(first, make_chunk(offset, data))
         first = None
     if first is not None:
-        yield wire.UploadPart(header=first)
+        yield Part(first, None)

@@ -32,7 +32,7 @@ from fedwan.site.exchange import make_exchange
 from fedwan.site.meter import Meter
 from fedwan.site.plan import SitePlan
 from fedwan.site.replica import Replica
-from fedwan.state import layout_to_json
+from fedwan.state import State, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload
 
@@ -105,10 +105,11 @@ class SiteLoop:
             self._listen()
             before = list(self._exchange.versions)
             batch = self._stream.next_batch()
+            self._meter.begin_step(len(batch.x))
             with self._meter.computing():
                 losses = self._workload.step(batch, self._rng, self._exchange.reduce)
             step += 1
-            self._meter.count_step(len(batch.x), losses)
+            self._meter.add_losses(losses)
             self._link.heartbeat(step)
             step = self._exchange.after_step(step)
             if before != self._exchange.versions:
@@ -128,7 +129,7 @@ class SiteLoop:
         )
         welcome = self._link.join(hello)
         if welcome.send_initial:
-            self._courier.send_initial(self._replica.base)
+            self._open_run()
         version = min(welcome.versions, default=0)
         return self._take_over(version) if version else 0
 
@@ -184,7 +185,7 @@ class SiteLoop:
             if signal.kind == wire.CoordinatorSignal.EVALUATE:
                 self._evaluate()
             elif signal.kind == wire.CoordinatorSignal.SEND_INITIAL:
-                self._courier.send_initial(self._replica.base)
+                self._open_run()
             elif signal.kind == wire.CoordinatorSignal.STOP:
                 self._stop(signal.text)
 
@@ -194,10 +195,18 @@ class SiteLoop:
             self._link.leave(wire.Farewell(work=self._meter.work(0), error=text))
             raise RunStopped(f"the coordinator ended the run: {text}")
 
+    def _open_run(self) -> None:
+        """Send the initial weights, and measure them: what training starts from."""
+        self._courier.send_initial(self._replica.base)
+        self._measure(self._replica.base, 0)
+
     def _evaluate(self) -> None:
-        """Measure the EMA weights on held-out data, and draw samples from them."""
+        """Measure the EMA weights as they stand at the coordinator."""
+        self._measure(*self._courier.fetch_ema())
+
+    def _measure(self, weights: State, version: int) -> None:
+        """Quality of some weights on held-out data, and samples from them, for the coordinator."""
         began = time.monotonic()
-        weights, version = self._courier.fetch_ema()
         seed = self._plan.seed
         with self._replica.showing(weights), torch.no_grad():
             figures = self._workload.evaluate(self._shard.held_out, seed)

@@ -34,6 +34,7 @@ class Meter:
         self._marks = (0.0, 0.0, 0, 0)
         self._steps = 0
         self._samples = 0
+        self._num_losses = 0
         self._losses: dict[str, Tensor] = {}
 
     @contextmanager
@@ -52,10 +53,14 @@ class Meter:
         finally:
             self._wait_s += self._clock() - began
 
-    def count_step(self, samples: int, losses: dict[str, Tensor]) -> None:
-        """A step was completed. Losses are summed where they are: no transfer from a GPU."""
+    def begin_step(self, samples: int) -> None:
+        """A step begins; it counts from here, since its gradients may leave before it ends."""
         self._steps += 1
         self._samples += samples
+
+    def add_losses(self, losses: dict[str, Tensor]) -> None:
+        """Losses of a completed step, summed where they are: no transfer from a GPU."""
+        self._num_losses += 1
         for name, value in losses.items():
             self._losses[name] = self._losses[name] + value if name in self._losses else value
 
@@ -67,7 +72,7 @@ class Meter:
             step=step,
             steps=self._steps,
             samples=self._samples,
-            losses={k: float(v) / max(1, self._steps) for k, v in self._losses.items()},
+            losses={k: float(v) / self._num_losses for k, v in self._losses.items()},
             compute_s=now[0] - before[0],
             wait_s=now[1] - before[1],
             bytes_up=now[2] - before[2],
@@ -75,5 +80,6 @@ class Meter:
         )
         self._steps = 0
         self._samples = 0
+        self._num_losses = 0
         self._losses = {}
         return work

@@ -18,6 +18,7 @@ from fedwan.link.client import GrpcLink
 from fedwan.link.shaped import ShapedLink
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
+from fedwan.memory import tune_allocator
 from fedwan.site.loop import SiteLoop
 from fedwan.site.plan import SitePlan
 from fedwan.site.settings import SiteSettings
@@ -40,6 +41,7 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
     Raises:
         FedwanError: see the tree.
     """
+    tune_allocator()
     config = from_json(ticket.config)
     names = site_names(config)
     if settings.name not in names:

@@ -1,14 +1,24 @@
 from __future__ import annotations
 
+import http.server
 import json
 import shutil
+import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from fedwan.link import pki
+
+with warnings.catch_warnings():
+    # Flower's libraries warn of one another while they are imported: not ours to mend.
+    warnings.simplefilter("ignore")
+    import flwr.cli.build
+    import flwr.serverapp
+    import flwr.supercore.control  # noqa: F401
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STANDINS = Path(__file__).parent / "standin"
@@ -44,6 +54,44 @@ def standin_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(STANDINS / "coordinator_service.py", app / "fedwan" / "coordinator" / "service.py")
     shutil.copy(STANDINS / "site_service.py", app / "fedwan" / "site" / "service.py")
     return app
+
+
+class FakeSuperLink(http.server.ThreadingHTTPServer):
+    """Answers every POST with what it got, and keeps a list."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        self.requests: list[tuple[str, bytes, dict[str, str]]] = []
+        fake = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["content-length"]))
+                fake.requests.append((self.path, body, dict(self.headers)))
+                self.send_response(200)
+                self.send_header("content-type", "application/x-protobuf")
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            do_GET = do_POST
+
+            def log_message(self, *words: object) -> None:
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
+
+
+@pytest.fixture
+def superlink() -> Iterator[FakeSuperLink]:
+    server = FakeSuperLink()
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def seen(out: Path, key: str) -> list[dict[str, object]]:

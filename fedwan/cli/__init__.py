@@ -1,0 +1,1 @@
+"""The `fedwan` command, one file per group of commands."""

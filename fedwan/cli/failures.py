@@ -1,0 +1,54 @@
+"""How commands fail: one line on stderr, an exit code, and a file for what is our own fault."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from fedwan.errors import FedwanError
+
+__all__ = ["INTERRUPTED", "Crashed", "crash_reports", "one_line", "say"]
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
+
+
+class Crashed(FedwanError):
+    """A bug of fedwan's; its traceback is in the file that the text names."""
+
+
+def one_line(text: str) -> str:
+    """Text without line breaks, which would look like several errors."""
+    return " ".join(text.split())
+
+
+def say(text: str) -> None:
+    """One line on stderr, with our name before it."""
+    print(f"fedwan: {one_line(text)}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def crash_reports(folder: Path) -> Iterator[None]:
+    """Keep the traceback of an unexpected error in a file of this folder.
+
+    Raises:
+        Crashed: instead of the error.
+    """
+    try:
+        yield
+    except (FedwanError, click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except Exception as error:
+        path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(traceback.format_exception(error)))
+        raise Crashed(
+            f"ended by a bug ({type(error).__name__}: {one_line(str(error))[:200]}); "
+            f"please report it with the traceback in {path}"
+        ) from error

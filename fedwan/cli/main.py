@@ -1,0 +1,79 @@
+"""The `fedwan` command. Loads no more than it needs to show its help."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import click
+import typer
+
+from fedwan import __version__
+from fedwan.cli import coordinator, demo, pki, report, run, site
+from fedwan.cli.failures import INTERRUPTED, crash_reports, say
+from fedwan.errors import FedwanError, UserError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="fedwan",
+    help="Train one generative model across datacenters that only a wide-area network joins.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("demo", epilog=run.KEYS)(demo.demo)
+app.command("run", epilog=run.KEYS)(run.run)
+app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
+app.command("site")(site.site)
+app.add_typer(pki.app, name="pki")
+app.command("report")(report.report)
+
+
+@app.callback(invoke_without_command=True)
+def _options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"fedwan {__version__}")
+        raise typer.Exit
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line and exit: 0 done, 2 the user's mistake, 1 anything else, 130 Ctrl-C.
+
+    Args:
+        argv: words after `fedwan`; those of the process if not given.
+    """
+    sys.exit(_exit_code(argv))
+
+
+def _exit_code(argv: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        with crash_reports(Path(tempfile.gettempdir())):
+            result = app(words, prog_name="fedwan", standalone_mode=False)
+    except FedwanError as error:
+        say(str(error))
+        return error.exit_code
+    except click.exceptions.NoArgsIsHelpError as error:
+        typer.echo(error.format_message())
+        return 0
+    except click.ClickException as error:
+        command = (
+            error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
+        )
+        say(f"{error.format_message().rstrip('.')}; see {command or 'fedwan'} --help")
+        return UserError.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        say("stopped by Ctrl-C")
+        return INTERRUPTED
+    return result if isinstance(result, int) else 0
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""`fedwan pki`: the authority of a federation and the identities that it issues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app", "init", "issue", "revoke"]
+
+app = typer.Typer(
+    name="pki",
+    help="Make the authority of a federation, and issue and revoke identities.",
+    no_args_is_help=True,
+)
+
+Folder = Annotated[Path, typer.Option("--pki", metavar="DIR", help="The authority's folder.")]
+SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Its name.", show_default=False)]
+Days = Annotated[int, typer.Option("--days", help="How long the identity is valid.")]
+
+_DAYS = 90
+
+
+@app.command("init")
+def init(
+    directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder to make.")] = Path(
+        "pki"
+    ),
+    host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host",
+            help="A name or address that sites dial; repeat it for more.",
+            show_default=False,
+        ),
+    ] = None,
+    days: Days = _DAYS,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="Only give the coordinator of DIR a new identity.")
+    ] = False,
+) -> None:
+    """Make an authority, and the identity of the coordinator in DIR/coordinator."""
+    from fedwan.link import pki
+
+    hosts = host or []
+    if renew:
+        pki.renew(directory, hosts, days)
+    else:
+        pki.init(directory, hosts, days)
+        typer.echo(f"authority    {directory / 'ca'}  (keep it offline; whoever has it may join)")
+    typer.echo(f"coordinator  {directory / 'coordinator'}  (valid for {days} days)")
+
+
+@app.command("issue")
+def issue(name: SiteName, directory: Folder = Path("pki"), days: Days = _DAYS) -> None:
+    """Make the identity of a site in DIR/SITE; copy that folder to the site."""
+    from fedwan.link import pki
+
+    pki.issue(directory, name, days)
+    typer.echo(f"site {name}  {directory / name}  (valid for {days} days)")
+
+
+@app.command("revoke")
+def revoke(name: SiteName, directory: Folder = Path("pki")) -> None:
+    """Shut a site out; a coordinator elsewhere needs the new DIR/coordinator/crl.pem."""
+    from fedwan.link import pki
+
+    pki.revoke(directory, name)
+    typer.echo(f"site {name} is revoked  {directory / 'coordinator' / 'crl.pem'}")

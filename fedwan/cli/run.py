@@ -1,0 +1,71 @@
+"""`fedwan run CONFIG.yaml`: a coordinator and its sites on this machine."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedwan.cli.launch import launch, load_config, show_summary
+from fedwan.config import Config
+
+__all__ = ["KEYS", "ConfigPath", "Resume", "Words", "run", "run_here"]
+
+KEYS = (
+    "Keys that are always there: workload strategy sites steps h seed data.name data.split "
+    "codec.up codec.down link.rate_mbit link.rtt_ms link.loss out. A wrong key is refused with "
+    "the nearest valid one."
+)
+"""Below the help of every command that takes settings."""
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...",
+        help="Settings, such as steps=600 h=20 outer.generator.lr=0.3; they beat the file.",
+        show_default=False,
+    ),
+]
+ConfigPath = Annotated[
+    Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.", show_default=False)
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in `out` from its last checkpoint.")
+]
+
+
+def run(config_path: ConfigPath, words: Words = None, resume: Resume = False) -> None:
+    """Train with a coordinator and all sites on this machine.
+
+    KEY=VALUE words, such as h=50 outer.generator.lr=0.3, beat the file.
+
+    A run that was stopped goes on with: fedwan run OUT/config.yaml --resume
+    """
+    run_here(config_path, words or [], resume=resume)
+
+
+def run_here(path: Path | None, words: list[str], *, resume: bool) -> None:
+    """Run a configuration on this machine, show it, and print its summary.
+
+    Args:
+        path: the YAML file, or None for defaults.
+        words: `key=value` words.
+        resume: go on with the run in `out`. One that is done is only shown.
+    """
+    console = Console()
+    config = load_config(path, words, resume=resume)
+    out = Path(config.out)
+    if resume and (out / "summary.json").exists():
+        show_summary(out, console)
+        return
+
+    def services(config: Config, stop: threading.Event) -> None:
+        from fedwan.app import find_app
+        from fedwan.flower.local import run_local
+
+        run_local(config, app=find_app(), resume=resume, stop=stop)
+
+    launch(config, services, console)

@@ -1,0 +1,84 @@
+"""The data plane's methods with our own framing: the site's stubs and the server's handlers.
+
+The service is the one of wire.proto; only chunks are read and written by `fedwan.link.framing`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.framing import download_part, serialize, upload_part
+
+__all__ = ["SERVICE", "Stub", "handlers"]
+
+SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"].full_name
+
+
+class Stub:
+    """Calls of one channel."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.Join = _unary(channel, "Join", wire.Welcome)
+        self.Report = _unary(channel, "Report", wire.Ack)
+        self.Leave = _unary(channel, "Leave", wire.Ack)
+        self.Control = channel.stream_stream(
+            f"/{SERVICE}/Control",
+            request_serializer=wire.SiteSignal.SerializeToString,
+            response_deserializer=wire.CoordinatorSignal.FromString,
+        )
+        self.Upload = channel.stream_unary(
+            f"/{SERVICE}/Upload",
+            request_serializer=serialize,
+            response_deserializer=wire.Receipt.FromString,
+        )
+        self.Download = channel.unary_stream(
+            f"/{SERVICE}/Download",
+            request_serializer=wire.DownloadRequest.SerializeToString,
+            response_deserializer=download_part,
+        )
+
+
+def _unary(channel: grpc.Channel, name: str, reply: Any) -> Any:
+    return channel.unary_unary(
+        f"/{SERVICE}/{name}",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=reply.FromString,
+    )
+
+
+def handlers(servicer: Any) -> grpc.GenericRpcHandler:
+    """Handlers for a servicer with a method per call."""
+
+    def unary(name: str, request: Any) -> Any:
+        return grpc.unary_unary_rpc_method_handler(
+            getattr(servicer, name),
+            request_deserializer=request.FromString,
+            response_serializer=lambda message: message.SerializeToString(),
+        )
+
+    return grpc.method_handlers_generic_handler(
+        SERVICE,
+        {
+            "Join": unary("Join", wire.Hello),
+            "Report": unary("Report", wire.QualityReport),
+            "Leave": unary("Leave", wire.Farewell),
+            "Control": grpc.stream_stream_rpc_method_handler(
+                servicer.Control,
+                request_deserializer=wire.SiteSignal.FromString,
+                response_serializer=wire.CoordinatorSignal.SerializeToString,
+            ),
+            "Upload": grpc.stream_unary_rpc_method_handler(
+                servicer.Upload,
+                request_deserializer=upload_part,
+                response_serializer=wire.Receipt.SerializeToString,
+            ),
+            "Download": grpc.unary_stream_rpc_method_handler(
+                servicer.Download,
+                request_deserializer=wire.DownloadRequest.FromString,
+                response_serializer=serialize,
+            ),
+        },
+    )

@@ -1,0 +1,38 @@
+"""Settings of the C allocator for processes that move large tensors all day.
+
+glibc raises the size from which it maps blocks on their own up to 32 MB as blocks of that size are
+freed. Tensors then share heaps with the chunks of transfers, the heaps fragment, and the process
+keeps growing: measured on the coordinator, 200 MB model, 2 sites: from 1.2 to 1.9 GB in 10 rounds.
+A fixed threshold keeps tensors out of the heaps, and huge pages make fresh mappings cheap to touch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = ["tune_allocator"]
+
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+
+MMAP_BYTES = 3 << 20
+TRIM_BYTES = 8 << 20
+NUM_ARENAS = 2
+
+
+def tune_allocator() -> None:
+    """Fix the allocator's thresholds for this process; without effect where there is no glibc.
+
+    To be called before torch allocates, since torch looks only once whether to ask for huge pages.
+    """
+    # Not a setting of ours: torch knows no other way to be told.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    mallopt(_M_MMAP_THRESHOLD, MMAP_BYTES)
+    mallopt(_M_TRIM_THRESHOLD, TRIM_BYTES)
+    mallopt(_M_ARENA_MAX, NUM_ARENAS)

@@ -1,0 +1,1 @@
+"""What a run leaves behind: records, pictures, the summary, the report, and the live table."""

@@ -1,0 +1,136 @@
+"""The state of a run as its records tell it: what the live table shows, without the showing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fedwan.config import Config, site_names
+from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
+
+__all__ = ["Board", "SiteRow"]
+
+_STATES = {"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"}
+_NEWS = frozenset({"lost", "rejoin", "rejected", "paused", "warning", "stopped", "resume"})
+_SMOOTHING = 0.3
+"""Weight of the latest round in a site's speed."""
+
+
+@dataclass
+class SiteRow:
+    """One site, as far as is known."""
+
+    name: str
+    state: str = "expected"
+    """`expected`, `training`, `silent` or `left`."""
+    step: int = 0
+    losses: dict[str, float | None] = field(default_factory=dict)
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps_per_s: float | None = None
+    seen_t: float = 0.0
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the time spent computing; None before the first round."""
+        busy_s = self.compute_s + self.wait_s
+        return self.compute_s / busy_s if busy_s > 0 else None
+
+    def take(self, record: RoundRecord) -> None:
+        """Account for one round."""
+        steps, seconds = record.step - self.step, record.t - self.seen_t
+        if self.seen_t and steps > 0 and seconds > 0:
+            latest = steps / seconds
+            before = latest if self.steps_per_s is None else self.steps_per_s
+            self.steps_per_s = before + _SMOOTHING * (latest - before)
+        self.state, self.seen_t, self.step = "training", record.t, record.step
+        self.losses = dict(record.losses)
+        self.compute_s += record.compute_s
+        self.wait_s += record.wait_s
+        self.bytes_up += record.bytes_up
+        self.bytes_down += record.bytes_down
+
+
+class Board:
+    """A run's state, built record by record.
+
+    Args:
+        config: resolved.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.sites = {name: SiteRow(name) for name in site_names(config)}
+        self.version = 0
+        self.fd: float | None = None
+        self.fd_floor: float | None = None
+        self.fd_untrained: float | None = None
+        self.is_listening = False
+        self.is_done = False
+        self.news: list[EventRecord] = []
+        """Events that a reader should see, oldest first."""
+
+    def take(self, record: Record) -> None:
+        """Account for one record."""
+        if isinstance(record, RoundRecord):
+            self.version = max(self.version, record.version)
+            self.sites.setdefault(record.site, SiteRow(record.site)).take(record)
+        elif isinstance(record, QualityRecord):
+            self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
+            if record.version == 0:
+                self.fd_untrained = self.fd
+        else:
+            self._take_event(record)
+
+    def _take_event(self, record: EventRecord) -> None:
+        if record.event == "resume":  # Nobody of those before has joined again yet.
+            for row in self.sites.values():
+                row.state, row.seen_t = "expected", 0.0
+        self.is_listening = self.is_listening or record.event == "listening"
+        self.is_done = self.is_done or record.event == "done"
+        if record.site in self.sites and record.event in _STATES:
+            row = self.sites[record.site]
+            row.state = _STATES[record.event]
+            row.seen_t = 0.0  # The time away is no measure of its speed.
+        if record.event in _NEWS:
+            self.news.append(record)
+
+    @property
+    def num_rounds(self) -> int:
+        """Rounds that the run will have."""
+        return self.config.steps // max(1, self.config.h)
+
+    @property
+    def step(self) -> int:
+        """Steps that every site has completed and contributed."""
+        return self.version * self.config.h
+
+    @property
+    def phase(self) -> str:
+        """What the run is doing, in a few words."""
+        waiting = [row.name for row in self.sites.values() if row.state in ("expected", "silent")]
+        if self.is_done:
+            return "done"
+        if not self.is_listening:
+            return "starting services"
+        if self.version >= self.num_rounds > 0:
+            return "measuring quality"
+        if waiting and len(waiting) == len(self.sites):
+            return "waiting for sites"
+        if waiting:
+            return f"waiting for {', '.join(waiting)}"
+        return "training"
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds of training left at the slowest site's speed; None before it is known."""
+        speeds = [row.steps_per_s for row in self.sites.values() if row.steps_per_s]
+        if not speeds:
+            return None
+        return max(0, self.config.steps - self.step) / min(speeds)
+
+    @property
+    def losses(self) -> list[str]:
+        """Names of the losses, in order."""
+        return sorted({name for row in self.sites.values() for name in row.losses})

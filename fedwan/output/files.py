@@ -1,0 +1,24 @@
+"""Files that are replaced whole, so that a crash leaves the old one or the new one."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["replace_bytes", "replace_text"]
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """Write a file beside `path`, sync it, and rename it over `path`; makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """`replace_bytes` of UTF-8 text."""
+    replace_bytes(path, text.encode())

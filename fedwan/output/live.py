@@ -1,0 +1,198 @@
+"""The live table of a run: follows `metrics.jsonl`, and knows of nothing else."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedwan.config import Config
+from fedwan.output.board import Board, SiteRow
+from fedwan.output.records import Record, Tail
+from fedwan.output.units import bytes_text, duration_text, number_text, percent_text
+
+__all__ = ["render_board", "watch"]
+
+_TICK_S = 0.25
+_PLAIN_EVERY_S = 15.0
+_STATE_STYLES = {"training": "green", "expected": "dim", "silent": "bold red", "left": "dim"}
+_MOST_NEWS = 3
+
+
+def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:
+    """Show a run until it ends: a live table on a terminal, occasional lines elsewhere.
+
+    Args:
+        out: the run's folder.
+        config: resolved.
+        is_running: whether there is more to come; asked a few times a second.
+        console: where to show it.
+    """
+    if console.is_terminal:
+        _watch_live(out, config, is_running, console)
+    else:
+        _watch_plainly(out, config, is_running, console)
+
+
+class _Follower:
+    """A board that follows a file."""
+
+    def __init__(self, out: Path, config: Config) -> None:
+        self._config = config
+        self._tail = Tail(out / "metrics.jsonl")
+        self._generation = 0
+        self._began = time.monotonic()
+        self.board = Board(config)
+
+    def poll(self) -> list[Record]:
+        """Take what is new; a file that was replaced starts the board afresh."""
+        records = self._tail.poll()
+        if self._tail.generation != self._generation:
+            self._generation = self._tail.generation
+            self.board = Board(self._config)
+        for record in records:
+            self.board.take(record)
+        return records
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the watch began."""
+        return time.monotonic() - self._began
+
+
+def _watch_live(
+    out: Path, config: Config, is_running: Callable[[], bool], console: Console
+) -> None:
+    follower = _Follower(out, config)
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        shown = -1
+        while True:
+            goes_on = is_running()
+            news = follower.poll()
+            second = int(follower.elapsed_s)
+            if news or second != shown or not goes_on:
+                shown = second
+                live.update(render_board(follower.board, follower.elapsed_s), refresh=True)
+            if not goes_on:
+                break
+            time.sleep(_TICK_S)
+    console.print(render_board(follower.board, follower.elapsed_s))
+
+
+def _watch_plainly(
+    out: Path, config: Config, is_running: Callable[[], bool], console: Console
+) -> None:
+    follower = _Follower(out, config)
+    due_s, num_news, phase, last = 0.0, 0, "", ""
+    while True:
+        goes_on = is_running()
+        follower.poll()
+        board = follower.board
+        for event in board.news[num_news:]:
+            _print_plainly(console, f"{event.event}: {event.text}")
+        num_news = len(board.news)
+        line = _plain_line(board)
+        is_due = follower.elapsed_s >= due_s or board.phase != phase or not goes_on
+        if line != last and is_due:
+            due_s, phase, last = follower.elapsed_s + _PLAIN_EVERY_S, board.phase, line
+            _print_plainly(console, f"{duration_text(follower.elapsed_s)}: {line}")
+        if not goes_on:
+            return
+        time.sleep(_TICK_S)
+
+
+def _print_plainly(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _plain_line(board: Board) -> str:
+    sites = board.sites.values()
+    parts = [board.phase]
+    if board.version:
+        up, down = sum(row.bytes_up for row in sites), sum(row.bytes_down for row in sites)
+        parts += [
+            f"round {board.version}/{board.num_rounds}",
+            f"step {board.step}/{board.config.steps}",
+            f"{bytes_text(up)} up, {bytes_text(down)} down",
+        ]
+        busy = [row.utilisation for row in sites if row.utilisation is not None]
+        if busy:
+            parts.append(f"utilisation {percent_text(sum(busy) / len(busy))}")
+    if board.fd is not None:
+        parts.append(_quality(board))
+    return ", ".join(parts)
+
+
+def render_board(board: Board, elapsed_s: float) -> RenderableType:
+    """The table and its header.
+
+    Args:
+        board: the run's state.
+        elapsed_s: seconds since the command began.
+    """
+    config = board.config
+    title = Text.assemble(
+        ("fedwan ", "bold cyan"),
+        (f"{config.workload} · {config.strategy}", "bold"),
+        f" · {config.sites} sites · H = {config.h} · {config.data.name} {config.data.split}",
+    )
+    left = board.remaining_s
+    times = f"{duration_text(elapsed_s)} elapsed"
+    if left is not None and not board.is_done:
+        times += f", about {duration_text(left)} left"
+    progress = Table.grid(padding=(0, 2))
+    progress.add_row(
+        ProgressBar(total=max(1, board.num_rounds), completed=board.version, width=30),
+        Text(f"round {board.version}/{board.num_rounds}"),
+        Text(times),
+        Text(board.phase, style="green" if board.phase in ("training", "done") else "yellow"),
+    )
+    lines: list[RenderableType] = [title, progress]
+    if board.fd is not None:
+        lines.append(Text(_quality(board)))
+    lines.append(_site_table(board))
+    lines += [
+        Text.from_markup(f"[yellow]{event.event}[/] {escape(event.text)}")
+        for event in board.news[-_MOST_NEWS:]
+    ]
+    return Group(*lines)
+
+
+def _quality(board: Board) -> str:
+    text = f"Fréchet distance {number_text(board.fd)} (floor {number_text(board.fd_floor)}"
+    if board.fd_untrained is not None:
+        text += f", untrained {number_text(board.fd_untrained)}"
+    return text + ")"
+
+
+def _site_table(board: Board) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="dim")
+    table.add_column("site")
+    table.add_column("state")
+    losses = board.losses
+    for name in ("step", *losses, "utilisation", "up", "down", "steps/s"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in board.sites.values():
+        table.add_row(*_cells(row, losses), style="" if row.state == "training" else "dim")
+    return table
+
+
+def _cells(row: SiteRow, losses: list[str]) -> list[RenderableType]:
+    return [
+        Text(row.name, style="bold"),
+        Text(row.state, style=_STATE_STYLES.get(row.state, "")),
+        f"{row.step:,}",
+        *(number_text(row.losses.get(name)) for name in losses),
+        percent_text(row.utilisation),
+        bytes_text(row.bytes_up),
+        bytes_text(row.bytes_down),
+        number_text(row.steps_per_s),
+    ]

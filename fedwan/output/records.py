@@ -1,0 +1,249 @@
+"""`metrics.jsonl`: what happened in a run, one JSON object per line, in the order it happened.
+
+    round     one site's part in one round: how far it is, losses, seconds, bytes, norms
+    quality   of the EMA weights of a version; version 0 is the untrained model
+    event     sites that join and leave, checkpoints, refusals, warnings, the end
+
+The coordinator appends; everything else (live table, summary, report) reads. A line is written and
+flushed at once, so that a crash costs no more than half a line, which readers leave out.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any, TextIO
+
+from fedwan.errors import ConfigError
+from fedwan.output.files import replace_text
+
+__all__ = [
+    "EventRecord",
+    "QualityRecord",
+    "Record",
+    "Recorder",
+    "RoundRecord",
+    "Tail",
+    "read_records",
+    "to_record",
+]
+
+
+@dataclass(frozen=True)
+class RoundRecord:
+    """One site's contribution to one round."""
+
+    t: float
+    """Unix seconds."""
+    version: int
+    """That the round made."""
+    site: str
+    step: int
+    """Completed steps since the run began."""
+    samples: int
+    """Seen since the run began."""
+    losses: Mapping[str, float | None]
+    """Mean over this round's steps, by name; None where it was not finite."""
+    compute_s: float
+    """Of this round."""
+    wait_s: float
+    """Of this round."""
+    bytes_up: int
+    """Of this round, on the wire."""
+    bytes_down: int
+    """Of this round, on the wire."""
+    norms: Mapping[str, float | None]
+    """Of the contribution, by network."""
+    round_s: float
+    """From the round's first contribution to its update."""
+
+
+@dataclass(frozen=True)
+class QualityRecord:
+    """Quality of the EMA weights of a version."""
+
+    t: float
+    version: int
+    step: int
+    figures: Mapping[str, Any]
+    """`fd`, `fd_floor` and whatever else the workload measures."""
+
+    def figure(self, name: str) -> float | None:
+        """A finite figure, or None."""
+        value = self.figures.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        return float(value) if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class EventRecord:
+    """Something worth a line in the report."""
+
+    t: float
+    event: str
+    site: str | None
+    text: str
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """Whatever else the line holds."""
+
+
+Record = RoundRecord | QualityRecord | EventRecord
+
+
+def to_record(row: Mapping[str, Any]) -> Record | None:
+    """A row as a record; None for a kind that this version does not know.
+
+    Raises:
+        KeyError: something that every row of its kind holds is missing.
+    """
+    rest = dict(row)
+    kind, t = rest.pop("kind"), float(rest.pop("t"))
+    if kind == "round":
+        return RoundRecord(t, **{name: rest[name] for name in _ROUND_FIELDS})
+    if kind == "quality":
+        return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)
+    if kind == "event":
+        return EventRecord(t, rest.pop("event"), rest.pop("site"), rest.pop("text"), rest)
+    return None
+
+
+_ROUND_FIELDS = tuple(name for name in RoundRecord.__dataclass_fields__ if name != "t")
+
+
+class Recorder:
+    """Appends records to a file. Safe to call from several threads.
+
+    Args:
+        path: of `metrics.jsonl`; its folder is made.
+        resume_version: None for a new run. A resumed run keeps its file, less the rounds and the
+            quality of later versions, which are about to be made again.
+    """
+
+    def __init__(self, path: Path, resume_version: int | None = None) -> None:
+        kept = [] if resume_version is None else _rows_until(path, resume_version)
+        replace_text(path, "".join(_to_line(row) for row in kept))
+        self._file: TextIO = path.open("a", encoding="utf-8")
+        self._lock = Lock()
+
+    def write(self, row: Mapping[str, Any]) -> Record:
+        """Append one row; `t` is filled in. Values that are not finite become null.
+
+        Args:
+            row: `kind` and what its record holds.
+
+        Returns:
+            The record.
+        """
+        row = _finite({"kind": row["kind"], "t": time.time(), **row})
+        record = to_record(row)
+        assert record is not None, f"no record is of kind {row['kind']!r}"
+        with self._lock:
+            self._file.write(_to_line(row))
+            self._file.flush()
+        return record
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+
+class Tail:
+    """Reads a file of records while it grows: `poll()` gives what is new.
+
+    A file that was replaced, as by a run that is resumed, is read again from its beginning, and
+    `generation` counts that.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode = 0
+        self.generation = 0
+
+    def poll(self) -> list[Record]:
+        """Records of whole lines since the last call."""
+        try:
+            stat = self._path.stat()
+        except FileNotFoundError:
+            return []
+        if stat.st_ino != self._inode or stat.st_size < self._offset:
+            self._inode, self._offset = stat.st_ino, 0
+            self.generation += 1
+        if stat.st_size == self._offset:
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [record for line in whole.splitlines() if (record := _try_line(line)) is not None]
+
+
+def read_records(path: Path) -> list[Record]:
+    """All records of a run, finished or not; none if there is no file yet.
+
+    Raises:
+        ConfigError: a line that is not the last one is no record.
+    """
+    return [record for row in _read_rows(path) if (record := to_record(row)) is not None]
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except FileNotFoundError:
+        return []
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+            to_record(row)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            if number == len(lines):  # No newline behind it: its writer was killed.
+                break
+            raise ConfigError(
+                f"{path} line {number} is no record ({line[:40]!r}); "
+                "remove the line, or restore the file"
+            ) from None
+        rows.append(row)
+    return rows
+
+
+def _try_line(line: bytes) -> Record | None:
+    """A record; None where a line holds none, since a live view must not end for that."""
+    try:
+        return to_record(json.loads(line))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _rows_until(path: Path, version: int) -> list[dict[str, Any]]:
+    return [
+        row
+        for row in _read_rows(path)
+        if row.get("kind") == "event" or int(row.get("version", 0)) <= version
+    ]
+
+
+def _to_line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for every number that JSON cannot hold."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(item) for item in value]
+    return value

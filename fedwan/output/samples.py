@@ -1,0 +1,155 @@
+"""`samples.png`: what the EMA weights generate, beside real data where that may be shown."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedwan.output.files import replace_bytes
+
+__all__ = ["draw_samples"]
+
+_DPI = 100
+_GRID_PX = 420
+"""Least width of a grid of images; each sample is enlarged by a whole factor to reach it."""
+_GAP_PX = 6
+_MARGIN_PX = 24
+_CAPTION_PX = 26
+_TITLE_PX = 44
+_INK, _MUTED, _PAPER = "#1c2330", "#5c6675", "#ffffff"
+_BLUE, _GREY = "#2f6fde", "#9aa3af"
+
+Floats = NDArray[np.float32]
+
+
+def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> None:
+    """Draw samples to a PNG; the same samples give the same bytes.
+
+    Args:
+        path: of the picture; replaced whole.
+        generated: samples, a tensor on any device or an array: images (num, 1 or 3, height, width)
+            in [-1, 1], or points (num, 2).
+        real: as many or fewer real samples of the same shape, or None to show none.
+        title: a line above.
+
+    Raises:
+        ValueError: samples are neither images nor points, or the two do not match.
+    """
+    ours = _as_array(generated)
+    panels = [("generated", ours)]
+    if real is not None:
+        theirs = _as_array(real)
+        if theirs.shape[1:] != ours.shape[1:]:
+            raise ValueError(f"generated {ours.shape[1:]} and real {theirs.shape[1:]} must match")
+        panels.append(("real, held out", theirs))
+    if ours.ndim == 2 and ours.shape[1] == 2:
+        data = _draw_points(panels, title)
+    elif ours.ndim == 4 and ours.shape[1] in (1, 3):
+        data = _draw_images(panels, title)
+    else:
+        raise ValueError(f"samples of shape {ours.shape} are neither images nor points")
+    replace_bytes(path, data)
+
+
+def _as_array(samples: Any) -> Floats:
+    if hasattr(samples, "detach"):
+        samples = samples.detach().cpu()
+    return np.asarray(samples, dtype=np.float32)
+
+
+def _draw_images(panels: list[tuple[str, Floats]], title: str) -> bytes:
+    count = len(panels[0][1])
+    columns = math.ceil(math.sqrt(count))
+    mosaics = [(name, _mosaic(images[:count], columns)) for name, images in panels]
+    grid_height, grid_width = mosaics[0][1].shape[:2]
+    width = _MARGIN_PX + len(mosaics) * (grid_width + _MARGIN_PX)
+    height = _TITLE_PX + _CAPTION_PX + grid_height + _MARGIN_PX
+    figure = _figure(width, height, title)
+    for index, (name, mosaic) in enumerate(mosaics):
+        left = _MARGIN_PX + index * (grid_width + _MARGIN_PX)
+        _caption(figure, name, left, height)
+        # Pixel for pixel: resampling would blur what is to be judged.
+        figure.figimage(mosaic, left, _MARGIN_PX + grid_height - mosaic.shape[0], origin="upper")
+    return _encode(figure)
+
+
+def _mosaic(images: Floats, columns: int) -> Floats:
+    """(num, channels, height, width) in [-1, 1] to one (H, W, 3) picture in [0, 1]."""
+    _, channels, height, width = images.shape
+    images = np.nan_to_num(np.clip(images * 0.5 + 0.5, 0.0, 1.0))
+    scale = max(1, round(_GRID_PX / (columns * width)))
+    rows = math.ceil(len(images) / columns)
+    cell_h, cell_w = height * scale + _GAP_PX, width * scale + _GAP_PX
+    canvas = np.full((rows * cell_h - _GAP_PX, columns * cell_w - _GAP_PX, 3), 1.0, np.float32)
+    for index, image in enumerate(images):
+        row, column = divmod(index, columns)
+        tile = np.repeat(np.repeat(image, scale, axis=1), scale, axis=2).transpose(1, 2, 0)
+        top, left = row * cell_h, column * cell_w
+        canvas[top : top + height * scale, left : left + width * scale] = np.broadcast_to(
+            tile, (height * scale, width * scale, 3)
+        )
+    return canvas
+
+
+def _draw_points(panels: list[tuple[str, Floats]], title: str) -> bytes:
+    side = 2 * _MARGIN_PX  # Room for the numbers at the axes.
+    width = len(panels) * (side + _GRID_PX) + _MARGIN_PX
+    height = _TITLE_PX + _CAPTION_PX + _GRID_PX + _MARGIN_PX
+    figure = _figure(width, height, title)
+    # The real data set the frame; stray samples are drawn at its edge.
+    distances = np.abs(panels[-1][1])
+    reach = 1.25 * float(np.max(distances[np.isfinite(distances)], initial=1e-3))
+    for index, (name, points) in enumerate(panels):
+        left = side + index * (side + _GRID_PX)
+        _caption(figure, name, left, height)
+        box = (left / width, _MARGIN_PX / height, _GRID_PX / width, _GRID_PX / height)
+        axes = figure.add_axes(box)
+        shown = np.clip(np.nan_to_num(points), -reach, reach)
+        color = _BLUE if index == 0 else _GREY
+        axes.scatter(shown[:, 0], shown[:, 1], s=10, color=color, alpha=0.6, linewidths=0)
+        axes.set(xlim=(-reach, reach), ylim=(-reach, reach), aspect="equal")
+        axes.tick_params(labelsize=8, colors=_MUTED)
+        axes.grid(color="#e6e9ee", linewidth=0.6)
+        axes.set_axisbelow(True)
+        for spine in axes.spines.values():
+            spine.set_color("#d5dae1")
+    return _encode(figure)
+
+
+def _figure(width: int, height: int, title: str) -> Any:
+    # Figures without pyplot: no global state, so any thread may draw.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=_PAPER)
+    FigureCanvasAgg(figure)
+    widest = (width - 2 * _MARGIN_PX) * 72 / _DPI / (0.68 * max(1, len(title)))
+    figure.text(
+        _MARGIN_PX / width,
+        1 - 14 / height,
+        title,
+        va="top",
+        fontsize=min(11.0, widest),
+        fontweight="bold",
+        color=_INK,
+    )
+    return figure
+
+
+def _caption(figure: Any, name: str, left: int, height: int) -> None:
+    width = figure.get_figwidth() * _DPI
+    figure.text(
+        left / width, 1 - (_TITLE_PX + 4) / height, name, va="top", fontsize=9, color=_MUTED
+    )
+
+
+def _encode(figure: Any) -> bytes:
+    buffer = io.BytesIO()
+    # Without the library's version in it, equal pictures are equal files.
+    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    return buffer.getvalue()

@@ -1,0 +1,167 @@
+"""`summary.json`: how a run ended, in the keys that users, tests and benchmarks rely on."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.panel import Panel
+from rich.table import Table
+
+from fedwan.errors import ConfigError
+from fedwan.output.files import replace_text
+from fedwan.output.records import EventRecord, QualityRecord, Record
+from fedwan.output.units import bytes_text, duration_text, number_text, percent_text
+
+__all__ = ["Summary", "read_summary", "render_summary", "sync_bytes", "write_summary"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A finished run. Seconds are means over the sites, bytes sums over them."""
+
+    strategy: str
+    workload: str
+    sites: int
+    h: int
+    steps: int
+    """Per site."""
+    seed: int
+    wall_s: float
+    compute_s: float
+    wait_s: float
+    utilisation: float
+    """compute_s / (compute_s + wait_s)."""
+    bytes_up: int
+    """On the wire, payloads and framing."""
+    bytes_down: int
+    """On the wire, payloads and framing."""
+    rounds: int
+    contributions: int
+    rejected: int
+    rejoins: int
+    quality: dict[str, Any]
+    """Of the EMA weights on held-out real data: `fd`, `fd_floor`, …"""
+    global_sha256: str
+    """Of the final global weights, in name order."""
+
+
+def write_summary(summary: Summary, path: Path) -> None:
+    """Write `summary.json`; figures that are not finite become null."""
+    row = dataclasses.asdict(summary)
+    row["quality"] = {key: _finite(value) for key, value in summary.quality.items()}
+    replace_text(path, json.dumps(row, indent=2, allow_nan=False) + "\n")
+
+
+def read_summary(path: Path) -> Summary:
+    """Read `summary.json`.
+
+    Raises:
+        ConfigError: it is missing (the run has not ended) or is no summary.
+    """
+    try:
+        row = json.loads(path.read_text(encoding="utf-8"))
+        return Summary(**{field.name: row[field.name] for field in dataclasses.fields(Summary)})
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path} does not exist: the run has not ended; continue it with "
+            f"fedwan run {path.parent / 'config.yaml'} --resume"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no summary ({error!r}); run again to write it anew") from None
+
+
+def sync_bytes(summary: Summary, records: Sequence[Record]) -> int | None:
+    """Bytes that exchanging fp32 gradients at every step would have moved, both ways, all sites.
+
+    None where the records do not tell how large the networks are.
+    """
+    for record in reversed(records):
+        if isinstance(record, EventRecord) and "payload_bytes" in record.details:
+            payload_bytes = int(record.details["payload_bytes"])
+            return 2 * summary.steps * summary.sites * payload_bytes
+    return None
+
+
+def render_summary(summary: Summary, records: Sequence[Record], out: Path) -> Panel:
+    """A run on one screen: quality, bytes, time, faults, and where to look.
+
+    Args:
+        summary: the run's.
+        records: the run's; for the untrained model's quality and the size of the networks.
+        out: the run's folder.
+    """
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, text in _lines(summary, records, out):
+        table.add_row(name, text)
+    title = (
+        f"[bold]{summary.workload} · {summary.strategy}[/] · {summary.sites} sites · "
+        f"H = {summary.h} · {summary.steps} steps"
+    )
+    return Panel(table, title=title, box=box.ROUNDED, expand=False, padding=(1, 2))
+
+
+def _lines(summary: Summary, records: Sequence[Record], out: Path) -> list[tuple[str, str]]:
+    lines = [("quality", _quality_text(summary, records))]
+    sent = summary.bytes_up + summary.bytes_down
+    detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
+    lines.append(("bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"))
+    sync = sync_bytes(summary, records)
+    if sync is not None and sent and summary.strategy != "sync":
+        times = f"{sync / sent:,.0f}" if sync >= 10 * sent else f"{sync / sent:.1f}"
+        lines.append(
+            (
+                "",
+                f"synchronous training would have sent {bytes_text(sync)}: "
+                f"[bold green]{times} times more[/]",
+            )
+        )
+    lines.append(
+        (
+            "time",
+            f"{duration_text(summary.wall_s)} in all; each site computed "
+            f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
+            f"(utilisation {percent_text(summary.utilisation)})",
+        )
+    )
+    lines.append(
+        (
+            "rounds",
+            f"{summary.rounds:,} of {summary.contributions:,} contributions; "
+            f"{summary.rejected} rejected, {summary.rejoins} rejoined",
+        )
+    )
+    lines.append(("weights", f"sha256 {summary.global_sha256[:16]}…"))
+    lines.append(("samples", f"[cyan]{out / 'samples.png'}[/]"))
+    lines.append(("report", f"[cyan]{out / 'report.html'}[/]"))
+    return lines
+
+
+def _quality_text(summary: Summary, records: Sequence[Record]) -> str:
+    fd, floor = summary.quality.get("fd"), summary.quality.get("fd_floor")
+    text = f"Fréchet distance [bold]{number_text(fd)}[/]; real data itself {number_text(floor)}"
+    if fd and floor:
+        text += f" ({fd / floor:.1f} times the floor)"
+    untrained = next(
+        (r.figure("fd") for r in records if isinstance(r, QualityRecord) and r.version == 0), None
+    )
+    if untrained is not None:
+        text += f"; untrained {number_text(untrained)}"
+    others = [
+        f"{name} {number_text(summary.quality[name])}"
+        for name in ("precision", "recall")
+        if summary.quality.get(name) is not None
+    ]
+    return "; ".join([text, *others])
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,68 @@
+"""Quantities as a reader likes them: three digits and a unit."""
+
+from __future__ import annotations
+
+import math
+
+__all__ = ["bytes_text", "duration_text", "number_text", "percent_text"]
+
+_PREFIXES = ("", "k", "M", "G", "T", "P")
+
+
+def number_text(value: float | None) -> str:
+    """Three significant digits; a dash for what is not known.
+
+    >>> number_text(0.12345), number_text(1234567.0), number_text(None)
+    ('0.123', '1.23e+06', '–')
+    >>> number_text(12345), number_text(100.0)
+    ('12,345', '100')
+    """
+    if value is None or not math.isfinite(value):
+        return "–"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.3g}"
+
+
+def bytes_text(count: float) -> str:
+    """Bytes in decimal units, as links are sold.
+
+    >>> bytes_text(0), bytes_text(999), bytes_text(1_234_567), bytes_text(2e12)
+    ('0 B', '999 B', '1.23 MB', '2.00 TB')
+    """
+    power = 0
+    while count >= 999.5 and power < len(_PREFIXES) - 1:
+        count /= 1000
+        power += 1
+    digits = 0 if power == 0 else max(0, 2 - int(math.log10(max(count, 1))))
+    return f"{count:.{digits}f} {_PREFIXES[power]}B"
+
+
+def duration_text(seconds: float) -> str:
+    """Seconds as a clock shows them.
+
+    >>> duration_text(5.4), duration_text(75), duration_text(3661), duration_text(200_000)
+    ('5 s', '1:15', '1:01:01', '2 d 07:33')
+    """
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    if hours == 0:
+        return f"{minute}:{second:02d}"
+    days, hour = divmod(hours, 24)
+    if days == 0:
+        return f"{hour}:{minute:02d}:{second:02d}"
+    return f"{days} d {hour:02d}:{minute:02d}"
+
+
+def percent_text(share: float | None) -> str:
+    """A share of one as a percentage.
+
+    >>> percent_text(0.987), percent_text(None)
+    ('99 %', '–')
+    """
+    if share is None or not math.isfinite(share):
+        return "–"
+    return f"{100 * share:.0f} %"

@@ -1,0 +1,25 @@
+"""Runs `run_local` in a process of its own: `drive.py OUT APP SITES [resume]`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from fedwan.config import Config
+from fedwan.errors import FedwanError
+from fedwan.flower.local import run_local
+
+
+def main(out: str, app: str, sites: str, *rest: str) -> int:
+    try:
+        run_local(Config(out=out, sites=int(sites)), app=Path(app), resume="resume" in rest)
+    except FedwanError as error:
+        print(f"fedwan: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

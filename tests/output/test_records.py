@@ -1,0 +1,200 @@
+"""Records: what is written is read back, and a crash costs half a line at most."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.errors import ConfigError
+from fedwan.output.records import (
+    EventRecord,
+    QualityRecord,
+    Recorder,
+    RoundRecord,
+    Tail,
+    read_records,
+)
+
+
+def round_row(version: int = 1, site: str = "s1", **changes: Any) -> dict[str, Any]:
+    return {
+        "kind": "round",
+        "version": version,
+        "site": site,
+        "step": 20 * version,
+        "samples": 640 * version,
+        "losses": {"generator": 0.7},
+        "compute_s": 1.5,
+        "wait_s": 0.5,
+        "bytes_up": 1000,
+        "bytes_down": 1001,
+        "norms": {"generator": 2.0},
+        "round_s": 2.1,
+    } | changes
+
+
+def quality_row(version: int, fd: float) -> dict[str, Any]:
+    return {"kind": "quality", "version": version, "step": 20 * version, "fd": fd, "fd_floor": 0.4}
+
+
+def event_row(event: str, site: str | None = None) -> dict[str, Any]:
+    return {"kind": "event", "event": event, "site": site, "text": f"{event} happened"}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out" / "metrics.jsonl"
+
+
+def test_every_kind_of_record_is_read_back(path: Path) -> None:
+    recorder = Recorder(path)
+    for row in (event_row("join", "s1"), round_row(3), quality_row(3, 1.25) | {"modes": 7}):
+        recorder.write(row)
+    recorder.close()
+    join, work, quality = read_records(path)
+    assert isinstance(join, EventRecord) and (join.event, join.site) == ("join", "s1")
+    assert isinstance(work, RoundRecord) and (work.version, work.losses["generator"]) == (3, 0.7)
+    assert isinstance(quality, QualityRecord) and quality.figure("modes") == 7.0
+    assert join.t <= work.t <= quality.t
+
+
+def test_a_record_is_on_disk_as_soon_as_it_is_written(path: Path) -> None:
+    recorder = Recorder(path)
+    recorder.write(event_row("listening"))
+    assert len(read_records(path)) == 1
+    recorder.close()
+
+
+def test_numbers_that_json_cannot_hold_become_null(path: Path) -> None:
+    recorder = Recorder(path)
+    recorder.write(round_row(losses={"generator": math.nan}, norms={"generator": math.inf}))
+    recorder.write(quality_row(1, math.nan))
+    recorder.close()
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
+    work, quality = read_records(path)
+    assert isinstance(work, RoundRecord) and work.losses["generator"] is None
+    assert isinstance(quality, QualityRecord) and quality.figure("fd") is None
+
+
+def test_half_a_last_line_is_left_out(path: Path) -> None:
+    recorder = Recorder(path)
+    recorder.write(round_row(1))
+    recorder.write(round_row(2))
+    recorder.close()
+    data = path.read_bytes()
+    for cut in range(len(data) // 2 + 2, len(data) - 1, 7):
+        path.write_bytes(data[:cut])
+        assert [record.version for record in read_records(path)] == [1]  # type: ignore[union-attr]
+
+
+def test_a_damaged_line_in_the_middle_is_named(path: Path) -> None:
+    recorder = Recorder(path)
+    recorder.write(round_row(1))
+    recorder.close()
+    path.write_text("nonsense\n" + path.read_text())
+    with pytest.raises(ConfigError, match="line 1 is no record"):
+        read_records(path)
+
+
+def test_records_of_a_kind_from_the_future_are_passed_over(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_text('{"kind":"weather","t":1.0}\n')
+    assert read_records(path) == []
+
+
+def test_a_run_without_records_has_none(path: Path) -> None:
+    assert read_records(path) == []
+
+
+def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(path: Path) -> None:
+    recorder = Recorder(path)
+    for version in (1, 2, 3):
+        recorder.write(round_row(version))
+        recorder.write(quality_row(version, 1.0))
+        recorder.write(event_row(f"after-{version}"))
+    recorder.close()
+    with path.open("a") as file:
+        file.write('{"kind":"round","t":')
+    resumed = Recorder(path, resume_version=2)
+    resumed.write(round_row(3, site="s2"))
+    resumed.close()
+    records = read_records(path)
+    rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
+    assert rounds == [(1, "s1"), (2, "s1"), (3, "s2")]
+    assert [r.version for r in records if isinstance(r, QualityRecord)] == [1, 2]
+    events = [r.event for r in records if isinstance(r, EventRecord)]
+    assert events == ["after-1", "after-2", "after-3"]
+
+
+def test_a_new_run_begins_with_an_empty_file(path: Path) -> None:
+    first = Recorder(path)
+    first.write(round_row(1))
+    first.close()
+    Recorder(path).close()
+    assert read_records(path) == []
+
+
+def test_threads_never_mix_their_lines(path: Path) -> None:
+    recorder = Recorder(path)
+
+    def write(site: str) -> None:
+        for version in range(1, 101):
+            recorder.write(round_row(version, site))
+
+    threads = [threading.Thread(target=write, args=(f"s{k}",)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    recorder.close()
+    assert len(read_records(path)) == 400
+
+
+def test_a_row_that_lacks_a_field_is_our_own_bug(path: Path) -> None:
+    recorder = Recorder(path)
+    row = round_row()
+    del row["norms"]
+    with pytest.raises(KeyError):
+        recorder.write(row)
+    recorder.close()
+    assert read_records(path) == []
+
+
+class TestTail:
+    def test_it_gives_whole_lines_once(self, path: Path) -> None:
+        tail = Tail(path)
+        assert tail.poll() == []
+        recorder = Recorder(path)
+        recorder.write(round_row(1))
+        assert len(tail.poll()) == 1
+        assert tail.poll() == []
+        with path.open("a") as file:
+            file.write('{"kind":"event","t":1,"event":"x","si')
+            file.flush()
+            assert tail.poll() == []
+            file.write('te":null,"text":""}\n')
+        assert [r.event for r in tail.poll()] == ["x"]  # type: ignore[union-attr]
+        recorder.close()
+
+    def test_it_begins_again_when_a_resumed_run_replaces_the_file(self, path: Path) -> None:
+        first = Recorder(path)
+        for version in (1, 2, 3):
+            first.write(round_row(version))
+        first.close()
+        tail = Tail(path)
+        assert len(tail.poll()) == 3
+        generation = tail.generation
+        Recorder(path, resume_version=2).close()
+        assert [r.version for r in tail.poll()] == [1, 2]  # type: ignore[union-attr]
+        assert tail.generation == generation + 1
+
+    def test_a_damaged_line_does_not_end_it(self, path: Path) -> None:
+        path.parent.mkdir()
+        path.write_text("nonsense\n" + json.dumps(event_row("x") | {"t": 1.0}) + "\n")
+        assert len(Tail(path).poll()) == 1

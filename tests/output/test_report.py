@@ -1,0 +1,102 @@
+"""The report: one page that needs nothing else, for runs that ended and runs that did not."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from fedwan.config import dump
+from fedwan.errors import ConfigError
+from fedwan.output.outputs import Outputs
+from fedwan.output.report import write_report
+from tests.output.runs import make_config, write_run
+
+
+class Balanced(HTMLParser):
+    """Fails on tags that are not closed in the order they were opened."""
+
+    VOID = frozenset({"meta", "img", "br"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def make_report(out: Path, *, finish: bool) -> str:
+    with Outputs(make_config(out), out) as outputs:
+        write_run(outputs, finish=finish)
+    html = (out / "report.html").read_text()
+    parser = Balanced()
+    parser.feed(html)
+    assert parser.open == []
+    return html
+
+
+def test_a_finished_run_shows_quality_bytes_samples_sites_and_events(tmp_path: Path) -> None:
+    html = make_report(tmp_path, finish=True)
+    for part in (
+        ">done<",
+        "Fréchet distance of the EMA weights",
+        "floor (real against real)",
+        "Loss: generator",
+        "Loss: discriminator",
+        "Norm of the contribution: generator",
+        "Where the time of each site went",
+        "Bytes on the wire, all sites",
+        "Precision and recall",
+        "data:image/png;base64,",
+        "s2 &lt;rejoined&gt; &amp; is back",
+        "workload: gan",
+        "untrained 80",
+        "4.9 times more",
+    ):
+        assert part in html, part
+
+
+def test_the_page_loads_nothing_from_anywhere(tmp_path: Path) -> None:
+    html = make_report(tmp_path, finish=True)
+    assert not re.search(r"https?://|<script|<link|@import|url\(", html)
+    assert all(source.startswith("data:") for source in re.findall(r'src="([^"]*)', html))
+    assert "prefers-color-scheme:dark" in html
+
+
+def test_a_run_that_has_not_ended_shows_what_there_is(tmp_path: Path) -> None:
+    html = make_report(tmp_path, finish=False)
+    assert "not finished" in html
+    assert "Loss: generator" in html
+
+
+def test_a_run_that_has_only_begun_has_a_report_too(tmp_path: Path) -> None:
+    dump(make_config(tmp_path), tmp_path / "config.yaml")
+    html = write_report(tmp_path).read_text()
+    assert "no record yet" in html
+    assert "not measured yet" in html
+    assert "<figure>" not in html
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no run"):
+        write_report(tmp_path)
+
+
+def test_a_flood_of_events_shows_its_beginning_and_its_end(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        for number in range(500):
+            outputs.event("checkpoint", None, f"event-{number}.")
+    html = (tmp_path / "report.html").read_text()
+    assert "event-0." in html and "event-499." in html and "300 more" in html
+    assert "event-100." not in html

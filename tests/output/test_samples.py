@@ -1,0 +1,77 @@
+"""Pictures of samples: crisp, beside real data, the same bytes for the same samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedwan.output.samples import draw_samples
+
+
+def images(num: int, channels: int = 1, size: int = 8, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand(num, channels, size, size, generator=generator) * 2 - 1
+
+
+def pixels(path: Path) -> np.ndarray:
+    return np.asarray(Image.open(path).convert("RGB"))
+
+
+def test_every_pixel_of_an_image_becomes_a_square_of_one_colour(tmp_path: Path) -> None:
+    checker = torch.tensor([[-1.0, 1.0], [1.0, -1.0]]).reshape(1, 1, 2, 2)
+    draw_samples(tmp_path / "a.png", checker, None, "")
+    picture = pixels(tmp_path / "a.png")
+    ink = (picture == 0).all(axis=2)
+    rows, columns = np.nonzero(ink)
+    assert rows.max() - rows.min() + 1 == columns.max() - columns.min() + 1 == 420
+    # Two black squares of 210 x 210, and no grey between them.
+    assert ink.sum() == 2 * 210 * 210
+
+
+def test_generated_and_real_stand_side_by_side(tmp_path: Path) -> None:
+    draw_samples(tmp_path / "alone.png", images(16), None, "title")
+    draw_samples(tmp_path / "both.png", images(16), images(16, seed=1), "title")
+    alone, both = pixels(tmp_path / "alone.png"), pixels(tmp_path / "both.png")
+    assert both.shape[0] == alone.shape[0]
+    assert both.shape[1] > 1.9 * alone.shape[1]
+
+
+def test_the_same_samples_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        draw_samples(tmp_path / name, images(9, channels=3), images(9, channels=3), "title")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_tensors_and_arrays_are_drawn_alike(tmp_path: Path) -> None:
+    draw_samples(tmp_path / "a.png", images(4), None, "t")
+    draw_samples(tmp_path / "b.png", images(4).numpy(), None, "t")
+    assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_points_are_scattered_in_the_frame_of_the_real_ones(tmp_path: Path) -> None:
+    real = torch.randn(100, 2, generator=torch.Generator().manual_seed(0))
+    generated = real.clone()
+    generated[0] = torch.tensor([1e9, float("nan")])
+    draw_samples(tmp_path / "points.png", generated, real, "ring")
+    assert (pixels(tmp_path / "points.png") != 255).any()
+
+
+def test_samples_that_diverged_are_drawn_all_the_same(tmp_path: Path) -> None:
+    draw_samples(tmp_path / "nan.png", torch.full((4, 1, 8, 8), torch.nan), images(4), "t")
+    assert (tmp_path / "nan.png").stat().st_size > 0
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 2, 8, 8), (4,)])
+def test_what_is_neither_image_nor_point_is_refused(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="neither images nor points"):
+        draw_samples(tmp_path / "a.png", torch.zeros(shape), None, "t")
+    assert not (tmp_path / "a.png").exists()
+
+
+def test_samples_and_real_data_must_match(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must match"):
+        draw_samples(tmp_path / "a.png", images(4), torch.zeros(4, 2), "t")
