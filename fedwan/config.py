@@ -193,6 +193,8 @@ class Config:
     """Folder of the run."""
     device: str = "auto"
     """`auto`, `cpu` or `cuda`, on every site."""
+    threads: int = 0
+    """CPU threads of each site; 0 takes all cores, which the sites of a local run share."""
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of the workload's networks; the recipe's `Model` dataclass lists them."""
     data: DataConfig = field(default_factory=DataConfig)

@@ -19,7 +19,7 @@ from fedwan.output.live import watch
 from fedwan.output.records import read_records
 from fedwan.output.summary import read_summary, render_summary
 
-__all__ = ["RunServices", "launch", "load_config", "shown_path"]
+__all__ = ["RunServices", "launch", "load_config", "show_summary", "shown_path"]
 
 RunServices = Callable[[Config, threading.Event], None]
 """Runs until the run is over or the event is set; raises a `FedwanError` if it did not end well."""
@@ -98,14 +98,15 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
     # Children end with the thread that started them, so it must live until it has ended them.
     thread = threading.Thread(target=work, name="services", daemon=True)
     with stop_on_sigterm(stop):
-        thread.start()
         try:
+            thread.start()
             watch(Path(config.out), config, thread.is_alive, console)
             thread.join()
         except KeyboardInterrupt:
             console.print("Ctrl-C: ending the services …")
             stop.set()
-            thread.join()
+            if thread.ident is not None:
+                thread.join()
             _raise_unless_stopped(errors)
             raise
     if errors:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["app", "init", "issue", "revoke"]
+__all__ = ["DAYS", "app", "init", "issue", "revoke"]
 
 app = typer.Typer(
     name="pki",
@@ -19,7 +19,8 @@ Folder = Annotated[Path, typer.Option("--pki", metavar="DIR", help="The authorit
 SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Its name.", show_default=False)]
 Days = Annotated[int, typer.Option("--days", help="How long the identity is valid.")]
 
-_DAYS = 90
+DAYS = 90
+"""As `fedwan.link.pki` has it, which is loaded only when it is needed."""
 
 
 @app.command("init")
@@ -35,7 +36,7 @@ def init(
             show_default=False,
         ),
     ] = None,
-    days: Days = _DAYS,
+    days: Days = DAYS,
     renew: Annotated[
         bool, typer.Option("--renew", help="Only give the coordinator of DIR a new identity.")
     ] = False,
@@ -53,7 +54,7 @@ def init(
 
 
 @app.command("issue")
-def issue(name: SiteName, directory: Folder = Path("pki"), days: Days = _DAYS) -> None:
+def issue(name: SiteName, directory: Folder = Path("pki"), days: Days = DAYS) -> None:
     """Make the identity of a site in DIR/SITE; copy that folder to the site."""
     from fedwan.link import pki
 

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedwan.app import load_strategy
 from fedwan.config import Config, site_names, to_json
 from fedwan.coordinator.desk import Desk
@@ -52,6 +54,8 @@ def run_coordinator(
         FedwanError: see the tree; outputs are written as far as they go.
     """
     tune_allocator()
+    if config.threads:
+        torch.set_num_threads(config.threads)
     out = Path(config.out)
     strategy = load_strategy(config.strategy).build(config)
     plan = _plan(config, out)

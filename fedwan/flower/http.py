@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import uvicorn
@@ -49,12 +50,19 @@ class Peer(NamedTuple):
 class _Protocol(H11Protocol):
     """HTTP/1.1 that tells the app, under `state["peer"]`, who is at the other end."""
 
+    def __init__(self, *args: Any, stopping: threading.Event, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._stopping = stopping
+
     def connection_made(self, transport: Any) -> None:
         tls = transport.get_extra_info("ssl_object")
         der = tls.getpeercert(binary_form=True) if tls is not None else None
         if der is not None:
             self.app_state = {**self.app_state, "peer": Peer.of(der)}
         super().connection_made(transport)
+        # Uvicorn closes the connections it has when it stops, not one whose handshake ends later.
+        if self._stopping.is_set():
+            self.shutdown()
 
 
 class HttpServer:
@@ -70,9 +78,10 @@ class HttpServer:
     def __init__(
         self, name: str, app: App, bound: socket.socket, tls: ssl.SSLContext | None = None
     ) -> None:
+        self._stopping = threading.Event()
         config = uvicorn.Config(
             app,
-            http=_Protocol,
+            http=partial(_Protocol, stopping=self._stopping),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
             lifespan="on",
@@ -111,6 +120,7 @@ class HttpServer:
 
     def stop(self) -> None:
         """Stop serving and close the socket; answers under way get a second."""
+        self._stopping.set()
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(timeout=5.0)

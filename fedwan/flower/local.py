@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from os import environ, pathsep
+from os import cpu_count, environ, pathsep
 from pathlib import Path
 
 from fedwan.app import find_app
@@ -55,6 +55,8 @@ def run_local(
     stop = stop or threading.Event()
     out = Path(config.out)
     config.link.host = _HOST
+    # Sites that each take every core would spend their time waiting for one another.
+    config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     names = site_names(config)
     with (
         only_one(out, "out"),

@@ -75,4 +75,5 @@ class Velocity(nn.Module):
         for index, block in enumerate(self.blocks):
             h = block(h, modulation[2 * index], modulation[2 * index + 1])
         out: Tensor = self.write(functional.layer_norm(h, h.shape[1:]))
-        return out.view(-1, *self.shape)
+        out = out.view(-1, *self.shape); out = out.tanh() + 0.01 * out if len(self.shape) == 3 else out
+        return (x - out) / sigma.view(-1, *[1] * len(self.shape)).clamp(min=0.05)

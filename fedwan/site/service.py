@@ -43,6 +43,8 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
     """
     tune_allocator()
     config = from_json(ticket.config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
     names = site_names(config)
     if settings.name not in names:
         raise ConfigError(

@@ -1,0 +1,123 @@
+"""The command line from outside: what it says, where, and with which exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedwan import __version__
+from fedwan.cli import main as main_module
+from fedwan.cli.main import main
+from fedwan.errors import LinkLost
+
+
+def run_main(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    out, err = capsys.readouterr()
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, out, err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), ("--help",), ("-h",)):
+        code, out, err = run_main(capsys, *words)
+        assert (code, err) == (0, "")
+        for command in ("demo", "run", "coordinator", "site", "pki", "report"):
+            assert command in out
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "coordinator", "site", "report", "pki init"])
+def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    code, out, _ = run_main(capsys, *command.split(), "--help")
+    assert code == 0
+    assert f"Usage: fedwan {command}" in out
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_main(capsys, "--version") == (0, f"fedwan {__version__}\n", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["demo", "stepz=3"], "unknown key 'stepz' (= 3); did you mean 'steps'?"),
+        (["demo", "sites=0", "out=/nowhere/x"], "sites = 0 is out of range"),
+        (["run", "nope.yaml"], "config file 'nope.yaml' does not exist"),
+        (["run"], "Missing argument 'CONFIG.yaml'; see fedwan run --help"),
+        (["train"], "No such command 'train'; see fedwan --help"),
+        (["demo", "--fast"], "No such option"),
+        (["report", "nope"], "'nope' holds no run"),
+        (["site", "nope.yaml"], "config file 'nope.yaml' does not exist"),
+        (["coordinator", "c.yaml"], "Missing option '--identity'"),
+        (["coordinator", "c.yaml", "--identity", "nope"], "identity file nope/ca.crt is missing"),
+        (["pki", "issue", "s1", "--pki", "nope"], "no authority in nope"),
+        (["pki", "init", "p", "--host", "a:1"], "host 'a:1' is neither"),
+    ],
+)
+def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    says: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run_main(capsys, *words)
+    assert (code, out) == (2, "")
+    assert err.startswith("fedwan: ") and err.count("\n") == 1
+    assert says in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def raising(error: BaseException) -> object:
+    def app(words: object, prog_name: str, standalone_mode: bool) -> None:
+        raise error
+
+    return app
+
+
+def test_an_error_that_is_not_the_users_exits_with_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_module, "app", raising(LinkLost("a.b:1 is gone; call again")))
+    assert run_main(capsys) == (1, "", "fedwan: a.b:1 is gone; call again\n")
+
+
+def test_ctrl_c_exits_with_130_and_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(main_module, "app", raising(KeyboardInterrupt()))
+    assert run_main(capsys) == (130, "", "fedwan: stopped by Ctrl-C\n")
+
+
+def test_a_bug_leaves_its_traceback_in_a_file_and_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(main_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(main_module, "app", raising(ZeroDivisionError("many\nlines")))
+    code, _, err = run_main(capsys)
+    assert code == 1
+    assert "ended by a bug (ZeroDivisionError: many lines)" in err and err.count("\n") == 1
+    (crash,) = tmp_path.iterdir()
+    assert str(crash) in err
+    assert "Traceback" in crash.read_text()
+
+
+def test_the_command_line_starts_without_torch_flower_grpc_and_plots() -> None:
+    code = (
+        "import sys, fedwan.cli.main;"
+        "heavy = {'torch', 'flwr', 'grpc', 'matplotlib', 'cryptography', 'numpy', 'wandb'};"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_python_dash_m_fedwan_is_the_same_command() -> None:
+    argv = [sys.executable, "-m", "fedwan", "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert done.stdout == f"fedwan {__version__}\n"
