@@ -48,8 +48,7 @@ bench: install
 	$(BIN)/python benchmarks/round_trip.py $(ARGS)
 
 proto: install
-	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. --grpc_python_out=. \
-	    fedwan/link/wire.proto
+	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. fedwan/link/wire.proto
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -119,6 +119,7 @@ def resolve(config: Config) -> Config:
     workload = load_workload(config.workload)
     strategy = load_strategy(config.strategy)
     _check_networks(config, workload.NETWORKS)
+    _check_codecs(config)
     config.model = _resolve_model(workload.Model, config.model)
     workload.resolve(config)
     strategy.resolve(config, workload.NETWORKS)
@@ -177,6 +178,17 @@ def _check_networks(config: Config, networks: Collection[str]) -> None:
                     f"{section}.{network}: workload {config.workload!r} trains "
                     f"{', '.join(networks)}{nearest(network, networks)}"
                 )
+
+
+def _check_codecs(config: Config) -> None:
+    # Imported here: codecs need torch, which the command line does without until it has recipes.
+    from fedwan.codecs import codec_by_name
+
+    for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
+        try:
+            codec_by_name(name)
+        except ConfigError as error:
+            raise ConfigError(f"{key}: {error}") from None
 
 
 def _resolve_model(model: type, given: Tree) -> Tree:

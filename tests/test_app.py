@@ -184,9 +184,12 @@ def test_a_files_settings_keep_the_recipes_others_as_well(root: Path) -> None:
         ("model.norm=false", "model.norm = False is not text"),
         ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
         ("outer.genrator.lr=1", "did you mean 'generator'?"),
+        ("codec.down=fp23", "codec.down: codec 'fp23' does not exist"),
     ],
 )
-def test_settings_of_no_network_and_no_model_are_refused(root: Path, word: str, says: str) -> None:
+def test_settings_of_no_network_model_or_codec_are_refused(
+    root: Path, word: str, says: str
+) -> None:
     assert says in refusal(word)
 
 

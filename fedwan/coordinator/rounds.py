@@ -136,12 +136,14 @@ class Rounds:
         self.checkpoint(model)
         return model
 
-    def resume(self, model: GlobalModel, totals: Totals) -> None:
+    def resume(self, model: GlobalModel, totals: Totals, frozen_sha256: str) -> None:
         """Go on from a checkpoint instead of fresh initial weights."""
         self.model = model
         self.totals = totals
         self._desk.rejected, self._desk.rejoins = totals.rejected, totals.rejoins
+        self._desk.layout = model.layout
         self._desk.initial_sha256 = model.initial_sha256
+        self._desk.frozen_sha256 = frozen_sha256
         self._desk.durable_version = min(model.versions)
 
     def _round(self, model: GlobalModel, fragment: Fragment) -> None:
@@ -201,7 +203,8 @@ class Rounds:
                 self._desk.changed.wait(TICK_S)
         self._notice_lost()
         self._take_reports()
-        missing = [name for name in waiting if not self._desk.registry.is_live(name)]
+        registry = self._desk.registry
+        missing = [n for n in waiting if registry.sites[n].joins and not registry.is_live(n)]
         if missing and not paused:
             self._event("paused", None, f"round {version + 1} waits for {', '.join(missing)}")
         return bool(missing)

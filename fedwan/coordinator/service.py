@@ -102,11 +102,13 @@ def _plan(config: Config, out: Path) -> Plan:
     )
 
 
-def _load(plan: Plan, strategy: Strategy, resume: bool) -> tuple[GlobalModel, Totals] | None:
+def _load(
+    plan: Plan, strategy: Strategy, resume: bool
+) -> tuple[GlobalModel, Totals, str] | None:
     if not resume:
         return None
     model, meta = GlobalModel.load(plan.folder, strategy, plan.ema_half_life)
-    return model, Totals(**meta["totals"])
+    return model, Totals(**meta["totals"]), meta["frozen_sha256"]
 
 
 def _desk(

@@ -1,4 +1,4 @@
-"""SuperLink's Control API: submit a run, ask how it does, stop it.
+"""SuperLink's Control API: submit a run, and ask how it does.
 
 Called in-process over loopback HTTP instead of through the `flwr` command: the run's
 configuration, kilobytes of JSON with quotes, passes unaltered, and asking costs milliseconds.
@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
-from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest, StopRunRequest
+from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
@@ -101,14 +101,14 @@ class Control:
         status = response.run_dict[run_id].status
         return RunState(status.status, status.sub_status, status.details)
 
-    def stop_run(self, run_id: int) -> None:
-        """Stop a run's ServerApp; running ClientApps are left to the data plane.
+    def runs(self) -> list[int]:
+        """Ids of all runs that SuperLink knows.
 
         Raises:
             FedwanError: SuperLink cannot be reached.
         """
         try:
-            self._client.StopRun(StopRunRequest(run_id=run_id))
+            return list(self._client.ListRuns(ListRunsRequest()).run_dict)
         except httpx.HTTPError as error:
             raise FedwanError(f"SuperLink does not answer: {_reason(error)}") from error
 

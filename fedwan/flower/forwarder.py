@@ -87,7 +87,9 @@ class Forwarder:
         self.refusal = self._refusal(trouble.error) or self.refusal
         if trouble.sent and trouble.path != _HEARTBEAT:
             self._lost.set()
-        cause = str(trouble.error or "it cannot reach SuperLink")
+        cause = "it cannot reach SuperLink"
+        if trouble.error is not None:
+            cause = str(trouble.error) or type(trouble.error).__name__
         if cause != self._said:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)
         self._said = cause

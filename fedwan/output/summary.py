@@ -135,8 +135,8 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> list[tuple
     lines.append(
         (
             "rounds",
-            f"{summary.rounds:,} of {summary.contributions:,} contributions; "
-            f"{summary.rejected} rejected, {summary.rejoins} rejoined",
+            f"{summary.rounds:,}, from {summary.contributions:,} contributions; "
+            f"{summary.rejected} rejected; sites rejoined {summary.rejoins} times",
         )
     )
     lines.append(("weights", f"sha256 {summary.global_sha256[:16]}…"))

@@ -1,16 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import http.server
-import json
 import shutil
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from fedwan.flower.ports import free_port
 from fedwan.link import pki
 
 with warnings.catch_warnings():
@@ -61,7 +61,7 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.requests: list[tuple[str, bytes, dict[str, str]]] = []
         fake = self
 
@@ -82,30 +82,28 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
             def log_message(self, *words: object) -> None:
                 pass
 
-        super().__init__(("127.0.0.1", 0), Handler)
+        super().__init__(("127.0.0.1", port), Handler)
         threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True).start()
 
 
 @pytest.fixture
 def superlink() -> Iterator[FakeSuperLink]:
-    server = FakeSuperLink()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(FakeSuperLink()) as server:
+        yield server
 
 
-def seen(out: Path, key: str) -> list[dict[str, object]]:
-    """What the stand-in coordinator wrote down that has this key."""
-    path = out / "seen.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [entry for line in lines if key in (entry := json.loads(line))]
+@pytest.fixture
+def late_superlink() -> Iterator[tuple[int, Callable[[], FakeSuperLink]]]:
+    """A port, and a function that starts a SuperLink on it."""
+    port = free_port()
+    with contextlib.ExitStack() as stack:
+        yield port, lambda: stack.enter_context(serving(FakeSuperLink(port)))
 
 
-def wait_for(what: Callable[[], object], patience_s: float) -> float:
-    """Seconds until something is true; fails the test if it never is."""
-    begin = time.monotonic()
-    while not what():
-        if time.monotonic() - begin > patience_s:
-            pytest.fail(f"nothing after {patience_s} s")
-        time.sleep(0.05)
-    return time.monotonic() - begin
+@contextlib.contextmanager
+def serving(server: FakeSuperLink) -> Iterator[FakeSuperLink]:
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        server.server_close()

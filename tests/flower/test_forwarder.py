@@ -3,6 +3,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import pytest
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower.door import FrontDoor
 from fedwan.flower.forwarder import Forwarder
-from fedwan.flower.ports import free_port
 from fedwan.link import pki
 from fedwan.link.tls import Identity
 
@@ -59,18 +59,22 @@ def test_a_supernodes_call_reaches_superlink_and_back(authority: Path, superlink
         assert not forwarder.take_lost()
 
 
-def test_a_call_waits_for_a_superlink_that_comes_later(authority: Path, superlink: Any) -> None:
-    with running(authority / "s1", "127.0.0.1:" + str(port := free_port())) as forwarder:
-        with closing(FrontDoor(authority / "coordinator", "127.0.0.1", port)) as door:
-            door.open("http://127.0.0.1:9")
-            got: list[httpx.Response] = []
-            caller = threading.Thread(target=lambda: got.append(post(forwarder)))
-            caller.start()
-            time.sleep(1.0)
-            assert got == []
-        with closing(FrontDoor(authority / "coordinator", "127.0.0.1", port)) as door:
-            door.open(f"http://127.0.0.1:{superlink.server_port}")
-            caller.join(timeout=10)
+def test_a_call_waits_for_a_superlink_that_comes_later(
+    authority: Path, late_superlink: tuple[int, Callable[[], Any]]
+) -> None:
+    superlink_port, start_superlink = late_superlink
+    with (
+        closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door,
+        running(authority / "s1", f"127.0.0.1:{door.port}") as forwarder,
+    ):
+        door.open(f"http://127.0.0.1:{superlink_port}")
+        got: list[httpx.Response] = []
+        caller = threading.Thread(target=lambda: got.append(post(forwarder)))
+        caller.start()
+        time.sleep(1.0)
+        assert got == []
+        start_superlink()
+        caller.join(timeout=10)
         assert got[0].content == b"x"
         assert not forwarder.take_lost()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from fedwan.flower.local import run_local
 
 
 def main(out: str, app: str, sites: str, *rest: str) -> int:
+    # A shell that starts us in the background leaves it ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         run_local(Config(out=out, sites=int(sites)), app=Path(app), resume="resume" in rest)
     except FedwanError as error:
