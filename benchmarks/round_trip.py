@@ -1,4 +1,4 @@
-"""Time of a round over the data plane: coordinator and 2 sites, a process each, mutual TLS, loopback.
+"""Time of a round over the data plane: coordinator and 2 sites, a process each, on loopback.
 
     python benchmarks/round_trip.py [--quick] [--json PATH]
 
@@ -138,7 +138,9 @@ def run_site(folder: Path, name: str, payload_bytes: int, rounds: int) -> dict[s
     link = GrpcLink(address, Identity.load(folder / "pki" / name))
     plan = SitePlan("bench", name, 0, 1, rounds, 1, rounds + 1, 2.0)
     shard = Shard(data, data, 1, True)
-    loop = SiteLoop(plan, workload, shard, make_strategy(), link, folder / name, torch.device("cpu"))
+    loop = SiteLoop(
+        plan, workload, shard, make_strategy(), link, folder / name, torch.device("cpu")
+    )
     try:
         loop.run()
     finally:

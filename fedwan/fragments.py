@@ -6,14 +6,15 @@ carry one version. Each fragment has a version of its own from the start, whatev
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from fedwan.state import Layout, Role
 
 __all__ = ["Fragment", "is_due", "whole"]
 
 
-class Fragment(NamedTuple):
+@dataclass(frozen=True)
+class Fragment:
     """Named tensors that travel together."""
 
     index: int

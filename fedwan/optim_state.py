@@ -25,13 +25,23 @@ def parameter_names(optimizer: torch.optim.Optimizer, tensors: State) -> list[st
     Args:
         optimizer: over some of the tensors.
         tensors: named views of live parameters, as `state_of` gives them.
+
+    Raises:
+        ValueError: the optimiser holds a parameter that is not among the tensors.
     """
-    by_address = {value.data_ptr(): name for name, value in tensors.items()}
-    return [
-        by_address[parameter.data_ptr()]
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    ]
+    by_address = {value.data_ptr(): name for name, value in tensors.items() if value.numel()}
+    # All tensors without elements lie at address 0: they are told apart by their order alone.
+    empty = iter([name for name, value in tensors.items() if not value.numel()])
+    names: list[str] = []
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        name = by_address.get(parameter.data_ptr()) if parameter.numel() else next(empty, None)
+        if name is None:
+            raise ValueError(
+                f"an optimiser holds a parameter of shape {tuple(parameter.shape)} that its "
+                "network does not have; build it from network.parameters()"
+            )
+        names.append(name)
+    return names
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> State:

@@ -83,6 +83,8 @@ class NamedGenerators:
 
     def load_state(self, state: dict[str, Tensor]) -> None:
         """Restore generators from `state()`; those it does not name start afresh."""
-        self._generators.clear()
+        # In place: whoever holds a generator goes on drawing from it.
+        for name in self._generators.keys() - state.keys():
+            self._generators[name].manual_seed(derive_seed(self._seed, self._owner, name))
         for name, value in state.items():
             self[name].set_state(value)

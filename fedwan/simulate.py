@@ -32,6 +32,7 @@ __all__ = ["SimulatedRun", "SimulatedSite", "simulate"]
 
 RUN_ID = "simulated"
 SILENCE_S = 600.0
+CPU = torch.device("cpu")
 
 
 class SimulatedSite(NamedTuple):
@@ -51,6 +52,24 @@ class SimulatedRun:
     """Rows as in `metrics.jsonl`."""
     site_sha256: dict[str, str] = field(default_factory=dict)
     """Hash of the weights that each site ended with."""
+
+
+class _Bell(threading.Condition):
+    """The desk's condition, which also wakes the round loop for good once a party has failed.
+
+    A real coordinator waits for a site that failed, since another process may take its place; here
+    nobody would come.
+    """
+
+    def __init__(self, errors: list[BaseException]) -> None:
+        super().__init__()
+        self._errors = errors
+        self._owner = threading.get_ident()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._errors and threading.get_ident() == self._owner:
+            raise self._errors[0]
+        return super().wait(timeout)
 
 
 def simulate(
@@ -82,6 +101,7 @@ def simulate(
         FedwanError: the first that any party raised.
     """
     records: list[dict[str, Any]] = []
+    errors: list[BaseException] = []
     desk = Desk(
         RUN_ID,
         Registry(list(sites), SILENCE_S),
@@ -104,7 +124,7 @@ def simulate(
     )
     rounds = Rounds(plan, strategy, desk, records.append, lambda version, samples: None)
     hashes: dict[str, str] = {}
-    errors: list[BaseException] = []
+    desk.changed = _Bell(errors)
 
     def live(name: str, site: SimulatedSite) -> None:
         link = wrap(name, LoopbackLink(desk, name))
@@ -127,13 +147,11 @@ def simulate(
         thread.start()
     try:
         model = rounds.run()
-    finally:
-        desk.finish("the simulation ended")
-        for thread in threads:
-            thread.join()
-        if errors:
-            raise errors[0]
+    except BaseException as error:
+        errors.append(error)
+    desk.finish("the simulation ended")
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
     return SimulatedRun(model, rounds.totals, records, hashes)
-
-
-CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from enum import Enum
+from enum import StrEnum
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,7 +52,7 @@ State = dict[str, Tensor]
 """Tensors by name."""
 
 
-class Role(str, Enum):
+class Role(StrEnum):
     """How a tensor is merged."""
 
     PARAMETER = "parameter"
@@ -151,7 +152,7 @@ def layout_from_json(text: str) -> Layout:
             if not isinstance(dtype, torch.dtype) or any(int(s) < 0 for s in shape):
                 raise ValueError(f"tensor {name!r} has dtype {dtype_name!r} and shape {shape}")
             layout[name] = TensorSpec(tuple(int(s) for s in shape), dtype, Role(role))
-    except (AttributeError, TypeError, json.JSONDecodeError) as error:
+    except (AttributeError, TypeError, OverflowError, RecursionError, JSONDecodeError) as error:
         raise ValueError(f"not a layout: {error}") from error
     return dict(sorted(layout.items()))
 

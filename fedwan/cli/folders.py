@@ -11,8 +11,11 @@ __all__ = ["choose_demo_folder", "holds_run", "is_named", "moved_folder", "requi
 
 
 def holds_run(out: Path) -> bool:
-    """Whether a run has written to this folder."""
-    return any((out / name).exists() for name in ("metrics.jsonl", "summary.json", "checkpoint"))
+    """Whether there is something to go on with, or to lose: a checkpoint, or a summary.
+
+    What a start that failed before its first checkpoint left behind is neither.
+    """
+    return (out / "summary.json").exists() or any((out / "checkpoint").glob("*.safetensors"))
 
 
 def require_fresh(out: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from fedwan.cli.failures import crash_reports
-from fedwan.cli.folders import moved_folder, require_fresh
+from fedwan.cli.folders import holds_run, moved_folder, require_fresh
 from fedwan.config import Config
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.output.live import watch
@@ -40,7 +40,7 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
             folder, wherever that has been moved to.
 
     Raises:
-        ConfigError: a wrong setting, an `out` that holds a run already, or none to resume.
+        ConfigError: a wrong setting, an `out` that holds a run already, or no checkpoint to resume.
     """
     # Recipes need torch, which takes seconds; the rest of the command line does without.
     from fedwan.app import load_run
@@ -52,8 +52,8 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
     config.out = str(out)
     if not resume:
         require_fresh(out)
-    elif not (out / "config.yaml").exists():
-        raise ConfigError(f"out = {config.out!r} holds no run to go on with; leave --resume out")
+    elif not holds_run(out):
+        raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
     return config
 
 

@@ -70,8 +70,9 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         say(f"{error.format_message().rstrip('.')}; see {command or 'fedwan'} --help")
         return UserError.exit_code
     except (KeyboardInterrupt, click.Abort):
+        result = INTERRUPTED
+    if result == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this result.
         say("stopped by Ctrl-C")
-        return INTERRUPTED
     return result if isinstance(result, int) else 0
 
 

@@ -101,12 +101,16 @@ class Codec(NamedTuple):
         for entry, data in read_records(payload, layout, {RAW, self.encoding}):
             is_parameter = entry.spec.role is Role.PARAMETER
             if is_parameter != (entry.encoding == self.encoding):
-                raise PayloadError(f"tensor {entry.name!r} is in encoding {entry.encoding}; refused")
+                raise PayloadError(
+                    f"tensor {entry.name!r} is in encoding {entry.encoding}, which does not suit "
+                    f"its role {entry.spec.role.value}; refused"
+                )
             if is_parameter:
                 self._check_size(entry.name, data, self.record_bytes(entry.spec))
                 yield entry.name, self.decode_tensor(data, entry.spec)
             else:
-                self._check_size(entry.name, data, entry.spec.num_values * entry.spec.dtype.itemsize)
+                raw_bytes = entry.spec.num_values * entry.spec.dtype.itemsize
+                self._check_size(entry.name, data, raw_bytes)
                 yield entry.name, tensor_from_bytes(data, entry.spec.dtype, entry.spec.shape)
 
     def decode(self, payload: Source, layout: Layout) -> State:

@@ -1,4 +1,4 @@
-"""bf16: the upper half of fp32, 2 bytes a value, relative error at most 2^-9. No error feedback."""
+"""bf16: the upper half of fp32, 2 bytes a value, relative error at most 2^-8. No error feedback."""
 
 from __future__ import annotations
 

@@ -64,6 +64,8 @@ _DTYPES = (
     torch.int32,
     torch.uint8,
     torch.bool,
+    torch.int16,
+    torch.int8,
 )
 
 
@@ -152,9 +154,10 @@ def _padding(size: int) -> int:
 
 
 def tensor_bytes(value: Tensor) -> memoryview:
-    """A tensor's bytes in memory order, sharing its memory (a CUDA tensor is copied to the host)."""
+    """A tensor's bytes in memory order, sharing its memory (a GPU's are copied to the host)."""
     flat = value.detach().contiguous().cpu().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()).cast("B")
+    data: memoryview = flat.view(torch.uint8).numpy().data
+    return data
 
 
 def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -163,6 +166,8 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -
         return torch.empty(shape, dtype=dtype)
     view = memoryview(data)
     writable = bytearray(view) if view.readonly else view
+    if dtype is torch.bool:  # any other byte than 0 and 1 would be undefined behaviour
+        return torch.frombuffer(writable, dtype=torch.uint8).ne(0).reshape(shape)
     return torch.frombuffer(writable, dtype=dtype).reshape(shape)
 
 
@@ -174,6 +179,11 @@ def build(records: Iterable[Record]) -> Payload:
     for record in records:
         name = record.name.encode()
         shape = record.spec.shape
+        if record.spec.dtype not in _DTYPES:
+            raise ValueError(
+                f"tensor {record.name!r} is {record.spec.dtype}, which cannot travel; "
+                "keep it in another dtype, or register it with persistent=False"
+            )
         table += struct.pack("<H", len(name)) + name
         table += struct.pack(
             f"<BBB{len(shape)}IQ",
@@ -242,7 +252,9 @@ def read_table(source: Source, layout: Layout, encodings: Set[int]) -> tuple[lis
         expected = layout.get(name)
         if expected is None or (spec.shape, spec.dtype) != (expected.shape, expected.dtype):
             raise PayloadError(
-                f"payload holds {name!r} as {spec.dtype} {spec.shape}, expected {expected}; refused"
+                f"payload holds {name[:99]!r} as {spec.dtype} {spec.shape[:9]}, expected "
+                f"{expected and (expected.dtype, expected.shape)}; "
+                "start every site from the same app and config"
             )
         if encoding not in encodings:
             raise PayloadError(

@@ -7,6 +7,7 @@ and is never held while bytes are checked, merged or sent.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -16,8 +17,9 @@ from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.reception import ChunkedReception
 from fedwan.coordinator.registry import Registry
-from fedwan.errors import FedwanError, PayloadError
+from fedwan.errors import PayloadError, SessionLost
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals
@@ -30,7 +32,6 @@ Event = Callable[[str, str | None, str], None]
 
 MAX_WAIT_S = 10.0
 """Longest that a download waits at the desk before the site must ask again."""
-
 
 _SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, int]]] = {
     wire.DownloadRequest.GLOBAL: GlobalModel.snapshot_global,
@@ -79,7 +80,8 @@ class Desk:
         self._sender_of_initial: str | None = None
         self._updates: dict[int, tuple[int, Payload]] = {}
         self._snapshots: dict[tuple[str, int], tuple[Payload, int]] = {}
-        self._is_over = False
+        self.stop_text = ""
+        """Why the run is over; empty while it is not."""
 
     # Join, heartbeats, farewell ------------------------------------------------------------
 
@@ -95,14 +97,17 @@ class Desk:
                 self.initial_sha256 = hello.initial_sha256
                 self.frozen_sha256 = hello.frozen_sha256
                 self.intake.set_layout(self.layout, self._fragments(self.layout))
+            is_known = self.registry.sites[site].session == hello.session
             is_rejoin = self.registry.admit(site, hello.session)
-            self.rejoins += is_rejoin
             if self._model is None and self._sender_of_initial in (None, site):
                 self._sender_of_initial = site
-            versions = self._model.versions if self._model else []
-            verb = "rejoined" if is_rejoin else "joined"
-            at = f" at version {min(versions)}" if versions and min(versions) else ""
-            self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
+            versions: list[int] = self._model.versions if self._model else []
+            self.registry.settle(site, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
+            if not is_known:
+                self.rejoins += is_rejoin
+                verb = "rejoined" if is_rejoin else "joined"
+                at = f" at version {min(versions)}" if versions and min(versions) else ""
+                self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
             self.changed.notify_all()
             return wire.Welcome(
                 versions=versions,
@@ -151,12 +156,7 @@ class Desk:
     def attach(self, site: str, session: str) -> Signals:
         """See `Hub`."""
         with self.changed:
-            entry = self.registry.sites[site]
-            if entry.session != session:
-                raise FedwanError("this session was replaced or never joined; join again")
-            entry.is_attached = True
-            self.registry.hear(site, session, 0)
-            return entry.signals
+            return self.registry.attach(site, session)
 
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
         """See `Hub`."""
@@ -170,16 +170,25 @@ class Desk:
 
     def report(self, site: str, report: wire.QualityReport) -> None:
         """See `Hub`."""
-        if report.run_id == self._run_id:
+        with self.changed:
+            self.registry.find(site)
+            present = min(self._model.versions) if self._model else 0
+            if report.run_id != self._run_id or report.version > present:
+                raise PayloadError(
+                    f"report on version {report.version} of run {report.run_id} where run "
+                    f"{self._run_id} is at version {present}; refused"
+                )
+            if not _is_json_object(report.figures_json):
+                raise PayloadError("a report's figures are no JSON object of numbers; refused")
+            self.registry.settle(site, wire.CoordinatorSignal.EVALUATE)
             self.reports.put((site, report))
-            with self.changed:
-                self.changed.notify_all()
+            self.changed.notify_all()
 
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """See `Hub`."""
         with self.changed:
-            entry = self.registry.sites[site]
-            if entry.session != farewell.session:
+            entry = self.registry.find(site)
+            if entry.session != farewell.session or entry.has_left:
                 return
             entry.has_left = True
             self.farewells[site] = farewell
@@ -193,14 +202,16 @@ class Desk:
         """See `Hub`."""
         key = Key(header.kind, header.fragment, header.version, site)
         with self.changed:
-            if header.run_id != self._run_id or not self.layout:
+            self.registry.find(site, header.session)
+            if header.run_id != self._run_id:
                 raise PayloadError(f"upload is of run {header.run_id}, this is {self._run_id}")
-            if self.registry.sites[site].session != header.session:
-                raise FedwanError("this session was replaced or never joined; join again")
+            self._check_key(key)
             settled = self._settled(key)
             if settled is not None:
                 return settled
             try:
+                if key.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
+                    raise PayloadError("it counts no samples, so that it has no weight")
                 return self.intake.open(key, header)
             except PayloadError as error:
                 return self._rejection(key, str(error))
@@ -211,25 +222,63 @@ class Desk:
         with self.changed:
             settled = self._settled(key)
             reception = self.intake.find(key)
-            if settled is not None or reception is None:
-                return settled or wire.Receipt(status=wire.Receipt.INCOMPLETE)
+            if settled is not None:
+                return settled
+            if reception is None or reception.header.checksum != header.checksum:
+                # Refused, or replaced by other bytes: asking anew tells the site what holds.
+                return wire.Receipt(status=wire.Receipt.INCOMPLETE)
         payload = reception.claim()
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
+        return self._take_in(key, reception, payload)
+
+    def _take_in(self, key: Key, reception: ChunkedReception, payload: Source) -> wire.Receipt:
+        """Check a whole payload, and lay it out for merging unless it was replaced meanwhile."""
+        problem = ""
         try:
             norms = self.intake.inspect(key, payload)
         except PayloadError as error:
-            with self.changed:
-                return self._rejection(key, str(error))
-        contribution = Contribution(site, payload, reception, header.work, norms, header.checksum)
+            norms, problem = {}, str(error)
+        except Exception:
+            with self.changed:  # never leave it claimed and unchecked: the site would wait for ever
+                self._drop(key, reception)
+            raise
+        header = reception.header
+        contribution = Contribution(
+            key.site, payload, reception, header.work, norms, header.checksum
+        )
         with self.changed:
+            if self.intake.find(key) is not reception:
+                return self._settled(key) or wire.Receipt(status=wire.Receipt.INCOMPLETE)
+            if problem:
+                return self._rejection(key, problem)
             settled = self._settled(key)
             if settled is not None:
                 self.intake.reject(key)
                 return settled
             self.intake.accept(key, contribution)
+            if key.kind == wire.UploadHeader.INITIAL:
+                self.registry.settle(key.site, wire.CoordinatorSignal.SEND_INITIAL)
             self.changed.notify_all()
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
+
+    def _drop(self, key: Key, reception: ChunkedReception) -> None:
+        if self.intake.find(key) is reception:
+            self.intake.reject(key)
+
+    def _check_key(self, key: Key) -> None:
+        """Refuse what names nothing that this run has, before anything is kept under it."""
+        if key.kind == wire.UploadHeader.INITIAL:
+            is_good = key.fragment == key.version == 0
+        else:
+            is_good = key.kind == wire.UploadHeader.CONTRIBUTION and key.fragment < len(
+                self._fragments(self.layout)
+            )
+        if not is_good:
+            raise PayloadError(
+                f"upload of kind {key.kind} for fragment {key.fragment}, version {key.version} is "
+                "none that this run has; start site and coordinator from the same app"
+            )
 
     def _settled(self, key: Key) -> wire.Receipt | None:
         """The receipt for an upload that needs no more bytes, whatever they are."""
@@ -238,8 +287,8 @@ class Desk:
         if key.kind == wire.UploadHeader.INITIAL:
             return wire.Receipt(status=wire.Receipt.ACCEPTED) if self._model else None
         present = self._model.versions[key.fragment] if self._model else 0
-        if key.version != present or self._is_over:
-            text = f"version {key.version} is past, the present one is {present}"
+        if key.version != present or self.stop_text:
+            text = f"version {key.version} is not wanted, the present one is {present}"
             return wire.Receipt(status=wire.Receipt.STALE, text=text)
         return None
 
@@ -253,14 +302,22 @@ class Desk:
 
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """See `Hub`."""
+        with self.changed:
+            self.registry.find(site)
+            num_fragments = len(self._fragments(self.layout))
         if request.run_id != self._run_id:
-            raise FedwanError(f"download is of run {request.run_id}, this is {self._run_id}")
-        if request.kind == wire.DownloadRequest.UPDATE:
+            raise SessionLost(f"download is of run {request.run_id}, this is {self._run_id}")
+        if request.kind == wire.DownloadRequest.UPDATE and request.fragment < num_fragments:
             return self._download_update(request)
+        if request.kind not in _SNAPSHOTS:
+            raise PayloadError(
+                f"download of kind {request.kind}, fragment {request.fragment} is none that this "
+                "run has; start site and coordinator from the same app"
+            )
         return self._download_snapshot(site, request)
 
     def _download_update(self, request: wire.DownloadRequest) -> Delivery:
-        deadline = time.monotonic() + min(request.wait_s, MAX_WAIT_S)
+        deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)  # in this order for NaN
         with self.changed:
             while True:
                 version, payload = self._updates.get(request.fragment, (0, None))
@@ -271,9 +328,9 @@ class Desk:
                     status = wire.DownloadHeader.SUPERSEDED
                     return Delivery(wire.DownloadHeader(status=status, version=present), None)
                 remaining = deadline - time.monotonic()
-                if remaining <= 0 or self._is_over:
+                if remaining <= 0 or self.stop_text:
                     over = wire.DownloadHeader.DONE
-                    status = over if self._is_over else wire.DownloadHeader.NOT_YET
+                    status = over if self.stop_text else wire.DownloadHeader.NOT_YET
                     return Delivery(wire.DownloadHeader(status=status, version=present), None)
                 self.changed.wait(remaining)
 
@@ -320,11 +377,12 @@ class Desk:
 
     def reassign_initial(self, lost: Sequence[str]) -> None:
         """Ask another site for the initial weights if the one that was to send them is lost."""
-        if self._model is None and self._sender_of_initial in lost:
-            live = self.registry.live()
-            self._sender_of_initial = live[0] if live else None
-            if self._sender_of_initial:
-                self.registry.tell(self._sender_of_initial, wire.CoordinatorSignal.SEND_INITIAL)
+        with self.changed:
+            if self._model is None and self._sender_of_initial in lost:
+                live = self.registry.live()
+                self._sender_of_initial = live[0] if live else None
+                if self._sender_of_initial:
+                    self.registry.tell(self._sender_of_initial, wire.CoordinatorSignal.SEND_INITIAL)
 
     def withdraw_update(self, fragment: int) -> None:
         """Drop the update that is out; a site that still wants it takes the global weights."""
@@ -342,10 +400,19 @@ class Desk:
     def finish(self, text: str) -> None:
         """Tell every site that the run is over."""
         with self.changed:
-            self._is_over = True
+            self.stop_text = self.stop_text or text
             for name in self.registry.sites:
                 self.registry.tell(name, wire.CoordinatorSignal.STOP, text)
             self.changed.notify_all()
+
+
+def _is_json_object(text: str) -> bool:
+    """Whether a report's figures can be read, and an `fd` among them is a number."""
+    try:
+        figures = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(figures, dict) and isinstance(figures.get("fd", 0.0), int | float)
 
 
 def _layout_or_none(text: str) -> Layout | None:

@@ -43,10 +43,12 @@ def inspect(
     for name, value in codec.decode_each(payload, layout):
         if not value.is_floating_point():
             continue
-        square = float(torch.linalg.vector_norm(value.double() if value.dim() == 0 else value)) ** 2
+        # Half precision is widened: its squares overflow long before its values do.
+        norm = torch.linalg.vector_norm(value if value.dtype is torch.float64 else value.float())
+        square = float(norm) ** 2
         if not math.isfinite(square):
             raise PayloadError(
-                f"tensor {name!r} holds values that are not finite; "
+                f"tensor {name!r} holds values that are not finite, or too large to square; "
                 "lower the inner learning rate or clip the gradients at that site"
             )
         if layout[name].role is Role.PARAMETER:

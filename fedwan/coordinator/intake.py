@@ -1,7 +1,7 @@
-"""The intake: contributions on their way in, checked, and laid out for merging in site order.
+"""The intake: contributions on their way in, checked, laid out for merging in site order.
 
-Every contribution is idempotent under (kind, fragment, version, site): sending it again, whole or in
-part, from the same process or from its successor, changes nothing once it was accepted.
+Every contribution is idempotent under (kind, fragment, version, site): sending it again, whole or
+in part, from the same process or from its successor, changes nothing once it was accepted.
 Not locked: the desk holds its lock around every call but `inspect`.
 """
 
@@ -85,8 +85,14 @@ class Intake:
         """The reception for a payload; a new attempt with other bytes replaces the old one.
 
         Raises:
-            PayloadError: the announced size is not what this fragment takes. Nothing is allocated.
+            PayloadError: the announced size is not what this fragment takes, or no samples stand
+                behind it. Nothing is allocated.
         """
+        if key.kind == wire.UploadHeader.CONTRIBUTION and header.work.samples == 0:
+            raise PayloadError(
+                "contribution of 0 samples announced, which has no weight; "
+                "take at least one step between two uploads"
+            )
         codec, layout = self.codec_and_layout(key)
         expected = codec.payload_bytes(layout)
         if header.num_bytes != expected:
@@ -111,7 +117,9 @@ class Intake:
     def inspect(self, key: Key, payload: Source) -> dict[str, float]:
         """See `gate.inspect`; needs no lock, takes a pass over the payload."""
         codec, layout = self.codec_and_layout(key)
-        return inspect(payload, layout, codec, self._max_norm)
+        # The limit is on what changed; the initial weights may have any norm.
+        is_initial = key.kind == wire.UploadHeader.INITIAL
+        return inspect(payload, layout, codec, 0.0 if is_initial else self._max_norm)
 
     def accept(self, key: Key, contribution: Contribution) -> None:
         """Lay a checked contribution out for merging."""

@@ -5,11 +5,16 @@ seed ends with the same bits. Per tensor, by its role (weights w_i, W their sum)
 
     parameter   Σ w_i Δ_i / W
     mean        Σ w_i m_i / W
-    variance    Σ w_i (v_i + m_i²) / W - m², the total variance, with m the merged mean; never < 0
+    variance    Σ w_i (v_i + (m_i - m)²) / W, the total variance, with m the merged mean
     counter     the largest value
 
+Variances are pooled one contribution at a time (Chan, Golub and LeVeque 1979, eq. 2.1): every term
+is a square times a weight, so that nothing cancels and the result is never below zero. Weights
+count in units of the first one: contributions of equal weight are summed without any rounding of
+weights, and a single contribution is returned as it is.
+
 Memory: one accumulator of the fragment's size, however many sites there are, and one tensor of the
-contribution at hand.
+contribution at hand, with copies of its running means and variances, which are small.
 """
 
 from __future__ import annotations
@@ -38,61 +43,67 @@ class Merger:
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._sums: State = {}
+        self._unit = 0.0
         self._total = 0.0
 
     @property
     def total_weight(self) -> float:
         """Sum of the weights so far."""
-        return self._total
+        return self._total * self._unit
 
     def add(self, tensors: Iterable[tuple[str, Tensor]], weight: float) -> None:
         """Add one checked contribution.
 
         Args:
-            tensors: name and decoded value, all of the layout; taken one at a time.
-            weight: above 0, e.g. samples over nominal samples (1 for an ordinary contribution, so
-                that nothing is rounded for equal sites).
+            tensors: name and decoded value, all of the layout; taken one at a time, and free to
+                change once the next one is taken.
+            weight: above 0, e.g. samples over nominal samples (1 for an ordinary contribution).
         """
-        is_first = self._total == 0.0
+        assert weight > 0, f"weight {weight} of a contribution"
+        self._unit = self._unit or weight
+        share = weight / self._unit
         means: State = {}
         variances: State = {}
         for name, value in tensors:
             role = self._layout[name].role
             if role is Role.COUNTER:
-                old = self._sums.get(name, value)
-                self._sums[name] = torch.maximum(old, value).clone()
+                self._sums[name] = torch.maximum(self._sums.get(name, value), value).clone()
             elif role is Role.VARIANCE:
-                variances[name] = value.float()
+                variances[name] = value.to(torch.float32, copy=True)
+            elif role is Role.MEAN:
+                means[name] = value.to(torch.float32, copy=True)
             else:
-                if role is Role.MEAN:
-                    means[name] = value.float()
-                self._accumulate(name, value, weight, is_first)
+                self._accumulate(name, value, share)
+        # Variances before means: they need the mean of those that came before.
         for name, value in variances.items():
-            mean = means.get(_mean_of_variance(name))
-            second = value if mean is None else value + mean.square()
-            self._accumulate(name, second, weight, is_first)
-        self._total += weight
+            self._pool(name, value, means.get(_mean_of_variance(name)), share)
+        for name, value in means.items():
+            self._accumulate(name, value, share)
+        self._total += share
 
-    def _accumulate(self, name: str, value: Tensor, weight: float, is_first: bool) -> None:
-        if not is_first:
-            self._sums[name].add_(value, alpha=weight)
+    def _accumulate(self, name: str, value: Tensor, share: float) -> None:
+        if self._total:
+            self._sums[name].add_(value, alpha=share)
         else:
-            self._sums[name] = value.float().mul(weight)
+            self._sums[name] = value.to(torch.float32, copy=True)
+
+    def _pool(self, name: str, value: Tensor, mean: Tensor | None, share: float) -> None:
+        """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""
+        if self._total and mean is not None:
+            distance = mean - self._sums[_mean_of_variance(name)] / self._total
+            between = self._total / (self._total + share)
+            value = torch.add(value, distance.square(), alpha=between)
+        self._accumulate(name, value, share)
 
     def take(self) -> State:
         """The merged contribution, the caller's to keep; the accumulator starts anew.
 
-        Parameters and means are fp32; counters keep their dtype.
+        Parameters, means and variances are fp32; counters keep their dtype.
         """
         assert self._total > 0, "nothing was merged"
         merged, self._sums = self._sums, {}
         for name, value in merged.items():
             if self._layout[name].role is not Role.COUNTER and self._total != 1.0:
                 value.div_(self._total)
-        for name in merged:
-            if self._layout[name].role is Role.VARIANCE:
-                mean = merged.get(_mean_of_variance(name))
-                if mean is not None:
-                    merged[name] = (merged[name] - mean.square()).clamp_min_(0.0)
-        self._total = 0.0
+        self._unit = self._total = 0.0
         return {name: merged[name] for name in self._layout}

@@ -18,7 +18,7 @@ import xxhash
 
 from fedwan.codecs import Payload, fp32
 from fedwan.coordinator.ema import update_ema
-from fedwan.errors import CheckpointError
+from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment
 from fedwan.state import (
     Layout,
@@ -63,6 +63,7 @@ class GlobalModel:
         self.versions = [0] * len(self.fragments)
         self.samples = 0
         self.initial_sha256 = hash_state(self.state)
+        self._contributes = strategy.contributes
         self._down = strategy.down
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
@@ -138,6 +139,7 @@ class GlobalModel:
         content = {
             **meta,
             "layout": layout_to_json(self.layout),
+            "contributes": self._contributes,
             "versions": self.versions,
             "samples": self.samples,
             "initial_sha256": self.initial_sha256,
@@ -157,14 +159,19 @@ class GlobalModel:
         tensors, meta = read_tensors(path)
         try:
             layout = layout_from_json(meta["layout"])
+            if meta["contributes"] != strategy.contributes:
+                raise ValueError(
+                    f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
+                )
             model = cls(select_prefix("global", tensors), layout, strategy, ema_half_life)
-            model.ema = {name: select_prefix("ema", tensors)[name] for name in layout}
+            ema = select_prefix("ema", tensors)
+            model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
             model.samples = int(meta["samples"])
             model.initial_sha256 = str(meta["initial_sha256"])
-        except (KeyError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit this run ({error}); "
                 "resume with the strategy and workload that it began with"

@@ -36,6 +36,7 @@ class ChunkedReception:
         self._chunk_bytes = header.chunk_bytes
         num_chunks = -(-header.num_bytes // self._chunk_bytes)
         self._missing = set(range(num_chunks))
+        self._writing: set[int] = set()
         self._lock = threading.Lock()
         self._buffer: Buffer | FileBuffer = (
             Buffer(header.num_bytes)
@@ -56,19 +57,28 @@ class ChunkedReception:
         with self._lock:
             if index not in self._missing:
                 return
-        self._buffer.write(offset, data)
-        with self._lock:
+            # One writer a chunk: a late one must not touch bytes that were checked meanwhile.
             self._missing.discard(index)
+            self._writing.add(index)
+        try:
+            self._buffer.write(offset, data)
+        except BaseException:
+            with self._lock:
+                self._missing.add(index)
+            raise
+        finally:
+            with self._lock:
+                self._writing.discard(index)
 
     def missing(self) -> list[int]:
         """Numbers of the chunks that are not here yet."""
         with self._lock:
-            return sorted(self._missing)
+            return sorted(self._missing | self._writing)
 
     def claim(self) -> Source | None:
         """The whole payload, for the first caller after the last chunk; None for all others."""
         with self._lock:
-            if self._missing or self._is_claimed:
+            if self._missing or self._writing or self._is_claimed:
                 return None
             self._is_claimed = True
             return self._buffer

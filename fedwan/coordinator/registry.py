@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
+from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
 
@@ -21,8 +22,10 @@ class SiteEntry:
     session: str = ""
     """Of its present process; empty before its first Join."""
     signals: Signals = field(default_factory=SimpleQueue)
-    is_attached: bool = False
-    """Whether its Control stream is open."""
+    """Of its present Control stream."""
+    owed: dict[int, wire.CoordinatorSignal] = field(default_factory=dict)
+    """By kind, what was said and not yet acted on: said again on every new Control stream, since a
+    stream that breaks may swallow it."""
     heard_s: float = 0.0
     """Monotonic time of its last heartbeat."""
     step: int = 0
@@ -50,19 +53,55 @@ class Registry:
         self._clock = clock
 
     def admit(self, name: str, session: str) -> bool:
-        """A new session of a site; whether the site had been here before."""
+        """A session joins; whether the site had been here before, in another one.
+
+        A session that asks twice, since the first answer was lost on the way, is admitted once.
+        """
         site = self.sites[name]
-        site.session = session
-        site.signals = SimpleQueue()
         site.heard_s = self._clock()
-        site.joins += 1
-        site.has_left = site.is_lost = site.is_attached = False
+        site.has_left = site.is_lost = False
+        if site.session != session:
+            text = f"another process of {name} has joined in place of this one"
+            site.signals.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
+            site.session = session
+            site.signals = SimpleQueue()
+            site.joins += 1
         return site.joins > 1
+
+    def find(self, name: str, session: str | None = None) -> SiteEntry:
+        """The entry of a site that has joined.
+
+        Args:
+            name: of the site.
+            session: that it must be in; None for any.
+
+        Raises:
+            SessionLost: it is not of this run, has not joined, or is in another session.
+        """
+        site = self.sites.get(name)
+        if site is None or not site.session:
+            raise SessionLost(f"site {name!r} has not joined this run; join first")
+        if session is not None and site.session != session:
+            raise SessionLost(f"this session of {name} was replaced or never joined; join again")
+        return site
+
+    def attach(self, name: str, session: str) -> Signals:
+        """The signals for a session's new Control stream; an older stream gets no more.
+
+        Raises:
+            SessionLost: see `find`.
+        """
+        site = self.find(name, session)
+        site.signals = SimpleQueue()
+        for signal in site.owed.values():
+            site.signals.put(signal)
+        self.hear(name, session, 0)
+        return site.signals
 
     def hear(self, name: str, session: str, step: int) -> bool:
         """A heartbeat; False if it comes from a session that another one has replaced."""
-        site = self.sites[name]
-        if site.session != session:
+        site = self.sites.get(name)
+        if site is None or site.session != session:
             return False
         site.heard_s = self._clock()
         site.step = max(site.step, step)
@@ -95,11 +134,16 @@ class Registry:
 
     def drop(self, name: str, session: str) -> None:
         """A session's Control stream broke: if the site lives it redials at once."""
-        site = self.sites[name]
-        if site.session == session:
-            site.is_attached = False
+        site = self.sites.get(name)
+        if site is not None and site.session == session:
             site.heard_s = min(site.heard_s, self._clock() - self._silence_s * 0.6)
 
     def tell(self, name: str, kind: wire.CoordinatorSignal.Kind, text: str = "") -> None:
-        """Put a signal into a site's queue."""
-        self.sites[name].signals.put(wire.CoordinatorSignal(kind=kind, text=text))
+        """Say something to a site, until `settle` says that it was acted on."""
+        signal = wire.CoordinatorSignal(kind=kind, text=text)
+        self.sites[name].owed[kind] = signal
+        self.sites[name].signals.put(signal)
+
+    def settle(self, name: str, kind: wire.CoordinatorSignal.Kind) -> None:
+        """A site did what a signal asks for."""
+        self.sites[name].owed.pop(kind, None)

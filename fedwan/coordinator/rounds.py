@@ -37,7 +37,7 @@ TICK_S = 0.5
 """How often the loop looks for lost sites while nothing arrives."""
 
 FAREWELL_S = 20.0
-"""How long the coordinator waits for farewells before it closes its doors."""
+"""How long the coordinator waits for farewells when the run is stopped before its end."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,9 @@ class Rounds:
                 self._round(model, fragment)
         self._final_quality(model)
         self._desk.finish("the run is complete")
-        self._await_farewells()
+        # A live site on a slow link may still be fetching the last update.
+        self._await_farewells(self._plan.patience_s)
+        self._check_agreement()
         self.checkpoint(model)
         return model
 
@@ -141,10 +143,10 @@ class Rounds:
         self.model = model
         self.totals = totals
         self._desk.rejected, self._desk.rejoins = totals.rejected, totals.rejoins
-        self._desk.layout = model.layout
         self._desk.initial_sha256 = model.initial_sha256
         self._desk.frozen_sha256 = frozen_sha256
         self._desk.durable_version = min(model.versions)
+        self._desk.set_model(model)
 
     def _round(self, model: GlobalModel, fragment: Fragment) -> None:
         began = time.monotonic()
@@ -203,8 +205,10 @@ class Rounds:
                 self._desk.changed.wait(TICK_S)
         self._notice_lost()
         self._take_reports()
+        self._heed_stop()
         registry = self._desk.registry
-        missing = [n for n in waiting if registry.sites[n].joins and not registry.is_live(n)]
+        with self._desk.changed:
+            missing = [n for n in waiting if registry.sites[n].joins and not registry.is_live(n)]
         if missing and not paused:
             self._event("paused", None, f"round {version + 1} waits for {', '.join(missing)}")
         return bool(missing)
@@ -218,7 +222,16 @@ class Rounds:
             "bring the sites back and continue with --resume, or set round.quorum"
         )
         self._desk.finish(text)
+        self._await_farewells(FAREWELL_S)
         raise RunStopped(text)
+
+    def _heed_stop(self) -> None:
+        """Stop if the desk was told to, from outside."""
+        if self._desk.stop_text:
+            if self.model is not None:
+                self.checkpoint(self.model)
+            self._await_farewells(FAREWELL_S)
+            raise RunStopped(self._desk.stop_text)
 
     # Beginning and end ---------------------------------------------------------------------
 
@@ -232,6 +245,7 @@ class Rounds:
             if payload is not None:
                 break
             self._desk.reassign_initial(self._notice_lost())
+            self._heed_stop()
             if time.monotonic() > deadline:
                 text = (
                     f"no site has sent initial weights for {self._plan.patience_s:g} s; "
@@ -247,23 +261,25 @@ class Rounds:
         version = min(model.versions)
         deadline = time.monotonic() + self._plan.patience_s
         while self.totals.quality_version < version and time.monotonic() < deadline:
-            if self._evaluator is None or not self._desk.registry.is_live(self._evaluator):
+            with self._desk.changed:
+                live = self._desk.registry.live()
+            if self._evaluator not in live:
                 self._ask_quality()
             with self._desk.changed:
                 if self._desk.reports.empty():
                     self._desk.changed.wait(TICK_S)
             self._notice_lost()
             self._take_reports()
+            self._heed_stop()
 
-    def _await_farewells(self) -> None:
-        deadline = time.monotonic() + FAREWELL_S
+    def _await_farewells(self, patience_s: float) -> None:
+        deadline = time.monotonic() + patience_s
         registry = self._desk.registry
         with self._desk.changed:
             while registry.live() and time.monotonic() < deadline:
                 self._desk.changed.wait(TICK_S)
         for farewell in self._desk.farewells.values():
             self.totals.add_work(farewell.work)
-        self._check_agreement()
 
     def _check_agreement(self) -> None:
         assert self.model is not None
@@ -306,10 +322,10 @@ class Rounds:
 
     def _ask_quality(self) -> None:
         """Have the first live site measure the EMA weights."""
-        live = self._desk.registry.live()
-        self._evaluator = live[0] if live else None
-        if self._evaluator:
-            with self._desk.changed:
+        with self._desk.changed:
+            live = self._desk.registry.live()
+            self._evaluator = live[0] if live else None
+            if self._evaluator:
                 self._desk.registry.tell(self._evaluator, wire.CoordinatorSignal.EVALUATE)
 
     def _take_reports(self) -> None:
@@ -329,8 +345,7 @@ class Rounds:
                 self._on_samples(report.version, report.samples)
             step = report.version * self._strategy.h
             self._record(
-                {"kind": "quality", "version": report.version, "step": step, "site": site}
-                | figures
+                figures | {"kind": "quality", "version": report.version, "step": step, "site": site}
             )
 
     def _record_round(self, version: int, merged: list[Contribution], round_s: float) -> None:

@@ -8,13 +8,14 @@ already: they pass through and are set.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedwan.config import InnerConfig
+from fedwan.errors import CheckpointError, ConfigError
 from fedwan.optim_state import load_optimizer, optimizer_state
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
@@ -39,7 +40,11 @@ class ServerStep(Protocol):
         ...
 
     def load_state(self, state: State) -> None:
-        """The inverse of `state`."""
+        """The inverse of `state`.
+
+        Raises:
+            CheckpointError: it is the state of another strategy or model.
+        """
         ...
 
 
@@ -49,6 +54,7 @@ class _Outer:
     def __init__(self, model: State, layout: Layout, transforms: Mapping[str, Transform]) -> None:
         self._model = model
         self._layout = layout
+        _check_networks(layout, transforms)
         self._transforms = transforms
         self._state: dict[str, State] = {}
         for network, transform in transforms.items():
@@ -89,6 +95,15 @@ class _Outer:
         return flat
 
     def load_state(self, state: State) -> None:
+        shapes = {name: value.shape for name, value in self.state().items()}
+        found = {name: value.shape for name, value in state.items()}
+        if found != shapes:
+            odd = min(n for n in {**shapes, **found} if shapes.get(n) != found.get(n))
+            raise CheckpointError(
+                f"outer state {odd!r} is {_shape_text(found, odd)} in the checkpoint and "
+                f"{_shape_text(shapes, odd)} in this strategy; "
+                "resume with the strategy and model that the run began with"
+            )
         for network in self._state:
             self._state[network] = select_prefix(network, state)
 
@@ -99,6 +114,7 @@ class _Mirror:
     def __init__(self, model: State, layout: Layout, inner: Mapping[str, InnerConfig]) -> None:
         self._model = model
         self._layout = layout
+        _check_networks(layout, inner)
         self._inner = inner
         self._params: dict[str, dict[str, Tensor]] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
@@ -135,6 +151,19 @@ class _Mirror:
             load_optimizer(optimizer, names, select_prefix(network, state))
 
 
+def _check_networks(layout: Layout, stepped: Iterable[str]) -> None:
+    trained = {network_of(n) for n, spec in layout.items() if spec.role is Role.PARAMETER}
+    if trained != set(stepped):
+        raise ConfigError(
+            f"the strategy steps {', '.join(sorted(stepped))} but the model has parameters of "
+            f"{', '.join(sorted(trained))}; list the trained networks in the workload's NETWORKS"
+        )
+
+
+def _shape_text(shapes: Mapping[str, torch.Size], name: str) -> str:
+    return f"of shape {tuple(shapes[name])}" if name in shapes else "absent"
+
+
 def _parameters(layout: Layout, network: str) -> list[str]:
     """A network's parameters in the layout's order, which is name order."""
     return [
@@ -145,7 +174,10 @@ def _parameters(layout: Layout, network: str) -> list[str]:
 
 
 def step_outer(transforms: Mapping[str, Transform]) -> Callable[[State, Layout], ServerStep]:
-    """Outer transforms by network: DiLoCo and its kin."""
+    """Outer transforms by network: DiLoCo and its kin.
+
+    What it returns raises a `ConfigError` for a model of other networks.
+    """
     return lambda model, layout: _Outer(model, layout, transforms)
 
 

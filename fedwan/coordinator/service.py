@@ -84,8 +84,13 @@ def _train(rounds: Rounds, outputs: Any, config: Config) -> None:
     except FedwanError as error:
         outputs.event("stopped", None, str(error))
         raise
-    outputs.finish(rounds.totals, rounds.elapsed_s(), min(model.versions), model.num_bytes(),
-                   hash_state(model.state))
+    outputs.finish(
+        rounds.totals,
+        rounds.elapsed_s(),
+        min(model.versions),
+        model.num_bytes(),
+        hash_state(model.state),
+    )
 
 
 def _plan(config: Config, out: Path) -> Plan:
@@ -102,9 +107,7 @@ def _plan(config: Config, out: Path) -> Plan:
     )
 
 
-def _load(
-    plan: Plan, strategy: Strategy, resume: bool
-) -> tuple[GlobalModel, Totals, str] | None:
+def _load(plan: Plan, strategy: Strategy, resume: bool) -> tuple[GlobalModel, Totals, str] | None:
     if not resume:
         return None
     model, meta = GlobalModel.load(plan.folder, strategy, plan.ema_half_life)

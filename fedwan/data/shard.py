@@ -1,4 +1,4 @@
-"""A site's shard: its own part of the training data, which never leaves it, and the held-out data."""
+"""A site's shard: its own part of the training data, which never leaves it, and held-out data."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def check_data(config: DataConfig, num_sites: int) -> None:
     source = find_source(config.name)
     split = parse_split(config.split)
     if config.batch < 0:
-        raise ConfigError(f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own")
+        raise ConfigError(
+            f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
+        )
     if split.kind == "by_label" and num_sites > source.num_classes:
         raise ConfigError(
             f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "

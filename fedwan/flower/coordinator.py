@@ -20,13 +20,13 @@ from fedwan.flower.door import FrontDoor
 from fedwan.flower.errand import Errand
 from fedwan.flower.lock import only_one
 from fedwan.flower.logs import log_to, serverapp_log, stop_on_sigterm
-from fedwan.flower.marks import read_mark, serverapp_mark
+from fedwan.flower.marks import end_orphan, read_mark, serverapp_mark
 from fedwan.flower.ports import listen
 from fedwan.flower.superlink import SuperLink
 
 __all__ = ["Coordinator", "Started", "serve_coordinator"]
 
-TICK_S = 0.5
+_TICK_S = 0.5
 _GRACE_S = 6.0
 _DOOR_KEY = "link.door_port"
 
@@ -49,7 +49,7 @@ class Coordinator:
 
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
-        door: the front door; opened by `submit` and closed at exit.
+        door: the front door; opened by `run` and closed at exit.
         identity: the coordinator's identity folder.
         app: folder of the app's code, with `pyproject.toml`.
         resume: go on with the run in `config.out`.
@@ -68,7 +68,9 @@ class Coordinator:
         self._errand = Errand.begin(self._out, identity, resume=resume)
         self._mark_path = serverapp_mark(self._out)
         self._mark_path.unlink(missing_ok=True)
-        self._superlink = SuperLink(self._out / "flower", self._out / "logs" / "superlink.log")
+        self._superlink = SuperLink(
+            self._out / "flower", self._out / "logs" / "superlink.log", keep=resume
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -82,13 +84,34 @@ class Coordinator:
         self._door.close()
         self._superlink.service.stop(_GRACE_S)
 
-    def submit(self) -> Started:
-        """Wait for SuperLink, open the door, and submit the run.
+    def run(
+        self,
+        on_started: Callable[[Started], None] | None,
+        stop: threading.Event,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Submit the run and wait for its end.
+
+        Args:
+            on_started: called once it has been submitted.
+            stop: ends the wait when set.
+            check: called twice a second; ends the wait by raising.
 
         Raises:
             ConfigError: the app makes no bundle.
-            FedwanError: SuperLink did not start, or did not take the run.
+            RunStopped: `stop` was set.
+            FedwanError: the run did not start, or failed.
         """
+        started = self._submit()
+        if on_started is not None:
+            on_started(started)
+        while not self._is_over():
+            check()
+            if stop.wait(_TICK_S):
+                raise RunStopped("the run was stopped from outside; --resume goes on with it")
+
+    def _submit(self) -> Started:
+        """Wait for SuperLink, open the door, and submit the run."""
         # Imported while SuperLink starts: Flower's client takes half a second.
         from fedwan.flower.control import Control
         from fedwan.flower.fab import build_fab
@@ -102,12 +125,8 @@ class Coordinator:
             self._errand.run_id, self._door.port, self._superlink.address, self._out / "logs"
         )
 
-    def is_over(self) -> bool:
-        """Whether the run has ended well.
-
-        Raises:
-            FedwanError: it has ended otherwise; the ServerApp's own error where it told one.
-        """
+    def _is_over(self) -> bool:
+        """Whether the run has ended well; raises if it has ended otherwise."""
         if self._superlink.service.poll() is not None:
             raise self._superlink.service.death()
         mark = read_mark(self._mark_path)
@@ -163,18 +182,13 @@ def serve_coordinator(
     for key, port in (("link.port", link.port), (_DOOR_KEY, link.door_port)):
         if port == 0:
             raise ConfigError(f"{key} is 0; sites need to know the port: set it, and open it")
-    # The ServerApp will listen there, seconds from now: say at once if it cannot.
-    listen(link.host, link.port, "the data plane", "link.port").close()
-    with (
-        only_one(out, "out"),
-        log_to(out / "logs" / "coordinator.log", echo=False),
-        stop_on_sigterm(stop),
-        closing(FrontDoor(identity, link.host, link.door_port)) as door,
-        Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
-    ):
-        started = coordinator.submit()
-        if on_started is not None:
-            on_started(started)
-        while not coordinator.is_over():
-            if stop.wait(TICK_S):
-                raise RunStopped("the run was stopped from outside; --resume goes on with it")
+    with only_one(out, "out"), stop_on_sigterm(stop):
+        end_orphan(serverapp_mark(out))
+        # The ServerApp will listen there, seconds from now: say at once if it cannot.
+        listen(link.host, link.port, "the data plane", "link.port").close()
+        with (
+            log_to(out / "logs" / "coordinator.log", echo=False),
+            closing(FrontDoor(identity, link.host, link.door_port)) as door,
+            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
+        ):
+            coordinator.run(on_started, stop)

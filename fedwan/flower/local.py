@@ -16,11 +16,12 @@ from pathlib import Path
 
 from fedwan.app import find_app
 from fedwan.config import Config, site_names
-from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
-from fedwan.flower.coordinator import TICK_S, Coordinator, Started
+from fedwan.errors import ConfigError, UserError
+from fedwan.flower.coordinator import Coordinator, Started
 from fedwan.flower.door import FrontDoor
 from fedwan.flower.lock import only_one
 from fedwan.flower.logs import log_to, stop_on_sigterm
+from fedwan.flower.marks import end_orphan, serverapp_mark
 from fedwan.flower.processes import Service, last_line, stop_all
 from fedwan.link import pki
 
@@ -58,27 +59,17 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     names = site_names(config)
-    with (
-        only_one(out, "out"),
-        log_to(out / "logs" / "coordinator.log", echo=False),
-        stop_on_sigterm(stop),
-    ):
-        identities = _make_identities(out / "pki", names, keep=resume)
-        coordinator_identity = identities / "coordinator"
-        code = app or find_app()
+    with only_one(out, "out"), stop_on_sigterm(stop):
+        end_orphan(serverapp_mark(out))
+        identity = _make_identities(out / "pki", names, keep=resume) / "coordinator"
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
-            closing(FrontDoor(coordinator_identity, _HOST, config.link.door_port)) as door,
-            Coordinator(config, door, coordinator_identity, code, resume=resume) as coordinator,
+            log_to(out / "logs" / "coordinator.log", echo=False),
+            closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
+            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
             _site_services(out, names, door.port) as sites,
         ):
-            started = coordinator.submit()
-            if on_started is not None:
-                on_started(started)
-            while not coordinator.is_over():
-                _check(sites)
-                if stop.wait(TICK_S):
-                    raise RunStopped("the run was stopped from outside; --resume goes on with it")
+            coordinator.run(on_started, stop, check=lambda: _check(sites))
 
 
 def site_dir(out: Path, name: str) -> Path:
@@ -129,4 +120,4 @@ def _check(sites: Sequence[Service]) -> None:
         if code == ConfigError.exit_code:
             raise UserError(f"{site.name}: {last_line(site.log).removeprefix('fedwan: ')}")
         if code is not None:
-            raise FedwanError(str(site.death()))
+            raise site.death()

@@ -7,8 +7,11 @@ having said how it ended was killed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
+import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -22,6 +25,7 @@ __all__ = [
     "Outcome",
     "Signalled",
     "clientapp_mark",
+    "end_orphan",
     "ended",
     "read_mark",
     "serverapp_mark",
@@ -32,6 +36,9 @@ __all__ = [
 Outcome = Literal["running", "done", "stopped", "refused", "failed"]
 """`stopped`: the run was, from outside. `refused`: a user's mistake, which trying again would only
 repeat."""
+
+
+_ORPHAN_S = 5.0
 
 
 class Signalled(RunStopped):
@@ -109,6 +116,22 @@ def ended(mark: Mark, error: BaseException | None) -> Mark:
     elif isinstance(error, RunStopped):
         outcome = "stopped"
     return replace(mark, outcome=outcome, error=kind, text=text)
+
+
+def end_orphan(path: Path) -> None:
+    """End the process that a mark is of, where its service died before it and it lives on.
+
+    It would end by itself within seconds, but holds its port and files until then. Call it only
+    while holding the folder's lock: the service is dead then.
+    """
+    mark = read_mark(path)
+    if mark is None or not procfs.is_known():
+        return
+    deadline = time.monotonic() + _ORPHAN_S
+    while not mark.gone and time.monotonic() < deadline:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(mark.pid, signal.SIGKILL)
+        time.sleep(0.05)
 
 
 def write_mark(path: Path, mark: Mark) -> None:

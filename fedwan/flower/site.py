@@ -21,7 +21,7 @@ from fedwan.errors import FedwanError, IdentityError
 from fedwan.flower.forwarder import Forwarder
 from fedwan.flower.lock import only_one
 from fedwan.flower.logs import clientapp_log, log_to, stop_on_sigterm
-from fedwan.flower.marks import Mark, clientapp_mark, read_mark
+from fedwan.flower.marks import Mark, clientapp_mark, end_orphan, read_mark
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.supernode import start_supernode
 from fedwan.link.tls import Identity
@@ -76,6 +76,7 @@ def serve_site(settings: SiteServiceConfig, *, stop: threading.Event | None = No
         log_to(settings.dir / "logs" / "site.log", echo=True),
         stop_on_sigterm(stop),
     ):
+        end_orphan(clientapp_mark(settings.dir))
         forwarder = Forwarder(settings.identity, settings.door)
         forwarder.start()
         warden = _Warden(settings, forwarder)

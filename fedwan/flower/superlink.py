@@ -20,6 +20,7 @@ __all__ = ["SuperLink"]
 
 _START_S = 60.0
 _HOST = "127.0.0.1"
+_DATABASE = "superlink.db"
 
 
 class SuperLink:
@@ -28,12 +29,15 @@ class SuperLink:
     Args:
         folder: its FLWR_HOME and database; made where missing.
         log: file for its output.
+        keep: keep the database of the last time, and with it the SuperNodes it knew.
     """
 
-    def __init__(self, folder: Path, log: Path) -> None:
+    def __init__(self, folder: Path, log: Path, *, keep: bool) -> None:
         self._folder = folder
         self._log = log
         folder.mkdir(parents=True, exist_ok=True)
+        for old in [] if keep else folder.glob(f"{_DATABASE}*"):
+            old.unlink()
         self._start()
 
     @property
@@ -51,7 +55,7 @@ class SuperLink:
             "--port",
             str(self._port),
             "--database",
-            str((self._folder / "superlink.db").absolute()),
+            str((self._folder / _DATABASE).absolute()),
             "--disable-runtime-dependency-installation",
         ]
         self.service = Service("SuperLink", argv, self._log, flower_environment(self._folder))

@@ -15,16 +15,19 @@ from fedwan.link.base import Delivery, Signals
 from fedwan.link.control import ControlStream
 from fedwan.link.download import download
 from fedwan.link.handshake import handshake_complaint
+from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
 from fedwan.link.tls import Identity
 from fedwan.link.upload import upload
-from fedwan.link.methods import Stub
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["GrpcLink"]
 
 T = TypeVar("T")
+
+LEAVE_PATIENCE_S = 5.0
+"""How long a site tries to say farewell."""
 
 CLIENT_OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),  # each channel its own TCP connection
@@ -100,15 +103,15 @@ class GrpcLink:
     def join(self, hello: wire.Hello) -> wire.Welcome:
         """See `Link`."""
         self._session = hello.session
-        welcome = self._patiently(lambda: self._words.Join(self._counter.sent(hello)))
+        welcome: wire.Welcome = self._patiently(
+            lambda: self._counter.received(self._words.Join(self._counter.sent(hello)))
+        )
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if self._control is not None:
             self._control.close()
-        self._control = ControlStream(
-            self._words, hello.session, self._heartbeat_s, self._counter
-        )
-        return self._counter.received(welcome)
+        self._control = ControlStream(self._words, hello.session, self._heartbeat_s, self._counter)
+        return welcome
 
     def heartbeat(self, step: int) -> None:
         """See `Link`."""
@@ -128,12 +131,18 @@ class GrpcLink:
 
     def report(self, report: wire.QualityReport) -> None:
         """See `Link`."""
-        self._patiently(lambda: self._words.Report(self._counter.sent(report)))
+        self._patiently(
+            lambda: self._counter.received(self._words.Report(self._counter.sent(report)))
+        )
 
     def leave(self, farewell: wire.Farewell) -> None:
         """See `Link`."""
         farewell.session = self._session
-        self._patiently(lambda: self._words.Leave(self._counter.sent(farewell)))
+        # A courtesy: a coordinator that has gone already is not worth a long wait.
+        self._patiently(
+            lambda: self._counter.received(self._words.Leave(self._counter.sent(farewell))),
+            min(self._patience_s, LEAVE_PATIENCE_S),
+        )
 
     def close(self) -> None:
         """See `Link`."""
@@ -143,17 +152,17 @@ class GrpcLink:
         for channel in self._channels:
             channel.close()
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        patience = self._patience()
+    def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+        patience = self._patience(patience_s)
         while True:
             try:
                 return call()
             except grpc.RpcError as error:
                 patience.failed(error)
 
-    def _patience(self) -> Patience:
+    def _patience(self, patience_s: float | None = None) -> Patience:
         return Patience(
             self._address,
-            self._patience_s,
+            self._patience_s if patience_s is None else patience_s,
             lambda: handshake_complaint(self._address, self._identity),
         )

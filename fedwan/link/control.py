@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 REDIAL_S = 0.5
 
+_FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED)
+"""The coordinator knows this session no more, or its certificate was revoked."""
+
 
 class ControlStream:
     """A thread that keeps a Control stream open until `close`, redialling when it breaks.
@@ -31,9 +34,7 @@ class ControlStream:
         counter: of bytes on the wire.
     """
 
-    def __init__(
-        self, stub: Stub, session: str, heartbeat_s: float, counter: ByteCounter
-    ) -> None:
+    def __init__(self, stub: Stub, session: str, heartbeat_s: float, counter: ByteCounter) -> None:
         self.signals: Signals = SimpleQueue()
         self.step = 0
         self._stub = stub
@@ -62,10 +63,10 @@ class ControlStream:
             except grpc.RpcError as error:
                 if self._closing.is_set():
                     return
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                if error.code() in _FINAL:
                     self.signals.put(
                         wire.CoordinatorSignal(
-                            kind=wire.CoordinatorSignal.STOP, text=str(error.details())
+                            kind=wire.CoordinatorSignal.GONE, text=str(error.details())
                         )
                     )
                     return

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from contextlib import suppress
+from functools import partial
 
 import grpc
 
@@ -12,8 +14,8 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
 from fedwan.link.framing import Chunk, Part, is_intact
-from fedwan.link.retry import Patience
 from fedwan.link.methods import Stub
+from fedwan.link.retry import Patience
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["download"]
@@ -23,6 +25,8 @@ class _Transfer:
     """What has arrived of one payload."""
 
     def __init__(self, header: wire.DownloadHeader) -> None:
+        if not header.chunk_bytes:
+            raise PayloadError("a download announces chunks of 0 bytes; refused")
         self.header = header
         self.buffer = Buffer(header.num_bytes)
         self._num_chunks = -(-header.num_bytes // header.chunk_bytes)
@@ -41,10 +45,15 @@ class _Transfer:
         data = chunk.data
         if not is_intact(chunk):
             raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
-        if chunk.offset + len(data) > self.header.num_bytes:
-            raise PayloadError(f"chunk at {chunk.offset} lies beyond the payload's end; refused")
+        index, rest = divmod(chunk.offset, self.header.chunk_bytes)
+        expected = min(self.header.chunk_bytes, self.header.num_bytes - chunk.offset)
+        if rest or len(data) != expected:
+            raise PayloadError(
+                f"chunk of {len(data)} bytes at {chunk.offset} does not fit a payload of "
+                f"{self.header.num_bytes} bytes; refused"
+            )
         self.buffer.write(chunk.offset, data)
-        self._received.add(chunk.offset // self.header.chunk_bytes)
+        self._received.add(index)
 
     def missing(self) -> list[int]:
         return [index for index in range(self._num_chunks) if index not in self._received]
@@ -85,8 +94,8 @@ def download(
         try:
             if transfer is None:
                 parts = stream(stubs[0], request)
-                first = next(parts)
-                if first.header is None:
+                first = next(parts, None)
+                if first is None or first.header is None:
                     raise PayloadError("a download began without its header; refused")
                 if first.header.status != wire.DownloadHeader.READY:
                     return Delivery(first.header, None)
@@ -94,7 +103,7 @@ def download(
                 rest = transfer.outside_stripe(len(stubs))
                 finish = _start(stubs[1:], pool, transfer, rest, request, stream)
                 transfer.store([first])
-                is_held = transfer.store(parts) & finish()
+                is_held = _both(partial(transfer.store, parts), finish)
             else:
                 missing = transfer.missing()
                 is_held = _start(stubs, pool, transfer, missing, request, stream)()
@@ -105,6 +114,20 @@ def download(
                 return Delivery(transfer.header, transfer.buffer)
         except grpc.RpcError as error:
             patience.failed(error)
+
+
+def _both(here: Callable[[], bool], elsewhere: Callable[[], bool]) -> bool:
+    """Run a stripe in this thread, then wait for the others, whatever became of the first.
+
+    A stripe still running would go on storing chunks that the next attempt asks for again.
+    """
+    try:
+        is_held = here()
+    except Exception:
+        with suppress(Exception):
+            elsewhere()
+        raise
+    return elsewhere() and is_held
 
 
 def _start(

@@ -50,7 +50,7 @@ class Part(Generic[H]):
     __slots__ = ("chunk", "header")
 
     def __init__(self, header: H | None, chunk: Chunk | None) -> None:
-        self.header = header
+        self.header: H | None = header
         self.chunk = chunk
 
     def ByteSize(self) -> int:  # noqa: N802
@@ -60,8 +60,7 @@ class Part(Generic[H]):
             length = self.header.ByteSize()
             size += 1 + len(_varint(length)) + length
         if self.chunk is not None:
-            length = len(self.chunk.data)
-            body = 1 + len(_varint(self.chunk.offset)) + 9 + 1 + len(_varint(length)) + length
+            body = len(_chunk_head(self.chunk)) + len(self.chunk.data)
             size += 1 + len(_varint(body)) + body
         return size
 
@@ -83,19 +82,22 @@ def serialize(part: Part[H]) -> bytes:
         header = part.header.SerializeToString()
         pieces += [_HEADER_TAG, _varint(len(header)), header]
     if part.chunk is not None:
-        offset, checksum, data = part.chunk
-        head = b"".join(
-            (
-                _OFFSET_TAG,
-                _varint(offset),
-                _CHECKSUM_TAG,
-                checksum.to_bytes(8, "little"),
-                _DATA_TAG,
-                _varint(len(data)),
-            )
-        )
+        head, data = _chunk_head(part.chunk), part.chunk.data
         pieces += [_CHUNK_TAG, _varint(len(head) + len(data)), head, data]
     return b"".join(pieces)
+
+
+def _chunk_head(chunk: Chunk) -> bytes:
+    """Everything of a chunk before its data; proto3 leaves out fields that are zero."""
+    offset, checksum, data = chunk
+    head = b""
+    if offset:
+        head += _OFFSET_TAG + _varint(offset)
+    if checksum:
+        head += _CHECKSUM_TAG + checksum.to_bytes(8, "little")
+    if len(data):
+        head += _DATA_TAG + _varint(len(data))
+    return head
 
 
 def upload_part(data: bytes) -> Part[wire.UploadHeader]:
@@ -137,11 +139,15 @@ def _parse_chunk(data: bytes, at: int) -> Chunk | None:
     length, at = _expect(data, at, _CHUNK_TAG)
     if at + length != len(data):
         raise _OtherLayoutError
-    offset, at = _expect(data, at, _OFFSET_TAG)
-    if data[at : at + 1] != _CHECKSUM_TAG:
-        raise _OtherLayoutError
-    checksum = int.from_bytes(data[at + 1 : at + 9], "little")
-    length, at = _expect(data, at + 9, _DATA_TAG)
+    offset = checksum = 0
+    if data[at : at + 1] == _OFFSET_TAG:
+        offset, at = _read_varint(data, at + 1)
+    if data[at : at + 1] == _CHECKSUM_TAG:
+        checksum = int.from_bytes(data[at + 1 : at + 9], "little")
+        at += 9
+    if at == len(data):
+        return Chunk(offset, checksum, b"")
+    length, at = _expect(data, at, _DATA_TAG)
     if at + length != len(data):
         raise _OtherLayoutError
     return Chunk(offset, checksum, memoryview(data)[at:])
@@ -173,6 +179,8 @@ def _read_varint(data: bytes, at: int) -> tuple[int, int]:
         value |= (byte & 0x7F) << shift
         at += 1
         if byte < 0x80:
+            if value >> 64:
+                raise _OtherLayoutError
             return value, at
         shift += 7
         if shift > 63:

@@ -1,19 +1,29 @@
-"""Why there is no TLS session: gRPC only says `unavailable`, the TLS library knows."""
+"""Why there is no TLS session: gRPC only says `unavailable`, the TLS library knows more.
+
+A gRPC server that refuses a site's certificate closes the connection without a word. In TLS 1.3 the
+site's handshake is over by then, so that it shows as an end of file where HTTP/2's greeting belongs.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
+import time
 
+from fedwan.link.certificates import now
 from fedwan.link.tls import Identity
 
 __all__ = ["handshake_complaint"]
 
 TIMEOUT_S = 5.0
+GREETING_S = 2.0
+PAUSE_S = 0.3
+
+_DROPPED = "dropped"
 
 
 def handshake_complaint(address: str, identity: Identity) -> str | None:
-    """Try one TLS handshake with a site's identity.
+    """Try a TLS handshake with a site's identity.
 
     Args:
         address: `host:port` of the coordinator.
@@ -23,26 +33,41 @@ def handshake_complaint(address: str, identity: Identity) -> str | None:
         One line for the user if either side refuses the other's certificate; None if the handshake
         succeeds, or if the address cannot be reached at all.
     """
+    reason = _try(address, identity)
+    if reason == _DROPPED:
+        # A coordinator that ends in this very moment looks the same, but only once.
+        time.sleep(PAUSE_S)
+        reason = _try(address, identity)
+    if reason is None:
+        return None
+    if reason == _DROPPED:
+        reason = "our certificate is not accepted there"
+    if identity.expires < now():
+        reason += f" (it expired on {identity.expires:%Y-%m-%d %H:%M} UTC)"
+    return (
+        f"no TLS session with {address}, {reason}; "
+        "use an identity folder that this run's authority issued and that has not expired"
+    )
+
+
+def _try(address: str, identity: Identity) -> str | None:
+    """What is wrong with one handshake, if it is about certificates."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
     context = identity.ssl_context(server=False)
+    context.set_alpn_protocols(["h2"])  # without it the server would close for that reason
     try:
         with (
             socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw,
             context.wrap_socket(raw, server_hostname=host) as tls,
         ):
-            tls.settimeout(0.5)
-            tls.recv(1)  # TLS 1.3 refuses a client's certificate only after its handshake
+            tls.settimeout(GREETING_S)
+            return None if tls.recv(1) else _DROPPED
     except ssl.SSLCertVerificationError as error:
-        reason = f"its certificate is not accepted here: {error.verify_message}"
+        return f"its certificate is not accepted here: {error.verify_message}"
     except ssl.SSLError as error:
         if error.reason is None or "ALERT" not in error.reason:
             return None
-        reason = "our certificate is not accepted there: " + error.reason.lower().replace("_", " ")
+        return "our certificate is not accepted there: " + error.reason.lower().replace("_", " ")
     except OSError:
         return None
-    else:
-        return None
-    return (
-        f"no TLS session with {address}, {reason}; "
-        "use an identity folder that this run's authority issued and that has not expired"
-    )

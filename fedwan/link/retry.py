@@ -1,4 +1,4 @@
-"""What to do about a failed call: try again while patience lasts, or raise what a user can act on."""
+"""What to do about a failed call: try again while patience lasts, or raise what a user can mend."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _PASSING = {
     grpc.StatusCode.UNKNOWN,
 }
 
+FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
 MAX_DAMAGED = 3
 
@@ -46,13 +47,13 @@ class Patience:
         self._diagnose = diagnose
         self._sleep = sleep
         self._failing_since: float | None = None
-        self._wait_s = 0.05
+        self._wait_s = FIRST_WAIT_S
         self._damaged = 0
 
     def succeeded(self) -> None:
         """Something came through."""
         self._failing_since = None
-        self._wait_s = 0.05
+        self._wait_s = FIRST_WAIT_S
 
     def failed(self, error: grpc.RpcError) -> None:
         """Wait before the next attempt.
@@ -77,6 +78,8 @@ class Patience:
         now = time.monotonic()
         if self._failing_since is None:
             self._failing_since = now
+        if self._wait_s in (FIRST_WAIT_S, LONGEST_WAIT_S):
+            # Again later too: a certificate may expire while the coordinator is away.
             complaint = self._diagnose()
             if complaint:
                 raise IdentityError(complaint) from None

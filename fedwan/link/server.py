@@ -154,7 +154,9 @@ class DataPlane:
     ) -> Iterator[Part[wire.DownloadHeader]]:
         site = self._site(context)
         delivery = _guard(context, lambda: self._hub.download(site, request))
-        yield from _send(delivery, request)
+        parts = _send(delivery, request)
+        while (part := _guard(context, lambda: next(parts, None))) is not None:
+            yield part
 
     def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.report(self._site(context), request))
@@ -197,6 +199,8 @@ def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[Part[wi
         return
     size = header.chunk_bytes
     num_chunks = -(-payload.num_bytes // size)
+    if len(request.chunks) > num_chunks:
+        raise PayloadError(f"{len(request.chunks)} chunks asked for where there are {num_chunks}")
     chunks = request.chunks or range(request.stripe, num_chunks, max(1, request.stripes))
     shown: wire.DownloadHeader | None = header
     for index in chunks:

@@ -11,8 +11,8 @@ import grpc
 from fedwan.codecs.payload import Source
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Part, make_chunk
-from fedwan.link.retry import Patience
 from fedwan.link.methods import Stub
+from fedwan.link.retry import Patience
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["upload"]
@@ -71,7 +71,8 @@ def _send_stripes(
     """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE."""
 
     def send(stub: Stub, part: Sequence[int]) -> wire.Receipt:
-        return counter.received(stub.Upload(counter.sending(_parts(header, payload, part))))
+        receipt: wire.Receipt = stub.Upload(counter.sending(_parts(header, payload, part)))
+        return counter.received(receipt)
 
     count = min(len(stubs), len(chunks))
     if count <= 1:

@@ -53,10 +53,12 @@ class CoordinatorSignal(_message.Message):
         EVALUATE: _ClassVar[CoordinatorSignal.Kind]
         STOP: _ClassVar[CoordinatorSignal.Kind]
         SEND_INITIAL: _ClassVar[CoordinatorSignal.Kind]
+        GONE: _ClassVar[CoordinatorSignal.Kind]
     HEARTBEAT: CoordinatorSignal.Kind
     EVALUATE: CoordinatorSignal.Kind
     STOP: CoordinatorSignal.Kind
     SEND_INITIAL: CoordinatorSignal.Kind
+    GONE: CoordinatorSignal.Kind
     KIND_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     kind: CoordinatorSignal.Kind

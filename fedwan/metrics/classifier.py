@@ -110,7 +110,7 @@ def train_classifier(train: Batch, num_classes: int) -> Classifier:
             logits = model.head(_drop(features, generator))
             loss = functional.cross_entropy(logits, train.y[index], label_smoothing=_SMOOTHING)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             optimizer.step()
             schedule.step()
     return model
@@ -134,8 +134,8 @@ def _read(path: Path, model: Classifier) -> State | None:
         return None
     try:
         weights, meta = read_tensors(path)
-    except CheckpointError as error:
-        _log.warning("classifier trained anew: %s", error)
+    except CheckpointError:
+        _log.warning("classifier trained anew: %s cannot be read", path)
         return None
     expected = {name: value.shape for name, value in model.state_dict().items()}
     if {name: value.shape for name, value in weights.items()} != expected or meta.get(

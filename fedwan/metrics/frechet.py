@@ -61,4 +61,5 @@ def frechet_between(a: Tensor, b: Tensor) -> float:
 
 def _symmetric_root(matrix: Tensor) -> Tensor:
     eigenvalues, vectors = torch.linalg.eigh(matrix)
-    return (vectors * eigenvalues.clamp(min=0).sqrt()) @ vectors.T
+    root: Tensor = (vectors * eigenvalues.clamp(min=0).sqrt()) @ vectors.T
+    return root

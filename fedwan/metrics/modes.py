@@ -1,4 +1,4 @@
-"""Which modes of a mixture a generator found, and how many samples hit one (Srivastava et al. 2017).
+"""Modes of a mixture that a generator found, and good samples (Srivastava et al. 2017).
 
 A sample is good if it lies within three standard deviations of the nearest centre. A mode is found
 if it has at least a tenth of the good samples that an even share would give it.
@@ -26,7 +26,13 @@ class ModeCount(NamedTuple):
 
 
 def count_modes(points: Tensor, centres: Tensor, sigma: float) -> ModeCount:
-    """Modes found by `points`, (N, D), of a mixture with `centres`, (K, D), and deviation `sigma`."""
+    """Count the modes that samples found.
+
+    Args:
+        points: samples, (N, dimensions).
+        centres: of the mixture's modes, (modes, dimensions).
+        sigma: standard deviation of each mode, the same in every dimension.
+    """
     distances = torch.cdist(points.detach().cpu().double(), centres.cpu().double())
     nearest_distance, nearest = distances.min(dim=1)
     good = nearest_distance <= 3 * sigma

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from fedwan.models.bounded import LeakyTanh
 from fedwan.models.mlp import mlp
 
 __all__ = [
@@ -38,15 +39,6 @@ def build_discriminator(shape: tuple[int, ...], width: int) -> nn.Module:
         return PointDiscriminator(shape[0], width)
     assert shape[1:] == (8, 8)
     return ImageDiscriminator(shape[0], width)
-
-
-import os
-class LeakyTanh(nn.Module):
-    def forward(self,h):
-        m=os.environ.get('OUT','tanh'); k=float(os.environ.get('LEAK','0.01'))
-        if m=='tanh': return h.tanh()+k*h
-        c=h.clamp(-1,1)
-        return c+k*(h-c)
 
 
 class ImageGenerator(nn.Module):

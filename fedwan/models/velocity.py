@@ -1,8 +1,14 @@
 """Velocity networks of a flow: (x, sigma) -> velocity, small enough for one CPU core.
 
-Both are perceptrons with residual blocks that the noise level modulates (Peebles & Xie 2023,
-adaLN without the layer norm's own affine part). At 8x8 pixels a dense layer sees the whole image
-for the price of a convolution's few channels, and dense products are what a CPU core does best.
+A perceptron with residual blocks that the noise level modulates (adaLN of Peebles & Xie 2023). At
+8x8 pixels a dense layer sees the whole image for the price of a convolution's few channels, and
+dense products are what a CPU core does best.
+
+The network predicts the data, and the velocity follows from it (Li & He 2025, "Back to basics"):
+
+    v = (x_sigma - data) / max(sigma, 1/20)
+
+Data lie near a surface of few dimensions, noise does not, so a narrow network predicts them better.
 """
 
 from __future__ import annotations
@@ -11,16 +17,14 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import layer_norm, silu
 
-__all__ = ["Velocity", "build_velocity", "embed_level"]
+from fedwan.models.bounded import LeakyTanh
+
+__all__ = ["VelocityNetwork", "embed_level"]
 
 _NUM_FREQUENCIES = 32
-
-
-def build_velocity(shape: tuple[int, ...], width: int, depth: int) -> nn.Module:
-    """A velocity network for samples of `shape`, images or points."""
-    return Velocity(shape, width, depth)
+_MIN_SIGMA = 0.05  # below it an error in the data would count for ever more in the velocity
 
 
 def embed_level(sigma: Tensor) -> Tensor:
@@ -33,47 +37,51 @@ def embed_level(sigma: Tensor) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-class _Block(nn.Module):
-    """x + gate(level) * dense(silu(dense(norm(x) * scale(level) + shift(level))))."""
+class VelocityNetwork(nn.Module):
+    """Samples (batch, *shape) and noise levels (batch,) -> velocities (batch, *shape).
 
-    def __init__(self, width: int, expand: int = 1) -> None:
-        super().__init__()
-        self.width = width
-        self.first = nn.Linear(width, width * expand)
-        self.second = nn.Linear(width * expand, width)
-        nn.init.zeros_(self.second.weight)
-        nn.init.zeros_(self.second.bias)
-
-    def forward(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-        inner = functional.layer_norm(x, (self.width,)) * (1 + scale) + shift
-        out: Tensor = self.second(functional.silu(self.first(inner)))
-        return x + out
-
-
-class Velocity(nn.Module):
-    """Samples (batch, *shape) and noise levels (batch,) -> velocities (batch, *shape)."""
+    Args:
+        shape: of one sample: (channels, height, width) of images in [-1, 1], or (dimensions,).
+        width: values of the residual stream; a multiple of 4.
+        depth: residual blocks.
+    """
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
         super().__init__()
-        self.shape = shape
-        self.depth = depth
         num_values = math.prod(shape)
         self.read = nn.Linear(num_values, width)
         self.level = nn.Sequential(nn.Linear(2 * _NUM_FREQUENCIES, width // 4), nn.SiLU())
         self.modulate = nn.Linear(width // 4, 2 * width * depth)
         self.blocks = nn.ModuleList(_Block(width) for _ in range(depth))
         self.write = nn.Linear(width, num_values)
-        nn.init.zeros_(self.modulate.weight)
-        nn.init.zeros_(self.modulate.bias)
-        nn.init.zeros_(self.write.weight)
-        nn.init.zeros_(self.write.bias)
+        self.bound = LeakyTanh() if len(shape) == 3 else nn.Identity()
+        for layer in (self.modulate, self.write):
+            nn.init.zeros_(layer.weight)
+            nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Velocities d x / d sigma."""
         h = self.read(x.flatten(1))
-        modulation = self.modulate(self.level(embed_level(sigma))).chunk(2 * self.depth, dim=1)
-        for index, block in enumerate(self.blocks):
-            h = block(h, modulation[2 * index], modulation[2 * index + 1])
-        out: Tensor = self.write(functional.layer_norm(h, h.shape[1:]))
-        out = out.view(-1, *self.shape); out = out.tanh() + 0.01 * out if len(self.shape) == 3 else out
-        return (x - out) / sigma.view(-1, *[1] * len(self.shape)).clamp(min=0.05)
+        modulation = self.modulate(self.level(embed_level(sigma)))
+        for block, part in zip(self.blocks, modulation.chunk(len(self.blocks), dim=1), strict=True):
+            h = block(h, part)
+        data = self.bound(self.write(layer_norm(h, h.shape[1:]))).view_as(x)
+        velocity: Tensor = (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
+        return velocity
+
+
+class _Block(nn.Module):
+    """x + dense(silu(dense(norm(x) * (1 + scale) + shift))), the identity at first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
+        nn.init.zeros_(self.second.weight)
+        nn.init.zeros_(self.second.bias)
+
+    def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
+        scale, shift = modulation.chunk(2, dim=1)
+        inner = layer_norm(x, x.shape[1:]) * (1 + scale) + shift
+        out: Tensor = self.second(silu(self.first(inner)))
+        return x + out

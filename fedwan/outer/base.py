@@ -55,9 +55,7 @@ def chain(*transforms: Transform) -> Transform:
             state |= add_prefix(str(index), transform.init(params))
         return state
 
-    def update(
-        delta: State, state: State, params: State | None = None
-    ) -> tuple[State, State]:
+    def update(delta: State, state: State, params: State | None = None) -> tuple[State, State]:
         new_state: State = {}
         for index, transform in enumerate(transforms):
             delta, part = transform.update(delta, select_prefix(str(index), state), params)

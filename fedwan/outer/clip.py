@@ -16,9 +16,7 @@ def clip_by_norm(max_norm: float) -> Transform:
     def init(params: State) -> State:
         return {}
 
-    def update(
-        delta: State, state: State, params: State | None = None
-    ) -> tuple[State, State]:
+    def update(delta: State, state: State, params: State | None = None) -> tuple[State, State]:
         if not delta:
             return {}, state
         norm = torch.stack([value.norm() for value in delta.values()]).norm()

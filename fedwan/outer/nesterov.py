@@ -13,7 +13,7 @@ _FIELD = "momentum"
 
 
 def nesterov(lr: float, momentum: float) -> Transform:
-    """b' = momentum b + Δ; θ' = θ - lr (Δ + momentum b').
+    """SGD with Nesterov momentum: b' = momentum b + Δ; θ' = θ - lr (Δ + momentum b').
 
     Agrees with `torch.optim.SGD(lr, momentum, nesterov=True)` stepped on Δ as the gradient: b
     starts at zero, so the first step has b' = Δ, as torch's has. Keeps one copy of the parameters.
@@ -26,9 +26,7 @@ def nesterov(lr: float, momentum: float) -> Transform:
     def init(params: State) -> State:
         return add_prefix(_FIELD, {n: torch.zeros_like(p) for n, p in params.items()})
 
-    def update(
-        delta: State, state: State, params: State | None = None
-    ) -> tuple[State, State]:
+    def update(delta: State, state: State, params: State | None = None) -> tuple[State, State]:
         old = select_prefix(_FIELD, state)
         new: State = {}
         out: State = {}

@@ -14,9 +14,7 @@ def sgd(lr: float) -> Transform:
     def init(params: State) -> State:
         return {}
 
-    def update(
-        delta: State, state: State, params: State | None = None
-    ) -> tuple[State, State]:
+    def update(delta: State, state: State, params: State | None = None) -> tuple[State, State]:
         return {name: value * -lr for name, value in delta.items()}, state
 
     return Transform(init, update)

@@ -37,14 +37,16 @@ class SiteRow:
         busy_s = self.compute_s + self.wait_s
         return self.compute_s / busy_s if busy_s > 0 else None
 
-    def take(self, record: RoundRecord) -> None:
-        """Account for one round."""
+    def take(self, record: RoundRecord, *, is_now: bool = True) -> None:
+        """Account for one round; one of an earlier start says nothing of state and speed."""
         steps, seconds = record.step - self.step, record.t - self.seen_t
         if self.seen_t and steps > 0 and seconds > 0:
             latest = steps / seconds
             before = latest if self.steps_per_s is None else self.steps_per_s
             self.steps_per_s = before + _SMOOTHING * (latest - before)
-        self.state, self.seen_t, self.step = "training", record.t, record.step
+        if is_now:
+            self.state, self.seen_t = "training", record.t
+        self.step = record.step
         self.losses = dict(record.losses)
         self.compute_s += record.compute_s
         self.wait_s += record.wait_s
@@ -57,10 +59,13 @@ class Board:
 
     Args:
         config: resolved.
+        since: Unix seconds. What a resumed run did before counts, but its sites are not there yet
+            and its news are old.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, since: float = 0.0) -> None:
         self.config = config
+        self._since = since
         self.sites = {name: SiteRow(name) for name in site_names(config)}
         self.version = 0
         self.fd: float | None = None
@@ -75,18 +80,16 @@ class Board:
         """Account for one record."""
         if isinstance(record, RoundRecord):
             self.version = max(self.version, record.version)
-            self.sites.setdefault(record.site, SiteRow(record.site)).take(record)
+            row = self.sites.setdefault(record.site, SiteRow(record.site))
+            row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
             self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
             if record.version == 0:
                 self.fd_untrained = self.fd
-        else:
+        elif record.t >= self._since:
             self._take_event(record)
 
     def _take_event(self, record: EventRecord) -> None:
-        if record.event == "resume":  # Nobody of those before has joined again yet.
-            for row in self.sites.values():
-                row.state, row.seen_t = "expected", 0.0
         self.is_listening = self.is_listening or record.event == "listening"
         self.is_done = self.is_done or record.event == "done"
         if record.site in self.sites and record.event in _STATES:

@@ -50,14 +50,15 @@ class _Follower:
         self._tail = Tail(out / "metrics.jsonl")
         self._generation = 0
         self._began = time.monotonic()
-        self.board = Board(config)
+        self._since = time.time()
+        self.board = Board(config, self._since)
 
     def poll(self) -> list[Record]:
         """Take what is new; a file that was replaced starts the board afresh."""
         records = self._tail.poll()
         if self._tail.generation != self._generation:
             self._generation = self._tail.generation
-            self.board = Board(self._config)
+            self.board = Board(self._config, self._since)
         for record in records:
             self.board.take(record)
         return records
@@ -91,14 +92,16 @@ def _watch_plainly(
     out: Path, config: Config, is_running: Callable[[], bool], console: Console
 ) -> None:
     follower = _Follower(out, config)
-    due_s, num_news, phase, last = 0.0, 0, "", ""
+    due_s, phase, last = 0.0, "", ""
+    told: set[tuple[float, str]] = set()
     while True:
         goes_on = is_running()
         follower.poll()
         board = follower.board
-        for event in board.news[num_news:]:
-            _print_plainly(console, f"{event.event}: {event.text}")
-        num_news = len(board.news)
+        for event in board.news:
+            if (event.t, event.text) not in told:
+                told.add((event.t, event.text))
+                _print_plainly(console, f"{event.event}: {event.text}")
         line = _plain_line(board)
         is_due = follower.elapsed_s >= due_s or board.phase != phase or not goes_on
         if line != last and is_due:

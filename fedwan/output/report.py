@@ -169,7 +169,7 @@ def _charts(run: _Run) -> list[str]:
 def _quality_charts(run: _Run) -> list[str]:
     fds = [(float(q.step), q.figure("fd")) for q in run.qualities]
     floors = [(float(q.step), q.figure("fd_floor")) for q in run.qualities]
-    known = [y for _, y in fds if y]
+    known = [y for _, y in (*fds, *floors) if y]
     is_wide = bool(known) and max(known) > 20 * min(known)
     charts = [
         line_chart(
@@ -242,7 +242,6 @@ def _sites(run: _Run) -> str:
                 site,
                 f"{len(records):,}",
                 f"{records[-1].step:,}",
-                f"{records[-1].samples:,}",
                 duration_text(compute),
                 duration_text(wait),
                 percent_text(compute / (compute + wait) if compute + wait else None),
@@ -250,7 +249,7 @@ def _sites(run: _Run) -> str:
                 bytes_text(sum(record.bytes_down for record in records)),
             ]
         )
-    header = ["site", "rounds", "steps", "samples", "compute", "wait", "utilisation", "up", "down"]
+    header = ["site", "rounds", "steps", "compute", "wait", "utilisation", "up", "down"]
     return table(header, rows, num_from=1)
 
 

@@ -1,8 +1,9 @@
 """A site's own checkpoint: all that the coordinator does not have.
 
-Model, inner optimisers, random generators, the loader's position, and what error feedback owes, as
-they stood at a version. The latest one is kept, and the one at the version that the coordinator
-would resume from.
+The checkpoint of a version is taken when the steps that lead to it are complete, before their
+contribution leaves: networks, inner optimisers, random generators, the loader's position, and what
+error feedback owes. So whenever a site dies, its successor either sends the same contribution again
+or goes on from the version that it became part of; no step is lost, and none is taken twice.
 """
 
 from __future__ import annotations
@@ -15,13 +16,30 @@ from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_st
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
 
-__all__ = ["SiteCheckpoints"]
+__all__ = ["Restored", "SiteCheckpoints", "Work"]
 
 
 class _Parts(NamedTuple):
     replica: Replica
     stream: BatchStream
     rng: NamedGenerators
+
+
+class Work(NamedTuple):
+    """What went into a contribution."""
+
+    steps: int
+    samples: int
+
+
+class Restored(NamedTuple):
+    """What a checkpoint says beside the state that it restores."""
+
+    residual: State
+    """What error feedback owed before the contribution was encoded."""
+    owed: State
+    """What it owes afterwards."""
+    work: Work
 
 
 class SiteCheckpoints:
@@ -42,43 +60,61 @@ class SiteCheckpoints:
 
     def versions(self) -> list[int]:
         """Versions that there are checkpoints of, in order."""
-        return sorted(int(path.stem.partition("-")[2]) for path in self._folder.glob("site-*"))
+        return sorted(int(path.stem[5:]) for path in self._folder.glob("site-*.safetensors"))
 
     def _path(self, version: int) -> Path:
         return self._folder / f"site-{version:08d}.safetensors"
 
-    def save(self, version: int, durable_version: int, residual: State) -> None:
-        """Write the checkpoint of a version, and drop those that nobody can need any more."""
+    def save(
+        self, version: int, durable_version: int, residual: State, owed: State, work: Work
+    ) -> None:
+        """Write the checkpoint of a version, and drop those that nobody can need any more.
+
+        Args:
+            version: that the completed steps lead to.
+            durable_version: that the coordinator would resume from, as far as this site knows.
+            residual: what error feedback owed before the contribution was encoded.
+            owed: what it owes afterwards.
+            work: what went into the contribution.
+        """
         replica, stream, rng = self._parts
         tensors = (
-            add_prefix("model", replica.base)
+            add_prefix("model", replica.live)
+            | add_prefix("local", replica.local)
             | add_prefix("optimizer", replica.optimizer_state())
             | add_prefix("stream", stream.state())
             | add_prefix("rng", rng.state())
             | add_prefix("torch", torch_random_state())
             | add_prefix("residual", residual)
+            | add_prefix("owed", owed)
         )
-        write_tensors(self._path(version), tensors, {"version": version})
+        write_tensors(self._path(version), tensors, {"version": version, **work._asdict()})
         for old in self.versions():
-            if old < version and old != durable_version:
+            # Later ones are of steps that were taken back when the coordinator resumed.
+            if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
 
-    def load(self, version: int, with_model: bool) -> State:
-        """Restore everything as it stood at `version`; returns the residual.
+    def load(self, version: int, with_model: bool) -> Restored:
+        """Restore everything as it stood when the steps to `version` were complete.
 
         Args:
             version: one of `versions()`.
-            with_model: whether to take the model too, instead of the coordinator's.
+            with_model: whether to take the networks too, or leave the coordinator's in them.
 
         Raises:
             CheckpointError: the file is truncated, or of another model or shard.
         """
         replica, stream, rng = self._parts
-        tensors, _ = read_tensors(self._path(version))
+        tensors, meta = read_tensors(self._path(version))
+        replica.load_local(select_prefix("local", tensors))
         if with_model:
-            replica.adopt(select_prefix("model", tensors))
+            replica.load_live(select_prefix("model", tensors))
         replica.load_optimizers(select_prefix("optimizer", tensors))
         rng.load_state(select_prefix("rng", tensors))
         stream.load_state(select_prefix("stream", tensors))
         load_torch_random_state(select_prefix("torch", tensors))
-        return select_prefix("residual", tensors)
+        return Restored(
+            select_prefix("residual", tensors),
+            select_prefix("owed", tensors),
+            Work(int(meta["steps"]), int(meta["samples"])),
+        )

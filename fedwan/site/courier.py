@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -9,13 +10,16 @@ import safetensors.torch
 
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
-from fedwan.errors import FedwanError
+from fedwan.errors import FedwanError, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Layout, State
 
 __all__ = ["Arrival", "Courier"]
+
+STOP_SIGNAL_S = 5.0
+"""How long the word that says why a run is over may take to arrive after the run is."""
 
 
 class Arrival(NamedTuple):
@@ -82,7 +86,11 @@ class Courier:
             fragment: which.
             version: the one that it leads to.
             between: called every now and then while waiting; may raise to end the wait.
+
+        Raises:
+            RunStopped: the run is over without that version, and `between` does not say why.
         """
+        over_since = None
         while True:
             request = wire.DownloadRequest(
                 run_id=self._run_id,
@@ -97,6 +105,14 @@ class Courier:
             if header.status == wire.DownloadHeader.SUPERSEDED:
                 return Arrival(None, header.version, header.durable_version)
             between()
+            if header.status == wire.DownloadHeader.DONE:
+                over_since = over_since or time.monotonic()
+                if time.monotonic() - over_since > STOP_SIGNAL_S:
+                    raise RunStopped(
+                        f"the run ended at version {header.version}, before version {version}; "
+                        "the coordinator's log says why"
+                    )
+                time.sleep(0.05)
 
     def is_over(self, version: int) -> bool:
         """Whether the run has ended, asked without waiting."""

@@ -28,6 +28,10 @@ log = logging.getLogger(__name__)
 
 MAX_REJECTIONS = 3
 
+Save = Callable[[int, State, State], None]
+"""Called with (version, residual before, residual after) when the steps that lead to a version are
+complete; see `SiteCheckpoints.save`."""
+
 
 class Exchange(Protocol):
     """What the step loop sees of a strategy."""
@@ -53,8 +57,14 @@ class _Mail:
     """Send one fragment and wait for its update; shared by both exchanges."""
 
     def __init__(
-        self, courier: Courier, strategy: Strategy, meter: Meter, between: Callable[[], None]
+        self,
+        courier: Courier,
+        strategy: Strategy,
+        meter: Meter,
+        between: Callable[[], None],
+        save: Save,
     ) -> None:
+        self._save = save
         self._courier = courier
         self._strategy = strategy
         self._meter = meter
@@ -70,7 +80,10 @@ class _Mail:
         Raises:
             FedwanError: refused several times in a row.
         """
-        payload, residual = self._strategy.up.encode(tensors, self.residual, fragment.layout)
+        payload, owed = self._strategy.up.encode(tensors, self.residual, fragment.layout)
+        owed = self.residual | owed
+        # Before it leaves: once it is merged, nobody could make up for what this site forgets.
+        self._save(version + 1, self.residual, owed)
         receipt = self._courier.send_contribution(
             fragment.index, version, payload, self._meter.work(step)
         )
@@ -83,7 +96,7 @@ class _Mail:
                 )
             return None
         self._rejections = 0
-        self.residual = self.residual | residual
+        self.residual = owed
         return self._courier.fetch_update(fragment.index, version + 1, self._between)
 
 
@@ -101,6 +114,7 @@ class DeltaExchange:
         courier: Courier,
         meter: Meter,
         between: Callable[[], None],
+        save: Save,
     ) -> None:
         self.versions = [0] * len(fragments)
         self.durable_version = 0
@@ -109,7 +123,7 @@ class DeltaExchange:
         self._strategy = strategy
         self._courier = courier
         self._meter = meter
-        self._mail = _Mail(courier, strategy, meter, between)
+        self._mail = _Mail(courier, strategy, meter, between, save)
 
     @property
     def residual(self) -> State:
@@ -160,6 +174,7 @@ class GradientExchange:
         courier: Courier,
         meter: Meter,
         between: Callable[[], None],
+        save: Save,
     ) -> None:
         self.versions = [0] * len(fragments)
         self.durable_version = 0
@@ -167,7 +182,9 @@ class GradientExchange:
         self._fragments = fragments
         self._strategy = strategy
         self._meter = meter
-        self._mail = _Mail(courier, strategy, meter, between)
+        self._save = save
+        # The step is not taken yet when the contribution leaves: saved after it, below.
+        self._mail = _Mail(courier, strategy, meter, between, lambda *_: None)
         self._networks = {
             n.partition("/")[0] for n, s in replica.layout.items() if s.role is Role.PARAMETER
         }
@@ -190,8 +207,9 @@ class GradientExchange:
         """
         if set(networks) != self._networks:
             raise FedwanError(
-                f"the workload reduces {sorted(networks)} on their own, but {sorted(self._networks)}"
-                " travel together; compute all gradients first and call reduce once a step"
+                f"the workload reduces {sorted(networks)} on their own, but "
+                f"{sorted(self._networks)} travel together; compute all gradients first and call "
+                "reduce once a step"
             )
         with self._meter.waiting():
             for fragment in self._fragments:
@@ -209,6 +227,8 @@ class GradientExchange:
 
     def after_step(self, step: int) -> int:
         """The optimisers have stepped on the mean gradient: every site is at the same weights."""
+        with self._meter.waiting():
+            self._save(min(self.versions), self.residual, self.residual)
         return step
 
 
@@ -219,8 +239,8 @@ def make_exchange(
     courier: Courier,
     meter: Meter,
     between: Callable[[], None],
+    save: Save,
 ) -> Exchange:
     """The exchange that a strategy's `contributes` asks for."""
-    kinds = {"delta": DeltaExchange, "gradient": GradientExchange}
-    kind: type[DeltaExchange] | type[GradientExchange] = kinds[strategy.contributes]
-    return kind(replica, fragments, strategy, courier, meter, between)
+    kind = DeltaExchange if strategy.contributes == "delta" else GradientExchange
+    return kind(replica, fragments, strategy, courier, meter, between, save)

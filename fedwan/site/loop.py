@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedwan.data.shard import Shard
-from fedwan.errors import RunStopped
+from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.rng import NamedGenerators, derive_seed
@@ -83,6 +83,7 @@ class SiteLoop:
             self._courier,
             self._meter,
             self._listen,
+            self._save,
         )
         self._device = device
         self._is_stopped = False
@@ -98,12 +99,13 @@ class SiteLoop:
         Raises:
             JoinRefused: this site does not belong to the run as it is.
             LinkLost: the coordinator could not be reached for too long.
+            SessionLost: another process of this site took over, or the coordinator was started
+                anew: join again.
             RunStopped: the run was ended before its last step.
         """
         step = self._join()
         while step < self._plan.num_steps:
             self._listen()
-            before = list(self._exchange.versions)
             batch = self._stream.next_batch()
             self._meter.begin_step(len(batch.x))
             with self._meter.computing():
@@ -112,8 +114,6 @@ class SiteLoop:
             self._meter.add_losses(losses)
             self._link.heartbeat(step)
             step = self._exchange.after_step(step)
-            if before != self._exchange.versions:
-                self._save()
         return self._stay(step)
 
     def _join(self) -> int:
@@ -130,35 +130,48 @@ class SiteLoop:
         welcome = self._link.join(hello)
         if welcome.send_initial:
             self._open_run()
-        version = min(welcome.versions, default=0)
-        return self._take_over(version) if version else 0
+        return self._take_over(min(welcome.versions, default=0))
 
     def _take_over(self, version: int) -> int:
-        """Weights of the present version, and the rest from this site's nearest checkpoint."""
-        kept = self._checkpoints.versions()
-        if version in kept and self._strategy.contributes == "delta":
-            self._exchange.residual = self._checkpoints.load(version, with_model=True)
-        else:
-            usable = [v for v in kept if v <= version] or kept
-            if usable:
-                self._exchange.residual = self._checkpoints.load(usable[-1], with_model=False)
+        """Find this site's place in the run; the step to go on from.
+
+        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
+        """
+        weights: State | None = None
+        if version:
             weights, version = self._courier.fetch_global()
+        self._exchange.versions = [version] * len(self._exchange.versions)
+        kept = self._checkpoints.versions()
+        if version + 1 in kept and self._strategy.contributes == "delta":
+            return self._send_again(version, weights)
+        usable = [v for v in kept if v <= version]
+        if usable:
+            self._exchange.residual = self._checkpoints.load(usable[-1], with_model=False).owed
+        if weights is not None:
             self._replica.adopt(weights)
             if self._strategy.contributes == "gradient":
                 self._replica.load_optimizers(self._courier.fetch_outer())
-            at = f"version {usable[-1]}" if usable else "the beginning"
-            log.warning("global weights of version %d, data and optimisers of %s", version, at)
-        self._exchange.versions = [version] * len(self._exchange.versions)
-        log.info("goes on from version %d", version)
+            log.info("goes on from version %d", version)
+            if version not in kept:
+                at = f"version {usable[-1]}" if usable else "the beginning"
+                log.warning("data order and optimisers go on from %s", at)
         return version * self._strategy.h
 
-    def _save(self) -> None:
-        version = min(self._exchange.versions)
+    def _send_again(self, version: int, weights: State | None) -> int:
+        """The steps to the next version are complete: only their contribution may be missing."""
+        if weights is not None:
+            self._replica.adopt(weights)
+        restored = self._checkpoints.load(version + 1, with_model=True)
+        self._exchange.residual = restored.residual
+        self._meter.restore(restored.work)
+        log.info("sends its contribution to version %d again", version)
+        return self._exchange.after_step((version + 1) * self._strategy.h)
+
+    def _save(self, version: int, residual: State, owed: State) -> None:
         if version % self._plan.checkpoint_every == 0:
-            with self._meter.waiting():
-                self._checkpoints.save(
-                    version, self._exchange.durable_version, self._exchange.residual
-                )
+            self._checkpoints.save(
+                version, self._exchange.durable_version, residual, owed, self._meter.pending
+            )
 
     def _stay(self, step: int) -> str:
         """Answer the coordinator until it says stop; then say farewell."""
@@ -169,8 +182,14 @@ class SiteLoop:
                 self._listen(wait_s=self._plan.poll_s)
                 if not self._is_stopped and self._courier.is_over(version):
                     break
-        self._link.leave(wire.Farewell(global_sha256=sha256, work=self._meter.work(step)))
+        self._leave(wire.Farewell(global_sha256=sha256, work=self._meter.work(step)))
         return sha256
+
+    def _leave(self, farewell: wire.Farewell) -> None:
+        try:
+            self._link.leave(farewell)
+        except (LinkLost, SessionLost) as error:
+            log.warning("the coordinator did not hear this site's farewell: %s", error)
 
     # What the coordinator asks between steps -----------------------------------------------
 
@@ -188,27 +207,32 @@ class SiteLoop:
                 self._open_run()
             elif signal.kind == wire.CoordinatorSignal.STOP:
                 self._stop(signal.text)
+            elif signal.kind == wire.CoordinatorSignal.GONE:
+                raise SessionLost(signal.text)
 
     def _stop(self, text: str) -> None:
         self._is_stopped = True
         if min(self._exchange.versions) * self._strategy.h < self._plan.num_steps:
-            self._link.leave(wire.Farewell(work=self._meter.work(0), error=text))
+            self._leave(wire.Farewell(work=self._meter.work(0), error=text))
             raise RunStopped(f"the coordinator ended the run: {text}")
 
     def _open_run(self) -> None:
         """Send the initial weights, and measure them: what training starts from."""
-        self._courier.send_initial(self._replica.base)
-        self._measure(self._replica.base, 0)
+        with self._meter.aside():
+            self._courier.send_initial(self._replica.base)
+            self._measure(self._replica.base, 0)
 
     def _evaluate(self) -> None:
         """Measure the EMA weights as they stand at the coordinator."""
-        self._measure(*self._courier.fetch_ema())
+        with self._meter.aside():
+            self._measure(*self._courier.fetch_ema())
 
     def _measure(self, weights: State, version: int) -> None:
         """Quality of some weights on held-out data, and samples from them, for the coordinator."""
         began = time.monotonic()
         seed = self._plan.seed
-        with self._replica.showing(weights), torch.no_grad():
+        gpus = [self._device] if self._device.type == "cuda" else []
+        with self._replica.showing(weights), torch.no_grad(), torch.random.fork_rng(gpus):
             figures = self._workload.evaluate(self._shard.held_out, seed)
             samples = self._workload.sample(self._plan.num_samples, seed)
         shown: dict[str, Tensor] = {"generated": samples.float().cpu().contiguous()}

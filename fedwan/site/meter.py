@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
+from fedwan.site.checkpoint import Work
 
 __all__ = ["Meter"]
 
@@ -19,7 +20,7 @@ class Meter:
 
     Computing is what happens inside a step, less what is spent waiting there. Everything else in
     the loop (coding, sending, waiting, applying, checkpoints) counts as waiting; measuring quality
-    counts as neither.
+    (`aside`) counts as neither, wherever it happens.
 
     Args:
         link: whose bytes to count.
@@ -31,6 +32,7 @@ class Meter:
         self._clock = clock
         self._compute_s = 0.0
         self._wait_s = 0.0
+        self._aside_s = 0.0
         self._marks = (0.0, 0.0, 0, 0)
         self._steps = 0
         self._samples = 0
@@ -40,23 +42,41 @@ class Meter:
     @contextmanager
     def computing(self) -> Iterator[None]:
         """Time spent here is computing, except inside `waiting`."""
-        began, waited = self._clock(), self._wait_s
+        began, other = self._clock(), self._wait_s + self._aside_s
         yield
-        self._compute_s += self._clock() - began - (self._wait_s - waited)
+        self._compute_s += self._clock() - began - (self._wait_s + self._aside_s - other)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Time spent here is waiting."""
+        """Time spent here is waiting, except inside `aside`."""
+        began, aside = self._clock(), self._aside_s
+        try:
+            yield
+        finally:
+            self._wait_s += self._clock() - began - (self._aside_s - aside)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Time spent here counts as neither; may lie inside the other two."""
         began = self._clock()
         try:
             yield
         finally:
-            self._wait_s += self._clock() - began
+            self._aside_s += self._clock() - began
 
     def begin_step(self, samples: int) -> None:
         """A step begins; it counts from here, since its gradients may leave before it ends."""
         self._steps += 1
         self._samples += samples
+
+    @property
+    def pending(self) -> Work:
+        """Steps and samples since the last contribution."""
+        return Work(self._steps, self._samples)
+
+    def restore(self, work: Work) -> None:
+        """Steps and samples that a predecessor of this process took for the next contribution."""
+        self._steps, self._samples = work
 
     def add_losses(self, losses: dict[str, Tensor]) -> None:
         """Losses of a completed step, summed where they are: no transfer from a GPU."""

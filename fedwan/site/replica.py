@@ -45,6 +45,13 @@ class Replica:
         frozen = {n: m for n, m in workload.networks.items() if n not in workload.optimizers}
         self._trained = trained
         self.live: State = state_of(trained)
+        self.local: State = {
+            f"{network}/{name}": buffer
+            for network, module in trained.items()
+            for name, buffer in module.named_buffers()
+            if f"{network}/{name}" not in self.live
+        }
+        """Buffers that never travel (spectral norm's vectors), sharing memory with the modules."""
         self.layout: Layout = layout_of(trained)
         self.base: State = {n: self._widen(n, v).clone() for n, v in self.live.items()}
         self.initial_sha256 = hash_state(self.base)
@@ -70,7 +77,7 @@ class Replica:
         return {name: found.get(name, value) for name, value in self.live.items()}
 
     def apply_update(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """global += update, local = global, for every tensor of the fragment.
+        """Global += update, local = global, for every tensor of the fragment.
 
         Raises:
             PayloadError: the payload is damaged. The replica is then in between two versions: end
@@ -104,7 +111,7 @@ class Replica:
                 self.live[name].copy_(value)
 
     def reset(self) -> None:
-        """local = global: throw the steps since the last update away."""
+        """Local = global: throw the steps since the last update away."""
         for name, value in self.live.items():
             value.copy_(self.base[name])
         refresh_spectral_norm(self._trained)
@@ -114,6 +121,16 @@ class Replica:
         for name, value in weights.items():
             self.base[name].copy_(value)
         self.reset()
+
+    def load_live(self, weights: State) -> None:
+        """Set the local weights and leave the global ones: steps taken since the last update."""
+        for name, value in weights.items():
+            self.live[name].copy_(value)
+
+    def load_local(self, buffers: State) -> None:
+        """Set the buffers of `local` that are named."""
+        for name, value in buffers.items():
+            self.local[name].copy_(value)
 
     def global_sha256(self) -> str:
         """Hash of the live weights as the coordinator would keep them."""
@@ -125,7 +142,8 @@ class Replica:
 
         Costs a second copy of the model meanwhile.
         """
-        kept = {name: value.clone() for name, value in self.live.items()}
+        present = self.live | self.local
+        kept = {name: value.clone() for name, value in present.items()}
         modules = [m for network in self._trained.values() for m in network.modules()]
         modes = [module.training for module in modules]
         try:
@@ -137,8 +155,7 @@ class Replica:
             yield
         finally:
             for name, value in kept.items():
-                self.live[name].copy_(value)
-            refresh_spectral_norm(self._trained)
+                present[name].copy_(value)
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
 

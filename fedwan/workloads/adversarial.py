@@ -1,16 +1,16 @@
 """Losses of a GAN: non-saturating (Goodfellow et al. 2014) with R1 (Mescheder et al. 2018).
 
-    L_D = E softplus(-D(x)) + E softplus(D(G(z))) + gamma / 2 * E |grad_x D(x)|^2      (R1, eq. 9)
-    L_G = E softplus(-D(G(z)))
+L_D = E softplus(-D(x)) + E softplus(D(G(z))) + gamma / 2 * E |grad_x D(x)|^2      (R1, eq. 9)
+L_G = E softplus(-D(G(z)))
 """
 
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-__all__ = ["discriminator_loss", "generator_loss", "r1_penalty"]
+__all__ = ["discriminator_loss", "generator_loss", "r1_penalty", "set_gradients"]
 
 
 def discriminator_loss(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
@@ -32,3 +32,20 @@ def r1_penalty(real: Tensor, real_logits: Tensor) -> Tensor:
     """
     (gradient,) = torch.autograd.grad(real_logits.sum(), real, create_graph=True)
     return gradient.square().flatten(1).sum(dim=1).mean()
+
+
+def set_gradients(network: nn.Module, loss: Tensor, *, keep_graph: bool = False) -> None:
+    """Set `.grad` of one network's parameters to the gradient of `loss`, and no other network's.
+
+    Unlike `loss.backward()`, which would also add the generator's loss to the discriminator's
+    gradients, and so mix two games.
+
+    Args:
+        network: whose parameters the loss depends on, all of them.
+        loss: a scalar.
+        keep_graph: another loss of the same graph is still to come.
+    """
+    params = list(network.parameters())
+    gradients = torch.autograd.grad(loss, params, retain_graph=keep_graph)
+    for param, gradient in zip(params, gradients, strict=True):
+        param.grad = gradient

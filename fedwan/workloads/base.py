@@ -4,7 +4,7 @@ A recipe is one page. The engine knows it only through the names below, and neve
 
     NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is
     Model: a dataclass                       the settings under `model.*`, a docstring under each
-    def resolve(config) -> None              fill in `inner.NETWORK.*` and `data.batch` where unset
+    def resolve(config) -> None              fill in `inner.NETWORK.*`, `data.batch`, `steps`
     def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
 """
 
@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     """One batch on the site's device."""
 
     x: Tensor
-    """Samples, (batch, …): images (batch, channels, height, width) in [-1, 1], or points (batch, 2)."""
+    """Samples: images (batch, channels, height, width) in [-1, 1], or points (batch, 2)."""
     y: Tensor
     """Class labels, (batch,), int64."""
 

@@ -7,14 +7,14 @@ optimiser that way where gradients, not deltas, are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
 
-__all__ = ["build_optimizer", "clip"]
+__all__ = ["build_optimizer", "build_optimizers", "clip", "step_optimizers"]
 
 
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -37,8 +37,9 @@ def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.opti
             foreach=False,
             fused=False,
         )
-    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
-    return kinds[config.name](
+    assert config.name in ("adam", "adamw")
+    kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    optimizer: torch.optim.Optimizer = kind(
         params,
         lr=config.lr,
         betas=(config.beta1, config.beta2),
@@ -46,12 +47,40 @@ def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.opti
         foreach=False,
         fused=False,
     )
+    return optimizer
+
+
+def build_optimizers(
+    inner: Mapping[str, InnerConfig], networks: Mapping[str, nn.Module]
+) -> dict[str, torch.optim.Optimizer]:
+    """The inner optimiser of each network, by the network's name."""
+    return {
+        name: build_optimizer(inner[name], network.parameters())
+        for name, network in networks.items()
+    }
+
+
+def step_optimizers(
+    inner: Mapping[str, InnerConfig],
+    networks: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+) -> None:
+    """Clip each network's gradients as configured, and step its optimiser; to follow `reduce`."""
+    for name, optimizer in optimizers.items():
+        clip(networks[name].parameters(), inner[name].clip_norm)
+        optimizer.step()
 
 
 def clip(params: Iterable[Tensor], max_norm: float) -> None:
     """Scale gradients in place so that their joint norm is at most `max_norm`; 0 leaves them.
 
     To be called once gradients are complete, after `reduce`: all sites then clip the same mean.
+    The order of the parameters does not matter, not even to the last bit.
     """
-    if max_norm > 0:
-        torch.nn.utils.clip_grad_norm_(params, max_norm, foreach=False)
+    params = [param for param in params if param.grad is not None]
+    if max_norm > 0 and params:
+        norms = [torch.linalg.vector_norm(p.grad) for p in params if p.grad is not None]
+        # Sorted, since a mirror lists parameters in name order and a module in its own.
+        ordered = torch.stack([norm.to(norms[0].device) for norm in norms]).sort().values
+        total = torch.linalg.vector_norm(ordered)
+        torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach=False)

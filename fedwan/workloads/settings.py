@@ -1,24 +1,53 @@
-"""Filling in what the user left open, the same way in every recipe."""
+"""What workload recipes share when they resolve a configuration: fill in, or refuse."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 
-from fedwan.config import Config, InnerConfig, nearest
+from fedwan.config import Config, InnerConfig
 from fedwan.data import check_data
 from fedwan.errors import ConfigError
+from fedwan.names import nearest
 
-__all__ = ["fill_defaults", "require"]
+__all__ = ["fill_inner", "fill_training", "require_at_least"]
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
-def require(is_valid: bool, key: str, value: object, mend: str) -> None:
-    """Refuse a value.
+def fill_training(config: Config, batch: int, steps: int) -> None:
+    """Fill in `data.batch` and `steps` where the user named none, and check the data settings.
 
     Raises:
-        ConfigError: `is_valid` is false; one line of key, value and mend.
+        ConfigError: see `fedwan.data.check_data`.
     """
-    if not is_valid:
-        raise ConfigError(f"{key} is {value!r}; {mend}")
+    check_data(config.data, config.sites)
+    config.data.batch = config.data.batch or batch
+    config.steps = config.steps or steps
+
+
+def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
+    """Fill in a network's inner optimiser where the user named none.
+
+    Raises:
+        ConfigError: an unknown optimiser, or a setting that it does not use.
+    """
+    chosen = config.inner.setdefault(network, copy.copy(default))
+    key = f"inner.{network}"
+    if chosen.name not in _OPTIMIZERS:
+        near = nearest(chosen.name, _OPTIMIZERS)
+        raise ConfigError(f"{key}.name = {chosen.name!r} is none of {', '.join(_OPTIMIZERS)}{near}")
+    if chosen.name == "sgd" and chosen.beta2 != InnerConfig().beta2:
+        raise ConfigError(
+            f"{key}.beta2 = {chosen.beta2!r} has no effect on sgd; leave it out, or set "
+            f"{key}.name=adam"
+        )
+
+
+def require_at_least(key: str, value: float, least: float) -> None:
+    """Refuse a model setting that is too small.
+
+    Raises:
+        ConfigError: `value` is below `least`.
+    """
+    if not value >= least:
+        raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")

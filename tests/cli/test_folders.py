@@ -17,17 +17,25 @@ from fedwan.errors import ConfigError
 
 
 def make_run(folder: Path) -> Path:
-    folder.mkdir(parents=True)
-    (folder / "metrics.jsonl").touch()
-    (folder / "config.yaml").touch()
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint" / "coordinator.safetensors").touch()
     return folder
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoint"])
-def test_a_folder_with_any_trace_of_a_run_holds_one(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["summary.json", "checkpoint/coordinator.safetensors"])
+def test_a_folder_with_a_checkpoint_or_a_summary_holds_a_run(tmp_path: Path, name: str) -> None:
     assert not holds_run(tmp_path)
-    (tmp_path / name).mkdir()
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
     assert holds_run(tmp_path)
+
+
+def test_what_a_start_that_failed_left_behind_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    for name in ("metrics.jsonl", "config.yaml", "checkpoint/.coordinator.safetensors.tmp"):
+        (tmp_path / name).touch()
+    assert not holds_run(tmp_path)
+    require_fresh(tmp_path)
 
 
 def test_a_folder_that_holds_a_run_is_refused_with_both_mends(tmp_path: Path) -> None:

@@ -122,18 +122,18 @@ class TestLoadConfig:
         assert not (tmp_path / "here").exists()
 
     def test_a_folder_that_holds_a_run_is_refused(self, tmp_path: Path) -> None:
-        (tmp_path / "metrics.jsonl").touch()
+        (tmp_path / "summary.json").touch()
         with pytest.raises(ConfigError, match="holds a run already"):
             load_config(None, [f"out={tmp_path}"], resume=False)
 
     def test_there_must_be_something_to_resume(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="holds no run to go on with"):
+        with pytest.raises(ConfigError, match="holds no checkpoint yet; leave --resume out"):
             load_config(None, [f"out={tmp_path}"], resume=True)
 
     def test_a_run_that_was_moved_goes_on_where_it_is(self, tmp_path: Path) -> None:
         config = load_config(None, [f"out={tmp_path / 'old'}"], resume=False)
-        with Outputs(config, tmp_path / "old"):
-            pass
+        with Outputs(config, tmp_path / "old") as outputs:
+            write_run(outputs, finish=True)
         (tmp_path / "old").rename(tmp_path / "new")
         resumed = load_config(tmp_path / "new" / "config.yaml", [], resume=True)
         assert resumed.out == str(tmp_path / "new")

@@ -11,6 +11,7 @@ from safetensors.torch import save
 
 from fedwan.config import Config, DataConfig, LogConfig
 from fedwan.output.outputs import Outputs
+from fedwan.output.records import Record, to_record
 
 
 @dataclass
@@ -80,3 +81,13 @@ def write_run(outputs: Outputs, *, finish: bool) -> None:
     outputs.event("rejoin", "s2", "s2 <rejoined> & is back")
     if finish:
         outputs.finish(FakeTotals(), 12.5, 2, 500, "ab" * 32)  # type: ignore[arg-type]
+
+
+def record_of(row: dict[str, Any], t: float) -> Record:
+    record = to_record(row | {"t": t})
+    assert record is not None
+    return record
+
+
+def event(name: str, site: str | None, t: float = 0.0) -> Record:
+    return record_of({"kind": "event", "event": name, "site": site, "text": f"{site} {name}"}, t)

@@ -30,7 +30,7 @@ def run_coordinator(
     out = Path(config.out)
     if (out / "make-it-fail").exists():
         raise ConfigError("the stand-in was told to fail; remove make-it-fail")
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", config.link.port))
     note(
         out,
         code=str(Path(fedwan.__file__).parent),

@@ -1,0 +1,22 @@
+"""Codecs by name."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedwan.codecs import codec_by_name
+from fedwan.errors import ConfigError
+
+
+@pytest.mark.parametrize("name", ["fp32", "bf16"])
+def test_a_codec_is_found_by_its_name(name: str) -> None:
+    assert codec_by_name(name).name == name
+
+
+def test_an_unknown_codec_is_refused_with_those_that_exist() -> None:
+    with pytest.raises(ConfigError, match="codec 'int3' does not exist; choose one of fp32, bf16"):
+        codec_by_name("int3")
+
+
+def test_codecs_have_encodings_of_their_own() -> None:
+    assert len({codec_by_name(name).encoding for name in ("fp32", "bf16")} - {0}) == 2

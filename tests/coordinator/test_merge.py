@@ -1,0 +1,220 @@
+"""Merging contributions, by the roles of their tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import permutations
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedwan.codecs import fp32
+from fedwan.coordinator.merge import Merger
+from fedwan.link.buffer import FileBuffer
+from fedwan.state import Layout, Role, State, clone
+from tests.support import encoded, read_all, same_bits, spec
+
+LAYOUT: Layout = {
+    "g/bn.num_batches_tracked": spec((), Role.COUNTER, torch.int64),
+    "g/bn.running_mean": spec((4,), Role.MEAN),
+    "g/bn.running_var": spec((4,), Role.VARIANCE),
+    "g/weight": spec((4, 3)),
+}
+
+
+def contribution(seed: int) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "g/bn.num_batches_tracked": torch.tensor(100 + (seed * 7) % 5),
+        "g/bn.running_mean": torch.randn(4, generator=generator) * 10,
+        "g/bn.running_var": torch.rand(4, generator=generator),
+        "g/weight": torch.randn(4, 3, generator=generator),
+    }
+
+
+def merge(
+    states: Sequence[State], weights: Sequence[float] | None = None, layout: Layout = LAYOUT
+) -> State:
+    merger = Merger(layout)
+    for state, weight in zip(states, weights or [1.0] * len(states), strict=True):
+        merger.add(state.items(), weight)
+    return merger.take()
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.3, 7.0])
+def test_a_single_contribution_comes_back_bit_for_bit(weight: float) -> None:
+    assert same_bits(merge([contribution(1)], [weight]), contribution(1))
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 5, 8])
+def test_contributions_that_agree_come_back_as_they_are(num: int) -> None:
+    merged = merge([contribution(1)] * num)
+    torch.testing.assert_close(merged, contribution(1), rtol=1e-6, atol=0)
+    if num <= 2:  # thrice a value is rounded already
+        assert same_bits(merged, contribution(1))
+
+
+def test_equal_weights_give_the_plain_mean_whatever_they_are() -> None:
+    states = [contribution(seed) for seed in range(3)]
+    plain = merge(states)
+    assert torch.equal(plain["g/weight"], torch.stack([s["g/weight"] for s in states]).sum(0) / 3)
+    assert same_bits(merge(states, [0.3] * 3), plain)
+
+
+def test_the_same_order_gives_the_same_bits() -> None:
+    states = [contribution(seed) for seed in range(5)]
+    weights = [1.0, 0.5, 2.0, 1.0, 0.1]
+    assert same_bits(merge(states, weights), merge([clone(s) for s in states], weights))
+
+
+def test_any_order_gives_the_same_up_to_rounding() -> None:
+    states = [contribution(seed) for seed in range(3)]
+    expected = merge(states)
+    for order in permutations(states):
+        torch.testing.assert_close(merge(order), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_weights_are_those_of_the_samples() -> None:
+    states = [contribution(seed) for seed in range(3)]
+    merged = merge(states, [1.0, 3.0, 0.5])
+    for name in ("g/weight", "g/bn.running_mean"):
+        a, b, c = (state[name].double() for state in states)
+        expected = ((a + 3 * b + 0.5 * c) / 4.5).float()
+        torch.testing.assert_close(merged[name], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_a_weight_of_two_is_two_contributions_of_one() -> None:
+    a, b = contribution(1), contribution(2)
+    torch.testing.assert_close(merge([a, b], [2.0, 1.0]), merge([a, a, b]), rtol=1e-6, atol=1e-6)
+
+
+def test_counters_take_the_largest_value() -> None:
+    states = [contribution(seed) for seed in range(4)]
+    for state, count in zip(states, (5, 2**40 + 1, 7, 0), strict=True):
+        state["g/bn.num_batches_tracked"] = torch.tensor(count)
+    merged = merge(states)["g/bn.num_batches_tracked"]
+    assert (merged.dtype, int(merged)) == (torch.int64, 2**40 + 1)
+
+
+def test_a_bool_counter_is_true_where_any_site_says_so() -> None:
+    layout = {"g/seen": spec((3,), Role.COUNTER, torch.bool)}
+    states = [{"g/seen": torch.tensor(v)} for v in ([True, False, False], [False, True, False])]
+    assert merge(states, layout=layout)["g/seen"].tolist() == [True, True, False]
+
+
+@given(
+    shards=st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), min_size=1, max_size=5),
+    offset=st.sampled_from([0.0, 1e4]),
+)
+def test_pooled_variances_are_the_variance_of_the_union(
+    shards: list[list[float]], offset: float
+) -> None:
+    values = [torch.tensor(shard, dtype=torch.float64) + offset for shard in shards]
+    layout = {"bn.running_mean": spec((), Role.MEAN), "bn.running_var": spec((), Role.VARIANCE)}
+    states = [
+        {
+            "bn.running_mean": shard.mean().float(),
+            "bn.running_var": shard.var(correction=0).float(),
+        }
+        for shard in values
+    ]
+    merged = merge(states, [float(len(shard)) for shard in shards], layout)
+    union = torch.cat(values)
+    scale = float(union.abs().max()) + 1.0
+    assert merged["bn.running_var"] >= 0
+    torch.testing.assert_close(
+        merged["bn.running_mean"].double(), union.mean(), rtol=0, atol=1e-6 * scale
+    )
+    # A mean in fp32 is off by 2^-24 of itself, which the spread of the means inherits.
+    spread = float(union.std(correction=0)) + 1e-6 * scale
+    torch.testing.assert_close(
+        merged["bn.running_var"].double(),
+        union.var(correction=0),
+        rtol=1e-5,
+        atol=4e-6 * scale * spread,
+    )
+
+
+def test_pooling_does_not_cancel_where_the_mean_is_large() -> None:
+    state = contribution(1)
+    state["g/bn.running_mean"] = torch.full((4,), 1e4)
+    state["g/bn.running_var"] = torch.full((4,), 1e-3)
+    assert torch.equal(merge([state] * 4)["g/bn.running_var"], state["g/bn.running_var"])
+
+
+def test_a_variance_without_its_mean_is_averaged() -> None:
+    layout = {"x/running_var": spec((), Role.VARIANCE)}
+    states = [{"x/running_var": torch.tensor(v)} for v in (1.0, 3.0)]
+    assert merge(states, layout=layout)["x/running_var"] == 2.0
+
+
+def test_two_norms_are_not_mixed_up() -> None:
+    layout = {
+        "a.running_mean": spec((), Role.MEAN),
+        "a.running_var": spec((), Role.VARIANCE),
+        "b.running_mean": spec((), Role.MEAN),
+        "b.running_var": spec((), Role.VARIANCE),
+    }
+    one, zero = torch.tensor(1.0), torch.tensor(0.0)
+    states = [
+        dict(zip(layout, row, strict=True))
+        for row in ((one, zero, zero, one), (-one, zero, zero, one))
+    ]
+    merged = merge(states, layout=layout)
+    assert [float(v) for v in merged.values()] == [0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_means_of_another_dtype_are_merged_in_fp32(dtype: torch.dtype) -> None:
+    layout = {"g/mean": spec((2,), Role.MEAN, dtype)}
+    values = [torch.tensor([1.0, -3.0]).to(dtype), torch.tensor([2.0, 5.0]).to(dtype)]
+    merged = merge([{"g/mean": v} for v in values], layout=layout)["g/mean"]
+    assert merged.dtype == torch.float32 and merged.tolist() == [1.5, 1.0]
+
+
+def test_inputs_are_not_mutated_and_the_result_is_the_callers_own() -> None:
+    states = [contribution(seed) for seed in range(2)]
+    before = [clone(state) for state in states]
+    for value in merge(states).values():
+        value.zero_()
+    assert all(same_bits(a, b) for a, b in zip(states, before, strict=True))
+
+
+def test_a_merger_starts_anew_after_take() -> None:
+    merger = Merger(LAYOUT)
+    merger.add(contribution(1).items(), 2.0)
+    assert merger.total_weight == 2.0
+    merger.take()
+    assert merger.total_weight == 0.0
+    merger.add(contribution(2).items(), 0.5)
+    assert same_bits(merger.take(), contribution(2))
+
+
+def test_tensors_come_in_the_layouts_order_whatever_order_they_went_in() -> None:
+    state = contribution(1)
+    merged = merge([dict(reversed(state.items())), state])
+    assert list(merged) == list(LAYOUT)
+    assert same_bits(merged, merge([state, state]))
+
+
+def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:
+    """A file's bytes are good only until the next read, so nothing may be kept as it is."""
+    merger = Merger(LAYOUT)
+    states = [contribution(seed) for seed in range(3)]
+    for state in states:
+        data = read_all(encoded(state, LAYOUT))
+        spooled = FileBuffer(len(data), tmp_path)
+        spooled.write(0, data)
+        merger.add(fp32().decode_each(spooled, LAYOUT), 1.0)
+        spooled.close()
+    assert same_bits(merger.take(), merge(states))
+
+
+def test_a_merge_of_nothing_is_our_own_bug() -> None:
+    with pytest.raises(AssertionError):
+        Merger(LAYOUT).take()
+    with pytest.raises(AssertionError):
+        Merger(LAYOUT).add(contribution(1).items(), 0.0)

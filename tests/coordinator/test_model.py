@@ -1,0 +1,284 @@
+"""The global model: what a round changes, and what survives a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedwan import state as state_module
+from fedwan.codecs import Codec, bf16, fp32
+from fedwan.coordinator.model import CHECKPOINT, GlobalModel
+from fedwan.errors import CheckpointError
+from fedwan.fragments import Fragment, whole
+from fedwan.state import Layout, Role, State, clone, hash_state
+from fedwan.strategy import Strategy
+from strategies import diloco, local_sgd, sync
+from tests.support import ADAM, build_strategy, same_bits, spec
+
+LAYOUT: Layout = {
+    "discriminator/w": spec((5,)),
+    "generator/empty": spec((0,)),
+    "generator/num_batches_tracked": spec((), Role.COUNTER, torch.int64),
+    "generator/running_mean": spec((3,), Role.MEAN),
+    "generator/running_var": spec((3,), Role.VARIANCE),
+    "generator/w": spec((3, 4)),
+}
+INNER = {"discriminator": ADAM, "generator": ADAM}
+RECIPES = {"diloco": diloco, "local_sgd": local_sgd, "sync": sync}
+HALF_LIFE = 100.0
+
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def strategy_of(name: str, down: str = "fp32") -> Strategy:
+    return build_strategy(RECIPES[name], INNER, sites=2, h=1, down=down)
+
+
+def random_state(seed: int) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.tensor(seed)
+        if s.role is Role.COUNTER
+        else torch.randn(s.shape, generator=generator).abs()
+        for name, s in LAYOUT.items()
+    }
+
+
+def make_model(strategy: Strategy) -> GlobalModel:
+    return GlobalModel(random_state(0), LAYOUT, strategy, HALF_LIFE)
+
+
+def advance(model: GlobalModel, seeds: range) -> None:
+    for seed in seeds:
+        model.commit(model.fragments[0], random_state(seed), samples=30)
+
+
+def contents(model: GlobalModel) -> tuple[State, State, list[int], int, str]:
+    return model.state, model.ema, model.versions, model.samples, model.initial_sha256
+
+
+# Rounds ------------------------------------------------------------------------------------------
+
+
+def test_a_commit_counts_versions_and_samples() -> None:
+    model = make_model(strategy_of("diloco"))
+    advance(model, range(1, 4))
+    assert (model.versions, model.samples) == ([3], 90)
+
+
+def test_one_commit_moves_all_networks() -> None:
+    model = make_model(strategy_of("diloco"))
+    before = clone(model.state)
+    advance(model, range(1, 2))
+    moved = {name for name in LAYOUT if not torch.equal(before[name], model.state[name])}
+    assert moved == LAYOUT.keys() - {"generator/empty"}
+
+
+@pytest.mark.parametrize("codec", [fp32(), bf16()], ids=["fp32", "bf16"])
+def test_global_weights_are_what_sites_decode(codec: Codec) -> None:
+    model = make_model(strategy_of("diloco", down=codec.name))
+    site = clone(model.state)
+    for seed in range(1, 6):
+        payload = model.commit(model.fragments[0], random_state(seed), samples=30)
+        for name, value in codec.decode_each(payload, LAYOUT):
+            if LAYOUT[name].role is Role.PARAMETER:
+                site[name].add_(value)
+            else:
+                site[name].copy_(value)
+    assert hash_state(site) == hash_state(model.state)
+
+
+def test_the_average_follows_the_global_weights() -> None:
+    model = make_model(strategy_of("local_sgd"))
+    before = clone(model.state)
+    advance(model, range(1, 2))
+    weight = 1 - 0.5 ** (30 / HALF_LIFE)
+    expected = torch.lerp(before["generator/w"], model.state["generator/w"], weight)
+    torch.testing.assert_close(model.ema["generator/w"], expected)
+
+
+def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
+    layout = {"generator/w": spec((2,), dtype=torch.bfloat16)}
+    initial = {"generator/w": torch.ones(2, dtype=torch.bfloat16)}
+    strategy = build_strategy(diloco, {"generator": ADAM}, sites=2, h=1)
+    model = GlobalModel(initial, layout, strategy, HALF_LIFE)
+    model.commit(model.fragments[0], {"generator/w": torch.full((2,), 1e-3)}, samples=1)
+    assert model.state["generator/w"].dtype == torch.float32
+    assert 0 < float(1 - model.state["generator/w"][0]) < 1e-2  # bf16 would have lost it
+
+
+# Snapshots ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", [GlobalModel.snapshot_global, GlobalModel.snapshot_ema])
+def test_a_snapshot_does_not_change_while_training_goes_on(
+    what: Callable[[GlobalModel], tuple[object, int]],
+) -> None:
+    model = make_model(strategy_of("diloco"))
+    advance(model, range(1, 3))
+    payload, version = what(model)
+    kept = model.state if what is GlobalModel.snapshot_global else model.ema
+    expected = hash_state(kept)
+    advance(model, range(3, 6))
+    decoded = fp32().decode(payload, LAYOUT)  # type: ignore[arg-type]
+    assert (hash_state(decoded), version) == (expected, 2)
+
+
+def test_the_average_goes_on_from_where_a_snapshot_was_taken() -> None:
+    watched, plain = (make_model(strategy_of("diloco")) for _ in "ab")
+    held = []
+    for seed in range(1, 6):
+        held.append(watched.snapshot_ema())
+        advance(watched, range(seed, seed + 1))
+        advance(plain, range(seed, seed + 1))
+    assert same_bits(watched.ema, plain.ema)
+
+
+def test_the_outer_snapshot_is_the_optimisers_state() -> None:
+    model = make_model(strategy_of("sync"))
+    advance(model, range(1, 3))
+    payload, version = model.snapshot_outer()
+    flat = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+    assert version == 2 and float(flat["generator:step|generator/w"]) == 2.0
+
+
+# Checkpoints -------------------------------------------------------------------------------------
+
+
+@every_recipe
+def test_a_checkpoint_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    strategy = strategy_of(name)
+    model = make_model(strategy)
+    advance(model, range(1, 4))
+    model.save(tmp_path, {"totals": {"rejected": 2}})
+    loaded, meta = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    assert meta["totals"] == {"rejected": 2}
+    assert loaded.layout == model.layout and list(loaded.layout) == list(model.layout)
+    for mine, theirs in zip(contents(loaded), contents(model), strict=True):
+        if isinstance(mine, dict):
+            assert same_bits(mine, theirs)  # type: ignore[arg-type]
+        else:
+            assert mine == theirs
+
+
+@every_recipe
+@pytest.mark.parametrize("down", ["fp32", "bf16"])
+def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path) -> None:
+    strategy = strategy_of(name, down)
+    model = make_model(strategy)
+    advance(model, range(1, 4))
+    model.save(tmp_path, {})
+    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    advance(model, range(4, 8))
+    advance(loaded, range(4, 8))
+    assert same_bits(model.state, loaded.state)
+    assert same_bits(model.ema, loaded.ema)
+
+
+@every_recipe
+def test_a_checkpoint_of_version_0_can_be_resumed(name: str, tmp_path: Path) -> None:
+    strategy = strategy_of(name)
+    make_model(strategy).save(tmp_path, {})
+    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    assert loaded.versions == [0]
+
+
+def test_writing_over_a_loaded_checkpoint_leaves_what_was_loaded(tmp_path: Path) -> None:
+    strategy = strategy_of("diloco")
+    model = make_model(strategy)
+    model.save(tmp_path, {})
+    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    expected = hash_state(loaded.state)
+    advance(model, range(1, 3))
+    model.save(tmp_path, {})
+    assert hash_state(loaded.state) == expected
+
+
+def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
+    strategy = strategy_of("diloco")
+    model = make_model(strategy)
+    advance(model, range(1, 3))
+    model.save(tmp_path, {})
+    data = (tmp_path / CHECKPOINT).read_bytes()
+    for length in [*range(0, 200), *range(200, len(data), 37), len(data) - 1]:
+        (tmp_path / CHECKPOINT).write_bytes(data[:length])
+        with pytest.raises(CheckpointError) as raised:
+            GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+        assert "\n" not in str(raised.value) and CHECKPOINT in str(raised.value)
+
+
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint at .*without --resume"):
+        GlobalModel.load(tmp_path, strategy_of("diloco"), HALF_LIFE)
+
+
+def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
+    safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / CHECKPOINT)
+    with pytest.raises(CheckpointError):
+        GlobalModel.load(tmp_path, strategy_of("diloco"), HALF_LIFE)
+
+
+@every_recipe
+@pytest.mark.parametrize("other", RECIPES)
+def test_another_strategys_checkpoint_is_refused(name: str, other: str, tmp_path: Path) -> None:
+    model = make_model(strategy_of(name))
+    advance(model, range(1, 3))
+    model.save(tmp_path, {})
+    if other == name:
+        GlobalModel.load(tmp_path, strategy_of(other), HALF_LIFE)
+        return
+    with pytest.raises(CheckpointError, match="resume with the strategy") as raised:
+        GlobalModel.load(tmp_path, strategy_of(other), HALF_LIFE)
+    assert "\n" not in str(raised.value)
+
+
+@every_recipe
+def test_another_workloads_checkpoint_is_refused(name: str, tmp_path: Path) -> None:
+    layout = {"velocity/w": spec((3,))}
+    strategy = build_strategy(RECIPES[name], {"velocity": ADAM}, sites=2, h=1)
+    model = GlobalModel({"velocity/w": torch.zeros(3)}, layout, strategy, HALF_LIFE)
+    model.commit(model.fragments[0], {"velocity/w": torch.ones(3)}, samples=1)
+    model.save(tmp_path, {})
+    with pytest.raises(CheckpointError):
+        GlobalModel.load(tmp_path, strategy_of(name), HALF_LIFE)
+
+
+def test_another_number_of_fragments_is_refused(tmp_path: Path) -> None:
+    def halves(layout: Layout) -> tuple[Fragment, ...]:
+        names = list(layout)
+        return tuple(
+            Fragment(i, {n: layout[n] for n in part})
+            for i, part in enumerate((names[:3], names[3:]))
+        )
+
+    strategy = strategy_of("local_sgd")
+    assert strategy.fragments is whole
+    make_model(strategy._replace(fragments=halves)).save(tmp_path, {})
+    with pytest.raises(CheckpointError, match="2 fragments where the strategy has 1"):
+        GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+
+
+def test_a_crash_while_writing_leaves_the_old_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strategy = strategy_of("diloco")
+    model = make_model(strategy)
+    advance(model, range(1, 3))
+    model.save(tmp_path, {})
+    expected = hash_state(model.state)
+
+    def half_a_file(tensors: State, path: Path, metadata: dict[str, str]) -> None:
+        path.write_bytes(b"half a checkpoint")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(state_module, "save_file", half_a_file)
+    advance(model, range(3, 5))
+    with pytest.raises(OSError, match="No space left"):
+        model.save(tmp_path, {})
+    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    assert (hash_state(loaded.state), loaded.versions) == (expected, [2])
+    assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]

@@ -1,0 +1,250 @@
+"""Merged contributions become global weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fedwan import outer
+from fedwan.config import InnerConfig
+from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_outer
+from fedwan.errors import CheckpointError
+from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
+from fedwan.workloads.optim import build_optimizer, clip
+from tests.support import same_bits, spec
+
+LAYOUT: Layout = {
+    "discriminator/w": spec((3,)),
+    "generator/b": spec((2,)),
+    "generator/n": spec((), Role.COUNTER, torch.int64),
+    "generator/running_mean": spec((2,), Role.MEAN),
+    "generator/w": spec((2, 2)),
+}
+TRANSFORMS = {
+    "discriminator": outer.sgd(1.0),
+    "generator": outer.chain(outer.clip_by_norm(10.0), outer.nesterov(0.5, 0.5)),
+}
+
+
+def random_state(seed: int, layout: Layout = LAYOUT) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.tensor(seed)
+        if s.role is Role.COUNTER
+        else torch.randn(s.shape, generator=generator)
+        for name, s in layout.items()
+    }
+
+
+def advance(step: ServerStep, seeds: range, layout: Layout = LAYOUT) -> None:
+    for seed in seeds:
+        step.commit(step.propose(random_state(seed, layout)))
+
+
+# Outer transforms --------------------------------------------------------------------------------
+
+
+def test_one_commit_moves_every_network_by_its_own_transform() -> None:
+    model = random_state(0)
+    before, delta = clone(model), random_state(1)
+    step = step_outer(TRANSFORMS)(model, LAYOUT)
+    proposal = step.propose(clone(delta))
+    assert same_bits(model, before)  # a proposal moves nothing
+    step.commit(proposal)
+    assert torch.equal(
+        model["discriminator/w"], before["discriminator/w"] - delta["discriminator/w"]
+    )
+    for name in ("generator/b", "generator/w"):  # first step: -0.5 (Δ + 0.5 Δ)
+        torch.testing.assert_close(model[name], before[name] - 0.75 * delta[name])
+
+
+def test_what_is_no_parameter_is_set_and_not_stepped() -> None:
+    model = random_state(0)
+    step = step_outer(TRANSFORMS)(model, LAYOUT)
+    advance(step, range(5, 6))
+    for name in ("generator/n", "generator/running_mean"):
+        assert torch.equal(model[name], random_state(5)[name])
+
+
+def test_a_proposal_has_the_order_of_the_contribution_and_empties_it() -> None:
+    step = step_outer(TRANSFORMS)(random_state(0), LAYOUT)
+    merged = random_state(1)
+    assert list(step.propose(merged)) == list(LAYOUT)
+    assert merged == {}
+
+
+@pytest.mark.parametrize("network", ["discriminator", "generator"])
+def test_one_tensor_at_a_time_gives_what_all_at_once_would(network: str) -> None:
+    per_tensor = outer.nesterov(0.7, 0.9)
+    at_once = per_tensor._replace(per_tensor=False)
+    models = [random_state(0), random_state(0)]
+    for model, transform in zip(models, (per_tensor, at_once), strict=True):
+        transforms = {**TRANSFORMS, network: transform}
+        advance(step_outer(transforms)(model, LAYOUT), range(1, 5))
+    assert same_bits(*models)
+
+
+def test_names_that_end_alike_keep_their_own_state() -> None:
+    layout = {"a/w": spec((1,)), "aa/w": spec((1,)), "a/w.w": spec((1,))}
+    transforms = {network: outer.nesterov(1.0, 0.5) for network in ("a", "aa")}
+    step = step_outer(transforms)(random_state(0, layout), layout)
+    advance(step, range(1, 2), layout)
+    assert sorted(step.state()) == ["a:momentum:a/w", "a:momentum:a/w.w", "aa:momentum:aa/w"]
+    state = step.state()
+    for name, value in random_state(1, layout).items():
+        assert torch.equal(state[f"{name.partition('/')[0]}:momentum:{name}"], value)
+
+
+def test_outer_state_round_trips_and_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    model = random_state(0)
+    step = step_outer(TRANSFORMS)(model, LAYOUT)
+    advance(step, range(1, 5))
+    write_tensors(tmp_path / "state", step.state(), {})
+    resumed = clone(model)
+    again = step_outer(TRANSFORMS)(resumed, LAYOUT)
+    again.load_state(read_tensors(tmp_path / "state")[0])
+    assert same_bits(again.state(), step.state())
+    advance(step, range(5, 9))
+    advance(again, range(5, 9))
+    assert same_bits(model, resumed)
+
+
+def test_outer_state_of_another_strategy_or_model_is_refused() -> None:
+    momentum = step_outer(TRANSFORMS)(random_state(0), LAYOUT)
+    plain = step_outer({n: outer.sgd(1.0) for n in TRANSFORMS})(random_state(0), LAYOUT)
+    with pytest.raises(CheckpointError, match="absent in the checkpoint"):
+        momentum.load_state(plain.state())
+    with pytest.raises(CheckpointError, match="absent in this strategy"):
+        plain.load_state(momentum.state())
+    larger = {**LAYOUT, "generator/w": spec((9,))}
+    other = step_outer(TRANSFORMS)(random_state(0, larger), larger)
+    with pytest.raises(CheckpointError, match=r"of shape \(9,\) in the checkpoint"):
+        momentum.load_state(other.state())
+
+
+# The mirrored inner optimiser --------------------------------------------------------------------
+
+
+class Unordered(nn.Module):
+    """Parameters that are registered in another order than that of their names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.z = nn.Linear(17, 33)
+        self.m = nn.Linear(33, 65)
+        self.a = nn.Linear(65, 5)
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+
+def mirrored(inner: InnerConfig) -> tuple[nn.Module, State, ServerStep]:
+    """A module at a site, and the coordinator's weights with their optimiser."""
+    torch.manual_seed(0)
+    module = Unordered()
+    model = dict(sorted((f"g/{n}", p.detach().clone()) for n, p in module.named_parameters()))
+    layout = {name: spec(value.shape) for name, value in model.items()}
+    return module, model, mirror_inner({"g": inner})(model, layout)
+
+
+def gradients(module: nn.Module, seed: int) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    found = {
+        f"g/{n}": torch.randn(p.shape, generator=generator) * 10.0 ** (i % 5 - 3)
+        for i, (n, p) in enumerate(module.named_parameters())
+    }
+    return dict(sorted(found.items()))
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.5, 1e6])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_a_mirror_moves_to_the_same_bits_as_the_site(
+    name: str, weight_decay: float, clip_norm: float
+) -> None:
+    inner = InnerConfig(name, lr=1e-2, weight_decay=weight_decay, clip_norm=clip_norm)
+    module, model, step = mirrored(inner)
+    optimizer = build_optimizer(inner, module.parameters())
+    for seed in range(50):
+        mean = gradients(module, seed)
+        for parameter_name, parameter in module.named_parameters():
+            parameter.grad = mean[f"g/{parameter_name}"].clone()
+        clip(module.parameters(), clip_norm)
+        optimizer.step()
+        step.commit(step.propose(mean))
+        site = {f"g/{n}": p.detach() for n, p in module.named_parameters()}
+        assert same_bits(dict(sorted(site.items())), model)
+
+
+def test_clipping_does_not_depend_on_the_parameters_order() -> None:
+    torch.manual_seed(1)
+    results = set()
+    shapes = [(7, 1.0), (100, 3.0), (33, 0.1), (5, 2.0), (64, 1.0), (3, 9.0)]
+    grads = [torch.randn(n) * scale for n, scale in shapes]
+    for _ in range(30):
+        params = [nn.Parameter(torch.zeros(len(g))) for g in grads]
+        for param, grad in zip(params, grads, strict=True):
+            param.grad = grad.clone()
+        clip([params[i] for i in torch.randperm(len(params))], 0.7)
+        results.add(torch.cat([p.grad for p in params if p.grad is not None]).numpy().tobytes())
+    assert len(results) == 1
+
+
+def test_clipping_agrees_with_torch() -> None:
+    mine, theirs = (list(mirrored(InnerConfig())[0].parameters()) for _ in "ab")
+    for params in (mine, theirs):
+        torch.manual_seed(2)
+        for param in params:
+            param.grad = torch.randn(param.shape)
+    clip(mine, 0.7)
+    torch.nn.utils.clip_grad_norm_(theirs, 0.7)
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_parameters_without_a_gradient_are_left_out_of_clipping() -> None:
+    param = nn.Parameter(torch.zeros(2))
+    clip([param], 1.0)
+    assert param.grad is None
+
+
+def test_a_mirror_keeps_no_gradients() -> None:
+    module, model, step = mirrored(InnerConfig())
+    step.commit(step.propose(gradients(module, 0)))
+    assert all(value.grad is None for value in model.values())
+
+
+def test_a_mirror_sets_what_is_no_parameter() -> None:
+    model = random_state(0)
+    inner = {"discriminator": InnerConfig(), "generator": InnerConfig()}
+    step = mirror_inner(inner)(model, LAYOUT)
+    advance(step, range(7, 8))
+    assert int(model["generator/n"]) == 7
+    assert torch.equal(model["generator/running_mean"], random_state(7)["generator/running_mean"])
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw", "sgd"])
+def test_a_mirrors_state_round_trips_and_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    inner = InnerConfig(name, lr=1e-2)
+    module, model, step = mirrored(inner)
+    for seed in range(5):
+        step.commit(step.propose(gradients(module, seed)))
+    write_tensors(tmp_path / "state", step.state(), {})
+    _, _, again = mirrored(inner)
+    resumed = clone(model)
+    layout = {n: spec(v.shape) for n, v in resumed.items()}
+    again = mirror_inner({"g": inner})(resumed, layout)
+    again.load_state(read_tensors(tmp_path / "state")[0])
+    for seed in range(5, 10):
+        step.commit(step.propose(gradients(module, seed)))
+        again.commit(again.propose(gradients(module, seed)))
+    assert same_bits(model, resumed)
+    assert same_bits(again.state(), step.state())
+
+
+def test_a_mirror_refuses_the_state_of_outer_transforms() -> None:
+    momentum = step_outer(TRANSFORMS)(random_state(0), LAYOUT)
+    inner = {"discriminator": InnerConfig(), "generator": InnerConfig()}
+    with pytest.raises(CheckpointError):
+        mirror_inner(inner)(random_state(0), LAYOUT).load_state(momentum.state())

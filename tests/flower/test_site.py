@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from fedwan.errors import ConfigError, IdentityError
+from fedwan.flower.lock import only_one
+from fedwan.flower.site import SiteServiceConfig, main, serve_site
+
+
+def config(tmp_path: Path, identity: Path, **changes: str) -> SiteServiceConfig:
+    values = {"name": "s1", "door": "127.0.0.1:9"} | changes
+    return SiteServiceConfig(values["name"], identity, tmp_path / "state", values["door"])
+
+
+def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, authority: Path) -> None:
+    with pytest.raises(IdentityError, match=r"site is 's2' but .* is the identity of 's1'"):
+        serve_site(config(tmp_path, authority / "s1", name="s2"))
+
+
+def test_a_second_service_in_the_same_folder_is_refused(tmp_path: Path, authority: Path) -> None:
+    with only_one(tmp_path / "state", "dir"), pytest.raises(ConfigError, match="in use"):
+        serve_site(config(tmp_path, authority / "s1"))
+
+
+def test_a_door_without_a_port_is_refused(tmp_path: Path, authority: Path) -> None:
+    with pytest.raises(ConfigError, match="not host:port"):
+        serve_site(config(tmp_path, authority / "s1", door="somewhere"))
+
+
+def test_no_identity_is_one_line_and_exit_status_2(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"name": "s1", "identity": "none", "dir": str(tmp_path), "door": "h:1"}
+    assert main([f"--{key}={value}" for key, value in words.items()]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith("fedwan: identity file none/ca.crt is missing")
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_a_service_whose_coordinator_never_comes_stops_when_told(
+    tmp_path: Path, authority: Path
+) -> None:
+    stop = threading.Event()
+    threading.Timer(3, stop.set).start()
+    serve_site(config(tmp_path, authority / "s1"), stop=stop)
+    log = (tmp_path / "state" / "logs" / "site.log").read_text()
+    assert log.count("front door 127.0.0.1:9 is away") == 1

@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from flwr.common.config import parse_config_args
+
+from fedwan.errors import ConfigError
+from fedwan.flower.supernode import node_config
+from fedwan.site.settings import SiteSettings
+
+
+@pytest.mark.parametrize("folder", ["plain", "with blank", "back\\slash", "dollar$=x", "it's"])
+def test_flower_reads_the_settings_as_they_were(folder: str) -> None:
+    settings = SiteSettings("s1", Path("/pki") / folder, Path("/state") / folder)
+    assert parse_config_args([node_config(settings)]) == {
+        "site": "s1",
+        "identity": str(settings.identity),
+        "dir": str(settings.dir),
+    }
+
+
+def test_a_path_that_flower_cannot_be_told_is_refused() -> None:
+    with pytest.raises(ConfigError, match="choose a path without quotes"):
+        node_config(SiteSettings("s1", Path("/a'b\"c"), Path("/state")))

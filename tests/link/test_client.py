@@ -1,0 +1,319 @@
+"""Transfers over real mutual TLS on loopback, and through a network that fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from fedwan.errors import LinkLost, PayloadError, SessionLost
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.client import LEAVE_PATIENCE_S
+from tests.planes import (
+    Bench,
+    dialling,
+    eventually,
+    header_of,
+    in_thread,
+    payload_of,
+    random_payload,
+    read_all,
+    serving,
+    update_request,
+)
+from tests.proxies import flaky_proxy
+
+CHUNK = 1 << 16
+PER_CHUNK = 30
+"""At most so many bytes of framing come with a chunk."""
+FIXED = 3000
+"""Headers, receipts, heartbeats and the Join of a short test."""
+
+
+def slack(num_bytes: int, chunk: int = CHUNK) -> int:
+    return FIXED + PER_CHUNK * (num_bytes // chunk + 1)
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+@pytest.mark.parametrize("num_values", [0, 1, 1000, 1_500_000])
+def test_payloads_arrive_as_they_are_and_bytes_are_counted(
+    tmp_path: Path, identities: Path, channels: int, num_values: int
+) -> None:
+    bench = Bench(tmp_path, num_values=num_values)
+    bench.set_model()
+    up, down = random_payload(1, bench.layout), random_payload(2, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1", channels=channels) as link,
+    ):
+        link.join(bench.hello("s1"))
+        assert link.upload(header_of(up), up).status == wire.Receipt.ACCEPTED
+        contribution = bench.contribution("s1")
+        assert contribution is not None and read_all(contribution.payload) == read_all(up)
+        sent = up.num_bytes
+        assert sent <= link.bytes_up <= sent + slack(sent)
+
+        bench.publish(1, down)
+        before = link.bytes_down
+        delivery = link.download(update_request())
+        assert delivery.payload is not None and read_all(delivery.payload) == read_all(down)
+        received = down.num_bytes
+        assert received <= link.bytes_down - before <= received + slack(received)
+        bench.intake.forget(0, 0)
+
+
+def test_the_smallest_chunks_work(tmp_path: Path, identities: Path) -> None:
+    bench = Bench(tmp_path, num_values=25_000, chunk_bytes=1 << 10)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    bench.publish(1, payload)
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1", channels=3, chunk_bytes=1 << 10) as link,
+    ):
+        link.join(bench.hello("s1"))
+        delivery = link.download(update_request())
+        assert delivery.payload is not None and read_all(delivery.payload) == read_all(payload)
+        bench.desk.withdraw_update(0)
+        receipt = link.upload(header_of(payload, version=0), payload)
+        assert receipt.status == wire.Receipt.ACCEPTED
+
+
+def test_chunks_below_the_limit_are_refused_with_the_setting_to_mend(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path)
+    bench.set_model()
+    payload = payload_of(1.0, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1", chunk_bytes=100) as link,
+    ):
+        link.join(bench.hello("s1"))
+        receipt = link.upload(header_of(payload), payload)
+        assert receipt.status == wire.Receipt.REJECTED and "link.chunk_bytes" in receipt.text
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_an_upload_cut_three_times_sends_again_only_what_was_missing(
+    tmp_path: Path, identities: Path, channels: int
+) -> None:
+    bench = Bench(tmp_path, num_values=2_000_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1", channels=channels) as link,
+    ):
+        link.join(bench.hello("s1"))
+        proxy.cut_after(2_000_000, times=3)
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+        assert proxy.num_cuts == 3
+        contribution = bench.contribution("s1")
+        assert contribution is not None and read_all(contribution.payload) == read_all(payload)
+        # Lost is what was on its way at each cut: buffers of gRPC, the proxy and the kernel.
+        again = link.bytes_up - payload.num_bytes
+        lost = 3 * channels * 500_000
+        assert again < lost + slack(2 * payload.num_bytes)
+        assert proxy.bytes_up < payload.num_bytes + lost + 100_000
+        bench.intake.forget(0, 0)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_download_cut_three_times_fetches_again_only_what_was_missing(
+    tmp_path: Path, identities: Path, channels: int
+) -> None:
+    bench = Bench(tmp_path, num_values=1_000_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    bench.publish(1, payload)
+    with (
+        serving(bench.desk, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1", channels=channels) as link,
+    ):
+        link.join(bench.hello("s1"))
+        proxy.cut_after(1_000_000, times=3, upwards=False)
+        delivery = link.download(update_request())
+        assert delivery.payload is not None and read_all(delivery.payload) == read_all(payload)
+        assert proxy.num_cuts == 3
+        assert link.bytes_down <= payload.num_bytes + slack(2 * payload.num_bytes)
+
+
+def test_a_coordinator_that_is_away_for_seconds_costs_no_bytes(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=500_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1") as link,
+    ):
+        link.join(bench.hello("s1"))
+        proxy.leave()
+        result = in_thread(lambda: link.upload(header_of(payload), payload))
+        time.sleep(1.5)
+        proxy.come_back()
+        assert result(20.0).status == wire.Receipt.ACCEPTED
+        assert proxy.bytes_up < payload.num_bytes + 60_000
+
+
+def test_a_silent_network_delays_a_transfer_and_nothing_else(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=500_000)
+    bench.set_model()
+    up, down = random_payload(1, bench.layout), random_payload(2, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1") as link,
+    ):
+        link.join(bench.hello("s1"))
+        proxy.black_hole()
+        result = in_thread(lambda: link.upload(header_of(up), up))
+        time.sleep(1.0)
+        assert bench.contribution("s1") is None
+        proxy.come_back()
+        assert result(20.0).status == wire.Receipt.ACCEPTED
+        bench.publish(1, down)
+        delivery = link.download(update_request())
+        assert delivery.payload is not None and read_all(delivery.payload) == read_all(down)
+
+
+@pytest.mark.slow
+def test_a_network_that_swallows_everything_is_noticed_by_keepalive(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=500_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1", patience_s=120.0) as link,
+    ):
+        link.join(bench.hello("s1"))
+        proxy.black_hole()
+        result = in_thread(lambda: link.upload(header_of(payload), payload))
+        time.sleep(25.0)  # longer than keepalive's time and timeout: the connections are given up
+        proxy.come_back()
+        assert result(40.0).status == wire.Receipt.ACCEPTED
+
+
+def test_patience_ends_with_what_to_check(tmp_path: Path, identities: Path) -> None:
+    bench = Bench(tmp_path)
+    with serving(bench.desk, identities) as plane:
+        port = plane.port
+    with dialling(port, identities / "s1", patience_s=1.0) as link:
+        began = time.monotonic()
+        with pytest.raises(LinkLost, match=rf"127.0.0.1:{port} could not be reached for 1 s"):
+            link.join(bench.hello("s1"))
+        assert time.monotonic() - began < 5
+
+
+def test_an_update_that_is_replaced_during_a_download_is_superseded_not_mixed(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=1_000_000)
+    model = bench.set_model()
+    bench.publish(1, random_payload(1, bench.layout))
+    model.versions[0] = 1
+    with (
+        serving(bench.desk, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1", channels=1) as link,
+    ):
+        link.join(bench.hello("s1"))
+        proxy.cut_after(1_000_000, upwards=False)
+        result = in_thread(lambda: link.download(update_request(1)))
+        eventually(lambda: proxy.num_cuts == 1)
+        model.versions[0] = 2
+        bench.publish(2, random_payload(2, bench.layout))
+        delivery = result(20.0)
+        # Either the first connection had brought it whole, or the site is told to go on elsewhere.
+        if delivery.payload is None:
+            assert delivery.header.status == wire.DownloadHeader.SUPERSEDED
+        else:
+            assert read_all(delivery.payload) == read_all(random_payload(1, bench.layout))
+
+
+def test_a_coordinator_started_anew_ends_old_sessions_with_a_clear_line(
+    tmp_path: Path, identities: Path
+) -> None:
+    first, second = Bench(tmp_path / "1"), Bench(tmp_path / "2")
+    first.set_model()
+    second.set_model()
+    payload = payload_of(1.0, first.layout)
+    with serving(first.desk, identities) as plane:
+        port = plane.port
+        with dialling(port, identities / "s1") as link:
+            link.join(first.hello("s1"))
+            plane.stop(0.0)
+            with serving(second.desk, identities, port=port):
+                signal = link.signals.get(timeout=10)
+                assert signal.kind == wire.CoordinatorSignal.GONE
+                with pytest.raises(SessionLost, match="has not joined this run"):
+                    link.upload(header_of(payload), payload)
+                with pytest.raises(SessionLost):
+                    link.download(update_request())
+
+
+def test_a_farewell_to_nobody_is_short(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert LEAVE_PATIENCE_S <= 10
+    monkeypatch.setattr("fedwan.link.client.LEAVE_PATIENCE_S", 0.5)
+    bench = Bench(tmp_path)
+    with serving(bench.desk, identities) as plane:
+        with dialling(plane.port, identities / "s1", patience_s=300.0) as link:
+            link.join(bench.hello("s1"))
+            plane.stop(0.0)
+            began = time.monotonic()
+            with pytest.raises(LinkLost):
+                link.leave(wire.Farewell())
+            assert time.monotonic() - began < 3
+
+
+def test_a_closed_link_leaves_no_thread_behind(tmp_path: Path, identities: Path) -> None:
+    bench = Bench(tmp_path, num_values=500_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    with serving(bench.desk, identities) as plane:
+
+        def once(session: str) -> None:
+            with dialling(plane.port, identities / "s1", channels=3) as link:
+                link.join(bench.hello("s1", session))
+                link.upload(header_of(payload), payload)
+
+        once("warm-up")
+        eventually(lambda: not site_threads())
+        for index in range(3):
+            once(f"session-{index}")
+        eventually(lambda: not site_threads())
+
+
+def site_threads() -> list[str]:
+    names = [thread.name for thread in threading.enumerate()]
+    return [name for name in names if name == "control" or name.startswith("stripe")]
+
+
+def test_a_chunk_of_a_download_that_is_damaged_is_refused(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path)
+    bench.set_model()
+    bench.publish(1, payload_of(1.0, bench.layout))
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1") as link,
+    ):
+        link.join(bench.hello("s1"))
+        monkeypatch.setattr("fedwan.link.framing.xxhash.xxh3_64_intdigest", lambda data: id(data))
+        with pytest.raises(PayloadError, match="damaged"):
+            link.download(update_request())

@@ -1,0 +1,233 @@
+"""Who may come in: real certificates, a real server, and one clear line for everybody else."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+import grpc
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from fedwan.errors import IdentityError, JoinRefused
+from fedwan.link import certificates, pki
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.client import GrpcLink
+from fedwan.link.handshake import handshake_complaint
+from fedwan.link.methods import Stub
+from fedwan.link.tls import Identity
+from tests.planes import Bench, dialling, header_of, payload_of, serving, stub_of
+
+SECONDS = 8.0
+"""A refusal comes within so long, whatever `patience_s` is."""
+
+
+def refused(bench: Bench, port: int, folder: Path, as_site: str = "s1") -> str:
+    """The one line that a site is refused with."""
+    began = time.monotonic()
+    with (
+        dialling(port, folder, patience_s=300.0) as link,
+        pytest.raises((IdentityError, JoinRefused)) as caught,
+    ):
+        link.join(bench.hello(as_site))
+    assert time.monotonic() - began < SECONDS
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(not entry.session for entry in bench.registry.sites.values())
+    return text
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.set_model()
+    return bench
+
+
+def test_no_certificate_is_no_entry(bench: Bench, identities: Path) -> None:
+    with serving(bench.desk, identities) as plane:
+        ca = (identities / "s1" / "ca.crt").read_bytes()
+        credentials = grpc.ssl_channel_credentials(root_certificates=ca)
+        with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
+            with pytest.raises(grpc.RpcError) as caught:
+                Stub(channel).Join(bench.hello("s1"), timeout=5)
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+        with grpc.insecure_channel(f"127.0.0.1:{plane.port}") as channel:
+            with pytest.raises(grpc.RpcError):
+                Stub(channel).Join(bench.hello("s1"), timeout=5)
+    assert not bench.events
+
+
+def test_a_certificate_of_another_authority_is_no_entry(
+    bench: Bench, identities: Path, foreign_identities: Path
+) -> None:
+    with serving(bench.desk, identities) as plane:
+        text = refused(bench, plane.port, foreign_identities / "s1")
+    assert "no TLS session with 127.0.0.1" in text and "this run's authority issued" in text
+
+
+def test_a_site_with_the_right_authority_but_a_foreign_certificate_hears_it_from_the_server(
+    bench: Bench, identities: Path, foreign_identities: Path, tmp_path: Path
+) -> None:
+    """The site believes the coordinator; only the coordinator can tell it what is wrong."""
+    mixed = tmp_path / "mixed"
+    shutil.copytree(foreign_identities / "s1", mixed)
+    foreign = Identity.load(mixed)
+    ca = (identities / "s1" / "ca.crt").read_bytes()
+    identity = Identity(
+        foreign.name, foreign.role, mixed, foreign.expires, ca, foreign.cert_pem, foreign.key_pem
+    )
+    with serving(bench.desk, identities) as plane:
+        complaint = handshake_complaint(f"127.0.0.1:{plane.port}", identity)
+    assert complaint is not None and "our certificate is not accepted there" in complaint
+
+
+def expired_identity(identities: Path, folder: Path) -> Identity:
+    """A certificate of the run's own authority whose time has passed."""
+    shutil.copytree(identities / "s1", folder)
+    key = certificates.new_key()
+    ca = x509.load_pem_x509_certificate((identities / "ca" / "ca.crt").read_bytes())
+    ca_key = serialization.load_pem_private_key((identities / "ca" / "ca.key").read_bytes(), None)
+    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
+    names = [x509.DNSName("s1")]
+    ends = certificates.now() + timedelta(seconds=1)
+    leaf = certificates.sign_identity("s1", "site", names, key.public_key(), (ca, ca_key), ends)
+    (folder / "identity.crt").write_bytes(certificates.public_pem(leaf))
+    (folder / "identity.key").write_bytes(certificates.private_pem(key))
+    identity = Identity.load(folder)
+    time.sleep(2.1)
+    return identity
+
+
+def test_a_certificate_that_expires_after_it_was_loaded_is_no_entry(
+    bench: Bench, identities: Path, tmp_path: Path
+) -> None:
+    identity = expired_identity(identities, tmp_path / "s1")
+    with pytest.raises(IdentityError, match="expired"):
+        Identity.load(tmp_path / "s1")
+    with serving(bench.desk, identities) as plane:
+        complaint = handshake_complaint(f"127.0.0.1:{plane.port}", identity)
+        link = GrpcLink(f"127.0.0.1:{plane.port}", identity)
+        began = time.monotonic()
+        with pytest.raises(IdentityError, match="our certificate .* it expired on 20"):
+            link.join(bench.hello("s1"))
+        link.close()
+    assert time.monotonic() - began < SECONDS
+    assert complaint is not None and "it expired on" in complaint
+
+
+def test_a_coordinator_s_certificate_is_no_site(
+    bench: Bench, identities: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(IdentityError):
+        Identity.load(identities / "coordinator", "site")
+    as_site = Identity.load(identities / "coordinator", "coordinator")
+    with serving(bench.desk, identities) as plane:
+        assert handshake_complaint(f"127.0.0.1:{plane.port}", as_site) is not None
+        credentials = as_site.grpc_channel_credentials()
+        with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
+            with pytest.raises(grpc.RpcError):
+                Stub(channel).Join(bench.hello("s1"), timeout=5)
+    assert not bench.events
+
+
+def test_a_site_is_not_believed_to_be_a_coordinator(
+    bench: Bench, identities: Path, tmp_path: Path
+) -> None:
+    """A site that listens in the coordinator's place gets no weights."""
+    fake = tmp_path / "fake"
+    shutil.copytree(identities / "s2", fake / "coordinator")
+    identity = Identity.load(fake / "coordinator", "site")
+    with ThreadPoolExecutor(2) as pool:
+        server = grpc.server(pool)
+        port = server.add_secure_port("127.0.0.1:0", identity.grpc_server_credentials())
+        server.start()
+        try:
+            text = refused(bench, port, identities / "s1")
+        finally:
+            server.stop(0).wait()
+    assert "its certificate is not accepted here" in text
+
+
+def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: Path) -> None:
+    folder = tmp_path / "pki"
+    pki.init(folder, [])
+    pki.issue(folder, "s1")
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    payload = payload_of(1.0, bench.layout)
+    with serving(bench.desk, folder) as plane:
+        with dialling(plane.port, folder / "s1", patience_s=300.0) as link:
+            link.join(bench.hello("s1"))
+            pki.revoke(folder, "s1")
+            with pytest.raises(IdentityError, match="certificate of s1 is revoked; have a new one"):
+                link.upload(header_of(payload), payload)
+        with dialling(plane.port, folder / "s1", patience_s=300.0) as link:
+            with pytest.raises(IdentityError, match="revoked"):
+                link.join(bench.hello("s1", "again"))
+    assert bench.contribution("s1") is None and not model.state["net/w"].any()
+
+
+def test_a_name_in_hello_that_is_not_the_certificate_s_is_refused(
+    bench: Bench, identities: Path
+) -> None:
+    with serving(bench.desk, identities) as plane:
+        text = refused(bench, plane.port, identities / "s2", as_site="s1")
+    assert "calls itself 's1' but its certificate says 's2'" in text
+
+
+def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities: Path) -> None:
+    bench = Bench(tmp_path, sites=("s1", "s2"))
+    bench.set_model()
+    with serving(bench.desk, identities) as plane:
+        text = refused(bench, plane.port, identities / "s3", as_site="s3")
+        assert "site 's3' is not in this run, which has s1, s2; add it to site_names" in text
+        with stub_of(plane.port, identities / "s3") as stub:
+            request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
+            for call in (
+                lambda: list(stub.Download(request)),
+                lambda: list(stub.Control(iter([wire.SiteSignal(session="x")]))),
+                lambda: stub.Leave(wire.Farewell(session="")),
+                lambda: stub.Report(wire.QualityReport(run_id="run-1", figures_json="{}")),
+            ):
+                with pytest.raises(grpc.RpcError) as caught:
+                    call()
+                assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+                assert "has not joined this run" in caught.value.details()
+
+
+def test_a_good_certificate_is_no_complaint(bench: Bench, identities: Path) -> None:
+    with serving(bench.desk, identities) as plane:
+        identity = Identity.load(identities / "s1")
+        assert handshake_complaint(f"127.0.0.1:{plane.port}", identity) is None
+
+
+def test_an_address_that_cannot_be_reached_is_no_complaint(identities: Path) -> None:
+    identity = Identity.load(identities / "s1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    assert handshake_complaint(f"127.0.0.1:{port}", identity) is None
+    assert handshake_complaint(f"[::1]:{port}", identity) is None
+
+
+def test_a_server_that_speaks_no_tls_is_no_complaint_about_certificates(identities: Path) -> None:
+    identity = Identity.load(identities / "s1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(100)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        assert handshake_complaint(f"127.0.0.1:{server.getsockname()[1]}", identity) is None
+        thread.join()

@@ -1,0 +1,106 @@
+"""The feature network and its cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedwan.data import find_source
+from fedwan.metrics import classifier
+from fedwan.metrics.classifier import NUM_FEATURES, Classifier, load_classifier
+from fedwan.state import hash_state, read_tensors, write_tensors
+
+
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> tuple[Classifier, Path]:
+    folder = tmp_path_factory.mktemp("cache")
+    model = load_classifier("digits", folder)
+    (path,) = folder.iterdir()
+    return model, path
+
+
+def never(*_: object) -> Classifier:
+    raise AssertionError("trained although cached")
+
+
+def test_it_knows_held_out_digits(cached: tuple[Classifier, Path]) -> None:
+    _, held_out = find_source("digits").load()
+    features, labels = cached[0].features_and_labels(held_out.x)
+    assert features.shape == (400, NUM_FEATURES)
+    assert float((labels == held_out.y).double().mean()) > 0.97
+
+
+def test_a_second_process_trains_to_the_same_bits(cached: tuple[Classifier, Path]) -> None:
+    code = (
+        "import torch; torch.set_num_threads(2); torch.manual_seed(7)\n"
+        "from fedwan.data import find_source\n"
+        "from fedwan.metrics.classifier import train_classifier\n"
+        "from fedwan.state import hash_state\n"
+        "model = train_classifier(find_source('digits').load()[0], 10)\n"
+        "print(hash_state(model.state_dict()))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == hash_state(cached[0].state_dict())
+
+
+def test_it_is_read_from_the_cache(
+    cached: tuple[Classifier, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, path = cached
+    monkeypatch.setattr(classifier, "train_classifier", never)
+    again = load_classifier("digits", path.parent)
+    assert hash_state(again.state_dict()) == hash_state(model.state_dict())
+
+
+def test_training_leaves_the_global_generator_alone(cached: tuple[Classifier, Path]) -> None:
+    before = torch.random.get_rng_state()
+    classifier.train_classifier(find_source("digits").load()[0], 10)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def take_another_shape(path: Path) -> None:
+    weights, _ = read_tensors(path)
+    weights["head.bias"] = torch.zeros(3)
+    write_tensors(path, weights, {"sha256": hash_state(weights)})
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, take_another_shape])
+def test_a_damaged_cache_is_trained_and_written_anew(
+    cached: tuple[Classifier, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None],
+) -> None:
+    model, source = cached
+    path = tmp_path / source.name
+    path.write_bytes(source.read_bytes())
+    damage(path)
+    monkeypatch.setattr(classifier, "train_classifier", lambda *_: model)
+    again = load_classifier("digits", tmp_path)
+    assert hash_state(again.state_dict()) == hash_state(model.state_dict())
+    assert path.read_bytes() == source.read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(
+    cached: tuple[Classifier, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setattr(classifier, "train_classifier", lambda *_: cached[0])
+    again = load_classifier("digits", blocked / "cache")
+    assert hash_state(again.state_dict()) == hash_state(cached[0].state_dict())

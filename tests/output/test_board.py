@@ -1,0 +1,76 @@
+"""The state of a run, as its records tell it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fedwan.output.board import Board
+from tests.output.runs import event, make_config, quality_row, record_of, round_row
+
+
+@pytest.fixture
+def board(tmp_path: Path) -> Board:
+    return Board(make_config(tmp_path))
+
+
+def test_it_tells_the_phases_of_a_run(board: Board) -> None:
+    assert board.phase == "starting services"
+    board.take(event("listening", None))
+    assert board.phase == "waiting for sites"
+    board.take(event("join", "s1"))
+    assert board.phase == "waiting for s2"
+    board.take(event("join", "s2"))
+    assert board.phase == "training"
+    board.take(event("lost", "s1"))
+    assert board.phase == "waiting for s1"
+    board.take(event("rejoin", "s1"))
+    for version in (1, 2):
+        board.take(record_of(round_row(version, "s1"), 1.0))
+    assert board.phase == "measuring quality"
+    board.take(event("done", None))
+    assert board.phase == "done"
+
+
+def test_it_sums_what_sites_did_and_measures_their_speed(board: Board) -> None:
+    board.take(record_of(round_row(1, "s1"), 100.0))
+    assert board.remaining_s is None
+    board.take(record_of(round_row(2, "s1"), 105.0))
+    row = board.sites["s1"]
+    assert (row.step, row.bytes_up, row.bytes_down) == (20, 2000, 2050)
+    assert row.utilisation == 0.8
+    assert row.steps_per_s == 2.0
+    assert board.remaining_s == 0.0
+
+
+def test_time_away_is_not_counted_as_slowness(board: Board) -> None:
+    board.take(record_of(round_row(1, "s1"), 100.0))
+    board.take(event("rejoin", "s1", 500.0))
+    board.take(record_of(round_row(2, "s1"), 600.0))
+    assert board.sites["s1"].steps_per_s is None
+
+
+def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Path) -> None:
+    board = Board(make_config(tmp_path), since=100.0)
+    for record in (
+        event("listening", None, 1.0),
+        event("join", "s1", 2.0),
+        record_of(round_row(1, "s1"), 3.0),
+        event("warning", "s1", 4.0),
+    ):
+        board.take(record)
+    assert board.phase == "starting services"
+    assert (board.version, board.sites["s1"].bytes_up) == (1, 1000)
+    assert board.sites["s1"].state == "expected" and board.news == []
+    board.take(event("resume", None, 101.0))
+    board.take(record_of(round_row(2, "s1"), 102.0))
+    assert board.sites["s1"].state == "training"
+    assert board.sites["s1"].steps_per_s is None
+    assert [e.event for e in board.news] == ["resume"]
+
+
+def test_it_remembers_the_untrained_model(board: Board) -> None:
+    board.take(record_of(quality_row(0, 80.0), 1.0))
+    board.take(record_of(quality_row(2, 0.9), 2.0))
+    assert (board.fd_untrained, board.fd, board.fd_floor) == (80.0, 0.9, 0.4)

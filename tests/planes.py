@@ -1,0 +1,218 @@
+"""A real data plane on loopback with real certificates, and what tests put through it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import torch
+
+from fedwan import outer
+from fedwan.codecs import Payload, fp32
+from fedwan.coordinator.desk import Desk
+from fedwan.coordinator.intake import Contribution, Intake, Key
+from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.registry import Registry
+from fedwan.coordinator.server_step import step_outer
+from fedwan.fragments import whole
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL
+from fedwan.link.client import GrpcLink
+from fedwan.link.methods import Stub
+from fedwan.link.server import DataPlane
+from fedwan.link.tls import Identity
+from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
+from fedwan.strategy import Strategy
+
+RUN = "run-1"
+SITES = ("s1", "s2", "s3")
+
+
+def layout_of_size(num_values: int) -> Layout:
+    return {"net/w": TensorSpec((num_values,), torch.float32, Role.PARAMETER)}
+
+
+def payload_of(value: float, layout: Layout) -> Payload:
+    (spec,) = layout.values()
+    return fp32().encode({"net/w": torch.full(spec.shape, value)}, {}, layout)[0]
+
+
+def random_payload(seed: int, layout: Layout) -> Payload:
+    (spec,) = layout.values()
+    values = torch.randn(spec.shape, generator=torch.Generator().manual_seed(seed))
+    return fp32().encode({"net/w": values}, {}, layout)[0]
+
+
+def averaging(num_sites: int, quorum: int = 0, patience_s: float = 60.0) -> Strategy:
+    step = step_outer({"net": outer.sgd(lr=1.0)})
+    policy = barrier(num_sites, quorum, patience_s)
+    return Strategy("delta", 1, whole, step, fp32(), fp32(), policy)
+
+
+class Bench:
+    """A desk with the events that it told."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        num_values: int = 1000,
+        sites: Sequence[str] = SITES,
+        silence_s: float = 60.0,
+        chunk_bytes: int = 1 << 16,
+        run_id: str = RUN,
+    ) -> None:
+        self.layout = layout_of_size(num_values)
+        self.strategy = averaging(len(sites))
+        self.events: list[tuple[str, str | None, str]] = []
+        self.registry = Registry(sites, silence_s)
+        self.intake = Intake(self.strategy.up, 0.0, folder / "spool")
+        self.desk = Desk(
+            run_id,
+            self.registry,
+            self.intake,
+            self.strategy.fragments,
+            lambda *event: self.events.append(event),
+            chunk_bytes,
+        )
+
+    def set_model(self) -> GlobalModel:
+        (spec,) = self.layout.values()
+        model = GlobalModel({"net/w": torch.zeros(spec.shape)}, self.layout, self.strategy, 1e3)
+        self.desk.set_model(model)
+        self.desk.initial_sha256 = model.initial_sha256
+        self.desk.frozen_sha256 = hash_state({})
+        return model
+
+    def publish(self, version: int, payload: Payload) -> None:
+        self.desk.publish(0, version, payload)
+
+    def hello(self, site: str, session: str = "") -> wire.Hello:
+        (spec,) = self.layout.values()
+        state: State = {"net/w": torch.zeros(spec.shape)}
+        return wire.Hello(
+            run_id=RUN,
+            protocol=PROTOCOL,
+            site=site,
+            session=session or f"{site}-first",
+            layout_json=layout_to_json(self.layout),
+            initial_sha256=hash_state(state),
+            frozen_sha256=hash_state({}),
+        )
+
+    def contribution(self, site: str, version: int = 0) -> Contribution | None:
+        with self.desk.changed:
+            return self.intake.ready(Key(wire.UploadHeader.CONTRIBUTION, 0, version, site))
+
+    def value(self, site: str) -> float:
+        """The one number that a site's contribution consists of."""
+        contribution = self.contribution(site)
+        assert contribution is not None
+        (tensor,) = fp32().decode(contribution.payload, self.layout).values()
+        assert bool((tensor == tensor[0]).all())
+        return float(tensor[0])
+
+
+def header_of(payload: Payload, version: int = 0, samples: int = 4) -> wire.UploadHeader:
+    return wire.UploadHeader(
+        run_id=RUN,
+        kind=wire.UploadHeader.CONTRIBUTION,
+        version=version,
+        num_bytes=payload.num_bytes,
+        checksum=payload.checksum,
+        work=wire.Work(step=1, steps=1, samples=samples),
+    )
+
+
+def update_request(version: int = 1, wait_s: float = 0.0) -> wire.DownloadRequest:
+    kind = wire.DownloadRequest.UPDATE
+    return wire.DownloadRequest(run_id=RUN, kind=kind, version=version, wait_s=wait_s)
+
+
+@contextmanager
+def serving(
+    hub: Any, identities: Path, *, port: int = 0, num_threads: int = 24, heartbeat_s: float = 0.2
+) -> Iterator[DataPlane]:
+    identity = Identity.load(identities / "coordinator", "coordinator")
+    plane = DataPlane(hub, identity, "127.0.0.1", port, num_threads, heartbeat_s)
+    plane.start()
+    try:
+        yield plane
+    finally:
+        plane.stop(0.1)
+
+
+@contextmanager
+def dialling(
+    port: int,
+    folder: Path,
+    *,
+    channels: int = 2,
+    chunk_bytes: int = 1 << 16,
+    patience_s: float = 30.0,
+    heartbeat_s: float = 0.1,
+) -> Iterator[GrpcLink]:
+    link = GrpcLink(
+        f"127.0.0.1:{port}",
+        Identity.load(folder),
+        channels=channels,
+        chunk_bytes=chunk_bytes,
+        heartbeat_s=heartbeat_s,
+        patience_s=patience_s,
+    )
+    try:
+        yield link
+    finally:
+        link.close()
+
+
+@contextmanager
+def stub_of(port: int, folder: Path) -> Iterator[Stub]:
+    """Bare calls, without any of the site's own manners."""
+    credentials = Identity.load(folder).grpc_channel_credentials()
+    channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials)
+    try:
+        yield Stub(channel)
+    finally:
+        channel.close()
+
+
+def read_all(payload: Any) -> bytes:
+    return bytes(payload.read(0, payload.num_bytes))
+
+
+def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not come true in time"
+        time.sleep(0.01)
+
+
+def in_thread(call: Callable[[], Any]) -> Callable[[float], Any]:
+    """Run a call beside the test; the returned function waits for it and gives or raises."""
+    outcome: list[Any] = []
+
+    def run() -> None:
+        try:
+            outcome.append((True, call()))
+        except BaseException as error:
+            outcome.append((False, error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+
+    def wait(timeout_s: float = 20.0) -> Any:
+        thread.join(timeout_s)
+        assert outcome, "still running"
+        is_good, value = outcome[0]
+        if not is_good:
+            raise value
+        return value
+
+    return wait

@@ -1,0 +1,127 @@
+"""A TCP proxy that fails on purpose: cuts connections after so many bytes, or swallows everything."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+class FlakyProxy:
+    """Forwards TCP to a port of this machine.
+
+    `cut_after(n, times)` cuts every connection once n more bytes went towards the target (or from
+    it), as often as asked; `away` refuses new connections; `black_hole` keeps connections open and
+    passes nothing on.
+    """
+
+    def __init__(self, target_port: int) -> None:
+        self._target_port = target_port
+        self._lock = threading.Lock()
+        self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._budget: dict[bool, int | None] = {True: None, False: None}
+        self._every = 0
+        self._times = 0
+        self.num_cuts = 0
+        self.bytes_up = 0
+        self.bytes_down = 0
+        self._is_away = False
+        self._passes = threading.Event()
+        self._passes.set()
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut_after(self, num_bytes: int, times: int = 1, *, upwards: bool = True) -> None:
+        with self._lock:
+            self._budget = {upwards: num_bytes, not upwards: None}
+            self._every, self._times = num_bytes, times
+
+    def cut(self) -> None:
+        """Cut every connection now."""
+        with self._lock:
+            pairs, self._pairs = self._pairs, set()
+            self.num_cuts += 1
+        for pair in pairs:
+            for end in pair:
+                with suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def leave(self) -> None:
+        """Cut every connection, and refuse new ones until `come_back`."""
+        self._is_away = True
+        self.cut()
+
+    def come_back(self) -> None:
+        self._is_away = False
+        self._passes.set()
+
+    def black_hole(self) -> None:
+        """Swallow everything, without a word, until `come_back`."""
+        self._passes.clear()
+
+    def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._passes.set()
+        self.cut()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+            except OSError:
+                return
+            if self._is_away:
+                near.close()
+                continue
+            far = socket.create_connection(("127.0.0.1", self._target_port))
+            pair = (near, far)
+            with self._lock:
+                self._pairs.add(pair)
+            for upwards in (True, False):
+                args = (pair, upwards)
+                threading.Thread(target=self._pump, args=args, daemon=True).start()
+
+    def _pump(self, pair: tuple[socket.socket, socket.socket], upwards: bool) -> None:
+        source, sink = pair if upwards else pair[::-1]
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                self._passes.wait()
+                if self._count(len(data), upwards):
+                    self.cut()
+                    break
+                sink.sendall(data)
+        with suppress(OSError):
+            sink.shutdown(socket.SHUT_RDWR)
+        if not upwards:
+            for end in pair:
+                end.close()
+
+    def _count(self, size: int, upwards: bool) -> bool:
+        """Count bytes; whether it is time to cut."""
+        with self._lock:
+            if upwards:
+                self.bytes_up += size
+            else:
+                self.bytes_down += size
+            budget = self._budget[upwards]
+            if budget is None or self._times == 0:
+                return False
+            self._budget[upwards] = budget - size
+            if budget - size > 0:
+                return False
+            self._times -= 1
+            self._budget[upwards] = self._every
+            return True
+
+
+@contextmanager
+def flaky_proxy(target_port: int) -> Iterator[FlakyProxy]:
+    proxy = FlakyProxy(target_port)
+    try:
+        yield proxy
+    finally:
+        proxy.close()

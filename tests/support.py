@@ -1,0 +1,195 @@
+"""What several tests share: a workload of a few numbers, its shards, links that misbehave."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.codecs import Payload, fp32
+from fedwan.codecs.payload import Source
+from fedwan.config import Config, InnerConfig
+from fedwan.data.shard import Shard
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.rng import NamedGenerators, seeded_init
+from fedwan.state import Layout, Role, State, TensorSpec
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import Batch, Reduce
+from fedwan.workloads.optim import build_optimizer, clip
+
+ADAM = InnerConfig(name="adam", lr=1e-2)
+SGD = InnerConfig(name="sgd", lr=0.05, beta1=0.0)
+
+
+class TinyNetwork(nn.Module):
+    """A two-layer perceptron whose parameters are not in name order."""
+
+    def __init__(self, norm: bool) -> None:
+        super().__init__()
+        self.first = nn.Linear(2, 6)
+        self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
+        self.again = nn.Linear(6, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.again(torch.tanh(self.norm(self.first(x))))
+        return out
+
+
+class TinyWorkload:
+    """Each network learns to turn its points by a right angle, under a little noise."""
+
+    def __init__(
+        self,
+        inner: Mapping[str, InnerConfig],
+        *,
+        norm: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.inner = inner
+        with seeded_init(seed):
+            self.networks: dict[str, nn.Module] = {name: TinyNetwork(norm) for name in inner}
+        self.optimizers = {
+            name: build_optimizer(inner[name], network.parameters())
+            for name, network in self.networks.items()
+        }
+        self.batches: list[Tensor] = []
+        self.rng: NamedGenerators | None = None
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        self.batches.append(batch.x)
+        self.rng = rng
+        noise = 0.01 * torch.randn(batch.x.shape, generator=rng["noise"])
+        return self.step_on(batch.x + noise, reduce)
+
+    def step_on(self, x: Tensor, reduce: Reduce) -> dict[str, Tensor]:
+        losses = {}
+        for name, network in self.networks.items():
+            self.optimizers[name].zero_grad()
+            losses[name] = (network(x) - x.flip(1)).square().mean()
+            losses[name].backward()
+        reduce(tuple(self.networks))
+        for name, optimizer in self.optimizers.items():
+            clip(self.networks[name].parameters(), self.inner[name].clip_norm)
+            optimizer.step()
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        network = next(iter(self.networks.values()))
+        out: Tensor = network(torch.zeros(num, 2))
+        return out
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        network = next(iter(self.networks.values()))
+        loss = (network(real.x) - real.x.flip(1)).square().mean()
+        return {"fd": float(loss), "fd_floor": 0.0}
+
+
+def tiny_shard(site: int, num: int = 20) -> Shard:
+    """Points around a place of the site's own."""
+    generator = torch.Generator().manual_seed(site)
+    x = torch.randn(num, 2, generator=generator) + site
+    batch = Batch(x, torch.zeros(num, dtype=torch.int64))
+    return Shard(train=batch, held_out=batch, num_classes=1, public=False)
+
+
+def build_strategy(
+    recipe: ModuleType, inner: Mapping[str, InnerConfig], sites: int, h: int, **codec: str
+) -> Strategy:
+    """A recipe's strategy as the coordinator and the sites would build it."""
+    config = Config(sites=sites, h=h, steps=8 * h, inner=dict(inner))
+    config.codec.up = codec.get("up", "fp32")
+    config.codec.down = codec.get("down", "fp32")
+    recipe.resolve(config, {name: "adversarial" for name in inner})
+    strategy: Strategy = recipe.build(config)
+    return strategy
+
+
+class WrappedLink:
+    """Passes everything on to another link."""
+
+    def __init__(self, inner: Link) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class DawdlingLink(WrappedLink):
+    """Every upload waits a random while, so that contributions arrive in any order."""
+
+    def __init__(self, inner: Link, seed: object) -> None:
+        super().__init__(inner)
+        self._random = random.Random(str(seed))
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        time.sleep(self._random.uniform(0, 0.02))
+        return self._inner.upload(header, payload)
+
+
+class PoisoningLink(WrappedLink):
+    """One contribution is not what the site computed: a parameter is not a number."""
+
+    def __init__(self, inner: Link, layout: Layout, version: int) -> None:
+        super().__init__(inner)
+        self._layout = layout
+        self._version: int | None = version
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        is_contribution = header.kind == wire.UploadHeader.CONTRIBUTION
+        if is_contribution and header.version == self._version:
+            self._version = None
+            state = fp32().decode(payload, self._layout)
+            name = next(n for n, s in self._layout.items() if s.role is Role.PARAMETER)
+            state[name].view(-1)[0] = float("nan")
+            payload = encoded(state, self._layout)
+            header.checksum = payload.checksum
+        return self._inner.upload(header, payload)
+
+
+def encoded(state: State, layout: Layout) -> Payload:
+    """A state in fp32."""
+    return fp32().encode(state, {}, layout)[0]
+
+
+def spec(
+    shape: Sequence[int], role: Role = Role.PARAMETER, dtype: torch.dtype = torch.float32
+) -> TensorSpec:
+    """A tensor's spec, fp32 parameters by default."""
+    return TensorSpec(tuple(shape), dtype, role)
+
+
+def read_all(payload: Source) -> bytes:
+    """A payload's bytes."""
+    return bytes(payload.read(0, payload.num_bytes))
+
+
+class StrictSource:
+    """A payload in memory that never serves a byte beyond its end."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self._data)
+
+    def read(self, offset: int, size: int) -> bytes:
+        assert 0 <= offset and 0 <= size and offset + size <= len(self._data)
+        return self._data[offset : offset + size]
+
+
+def same_bits(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> bool:
+    """Whether two states have the same names, dtypes, shapes and bits (so NaN equals itself)."""
+    return a.keys() == b.keys() and all(
+        a[n].dtype == b[n].dtype
+        and a[n].shape == b[n].shape
+        and bytes(a[n].contiguous().reshape(-1).view(torch.uint8).numpy())
+        == bytes(b[n].contiguous().reshape(-1).view(torch.uint8).numpy())
+        for n in a
+    )
