@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Plan, Rounds, Totals
 from fedwan.data.shard import Shard
+from fedwan.errors import FedwanError
+from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
 from fedwan.site.loop import SiteLoop
@@ -52,24 +55,6 @@ class SimulatedRun:
     """Rows as in `metrics.jsonl`."""
     site_sha256: dict[str, str] = field(default_factory=dict)
     """Hash of the weights that each site ended with."""
-
-
-class _Bell(threading.Condition):
-    """The desk's condition, which also wakes the round loop for good once a party has failed.
-
-    A real coordinator waits for a site that failed, since another process may take its place; here
-    nobody would come.
-    """
-
-    def __init__(self, errors: list[BaseException]) -> None:
-        super().__init__()
-        self._errors = errors
-        self._owner = threading.get_ident()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if self._errors and threading.get_ident() == self._owner:
-            raise self._errors[0]
-        return super().wait(timeout)
 
 
 def simulate(
@@ -124,7 +109,6 @@ def simulate(
     )
     rounds = Rounds(plan, strategy, desk, records.append, lambda version, samples: None)
     hashes: dict[str, str] = {}
-    desk.changed = _Bell(errors)
 
     def live(name: str, site: SimulatedSite) -> None:
         link = wrap(name, LoopbackLink(desk, name))
@@ -137,6 +121,9 @@ def simulate(
         except BaseException as error:
             errors.append(error)
             desk.finish(f"{name} failed: {error}")
+            # No other process will take this site's place: do not wait for it.
+            with suppress(FedwanError):
+                link.leave(wire.Farewell(error=str(error)))
         finally:
             link.close()
 

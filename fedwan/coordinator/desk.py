@@ -376,9 +376,9 @@ class Desk:
         return contribution.payload if contribution else None
 
     def reassign_initial(self, lost: Sequence[str]) -> None:
-        """Ask another site for the initial weights if the one that was to send them is lost."""
+        """Ask a live site for the initial weights if the one that was to send them is lost."""
         with self.changed:
-            if self._model is None and self._sender_of_initial in lost:
+            if self._model is None and self._sender_of_initial in (None, *lost):
                 live = self.registry.live()
                 self._sender_of_initial = live[0] if live else None
                 if self._sender_of_initial:

@@ -20,7 +20,7 @@ NUM_MODES = 8
 RADIUS = 2.0
 SIGMA = 0.05
 _TRAIN_PER_MODE = 1000
-_HELD_OUT_PER_MODE = 125
+_HELD_OUT_PER_MODE = 50
 
 
 def ring8_centres() -> Tensor:
@@ -33,7 +33,7 @@ def load_ring8() -> tuple[Batch, Batch]:
     """Training and held-out points, disjoint draws.
 
     Returns:
-        Two batches: x (N, 2) float32, y (N,) int64 the mode; 8000 and 1000 points.
+        Two batches: x (N, 2) float32, y (N,) int64 the mode; 8000 and 400 points.
     """
     return _draw("train", _TRAIN_PER_MODE), _draw("held out", _HELD_OUT_PER_MODE)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import ssl
 import threading
+import time
 from pathlib import Path
 
 from fedwan.errors import IdentityError
@@ -24,6 +25,7 @@ __all__ = ["Forwarder"]
 
 # Less than the 30 s after which a SuperNode gives a call up.
 _PATIENCE_S = 15.0
+_REPEAT_S = 600.0
 _HEARTBEAT = b"/v1/fleet/send-node-heartbeat"
 
 _log = logging.getLogger(__name__)
@@ -46,7 +48,7 @@ class Forwarder:
         credentials = Identity.load(identity, role="site")
         self._door = door
         self._expires = credentials.expires
-        self._said = ""
+        self._said, self._said_at = "", 0.0
         self._lost = threading.Event()
         self.refusal: IdentityError | None = None
         """Set once the two ends do not accept each other's certificates: trying again is vain."""
@@ -90,9 +92,10 @@ class Forwarder:
         cause = "it cannot reach SuperLink"
         if trouble.error is not None:
             cause = str(trouble.error) or type(trouble.error).__name__
-        if cause != self._said:
+        now_s = time.monotonic()
+        if cause != self._said or now_s > self._said_at + _REPEAT_S:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)
-        self._said = cause
+            self._said, self._said_at = cause, now_s
 
     def _refusal(self, error: BaseException | None) -> IdentityError | None:
         """The certificate problem behind an error, if that is what it is."""

@@ -64,7 +64,8 @@ def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        # Not here: the main thread may be inside `stop.wait`, and `set` would wait for its lock.
+        threading.Thread(target=stop.set, name="sigterm").start()
 
     before = signal.signal(signal.SIGTERM, handle)
     try:

@@ -106,10 +106,8 @@ class Service:
         """The error that says that it ended, how, and its last words."""
         code = self.poll()
         how = f"signal {signal.Signals(-code).name}" if code and code < 0 else f"status {code}"
-        words = last_line(self.log) or "nothing"
-        return FedwanError(
-            f"{self.name} ended with {how}; its last words: {words} (see {self.log})"
-        )
+        words = last_line(self.log) or "none"
+        return FedwanError(f"{self.name} ended with {how}; last words: {words} (see {self.log})")
 
     def stop(self, grace_s: float = 5.0) -> None:
         """End it and everything it started; see `stop_all`."""

@@ -92,6 +92,7 @@ class LoopbackLink:
 
     def leave(self, farewell: wire.Farewell) -> None:
         """See `Link`."""
+        farewell.session = self._session
         self._hub.leave(self._site, farewell)
 
     def close(self) -> None:

@@ -82,7 +82,8 @@ def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
     source = find_source(data_name)
     train, _ = source.load()
     path = (folder or cache_folder()) / f"classifier-{data_name}-{_key(train)}.safetensors"
-    model = Classifier(source.shape[0], source.num_classes)
+    with seeded_init(0):  # overwritten, but it must not draw from the global generator
+        model = Classifier(source.shape[0], source.num_classes)
     weights = _read(path, model)
     if weights is None:
         weights = clone(train_classifier(train, source.num_classes).state_dict())

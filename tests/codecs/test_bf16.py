@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwan.codecs import bf16
@@ -12,6 +12,7 @@ from tests.support import spec
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 
+@settings(deadline=None)
 @given(st.lists(finite.filter(lambda x: x == 0 or abs(x) > 2.0**-126), min_size=1, max_size=20))
 def test_the_relative_error_is_at_most_2_to_the_minus_8(values: list[float]) -> None:
     value = torch.tensor(values)

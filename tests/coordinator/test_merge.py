@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwan.codecs import fp32
@@ -105,6 +105,7 @@ def test_a_bool_counter_is_true_where_any_site_says_so() -> None:
     assert merge(states, layout=layout)["g/seen"].tolist() == [True, True, False]
 
 
+@settings(deadline=None)
 @given(
     shards=st.lists(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=8), min_size=1, max_size=5),
     offset=st.sampled_from([0.0, 1e4]),

@@ -11,7 +11,7 @@ from torch import nn
 from fedwan import outer
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_outer
-from fedwan.errors import CheckpointError
+from fedwan.errors import CheckpointError, ConfigError
 from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from fedwan.workloads.optim import build_optimizer, clip
 from tests.support import same_bits, spec
@@ -123,6 +123,14 @@ def test_outer_state_of_another_strategy_or_model_is_refused() -> None:
     other = step_outer(TRANSFORMS)(random_state(0, larger), larger)
     with pytest.raises(CheckpointError, match=r"of shape \(9,\) in the checkpoint"):
         momentum.load_state(other.state())
+
+
+def test_a_model_of_other_networks_is_refused() -> None:
+    fewer = {"generator": TRANSFORMS["generator"]}
+    with pytest.raises(ConfigError, match="steps generator but .* discriminator, generator"):
+        step_outer(fewer)(random_state(0), LAYOUT)
+    with pytest.raises(ConfigError, match="steps velocity but"):
+        mirror_inner({"velocity": InnerConfig()})(random_state(0), LAYOUT)
 
 
 # The mirrored inner optimiser --------------------------------------------------------------------

@@ -1,0 +1,95 @@
+"""The meter's arithmetic, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.site.meter import Meter
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def link() -> Any:
+    return SimpleNamespace(bytes_up=0, bytes_down=0)
+
+
+@pytest.fixture
+def meter(clock: Clock, link: Any) -> Meter:
+    return Meter(link, clock)
+
+
+def test_waiting_inside_a_step_is_not_computing(meter: Meter, clock: Clock) -> None:
+    with meter.computing():
+        clock.now += 1.0
+        with meter.waiting():
+            clock.now += 4.0
+        clock.now += 2.0
+    with meter.waiting():
+        clock.now += 8.0
+    clock.now += 100.0
+    work = meter.work(1)
+    assert (work.compute_s, work.wait_s) == (3.0, 12.0)
+
+
+def test_what_is_aside_counts_as_neither_wherever_it_happens(meter: Meter, clock: Clock) -> None:
+    with meter.aside():
+        clock.now += 1.0
+    with meter.waiting():
+        clock.now += 2.0
+        with meter.aside():
+            clock.now += 4.0
+    with meter.computing():
+        clock.now += 8.0
+        with meter.waiting():
+            clock.now += 16.0
+            with meter.aside():
+                clock.now += 32.0
+        with meter.aside():
+            clock.now += 64.0
+    work = meter.work(1)
+    assert (work.compute_s, work.wait_s) == (8.0, 18.0)
+
+
+def test_each_contribution_tells_what_came_since_the_last(
+    meter: Meter, clock: Clock, link: Any
+) -> None:
+    for step in (1, 2):
+        meter.begin_step(4)
+        with meter.computing():
+            clock.now += 0.5
+        meter.add_losses({"a": torch.tensor(float(step)), "b": torch.tensor(1.0)})
+    link.bytes_up, link.bytes_down = 100, 10
+    work = meter.work(2)
+    assert (work.step, work.steps, work.samples, work.compute_s) == (2, 2, 8, 1.0)
+    assert dict(work.losses) == {"a": 1.5, "b": 1.0}
+    assert (work.bytes_up, work.bytes_down) == (100, 10)
+    link.bytes_up = 130
+    work = meter.work(2)
+    assert (work.steps, work.samples, work.compute_s, work.wait_s) == (0, 0, 0.0, 0.0)
+    assert dict(work.losses) == {} and (work.bytes_up, work.bytes_down) == (30, 0)
+
+
+def test_time_counts_though_what_it_was_spent_on_failed(meter: Meter, clock: Clock) -> None:
+    with pytest.raises(KeyError), meter.waiting():
+        clock.now += 3.0
+        raise KeyError
+    with pytest.raises(KeyError), meter.waiting(), meter.aside():
+        clock.now += 5.0
+        raise KeyError
+    assert meter.work(0).wait_s == 3.0

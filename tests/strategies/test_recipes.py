@@ -1,0 +1,138 @@
+"""What every strategy recipe must do: resolve, refuse, build."""
+
+from __future__ import annotations
+
+import copy
+from types import ModuleType
+
+import pytest
+import torch
+
+from fedwan.config import Config, InnerConfig, OuterConfig
+from fedwan.errors import ConfigError
+from fedwan.state import State
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+from strategies import diloco, local_sgd, sync
+from tests.support import spec
+
+RECIPES = {"diloco": diloco, "local_sgd": local_sgd, "sync": sync}
+GAN: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
+FLOW: dict[str, NetworkKind] = {"velocity": "regression"}
+
+every_recipe = pytest.mark.parametrize("name", RECIPES)
+
+
+def make_config(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
+    inner = {network: InnerConfig() for network in networks}
+    return Config(strategy=name, sites=sites, steps=200, inner=inner)
+
+
+def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
+    config = make_config(name, networks, sites)
+    RECIPES[name].resolve(config, networks)
+    return config
+
+
+@every_recipe
+@pytest.mark.parametrize("networks", [GAN, FLOW], ids=["gan", "flow"])
+def test_resolving_twice_changes_nothing(name: str, networks: dict[str, NetworkKind]) -> None:
+    once = resolved(name, networks)
+    twice = copy.deepcopy(once)
+    RECIPES[name].resolve(twice, networks)
+    assert once == twice
+
+
+@every_recipe
+@pytest.mark.parametrize("networks", [GAN, FLOW], ids=["gan", "flow"])
+def test_it_builds_for_every_workload(name: str, networks: dict[str, NetworkKind]) -> None:
+    config = resolved(name, networks, sites=3)
+    config.codec.up = "bf16"
+    strategy: Strategy = RECIPES[name].build(config)
+    assert (strategy.h, strategy.up.name, strategy.down.name) == (config.h, "bf16", "fp32")
+    assert strategy.policy.num_sites == 3
+    layout = {f"{network}/w": spec((2,)) for network in networks}
+    model = {tensor: torch.zeros(2) for tensor in layout}
+    step = strategy.server_step(model, layout)
+    step.commit(step.propose({tensor: torch.ones(2) for tensor in layout}))
+    assert all(bool((value < 0).all()) for value in model.values())
+
+
+@every_recipe
+def test_a_quorum_reaches_the_policy(name: str) -> None:
+    config = resolved(name, FLOW, sites=4)
+    config.round.quorum, config.round.patience_s = 3, 9.0
+    assert RECIPES[name].build(config).policy == (4, 3, 9.0)
+
+
+@every_recipe
+def test_steps_that_no_round_would_merge_are_refused(name: str) -> None:
+    config = make_config(name, FLOW)
+    config.steps, config.h = 201, 1 if name == "sync" else 20
+    recipe: ModuleType = RECIPES[name]
+    if name == "sync":
+        recipe.resolve(config, FLOW)
+        return
+    with pytest.raises(ConfigError, match="steps=201 is no multiple of h=20"):
+        recipe.resolve(config, FLOW)
+
+
+@pytest.mark.parametrize("name", ["local_sgd", "sync"])
+def test_outer_settings_are_refused_where_there_is_no_outer_optimiser(name: str) -> None:
+    config = make_config(name, FLOW)
+    config.outer["velocity"] = OuterConfig(0.5, 0.5)
+    with pytest.raises(ConfigError, match="outer.velocity has no effect.*strategy=diloco"):
+        RECIPES[name].resolve(config, FLOW)
+
+
+def test_sync_refuses_an_h() -> None:
+    config = make_config("sync", FLOW)
+    config.h = 20
+    with pytest.raises(ConfigError, match="h=20 has no effect.*strategy=local_sgd"):
+        sync.resolve(config, FLOW)
+
+
+def test_sync_exchanges_gradients_and_the_others_deltas() -> None:
+    kinds = {n: r.build(resolved(n, FLOW)).contributes for n, r in RECIPES.items()}
+    assert kinds == {"diloco": "delta", "local_sgd": "delta", "sync": "gradient"}
+
+
+@pytest.mark.parametrize(
+    ("sites", "lr"), [(1, 0.4), (2, 0.6), (3, 0.6), (4, 0.6), (5, 0.6), (8, 0.8), (16, 0.8)]
+)
+def test_a_flows_outer_lr_grows_with_the_number_of_sites(sites: int, lr: float) -> None:
+    assert resolved("diloco", FLOW, sites).outer == {"velocity": OuterConfig(lr, 0.9)}
+
+
+@pytest.mark.parametrize("sites", [1, 4, 16])
+def test_a_gans_networks_bear_little_momentum(sites: int) -> None:
+    gentle = OuterConfig(0.5, 0.5)
+    assert resolved("diloco", GAN, sites).outer == {"discriminator": gentle, "generator": gentle}
+
+
+def test_diloco_keeps_what_the_user_named() -> None:
+    config = make_config("diloco", GAN)
+    config.outer["generator"] = OuterConfig(0.3, 0.2)
+    diloco.resolve(config, GAN)
+    assert config.outer["generator"] == OuterConfig(0.3, 0.2)
+
+
+def step_twice(name: str, config: Config) -> State:
+    layout = {"velocity/w": spec((1,))}
+    model = {"velocity/w": torch.zeros(1)}
+    step = RECIPES[name].build(config).server_step(model, layout)
+    for _ in "12":
+        step.commit(step.propose({"velocity/w": torch.ones(1)}))
+    return model
+
+
+def test_local_sgd_is_plain_averaging() -> None:
+    assert step_twice("local_sgd", resolved("local_sgd", FLOW))["velocity/w"].tolist() == [-2.0]
+
+
+def test_diloco_is_nesterov_with_its_own_settings() -> None:
+    config = make_config("diloco", FLOW)
+    config.outer["velocity"] = OuterConfig(0.5, 0.5)
+    diloco.resolve(config, FLOW)
+    # b = 1, 1.5; steps -0.5 (1 + 0.5 b)
+    assert step_twice("diloco", config)["velocity/w"].tolist() == [-0.75 - 0.875]

@@ -1,0 +1,82 @@
+"""What strategy recipes fill in, and what they refuse."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedwan.config import Config, OuterConfig
+from fedwan.errors import ConfigError
+from fedwan.recipes import fill_outer, fill_schedule, refuse_h, refuse_outer
+
+
+def message(raised: pytest.ExceptionInfo[ConfigError]) -> str:
+    text = str(raised.value)
+    assert "\n" not in text
+    return text
+
+
+def test_an_open_schedule_is_filled_in() -> None:
+    config = Config(steps=100)
+    fill_schedule(config, h=20, checkpoint_every=3)
+    assert (config.h, config.checkpoint.every) == (20, 3)
+
+
+def test_what_the_user_named_is_kept() -> None:
+    config = Config(steps=100, h=25)
+    config.checkpoint.every = 7
+    fill_schedule(config, h=20, checkpoint_every=3)
+    assert (config.h, config.checkpoint.every) == (25, 7)
+
+
+@pytest.mark.parametrize(
+    ("steps", "mend"), [(119, "steps=100 or 120"), (101, "steps=100 or 120"), (7, "steps=20")]
+)
+def test_steps_that_are_no_multiple_of_h_are_refused_with_the_nearest(
+    steps: int, mend: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        fill_schedule(Config(steps=steps), h=20, checkpoint_every=1)
+    assert message(raised).endswith(f"set {mend}") and f"steps={steps} " in message(raised)
+
+
+def test_open_outer_settings_are_filled_in_and_named_ones_kept() -> None:
+    config = Config(outer={"velocity": OuterConfig(0.25, 0.75)})
+    fill_outer(config, "velocity", lr=0.5, momentum=0.5)
+    fill_outer(config, "generator", lr=0.5, momentum=0.5)
+    assert config.outer == {
+        "velocity": OuterConfig(0.25, 0.75),
+        "generator": OuterConfig(0.5, 0.5),
+    }
+
+
+@pytest.mark.parametrize(
+    ("outer", "key"),
+    [
+        (OuterConfig(0.0, 0.5), "outer.velocity.lr=0;"),
+        (OuterConfig(-1.0, 0.5), "outer.velocity.lr=-1;"),
+        (OuterConfig(float("nan"), 0.5), "outer.velocity.lr=nan;"),
+        (OuterConfig(0.5, 1.0), "outer.velocity.momentum=1;"),
+        (OuterConfig(0.5, -0.1), "outer.velocity.momentum=-0.1;"),
+        (OuterConfig(0.5, float("nan")), "outer.velocity.momentum=nan;"),
+    ],
+)
+def test_outer_settings_out_of_range_are_refused(outer: OuterConfig, key: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        fill_outer(Config(outer={"velocity": outer}), "velocity", lr=0.5, momentum=0.5)
+    assert message(raised).startswith(key)
+
+
+def test_outer_settings_without_effect_are_refused() -> None:
+    config = Config(strategy="sync", outer={"velocity": OuterConfig()})
+    with pytest.raises(ConfigError) as raised:
+        refuse_outer(config, {"velocity": "regression"}, "has none")
+    assert "outer.velocity has no effect: strategy 'sync' has none;" in message(raised)
+    refuse_outer(Config(), {"velocity": "regression"}, "has none")
+
+
+def test_an_h_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError) as raised:
+        refuse_h(Config(strategy="sync", h=20), "has no local steps")
+    assert "h=20 has no effect" in message(raised)
+    for h in (0, 1):
+        refuse_h(Config(h=h), "has no local steps")

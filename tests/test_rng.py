@@ -1,0 +1,97 @@
+"""Named generators."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedwan.rng import (
+    NamedGenerators,
+    derive_seed,
+    load_torch_random_state,
+    seeded_init,
+    torch_random_state,
+)
+from tests.support import same_bits
+
+
+def draw(rng: NamedGenerators, name: str, num: int = 4) -> list[float]:
+    out: list[float] = torch.rand(num, generator=rng[name]).tolist()
+    return out
+
+
+def test_a_seed_is_the_same_for_ever() -> None:
+    # int.from_bytes(hashlib.sha256(b"0\x1fs1").digest()[:8], "little") >> 1
+    assert derive_seed(0, "s1") == 4124658246007544137
+
+
+@settings(deadline=None)
+@given(st.lists(st.text(), min_size=1, max_size=3))
+def test_a_seed_suits_every_generator(parts: list[str]) -> None:
+    assert 0 <= derive_seed(*parts) < 2**63
+    torch.Generator().manual_seed(derive_seed(*parts))
+
+
+def test_parts_are_kept_apart() -> None:
+    assert derive_seed("a", "b") != derive_seed("ab") != derive_seed("", "ab")
+
+
+def test_a_draw_in_one_stream_never_shifts_another() -> None:
+    plain, busy = NamedGenerators(0, "s1"), NamedGenerators(0, "s1")
+    draw(busy, "dropout", 1000)
+    assert draw(plain, "latent") == draw(busy, "latent")
+
+
+def test_seed_owner_and_name_each_make_another_stream() -> None:
+    streams = [
+        draw(NamedGenerators(seed, owner), name)
+        for seed, owner, name in ((0, "s1", "a"), (1, "s1", "a"), (0, "s2", "a"), (0, "s1", "b"))
+    ]
+    assert len({tuple(stream) for stream in streams}) == 4
+
+
+def test_a_restored_state_draws_on_bit_for_bit() -> None:
+    rng = NamedGenerators(0, "s1")
+    draw(rng, "a", 7)
+    kept = rng.state()
+    expected = draw(rng, "a"), draw(rng, "b")
+    fresh = NamedGenerators(0, "s1")
+    fresh.load_state(kept)
+    assert (draw(fresh, "a"), draw(fresh, "b")) == expected
+
+
+def test_streams_that_a_state_does_not_name_start_afresh() -> None:
+    rng = NamedGenerators(0, "s1")
+    kept, expected = rng.state(), draw(rng, "a")
+    rng.load_state(kept)
+    assert draw(rng, "a") == expected
+
+
+def test_whoever_holds_a_generator_goes_on_with_the_restored_one() -> None:
+    rng = NamedGenerators(0, "s1")
+    held, unnamed = rng["a"], rng["b"]
+    kept = {"a": rng.state()["a"]}
+    expected = torch.rand(3, generator=held), torch.rand(3, generator=unnamed)
+    rng.load_state(kept)
+    assert torch.equal(torch.rand(3, generator=held), expected[0])
+    assert torch.equal(torch.rand(3, generator=unnamed), expected[1])
+
+
+def test_constructors_under_a_seed_leave_the_global_generator_alone() -> None:
+    before = torch_random_state()
+    with seeded_init(3):
+        first = torch.nn.Linear(4, 4).weight
+    assert same_bits(torch_random_state(), before)
+    with seeded_init(3):
+        second = torch.nn.Linear(4, 4).weight
+    with seeded_init(4):
+        third = torch.nn.Linear(4, 4).weight
+    assert torch.equal(first, second) and not torch.equal(first, third)
+
+
+def test_the_global_generators_state_round_trips() -> None:
+    kept = torch_random_state()
+    expected = torch.rand(3)
+    load_torch_random_state(kept)
+    assert torch.equal(torch.rand(3), expected)

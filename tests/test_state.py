@@ -1,0 +1,263 @@
+"""States: names, roles, hashes and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
+
+from fedwan.errors import CheckpointError
+from fedwan.state import (
+    Role,
+    State,
+    add_prefix,
+    hash_state,
+    layout_from_json,
+    layout_of,
+    layout_to_json,
+    network_of,
+    read_tensors,
+    refresh_spectral_norm,
+    select_prefix,
+    state_of,
+    write_atomically,
+    write_tensors,
+)
+from tests.support import same_bits, spec
+
+
+class Everything(nn.Module):
+    """One tensor of every role."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.conv = spectral_norm(nn.Linear(3, 2))
+        self.register_buffer("table", torch.arange(3.0))
+        self.register_buffer("scratch", torch.zeros(9), persistent=False)
+        self.register_buffer("empty", torch.zeros(0))
+
+
+def make_state() -> State:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "g/bool": torch.tensor([True, False]),
+        "g/empty": torch.zeros(0, 2),
+        "g/half": torch.randn(3, generator=generator).bfloat16(),
+        "g/scalar": torch.tensor(1.5),
+        "g/strided": torch.randn(4, 4, generator=generator)[:, ::2],
+    }
+
+
+# Names and roles ---------------------------------------------------------------------------------
+
+
+def test_every_tensor_has_the_role_that_decides_how_it_is_merged() -> None:
+    roles = {name: s.role for name, s in layout_of({"g": Everything()}).items()}
+    assert roles == {
+        "g/conv.bias": Role.PARAMETER,
+        "g/conv.parametrizations.weight.original": Role.PARAMETER,
+        "g/empty": Role.MEAN,
+        "g/norm.bias": Role.PARAMETER,
+        "g/norm.num_batches_tracked": Role.COUNTER,
+        "g/norm.running_mean": Role.MEAN,
+        "g/norm.running_var": Role.VARIANCE,
+        "g/norm.weight": Role.PARAMETER,
+        "g/table": Role.MEAN,
+    }
+
+
+def test_state_and_layout_agree_in_name_order() -> None:
+    networks = {"z": nn.Linear(2, 3), "a": Everything()}
+    state, layout = state_of(networks), layout_of(networks)
+    assert list(state) == list(layout) == sorted(state)
+    assert all(layout[n] == (tuple(v.shape), v.dtype, layout[n].role) for n, v in state.items())
+
+
+def test_state_shares_memory_with_the_modules() -> None:
+    network = nn.Linear(2, 3)
+    state_of({"g": network})["g/bias"].fill_(7.0)
+    assert network.bias.tolist() == [7.0] * 3
+
+
+def test_a_tensor_that_two_modules_share_travels_once() -> None:
+    network = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    network[1].weight = network[0].weight
+    assert "g/1.weight" not in state_of({"g": network})
+
+
+def test_a_slash_in_a_networks_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="'a/b' holds a '/'"):
+        state_of({"a/b": nn.Linear(1, 1)})
+
+
+@settings(deadline=None)
+@given(st.text(min_size=1).filter(lambda s: "/" not in s), st.text())
+def test_the_network_is_what_stands_before_the_first_slash(network: str, rest: str) -> None:
+    assert network_of(f"{network}/{rest}") == network
+
+
+def test_prefixes_nest_and_do_not_mix() -> None:
+    state = {"g/w": torch.zeros(1)}
+    nested = add_prefix("ema", add_prefix("0", state)) | add_prefix("em", state)
+    assert same_bits(select_prefix("0", select_prefix("ema", nested)), state)
+    assert list(select_prefix("em", nested)) == ["g/w"]
+    assert select_prefix("e", nested) == {}
+
+
+# Layouts on the wire -----------------------------------------------------------------------------
+
+
+def test_a_layout_round_trips_through_json() -> None:
+    layout = layout_of({"a": Everything(), "b": nn.Linear(2, 2).half()})
+    assert layout_from_json(layout_to_json(layout)) == layout
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "7",
+        "null",
+        '"x"',
+        '{"a": 1}',
+        '{"a": []}',
+        '{"a": [[1], "float32"]}',
+        '{"a": [[1], "float32", "boss"]}',
+        '{"a": [[1], "Tensor", "mean"]}',
+        '{"a": [[1], "no_such", "mean"]}',
+        '{"a": [[1], 3, "mean"]}',
+        '{"a": [[-1], "float32", "mean"]}',
+        '{"a": [["x"], "float32", "mean"]}',
+        '{"a": [[Infinity], "float32", "mean"]}',
+        '{"a": [[NaN], "float32", "mean"]}',
+        '{"a": [3, "float32", "mean"]}',
+        "[" * 100_000,
+    ],
+)
+def test_what_is_no_layout_is_a_value_error(text: str) -> None:
+    with pytest.raises(ValueError):
+        layout_from_json(text)
+
+
+@settings(deadline=None)
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.integers(),
+        lambda inner: (
+            st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=3)
+        ),
+        max_leaves=12,
+    )
+)
+def test_any_json_is_a_layout_or_a_value_error(value: object) -> None:
+    try:
+        layout_from_json(json.dumps(value))
+    except ValueError:
+        pass
+
+
+def test_num_values_counts_scalars_and_nothing() -> None:
+    assert [spec(s).num_values for s in ((), (0, 5), (3, 4))] == [1, 0, 12]
+
+
+# Hashes ------------------------------------------------------------------------------------------
+
+
+def test_a_hash_does_not_depend_on_order_or_memory_layout() -> None:
+    state = make_state()
+    other = {name: value.clone().contiguous() for name, value in reversed(state.items())}
+    assert hash_state(state) == hash_state(other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"g/v": torch.tensor([1.0, 2.0])},
+        {"g/w": torch.tensor([1.0, 2.0 + 2**-22])},
+        {"g/w": torch.tensor([[1.0, 2.0]])},
+        {"g/w": torch.tensor([1.0, 2.0]).view(torch.int32)},
+        {"g/w": torch.tensor([1.0, 2.0]), "g/x": torch.zeros(0)},
+        {},
+    ],
+)
+def test_name_bits_shape_and_dtype_all_count(other: State) -> None:
+    assert hash_state(other) != hash_state({"g/w": torch.tensor([1.0, 2.0])})
+
+
+def test_a_hash_is_the_same_for_ever() -> None:
+    # (printf 'g/n|torch.int64|()|\x03\0\0\0\0\0\0\0';
+    #  printf 'g/w|torch.float32|(2,)|\0\0\x80\x3f\0\0\x20\xc0') | sha256sum
+    state = {"g/n": torch.tensor(3), "g/w": torch.tensor([1.0, -2.5])}
+    assert hash_state(state) == ("368208cdb7e3a33fa19af3f278637755f56fb86b48aeb8262c1d48521efe5475")
+
+
+# Spectral norm -----------------------------------------------------------------------------------
+
+
+def test_refreshed_vectors_belong_to_the_weight_at_hand() -> None:
+    torch.manual_seed(0)
+    network = spectral_norm(nn.Linear(6, 4), n_power_iterations=1)
+    weight: Tensor = network.parametrizations.weight.original  # type: ignore[union-attr,assignment]
+    with torch.no_grad():
+        weight.copy_(torch.randn(4, 6))
+    refresh_spectral_norm({"d": network}, num_iterations=100)
+    network.eval()
+    largest = torch.linalg.matrix_norm(network.weight, ord=2)
+    torch.testing.assert_close(largest, torch.tensor(1.0))
+
+
+# Files -------------------------------------------------------------------------------------------
+
+
+def test_a_file_gives_back_the_same_bits_and_meta(tmp_path: Path) -> None:
+    meta = {"version": 3, "text": "ä\n", "nested": {"list": [1, 2.5, None]}}
+    write_tensors(tmp_path / "deep" / "file", make_state(), meta)
+    state, read = read_tensors(tmp_path / "deep" / "file")
+    assert same_bits(dict(sorted(state.items())), make_state()) and read == meta
+
+
+def test_a_state_without_tensors_can_be_kept(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", {}, {"a": 1})
+    assert read_tensors(tmp_path / "file") == ({}, {"a": 1})
+
+
+def test_what_was_read_may_be_written_to(tmp_path: Path) -> None:
+    write_tensors(tmp_path / "file", {"w": torch.zeros(3)}, {})
+    read_tensors(tmp_path / "file")[0]["w"].fill_(1.0)
+    assert float(read_tensors(tmp_path / "file")[0]["w"].sum()) == 0.0
+
+
+def test_every_truncation_of_a_file_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_tensors(path, make_state(), {"version": 1})
+    data = path.read_bytes()
+    for length in range(len(data)):
+        path.write_bytes(data[:length])
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            read_tensors(path)
+
+
+def test_a_folder_in_a_files_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_tensors(tmp_path)
+
+
+def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write(temporary: Path) -> None:
+        temporary.write_text("half")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_atomically(path, write)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
