@@ -1,4 +1,4 @@
-"""A TCP proxy that fails on purpose: cuts connections after so many bytes, or swallows everything."""
+"""A TCP proxy that fails on purpose: cuts connections after so many bytes, or swallows all."""
 
 from __future__ import annotations
 

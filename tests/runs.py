@@ -37,15 +37,11 @@ def delta_strategy(
     num_sites: int, quorum: int = 0, patience_s: float = 60.0, h: int = H
 ) -> Strategy:
     step = step_outer({"net": outer.nesterov(0.7, 0.5)})
-    return Strategy(
-        "delta", h, whole, step, fp32(), fp32(), barrier(num_sites, quorum, patience_s)
-    )
+    return Strategy("delta", h, whole, step, fp32(), fp32(), barrier(num_sites, quorum, patience_s))
 
 
 def gradient_strategy(num_sites: int) -> Strategy:
-    return Strategy(
-        "gradient", 1, whole, mirror_inner(INNER), fp32(), fp32(), barrier(num_sites)
-    )
+    return Strategy("gradient", 1, whole, mirror_inner(INNER), fp32(), fp32(), barrier(num_sites))
 
 
 _INITIAL = TinyWorkload(INNER, norm=True).networks["net"].state_dict()

@@ -106,7 +106,8 @@ class Desk:
             if not is_known:
                 self.rejoins += is_rejoin
                 verb = "rejoined" if is_rejoin else "joined"
-                at = f" at version {min(versions)}" if versions and min(versions) else ""
+                present = min(versions, default=0)
+                at = f" at version {present}" if present else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
             self.changed.notify_all()
             return wire.Welcome(

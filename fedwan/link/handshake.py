@@ -1,7 +1,8 @@
 """Why there is no TLS session: gRPC only says `unavailable`, the TLS library knows more.
 
-A gRPC server that refuses a site's certificate closes the connection without a word. In TLS 1.3 the
-site's handshake is over by then, so that it shows as an end of file where HTTP/2's greeting belongs.
+A gRPC server that refuses a site's certificate closes the connection without a word. In TLS 1.3
+the site's handshake is over by then, so that it shows as an end of file where HTTP/2's greeting
+belongs.
 """
 
 from __future__ import annotations

@@ -69,10 +69,8 @@ class DataPlane:
         self._hub = hub
         self._revocations = identity.revocations()
         self._heartbeat_s = heartbeat_s
-        self._server = grpc.server(
-            ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane"),
-            options=SERVER_OPTIONS,
-        )
+        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
+        self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((handlers(self),))
         try:
             self.port = self._server.add_secure_port(
@@ -93,6 +91,7 @@ class DataPlane:
     def stop(self, grace_s: float = 2.0) -> None:
         """Refuse new calls, give those in flight `grace_s` seconds, and close the port."""
         self._server.stop(grace_s).wait()
+        self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
     # Calls ---------------------------------------------------------------------------------
 

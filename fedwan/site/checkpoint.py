@@ -94,6 +94,10 @@ class SiteCheckpoints:
             if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
 
+    def drop(self, version: int) -> None:
+        """Remove the checkpoint of a version, if there is one."""
+        self._path(version).unlink(missing_ok=True)
+
     def load(self, version: int, with_model: bool) -> Restored:
         """Restore everything as it stood when the steps to `version` were complete.
 

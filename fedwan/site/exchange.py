@@ -28,9 +28,17 @@ log = logging.getLogger(__name__)
 
 MAX_REJECTIONS = 3
 
-Save = Callable[[int, State, State], None]
-"""Called with (version, residual before, residual after) when the steps that lead to a version are
-complete; see `SiteCheckpoints.save`."""
+
+class Keeper(Protocol):
+    """Remembers what a successor of this process would need."""
+
+    def save(self, version: int, residual: State, owed: State) -> None:
+        """The steps that lead to a version are complete; see `SiteCheckpoints.save`."""
+        ...
+
+    def discard(self, version: int) -> None:
+        """What led to this version was refused: nobody shall send it again."""
+        ...
 
 
 class Exchange(Protocol):
@@ -53,6 +61,16 @@ class Exchange(Protocol):
         ...
 
 
+class _Forgetful:
+    """Keeps nothing."""
+
+    def save(self, version: int, residual: State, owed: State) -> None:
+        pass
+
+    def discard(self, version: int) -> None:
+        pass
+
+
 class _Mail:
     """Send one fragment and wait for its update; shared by both exchanges."""
 
@@ -62,9 +80,9 @@ class _Mail:
         strategy: Strategy,
         meter: Meter,
         between: Callable[[], None],
-        save: Save,
+        keeper: Keeper,
     ) -> None:
-        self._save = save
+        self._keeper = keeper
         self._courier = courier
         self._strategy = strategy
         self._meter = meter
@@ -83,12 +101,13 @@ class _Mail:
         payload, owed = self._strategy.up.encode(tensors, self.residual, fragment.layout)
         owed = self.residual | owed
         # Before it leaves: once it is merged, nobody could make up for what this site forgets.
-        self._save(version + 1, self.residual, owed)
+        self._keeper.save(version + 1, self.residual, owed)
         receipt = self._courier.send_contribution(
             fragment.index, version, payload, self._meter.work(step)
         )
         if receipt.status == wire.Receipt.REJECTED:
             self._rejections += 1
+            self._keeper.discard(version + 1)
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             if self._rejections >= MAX_REJECTIONS:
                 raise FedwanError(
@@ -114,7 +133,7 @@ class DeltaExchange:
         courier: Courier,
         meter: Meter,
         between: Callable[[], None],
-        save: Save,
+        keeper: Keeper,
     ) -> None:
         self.versions = [0] * len(fragments)
         self.durable_version = 0
@@ -123,7 +142,7 @@ class DeltaExchange:
         self._strategy = strategy
         self._courier = courier
         self._meter = meter
-        self._mail = _Mail(courier, strategy, meter, between, save)
+        self._mail = _Mail(courier, strategy, meter, between, keeper)
 
     @property
     def residual(self) -> State:
@@ -151,7 +170,9 @@ class DeltaExchange:
         index = fragment.index
         arrival = self._mail.swap(fragment, self.versions[index], step, self._replica.delta())
         if arrival is None:
+            # The optimisers too: moments that are not finite would spoil every later step.
             self._replica.reset()
+            self._replica.reset_optimizers()
             return
         self.durable_version = arrival.durable_version
         if arrival.payload is None:
@@ -174,7 +195,7 @@ class GradientExchange:
         courier: Courier,
         meter: Meter,
         between: Callable[[], None],
-        save: Save,
+        keeper: Keeper,
     ) -> None:
         self.versions = [0] * len(fragments)
         self.durable_version = 0
@@ -182,9 +203,9 @@ class GradientExchange:
         self._fragments = fragments
         self._strategy = strategy
         self._meter = meter
-        self._save = save
+        self._keeper = keeper
         # The step is not taken yet when the contribution leaves: saved after it, below.
-        self._mail = _Mail(courier, strategy, meter, between, lambda *_: None)
+        self._mail = _Mail(courier, strategy, meter, between, _Forgetful())
         self._networks = {
             n.partition("/")[0] for n, s in replica.layout.items() if s.role is Role.PARAMETER
         }
@@ -228,7 +249,7 @@ class GradientExchange:
     def after_step(self, step: int) -> int:
         """The optimisers have stepped on the mean gradient: every site is at the same weights."""
         with self._meter.waiting():
-            self._save(min(self.versions), self.residual, self.residual)
+            self._keeper.save(min(self.versions), self.residual, self.residual)
         return step
 
 
@@ -239,8 +260,8 @@ def make_exchange(
     courier: Courier,
     meter: Meter,
     between: Callable[[], None],
-    save: Save,
+    keeper: Keeper,
 ) -> Exchange:
     """The exchange that a strategy's `contributes` asks for."""
     kind = DeltaExchange if strategy.contributes == "delta" else GradientExchange
-    return kind(replica, fragments, strategy, courier, meter, between, save)
+    return kind(replica, fragments, strategy, courier, meter, between, keeper)

@@ -83,7 +83,7 @@ class SiteLoop:
             self._courier,
             self._meter,
             self._listen,
-            self._save,
+            self,
         )
         self._device = device
         self._is_stopped = False
@@ -167,11 +167,16 @@ class SiteLoop:
         log.info("sends its contribution to version %d again", version)
         return self._exchange.after_step((version + 1) * self._strategy.h)
 
-    def _save(self, version: int, residual: State, owed: State) -> None:
+    def save(self, version: int, residual: State, owed: State) -> None:
+        """See `fedwan.site.exchange.Keeper`."""
         if version % self._plan.checkpoint_every == 0:
             self._checkpoints.save(
                 version, self._exchange.durable_version, residual, owed, self._meter.pending
             )
+
+    def discard(self, version: int) -> None:
+        """See `fedwan.site.exchange.Keeper`."""
+        self._checkpoints.drop(version)
 
     def _stay(self, step: int) -> str:
         """Answer the coordinator until it says stop; then say farewell."""

@@ -167,6 +167,11 @@ class Replica:
             flat |= add_prefix(network, optimizer_state(optimizer, names))
         return flat
 
+    def reset_optimizers(self) -> None:
+        """Forget all inner optimisers' state, as if they had never stepped."""
+        for optimizer in self.workload.optimizers.values():
+            optimizer.state.clear()
+
     def load_optimizers(self, flat: State) -> None:
         """The inverse of `optimizer_state`."""
         for network, optimizer in self.workload.optimizers.items():

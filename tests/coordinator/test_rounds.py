@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def test_any_order_of_arrival_gives_the_same_bits(tmp_path: Path) -> None:
         run = TinyRun(tmp_path / str(attempt), delta_strategy(3), sites=sites)
         result = run.start()
         for name in sites:
-            run.site(name, wrap=lambda link, n=name: DawdlingLink(link, (attempt, n)))
+            run.site(name, wrap=partial(DawdlingLink, seed=(attempt, name)))
         hashes.add(hash_state(result(30.0).state))
         order = [row["site"] for row in run.rows if row["kind"] == "round"]
         assert order == ["s1", "s2", "s3"] * run.num_versions

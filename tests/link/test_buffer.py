@@ -77,7 +77,7 @@ def test_a_full_disk_leaks_no_descriptor(tmp_path: Path) -> None:
 
 
 def test_closing_under_running_writers_reaches_no_other_file(tmp_path: Path) -> None:
-    """A descriptor that is closed too early is soon another file's: nothing may be written there."""
+    """A descriptor that is closed too early is soon another file's: nothing may come there."""
     canary = tmp_path / "canary"
     stop = threading.Event()
     current = [FileBuffer(4096, tmp_path)]

@@ -31,7 +31,9 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-def patience(slept: list[float], patience_s: float = 60.0, complaint: str | None = None) -> Patience:
+def patience(
+    slept: list[float], patience_s: float = 60.0, complaint: str | None = None
+) -> Patience:
     return Patience("host:1", patience_s, lambda: complaint, slept.append)
 
 

@@ -215,8 +215,12 @@ def test_stop_before_the_end_is_run_stopped_with_the_coordinator_s_reason(tmp_pa
 def test_a_session_that_is_replaced_ends_as_session_lost(tmp_path: Path) -> None:
     run = TinyRun(tmp_path, delta_strategy(2))
     run.start()
-    old = run.site("s1")
-    eventually(lambda: run.rounds.model is not None)
+    workload = GatedWorkload()
+    workload.allow(H)
+    old = run.site("s1", workload)
+    # Two in one process must not write the same checkpoint at once: the old one waits by then.
+    eventually(lambda: bool(run.desk.intake._ready) and len(workload.batches) == H)
+    time.sleep(0.1)
     new = run.site("s1")
     with pytest.raises(SessionLost, match="another process of s1|this session of s1 was replaced"):
         old(10.0)
