@@ -42,7 +42,7 @@ def resolve(config: Config) -> None:
     require_at_least("model.width", model.width, 4)
     require_at_least("model.depth", model.depth, 1)
     require_at_least("model.euler_steps", model.euler_steps, 1)
-    fill_training(config, batch=64, steps=5000)
+    fill_training(config, batch=64, steps=4000)
     fill_inner(config, "velocity", InnerConfig(lr=5e-4, beta1=0.9, beta2=0.99))
 
 

@@ -52,7 +52,7 @@ def resolve(config: Config) -> None:
     require_at_least("model.latents", model.latents, 1)
     require_at_least("model.width", model.width, 1)
     require_at_least("model.gamma", model.gamma, 0)
-    fill_training(config, batch=32, steps=3600)
+    fill_training(config, batch=32, steps=2800)
     for network in NETWORKS:
         fill_inner(config, network, InnerConfig(lr=3e-3, beta1=0.0, beta2=0.99))
 

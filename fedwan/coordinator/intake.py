@@ -105,7 +105,7 @@ class Intake:
             same = present.header.checksum == header.checksum
             if same and present.header.chunk_bytes == header.chunk_bytes:
                 return present
-            present.close()
+            self._open.pop(key).close()
         reception = ChunkedReception(header, self._folder)
         self._open[key] = reception
         return reception

@@ -255,7 +255,15 @@ class Rounds:
                 raise RunStopped(text)
         layout = self._desk.layout
         initial = fp32().decode(payload, whole(layout)[0].layout)
-        return GlobalModel(initial, layout, self._strategy, self._plan.ema_half_life)
+        model = GlobalModel(initial, layout, self._strategy, self._plan.ema_half_life)
+        if model.initial_sha256 != self._desk.initial_sha256:
+            text = (
+                f"the initial weights that were sent hash to {model.initial_sha256[:12]}, those "
+                f"that the sites hold to {self._desk.initial_sha256[:12]}; start the run again"
+            )
+            self._desk.finish(text)
+            raise RunStopped(text)
+        return model
 
     def _final_quality(self, model: GlobalModel) -> None:
         version = min(model.versions)

@@ -2,7 +2,8 @@
 
 Both speak in the messages of `wire.proto`, whatever lies between them: `LoopbackLink` calls the hub
 in the same process, `GrpcLink` and `DataPlane` put mutual TLS between them, `ShapedLink` slows any
-of them down. Payloads are `Source`s: random access to bytes, so that a transfer can resume anywhere.
+of them down. Payloads are `Source`s: random access to bytes, so that a transfer can resume
+anywhere.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ __all__ = [
 
 _SLOPE = 0.2
 _POINT_DEPTH = 3
-_POINT_SPREAD = 4  # points take this many times the width of the image networks' first layer
+_POINT_SPREAD = 4  # a dense layer is this many times as wide as an image network has channels
 
 
 def build_generator(shape: tuple[int, ...], latents: int, width: int) -> nn.Module:

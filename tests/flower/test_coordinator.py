@@ -76,7 +76,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path, authority: Path) -> None:
 
 
 @pytest.mark.slow
-def test_sites_at_work_outlive_the_coordinator_and_meet_it_again(
+def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
     tmp_path: Path, authority: Path, standin_app: Path
 ) -> None:
     """Two services, each in its own folder, as docs/deploy.md has them."""
@@ -106,7 +106,13 @@ def test_sites_at_work_outlive_the_coordinator_and_meet_it_again(
         assert first["pid"] == second["pid"]
         (out / "finish").touch()
         assert services[2].wait(timeout=30) == 0
-        # The site's service stays for the next run.
+        # The site's service stays for the next run, in another folder.
+        config.out = str(tmp_path / "next")
+        (tmp_path / "config.json").write_text(to_json(config))
+        services.append(start("-c", COORDINATOR, *words, "anew"))
+        wait_for(lambda: len(joins(tmp_path / "next")) == 1)
+        (tmp_path / "next" / "finish").touch()
+        assert services[3].wait(timeout=30) == 0
         assert services[0].poll() is None
         services[0].terminate()
         assert services[0].wait(timeout=30) == 0
