@@ -110,9 +110,9 @@ class Bench:
         with self.desk.changed:
             return self.intake.ready(Key(wire.UploadHeader.CONTRIBUTION, 0, version, site))
 
-    def value(self, site: str) -> float:
+    def value(self, site: str, version: int = 0) -> float:
         """The one number that a site's contribution consists of."""
-        contribution = self.contribution(site)
+        contribution = self.contribution(site, version)
         assert contribution is not None
         (tensor,) = fp32().decode(contribution.payload, self.layout).values()
         assert bool((tensor == tensor[0]).all())

@@ -78,6 +78,8 @@ class Desk:
         self._chunk_bytes = chunk_bytes
         self._model: GlobalModel | None = None
         self._sender_of_initial: str | None = None
+        self._versions: list[int] = []
+        """Per fragment, what sites can have: the model itself is ahead while it is committed."""
         self._updates: dict[int, tuple[int, Payload]] = {}
         self._snapshots: dict[tuple[str, int], tuple[Payload, int]] = {}
         self.stop_text = ""
@@ -101,7 +103,7 @@ class Desk:
             is_rejoin = self.registry.admit(site, hello.session)
             if self._model is None and self._sender_of_initial in (None, site):
                 self._sender_of_initial = site
-            versions: list[int] = self._model.versions if self._model else []
+            versions = list(self._versions)
             self.registry.settle(site, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
             if not is_known:
                 self.rejoins += is_rejoin
@@ -173,8 +175,8 @@ class Desk:
         """See `Hub`."""
         with self.changed:
             self.registry.find(site)
-            present = min(self._model.versions) if self._model else 0
-            if report.run_id != self._run_id or report.version > present:
+            present = min(self._versions, default=0)
+            if report.run_id != self._run_id or report.version > present + 1:
                 raise PayloadError(
                     f"report on version {report.version} of run {report.run_id} where run "
                     f"{self._run_id} is at version {present}; refused"
@@ -287,8 +289,9 @@ class Desk:
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
         if key.kind == wire.UploadHeader.INITIAL:
             return wire.Receipt(status=wire.Receipt.ACCEPTED) if self._model else None
-        present = self._model.versions[key.fragment] if self._model else 0
-        if key.version != present or self.stop_text:
+        present = self._versions[key.fragment] if self._versions else 0
+        # A site that took the global weights may be ahead of the update that leads to them.
+        if key.version not in (present, present + 1) or self.stop_text:
             text = f"version {key.version} is not wanted, the present one is {present}"
             return wire.Receipt(status=wire.Receipt.STALE, text=text)
         return None
@@ -324,7 +327,7 @@ class Desk:
                 version, payload = self._updates.get(request.fragment, (0, None))
                 if payload is not None and version == request.version:
                     return self._ready(version, payload)
-                present = self._model.versions[request.fragment] if self._model else 0
+                present = self._versions[request.fragment] if self._versions else 0
                 if present >= request.version:
                     status = wire.DownloadHeader.SUPERSEDED
                     return Delivery(wire.DownloadHeader(status=status, version=present), None)
@@ -366,6 +369,7 @@ class Desk:
         """The global weights are here: contributions can be taken."""
         with self.changed:
             self._model = model
+            self._versions = list(model.versions)
             self.layout = model.layout
             self.intake.set_layout(model.layout, model.fragments)
             self.changed.notify_all()
@@ -395,6 +399,7 @@ class Desk:
         """Hand an update out, and drop the contributions that made it."""
         with self.changed:
             self._updates[fragment] = (version, payload)
+            self._versions[fragment] = version
             self.intake.forget(fragment, version - 1)
             self.changed.notify_all()
 

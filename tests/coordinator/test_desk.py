@@ -273,6 +273,28 @@ def test_an_update_that_is_not_there_is_not_yet_then_superseded_then_done(tmp_pa
     assert status(3) == wire.DownloadHeader.DONE
 
 
+def test_an_update_between_its_commit_and_its_publication_is_not_yet_not_superseded(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    bench.desk.join("s1", bench.hello("s1"))
+    model.versions[0] = 1
+    found = bench.desk.download("s1", update_request(1)).header.status
+    assert found == wire.DownloadHeader.NOT_YET
+
+
+def test_a_site_ahead_of_an_update_that_is_about_to_be_published_is_heard(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    bench.desk.join("s1", bench.hello("s1"))
+    model.versions[0] = 1  # the site took the global weights just now
+    payload = payload_of(2.0, bench.layout)
+    assert upload(bench, prepared(payload, version=1), payload).status == wire.Receipt.ACCEPTED
+    bench.publish(1, payload_of(1.0, bench.layout))
+    assert bench.value("s1", 1) == 2.0
+
+
 def test_a_snapshot_that_is_being_fetched_is_resumed_though_the_weights_move_on(
     bench: Bench,
 ) -> None:

@@ -77,7 +77,7 @@ def test_the_smallest_chunks_work(tmp_path: Path, identities: Path) -> None:
         delivery = link.download(update_request())
         assert delivery.payload is not None and read_all(delivery.payload) == read_all(payload)
         bench.desk.withdraw_update(0)
-        receipt = link.upload(header_of(payload, version=0), payload)
+        receipt = link.upload(header_of(payload, version=1), payload)
         assert receipt.status == wire.Receipt.ACCEPTED
 
 
