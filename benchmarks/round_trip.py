@@ -22,6 +22,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 SITES = ("s1", "s2")
 SIZES = {1_000: 300, 200_000_000: 12}
 """Payload bytes -> rounds."""

@@ -4,7 +4,7 @@
     ├── UserError                the user's to mend; the command exits with 2
     │   ├── ConfigError          a key, a value, or a setting without effect
     │   ├── IdentityError        a certificate: missing, expired, foreign, revoked, wrong name
-    │   └── JoinRefused          the coordinator will not have this site: run, version, weights differ
+    │   └── JoinRefused          refused by the coordinator: run, protocol, or weights differ
     ├── WireError                bytes from the network or a file that do not hold what they claim
     │   ├── PayloadError         an encoded payload: truncated, oversized, wrong layout, not finite
     │   └── CheckpointError      a checkpoint: missing, truncated, of another run

@@ -81,6 +81,8 @@ class Desk:
         self._versions: list[int] = []
         """Per fragment, what sites can have: the model itself is ahead while it is committed."""
         self._updates: dict[int, tuple[int, Payload]] = {}
+        self._arrived: dict[int, set[str]] = {}
+        """Sites that are known to hold the update that is out, by fragment."""
         self._snapshots: dict[tuple[str, int], tuple[Payload, int]] = {}
         self.stop_text = ""
         """Why the run is over; empty while it is not."""
@@ -215,9 +217,23 @@ class Desk:
             try:
                 if key.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
                     raise PayloadError("it counts no samples, so that it has no weight")
-                return self.intake.open(key, header)
+                reception = self.intake.open(key, header)
+                self._note_arrived(key)
+                return reception
             except PayloadError as error:
                 return self._rejection(key, str(error))
+
+    def _note_arrived(self, key: Key) -> None:
+        """Who contributes to a version has its update: once all do, its memory is free to go."""
+        is_out = key.fragment in self._updates
+        if not is_out or key.kind != wire.UploadHeader.CONTRIBUTION:
+            return
+        version, _ = self._updates[key.fragment]
+        if key.version == version:
+            arrived = self._arrived.setdefault(key.fragment, set())
+            arrived.add(key.site)
+            if arrived >= self.registry.sites.keys():
+                del self._updates[key.fragment]
 
     def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
         """See `Hub`."""
@@ -400,6 +416,7 @@ class Desk:
         with self.changed:
             self._updates[fragment] = (version, payload)
             self._versions[fragment] = version
+            self._arrived[fragment] = set()
             self.intake.forget(fragment, version - 1)
             self.changed.notify_all()
 
