@@ -104,7 +104,8 @@ def train_classifier(train: Batch, num_classes: int) -> Classifier:
         model.parameters(), lr=_PEAK_LR, weight_decay=0.05, foreach=False, fused=False
     )
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _PEAK_LR, total_steps=_STEPS)
-    with one_thread():
+    # Quality is measured without gradients, and the first to measure it comes through here.
+    with one_thread(), torch.enable_grad():
         for _ in range(_STEPS):
             index = torch.randint(len(train.y), (_BATCH,), generator=generator)
             features = model.body(_drop(train.x[index], generator))

@@ -29,7 +29,8 @@ class Cached(NamedTuple):
 def cached(tmp_path_factory: pytest.TempPathFactory) -> Cached:
     folder = tmp_path_factory.mktemp("cache")
     before = torch.random.get_rng_state()
-    model = load_classifier("digits", folder)
+    with torch.no_grad():  # as quality is measured
+        model = load_classifier("digits", folder)
     (path,) = folder.iterdir()
     return Cached(model, path, not torch.equal(torch.random.get_rng_state(), before))
 
