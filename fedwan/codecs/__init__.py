@@ -2,11 +2,13 @@
 
 from fedwan.codecs.base import Codec
 from fedwan.codecs.bf16 import bf16
+from fedwan.codecs.coded import Coded, Plain, plain
 from fedwan.codecs.fp32 import fp32
+from fedwan.codecs.int4 import int4
 from fedwan.codecs.payload import Payload
 from fedwan.errors import ConfigError
 
-__all__ = ["Codec", "Payload", "bf16", "codec_by_name", "fp32"]
+__all__ = ["Coded", "Codec", "Payload", "Plain", "bf16", "codec_by_name", "fp32", "int4", "plain"]
 
 
 def codec_by_name(name: str) -> Codec:
@@ -15,7 +17,7 @@ def codec_by_name(name: str) -> Codec:
     Raises:
         ConfigError: there is none of that name.
     """
-    codecs = {codec.name: codec for codec in (fp32(), bf16())}
+    codecs = {codec.name: codec for codec in (fp32(), bf16(), int4())}
     if name not in codecs:
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}")
     return codecs[name]

@@ -1,6 +1,7 @@
 """A codec: tensors to payload at the sender, payload to tensors at the receiver.
 
-`encode(tensors, residual) -> (payload, residual)` and `decode(payload, layout) -> tensors`. The
+`encode(tensors, residual) -> (payload, residual)`. `read_each(payload, layout)` gives coded
+tensors, which a receiver adds to what it holds without a decoded copy; `decode` gives copies. The
 residual is what error feedback still owes, an explicit state of the sender; codecs without error
 feedback return it as they got it. Parameters go through the codec; everything else (running means,
 variances, counters) is written raw, since it is small and must arrive exactly.
@@ -13,6 +14,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedwan.codecs.coded import Coded, Plain
 from fedwan.codecs.payload import (
     RAW,
     Bytes,
@@ -40,12 +42,16 @@ class Codec(NamedTuple):
     """Its number in a payload's table."""
     encode_tensor: Callable[[Tensor, Tensor | None], tuple[memoryview, Tensor | None]]
     """(value, residual or None) -> (record, residual or None)."""
-    decode_tensor: Callable[[Bytes, TensorSpec], Tensor]
-    """(record, spec) -> fp32 tensor of the spec's shape; may share the record's memory."""
+    read_tensor: Callable[[Bytes, TensorSpec], Coded]
+    """(record of the right length, spec) -> coded tensor, which decodes to fp32 of the spec's shape
+    and may share the record's memory. Raises a `PayloadError`, whose text goes on after the
+    tensor's name, if the record claims what cannot be."""
     record_bytes: Callable[[TensorSpec], int]
     """Exact bytes of a tensor's record."""
     is_exact: bool = False
     """Whether fp32 values come out as they went in, bit for bit."""
+    has_feedback: bool = False
+    """Whether it keeps a residual: what it did not send now, it sends later."""
 
     def encode(
         self, tensors: Mapping[str, Tensor], residual: State, layout: Layout
@@ -89,29 +95,43 @@ class Codec(NamedTuple):
             for name, spec in layout.items()
         )
 
+    def read_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Coded]]:
+        """One coded tensor at a time: fp32 for parameters, the layout's dtype for the rest.
+
+        A coded tensor is good until the next one is taken, unless the source's bytes stay where
+        they are, as a `Payload`'s do.
+
+        Raises:
+            PayloadError: see `read_records`; a wrong checksum shows only after the last tensor. Or
+                a record claims what cannot be: scales that are not finite, indices out of range.
+        """
+        for entry, data in read_records(payload, layout, {RAW, self.encoding}):
+            name, spec = entry.name, entry.spec
+            is_parameter = spec.role is Role.PARAMETER
+            if is_parameter != (entry.encoding == self.encoding):
+                raise PayloadError(
+                    f"tensor {name!r} is in encoding {entry.encoding}, which does not suit "
+                    f"its role {spec.role.value}; refused"
+                )
+            if not is_parameter:
+                self._check_size(name, data, spec.num_values * spec.dtype.itemsize)
+                yield name, Plain(tensor_from_bytes(data, spec.dtype, spec.shape))
+                continue
+            self._check_size(name, data, self.record_bytes(spec))
+            try:
+                coded = self.read_tensor(data, spec)
+            except PayloadError as error:
+                raise PayloadError(f"tensor {name!r} {error}") from None
+            yield name, coded
+
     def decode_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-        """Decode one tensor at a time: fp32 for parameters, the layout's dtype for the rest.
+        """As `read_each`, decoded.
 
         Tensors may share memory with the payload: do not write to them, and copy what is to be
         kept when the next one is taken.
-
-        Raises:
-            PayloadError: see `read_records`; a wrong checksum shows only after the last tensor.
         """
-        for entry, data in read_records(payload, layout, {RAW, self.encoding}):
-            is_parameter = entry.spec.role is Role.PARAMETER
-            if is_parameter != (entry.encoding == self.encoding):
-                raise PayloadError(
-                    f"tensor {entry.name!r} is in encoding {entry.encoding}, which does not suit "
-                    f"its role {entry.spec.role.value}; refused"
-                )
-            if is_parameter:
-                self._check_size(entry.name, data, self.record_bytes(entry.spec))
-                yield entry.name, self.decode_tensor(data, entry.spec)
-            else:
-                raw_bytes = entry.spec.num_values * entry.spec.dtype.itemsize
-                self._check_size(entry.name, data, raw_bytes)
-                yield entry.name, tensor_from_bytes(data, entry.spec.dtype, entry.spec.shape)
+        for name, coded in self.read_each(payload, layout):
+            yield name, coded.tensor()
 
     def decode(self, payload: Source, layout: Layout) -> State:
         """All tensors of a payload, checked whole before any is returned; copies."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedwan.codecs.base import Codec
+from fedwan.codecs.coded import Coded, Plain
 from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
 from fedwan.state import TensorSpec
 
@@ -16,10 +17,10 @@ def _encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor 
     return tensor_bytes(value.detach().to(torch.bfloat16)), None
 
 
-def _decode(data: Bytes, spec: TensorSpec) -> Tensor:
-    return tensor_from_bytes(data, torch.bfloat16, spec.shape).float()
+def _read(data: Bytes, spec: TensorSpec) -> Coded:
+    return Plain(tensor_from_bytes(data, torch.bfloat16, spec.shape), torch.float32)
 
 
 def bf16() -> Codec:
     """16 bits a value, rounded to nearest even."""
-    return Codec("bf16", 2, _encode, _decode, lambda spec: 2 * spec.num_values)
+    return Codec("bf16", 2, _encode, _read, lambda spec: 2 * spec.num_values)

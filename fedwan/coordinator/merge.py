@@ -13,8 +13,9 @@ is a square times a weight, so that nothing cancels and the result is never belo
 count in units of the first one: contributions of equal weight are summed without any rounding of
 weights, and a single contribution is returned as it is.
 
-Memory: one accumulator of the fragment's size, however many sites there are, and one tensor of the
-contribution at hand, with copies of its running means and variances, which are small.
+Memory: one accumulator of the fragment's size, however many sites there are, and copies of the
+running means and variances of the contribution at hand, which are small. Its parameters are added
+from their coded form, so that no decoded copy of them exists.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from fedwan.codecs import Coded
 from fedwan.state import Layout, Role, State
 
 __all__ = ["Merger"]
@@ -51,11 +53,11 @@ class Merger:
         """Sum of the weights so far."""
         return self._total * self._unit
 
-    def add(self, tensors: Iterable[tuple[str, Tensor]], weight: float) -> None:
+    def add(self, tensors: Iterable[tuple[str, Coded]], weight: float) -> None:
         """Add one checked contribution.
 
         Args:
-            tensors: name and decoded value, all of the layout; taken one at a time, and free to
+            tensors: see `Codec.read_each`, all of the layout; taken one at a time, and free to
                 change once the next one is taken.
             weight: above 0, e.g. samples over nominal samples (1 for an ordinary contribution).
         """
@@ -64,16 +66,20 @@ class Merger:
         share = weight / self._unit
         means: State = {}
         variances: State = {}
-        for name, value in tensors:
+        for name, coded in tensors:
             role = self._layout[name].role
             if role is Role.COUNTER:
+                value = coded.tensor()
                 self._sums[name] = torch.maximum(self._sums.get(name, value), value).clone()
             elif role is Role.VARIANCE:
-                variances[name] = value.to(torch.float32, copy=True)
+                variances[name] = coded.tensor().to(torch.float32, copy=True)
             elif role is Role.MEAN:
-                means[name] = value.to(torch.float32, copy=True)
+                means[name] = coded.tensor().to(torch.float32, copy=True)
+            elif self._total:
+                coded.add_to(self._sums[name], share)
             else:
-                self._accumulate(name, value, share)
+                self._sums[name] = torch.empty(self._layout[name].shape)
+                coded.write_to(self._sums[name])
         # Variances before means: they need the mean of those that came before.
         for name, value in variances.items():
             self._pool(name, value, means.get(_mean_of_variance(name)), share)
@@ -85,7 +91,7 @@ class Merger:
         if self._total:
             self._sums[name].add_(value, alpha=share)
         else:
-            self._sums[name] = value.to(torch.float32, copy=True)
+            self._sums[name] = value
 
     def _pool(self, name: str, value: Tensor, mean: Tensor | None, share: float) -> None:
         """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""

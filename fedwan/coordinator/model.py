@@ -16,7 +16,7 @@ from typing import Any
 import safetensors.torch
 import xxhash
 
-from fedwan.codecs import Payload, fp32
+from fedwan.codecs import Payload, fp32, plain
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment
@@ -85,15 +85,19 @@ class GlobalModel:
         proposal = self._server_step.propose(merged)
         payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
         # What the sites decode, which for a lossy codec is not what was proposed.
-        decoded = proposal if self._down.is_exact else self._down.decode(payload, fragment.layout)
+        update = (
+            plain(proposal)
+            if self._down.is_exact
+            else dict(self._down.read_each(payload, fragment.layout))
+        )
         with self._lock:
             self._residual |= residual
-            self._server_step.commit(decoded)
+            self._server_step.commit(update)
             if self._ema_snapshot() is not None:  # somebody is reading it: leave it to them
                 self.ema = clone(self.ema)
             update_ema(
-                {name: self.ema[name] for name in decoded},
-                {name: self.state[name] for name in decoded},
+                {name: self.ema[name] for name in update},
+                {name: self.state[name] for name in update},
                 self.layout,
                 samples,
                 self._half_life,

@@ -179,7 +179,7 @@ class Rounds:
                     continue
                 contribution = ready[name]
                 merger.add(
-                    self._strategy.up.decode_each(contribution.payload, fragment.layout),
+                    self._strategy.up.read_each(contribution.payload, fragment.layout),
                     contribution.work.samples / self._plan.samples_per_contribution,
                 )
                 merged.append(contribution)

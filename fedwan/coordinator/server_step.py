@@ -1,6 +1,6 @@
 """What the coordinator does with a merged contribution, in two halves.
 
-`propose(merged)` gives what will be broadcast; it is coded once for all sites; `commit(decoded)`
+`propose(merged)` gives what will be broadcast; it is coded once for all sites; `commit(update)`
 then moves the global weights by what the sites will decode, so that every party ends on the same
 bits whatever the codec loses. Tensors that are no parameters (running means and so on) are merged
 already: they pass through and are set.
@@ -14,6 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedwan.codecs import Coded
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.optim_state import load_optimizer, optimizer_state
@@ -31,7 +32,7 @@ class ServerStep(Protocol):
         """What to broadcast. Takes its tensors out of `merged`, to free each as it goes."""
         ...
 
-    def commit(self, decoded: State) -> None:
+    def commit(self, update: Mapping[str, Coded]) -> None:
         """Move the global state, in place, by what was broadcast."""
         ...
 
@@ -57,36 +58,42 @@ class _Outer:
         _check_networks(layout, transforms)
         self._transforms = transforms
         self._state: dict[str, State] = {}
+        self._names: dict[str, dict[str, list[str]]] = {}
         for network, transform in transforms.items():
-            params = {n: model[n] for n in _parameters(layout, network)}
-            self._state[network] = transform.init(params)
+            names = _parameters(layout, network)
+            self._state[network] = transform.init({n: model[n] for n in names})
+            self._names[network] = _names_by_tensor(self._state[network], names)
 
     def propose(self, merged: State) -> State:
         order = list(merged)
         out = {n: merged.pop(n) for n in order if self._layout[n].role is not Role.PARAMETER}
-        for network, transform in self._transforms.items():
-            names = [n for n in _parameters(self._layout, network) if n in merged]
+        by_network: dict[str, list[str]] = {network: [] for network in self._transforms}
+        for name in merged:
+            by_network[network_of(name)].append(name)
+        for network, names in by_network.items():
+            transform = self._transforms[network]
             groups = [[name] for name in names] if transform.per_tensor else [names]
             for group in groups:
                 out |= self._update(network, transform, {n: merged.pop(n) for n in group})
         return {name: out[name] for name in order}
 
     def _update(self, network: str, transform: Transform, delta: State) -> State:
-        # Only the state of these tensors: names end in ":tensor", whatever the chain before it.
-        tails = tuple(f":{name}" for name in delta)
         whole = self._state[network]
-        part = {n: v for n, v in whole.items() if n.endswith(tails)}
+        part = whole
+        if transform.per_tensor:
+            part = {n: whole[n] for name in delta for n in self._names[network][name]}
         params = {name: self._model[name] for name in delta}
-        update, new = transform.update(delta, part if transform.per_tensor else whole, params)
+        update, new = transform.update(delta, part, params)
+        assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
         whole.update(new)
         return update
 
-    def commit(self, decoded: State) -> None:
-        for name, value in decoded.items():
+    def commit(self, update: Mapping[str, Coded]) -> None:
+        for name, coded in update.items():
             if self._layout[name].role is Role.PARAMETER:
-                self._model[name].add_(value)
+                coded.add_to(self._model[name])
             else:
-                self._model[name].copy_(value)
+                coded.write_to(self._model[name])
 
     def state(self) -> State:
         flat: State = {}
@@ -126,14 +133,15 @@ class _Mirror:
     def propose(self, merged: State) -> State:
         return {name: merged.pop(name) for name in list(merged)}
 
-    def commit(self, decoded: State) -> None:
-        for name, value in decoded.items():
+    def commit(self, update: Mapping[str, Coded]) -> None:
+        for name, coded in update.items():
             if self._layout[name].role is not Role.PARAMETER:
-                self._model[name].copy_(value)
+                coded.write_to(self._model[name])
         for network, optimizer in self._optimizers.items():
             params = self._params[network]
             for name, param in params.items():
-                param.grad = decoded[name].clone()
+                param.grad = torch.empty_like(param)
+                update[name].write_to(param.grad)
             clip(list(params.values()), self._inner[network].clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
@@ -171,6 +179,18 @@ def _parameters(layout: Layout, network: str) -> list[str]:
         for name, spec in layout.items()
         if spec.role is Role.PARAMETER and network_of(name) == network
     ]
+
+
+def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str]]:
+    """Each tensor's own part of an outer state: names end in ":tensor", whatever the chain."""
+    names: dict[str, list[str]] = {tensor: [] for tensor in tensors}
+    for name in state:
+        tail = name
+        while tail and tail not in names:
+            tail = tail.partition(":")[2]
+        if tail:
+            names[tail].append(name)
+    return names
 
 
 def step_outer(transforms: Mapping[str, Transform]) -> Callable[[State, Layout], ServerStep]:

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import fp32
+from fedwan.codecs import Codec, bf16, fp32, int4, plain
 from fedwan.coordinator.merge import Merger
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State, clone
@@ -40,7 +40,7 @@ def merge(
 ) -> State:
     merger = Merger(layout)
     for state, weight in zip(states, weights or [1.0] * len(states), strict=True):
-        merger.add(state.items(), weight)
+        merger.add(plain(state).items(), weight)
     return merger.take()
 
 
@@ -186,11 +186,11 @@ def test_inputs_are_not_mutated_and_the_result_is_the_callers_own() -> None:
 
 def test_a_merger_starts_anew_after_take() -> None:
     merger = Merger(LAYOUT)
-    merger.add(contribution(1).items(), 2.0)
+    merger.add(plain(contribution(1)).items(), 2.0)
     assert merger.total_weight == 2.0
     merger.take()
     assert merger.total_weight == 0.0
-    merger.add(contribution(2).items(), 0.5)
+    merger.add(plain(contribution(2)).items(), 0.5)
     assert same_bits(merger.take(), contribution(2))
 
 
@@ -209,13 +209,29 @@ def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:
         data = read_all(encoded(state, LAYOUT))
         spooled = FileBuffer(len(data), tmp_path)
         spooled.write(0, data)
-        merger.add(fp32().decode_each(spooled, LAYOUT), 1.0)
+        merger.add(fp32().read_each(spooled, LAYOUT), 1.0)
         spooled.close()
     assert same_bits(merger.take(), merge(states))
+
+
+@pytest.mark.parametrize("codec", [fp32(), bf16(), int4()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [2.0, 0.3, 1.7]], ids=["equal", "weighted"])
+def test_coded_contributions_merge_to_the_bits_of_decoded_ones(
+    codec: Codec, weights: list[float]
+) -> None:
+    layout = {"g/small": spec((5,)), "g/w": spec((3, 70_001)), "g/x": spec((1000, 128))}
+    generator = torch.Generator().manual_seed(3)
+    coded, decoded = Merger(layout), Merger(layout)
+    for weight in weights:
+        state = {n: torch.randn(s.shape, generator=generator) for n, s in layout.items()}
+        payload, _ = codec.encode(state, {}, layout)
+        coded.add(codec.read_each(payload, layout), weight)
+        decoded.add(plain(codec.decode(payload, layout)).items(), weight)
+    assert same_bits(coded.take(), decoded.take())
 
 
 def test_a_merge_of_nothing_is_our_own_bug() -> None:
     with pytest.raises(AssertionError):
         Merger(LAYOUT).take()
     with pytest.raises(AssertionError):
-        Merger(LAYOUT).add(contribution(1).items(), 0.0)
+        Merger(LAYOUT).add(plain(contribution(1)).items(), 0.0)

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedwan import outer
+from fedwan.codecs import plain
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_outer
 from fedwan.errors import CheckpointError, ConfigError
@@ -41,7 +42,7 @@ def random_state(seed: int, layout: Layout = LAYOUT) -> State:
 
 def advance(step: ServerStep, seeds: range, layout: Layout = LAYOUT) -> None:
     for seed in seeds:
-        step.commit(step.propose(random_state(seed, layout)))
+        step.commit(plain(step.propose(random_state(seed, layout))))
 
 
 # Outer transforms --------------------------------------------------------------------------------
@@ -53,7 +54,7 @@ def test_one_commit_moves_every_network_by_its_own_transform() -> None:
     step = step_outer(TRANSFORMS)(model, LAYOUT)
     proposal = step.propose(clone(delta))
     assert same_bits(model, before)  # a proposal moves nothing
-    step.commit(proposal)
+    step.commit(plain(proposal))
     assert torch.equal(
         model["discriminator/w"], before["discriminator/w"] - delta["discriminator/w"]
     )
@@ -180,7 +181,7 @@ def test_a_mirror_moves_to_the_same_bits_as_the_site(
             parameter.grad = mean[f"g/{parameter_name}"].clone()
         clip(module.parameters(), clip_norm)
         optimizer.step()
-        step.commit(step.propose(mean))
+        step.commit(plain(step.propose(mean)))
         site = {f"g/{n}": p.detach() for n, p in module.named_parameters()}
         assert same_bits(dict(sorted(site.items())), model)
 
@@ -219,7 +220,7 @@ def test_parameters_without_a_gradient_are_left_out_of_clipping() -> None:
 
 def test_a_mirror_keeps_no_gradients() -> None:
     module, model, step = mirrored(InnerConfig())
-    step.commit(step.propose(gradients(module, 0)))
+    step.commit(plain(step.propose(gradients(module, 0))))
     assert all(value.grad is None for value in model.values())
 
 
@@ -237,7 +238,7 @@ def test_a_mirrors_state_round_trips_and_goes_on_bit_for_bit(name: str, tmp_path
     inner = InnerConfig(name, lr=1e-2)
     module, model, step = mirrored(inner)
     for seed in range(5):
-        step.commit(step.propose(gradients(module, seed)))
+        step.commit(plain(step.propose(gradients(module, seed))))
     write_tensors(tmp_path / "state", step.state(), {})
     _, _, again = mirrored(inner)
     resumed = clone(model)
@@ -245,8 +246,8 @@ def test_a_mirrors_state_round_trips_and_goes_on_bit_for_bit(name: str, tmp_path
     again = mirror_inner({"g": inner})(resumed, layout)
     again.load_state(read_tensors(tmp_path / "state")[0])
     for seed in range(5, 10):
-        step.commit(step.propose(gradients(module, seed)))
-        again.commit(again.propose(gradients(module, seed)))
+        step.commit(plain(step.propose(gradients(module, seed))))
+        again.commit(plain(again.propose(gradients(module, seed))))
     assert same_bits(model, resumed)
     assert same_bits(again.state(), step.state())
 

@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig, OuterConfig
 from fedwan.errors import ConfigError
 from fedwan.state import State
@@ -54,7 +55,7 @@ def test_it_builds_for_every_workload(name: str, networks: dict[str, NetworkKind
     layout = {f"{network}/w": spec((2,)) for network in networks}
     model = {tensor: torch.zeros(2) for tensor in layout}
     step = strategy.server_step(model, layout)
-    step.commit(step.propose({tensor: torch.ones(2) for tensor in layout}))
+    step.commit(plain(step.propose({tensor: torch.ones(2) for tensor in layout})))
     assert all(bool((value < 0).all()) for value in model.values())
 
 
@@ -122,7 +123,7 @@ def step_twice(name: str, config: Config) -> State:
     model = {"velocity/w": torch.zeros(1)}
     step = RECIPES[name].build(config).server_step(model, layout)
     for _ in "12":
-        step.commit(step.propose({"velocity/w": torch.ones(1)}))
+        step.commit(plain(step.propose({"velocity/w": torch.ones(1)})))
     return model
 
 

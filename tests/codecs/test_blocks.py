@@ -1,0 +1,148 @@
+"""What all block-wise codecs share: scales, short blocks, exactness, refusals."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from fedwan.codecs import Codec, int4
+from fedwan.codecs.payload import tensor_bytes
+from fedwan.errors import PayloadError
+from tests.support import spec
+
+PEAK = {"int4": 7.0}
+LARGEST_BF16 = 0x7F7F
+
+every_block_codec = pytest.mark.parametrize("codec", [int4()], ids=lambda codec: codec.name)
+
+
+def record(codec: Codec, value: torch.Tensor) -> bytes:
+    return bytes(codec.encode_tensor(value, None)[0])
+
+
+def decoded(codec: Codec, data: bytes, num_values: int) -> torch.Tensor:
+    return codec.read_tensor(data, spec((num_values,))).tensor()
+
+
+def round_trip(codec: Codec, value: torch.Tensor) -> torch.Tensor:
+    return decoded(codec, record(codec, value), value.numel())
+
+
+def random_values(num: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(num, generator=torch.Generator().manual_seed(seed))
+
+
+@every_block_codec
+def test_every_block_has_a_scale_of_its_own(codec: Codec) -> None:
+    value = random_values(512) * torch.tensor([1e-6, 1.0, 1e6, 1e-3]).repeat_interleave(128)
+    result = round_trip(codec, value)
+    for block in range(4):
+        part = slice(128 * block, 128 * (block + 1))
+        assert torch.equal(result[part], round_trip(codec, value[part]))
+        assert float((result - value)[part].norm() / value[part].norm()) < 0.2
+
+
+@every_block_codec
+def test_the_largest_value_of_a_block_keeps_its_code_whatever_the_scale_is_rounded_to(
+    codec: Codec,
+) -> None:
+    """Else it would wrap around: nothing clamps the codes."""
+    peak = PEAK[codec.name]
+    scales = torch.arange(0x3F80, 0x4000, dtype=torch.int16).view(torch.bfloat16).float()
+    halfway = scales + 2.0**-8  # where rounding is worst
+    for scale in torch.cat([scales, halfway, halfway.nextafter(torch.tensor(0.0))]):
+        value = torch.full((128,), float(scale * peak))
+        value[64:] *= -1
+        result = round_trip(codec, value)
+        assert torch.equal(result[64:], -result[:64])
+        assert torch.allclose(result, value, rtol=2.0**-8)
+
+
+@every_block_codec
+def test_a_decoded_value_is_the_exact_product_of_code_and_scale(codec: Codec) -> None:
+    """So it has the same bits on every device, and whether or not multiply and add are fused."""
+    value = random_values(128 * 500 + 77) * torch.logspace(-35, 30, 128 * 500 + 77)
+    coded = codec.read_tensor(record(codec, value), spec(value.shape))
+    target = random_values(len(value), 1) * value.abs()
+    once = (target.double() + coded.tensor().double()).float()  # rounded once, from the exact sum
+    coded.add_to(target)
+    assert torch.equal(target, once)
+
+
+@every_block_codec
+@pytest.mark.parametrize("num_values", [1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 257])
+def test_a_short_block_takes_no_more_than_its_share(codec: Codec, num_values: int) -> None:
+    bits = {"int4": 4}[codec.name]
+    data = record(codec, random_values(num_values))
+    assert len(data) == 2 * -(-num_values // 128) + -(-num_values * bits // 8)
+    assert len(data) == codec.record_bytes(spec((num_values,)))
+
+
+@every_block_codec
+def test_zeros_and_values_too_small_for_a_scale_become_zeros(codec: Codec) -> None:
+    for value in (0.0, -0.0, 1e-45, -1e-40, 2.0**-130):
+        assert not round_trip(codec, torch.full((130,), value)).any()
+
+
+@every_block_codec
+def test_small_and_large_values_keep_their_size(codec: Codec) -> None:
+    for exponent in (-115, -60, 0, 60, 120):
+        value = torch.full((130,), 2.0**exponent)
+        torch.testing.assert_close(round_trip(codec, value), value, rtol=0.01, atol=0)
+
+
+@every_block_codec
+@pytest.mark.parametrize(
+    "scale", [0x7F80, 0x7FC0, 0x7F81, -0x0080, -1, -0x8000], ids=lambda bits: hex(bits & 0xFFFF)
+)
+@pytest.mark.parametrize("block", [0, 1, 2])
+def test_a_scale_that_is_not_finite_or_negative_is_refused(
+    codec: Codec, scale: int, block: int
+) -> None:
+    data = bytearray(record(codec, random_values(300)))
+    struct.pack_into("<h", data, 2 * block, scale)
+    with pytest.raises(PayloadError, match=rf"not finite \(scale {block} of 3"):
+        codec.read_tensor(data, spec((300,)))
+
+
+@every_block_codec
+def test_the_largest_scale_is_read_and_its_square_is_not_finite(codec: Codec) -> None:
+    data = bytearray(record(codec, random_values(128)))
+    struct.pack_into("<h", data, 0, LARGEST_BF16)
+    assert codec.read_tensor(data, spec((128,))).sum_of_squares() == float("inf")
+
+
+@every_block_codec
+def test_any_codes_are_finite(codec: Codec) -> None:
+    data = bytearray(record(codec, torch.ones(256)))
+    data[4:] = bytes(range(256))[: len(data) - 4] * 1
+    assert bool(decoded(codec, bytes(data), 256).isfinite().all())
+
+
+@every_block_codec
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_other_dtypes_are_coded_as_their_fp32_values(codec: Codec, dtype: torch.dtype) -> None:
+    value = random_values(300).to(dtype)
+    assert record(codec, value) == record(codec, value.float())
+
+
+@every_block_codec
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_gives_and_reads_the_same_bytes(codec: Codec) -> None:
+    value = random_values(70_003)
+    assert record(codec, value.cuda()) == record(codec, value)
+    coded = codec.read_tensor(record(codec, value), spec(value.shape))
+    here, there = value.clone(), value.cuda()
+    coded.add_to(here)
+    coded.add_to(there)
+    assert torch.equal(here, there.cpu())
+
+
+def test_records_share_no_memory_with_their_tensors() -> None:
+    value = torch.ones(128)
+    data = int4().encode_tensor(value, None)[0]
+    before = bytes(data)
+    value.zero_()
+    assert bytes(data) == before and before != bytes(tensor_bytes(value))
