@@ -1,0 +1,280 @@
+"""The process that is the wire: carries packets between pairs of TUN devices, slowly.
+
+Started by `wan.Star` with nothing on its command line. Standard input brings commands as lines of
+JSON, each is answered by one line; its end, however that came about, takes everything down.
+
+Each direction of a link is a transmitter of a fixed rate behind a queue of a fixed size, then a
+wire of a fixed delay which loses segments at random: tail drop first, since what is lost on the
+wire took its time at the transmitter. Every segment is charged with its own headers. A packet comes
+out when its last byte would have, to a millisecond, early as often as late.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import math
+import os
+import random
+import select
+import signal
+import struct
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks import wan_spaces  # noqa: E402
+from benchmarks.wan_packets import VNET_BYTES, cut, keep, num_segments, wire_bytes  # noqa: E402
+
+__all__ = ["Direction", "open_tun"]
+
+TUNSETIFF = 0x400454CA
+TUNSETOFFLOAD = 0x400454D0
+IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
+TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 = 0x01, 0x02, 0x04
+CLONE_NEWNET = 0x40000000
+
+EARLY_S = 0.65e-3
+"""Packets due within this go out at once: half of epoll's millisecond, and what waking takes."""
+MAX_PACKET = (1 << 16) + VNET_BYTES
+BATCH = 64
+"""Packets read from one device before others have their turn."""
+
+
+def open_tun(namespace: str, name: str) -> int:
+    """A TUN device in a named network namespace, without waiting; gone when it is closed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/self/ns/net") as home, open(f"/run/netns/{namespace}") as there:
+        _enter(libc, there.fileno())
+        try:
+            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        finally:
+            _enter(libc, home.fileno())
+    flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+    fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6)
+    return device
+
+
+def _enter(libc: Any, namespace: int) -> None:
+    if libc.setns(namespace, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+class Direction:
+    """One way of a link.
+
+    Args:
+        send: writes a packet to the far end's device.
+        seed: of the losses.
+    """
+
+    def __init__(self, send: Callable[[bytes], Any], seed: int) -> None:
+        self._send = send
+        self._random = random.Random(seed)
+        self._queue: deque[tuple[float, bytes]] = deque()
+        self._free_at = 0.0  # when the transmitter has sent all that it has
+        self.is_down = False
+        self.counts = {"packets": 0, "bytes": 0, "lost": 0, "queue_dropped": 0, "outage_dropped": 0}
+        self.shape(0.0, 0.0, 0.0, 0.0)
+
+    def shape(self, bytes_per_s: float, delay_s: float, loss: float, queue_bytes: float) -> None:
+        """Change the wire; what is under way keeps its time. A rate of 0 does not limit."""
+        self._seconds_per_byte = 1 / bytes_per_s if bytes_per_s else 0.0
+        self._queue_s = queue_bytes * self._seconds_per_byte
+        self._delay_s = delay_s
+        self._log_kept = math.log1p(-loss) if loss else 0.0
+        self._until_loss = self._draw()
+
+    def _draw(self) -> float:
+        """Segments that pass before the next one is lost: geometric."""
+        if not self._log_kept:
+            return math.inf
+        return math.log(1.0 - self._random.random()) // self._log_kept
+
+    def accept(self, packet: bytes, now: float) -> None:
+        """Queue a packet, or what the queue has room for and the wire does not lose."""
+        num = num_segments(packet)
+        counts = self.counts
+        if self.is_down:
+            counts["outage_dropped"] += num
+            return
+        duration = wire_bytes(packet) * self._seconds_per_byte
+        backlog = self._free_at - now
+        if backlog <= 0:
+            self._free_at = now
+        elif backlog + duration > self._queue_s:
+            fitting = int((self._queue_s - backlog) / duration * num)
+            counts["queue_dropped"] += num - max(0, fitting)
+            if fitting <= 0:
+                return
+            packet, num = cut(packet, 0, fitting), fitting
+            duration = wire_bytes(packet) * self._seconds_per_byte
+        self._free_at += duration
+        counts["packets"] += num
+        counts["bytes"] += wire_bytes(packet)
+        due = self._free_at + self._delay_s
+        if self._queue:
+            due = max(due, self._queue[-1][0])  # a delay that became shorter reorders nothing
+        if self._until_loss >= num:
+            self._until_loss -= num
+            self._queue.append((due, packet))
+        else:
+            for part in keep(packet, self._lose(num)):
+                self._queue.append((due, part))
+
+    def _lose(self, num: int) -> list[int]:
+        """Which of the next `num` segments are lost."""
+        lost: list[int] = []
+        at = self._until_loss
+        while at < num:
+            lost.append(int(at))
+            at += 1 + self._draw()
+        self._until_loss = at - num
+        self.counts["lost"] += len(lost)
+        return lost
+
+    def deliver(self, until: float) -> None:
+        """Send what is due."""
+        queue = self._queue
+        while queue and queue[0][0] <= until:
+            # A device that is not up, or full, loses the packet as a network card would.
+            with suppress(OSError):
+                self._send(queue.popleft()[1])
+
+    def next_due(self) -> float:
+        """When the next packet is due; infinite if there is none."""
+        return self._queue[0][0] if self._queue else math.inf
+
+    def take_down(self, is_down: bool) -> None:
+        """Cut the wire, with all that is on it, or mend it."""
+        self.is_down = is_down
+        if is_down:
+            self.counts["outage_dropped"] += sum(num_segments(packet) for _, packet in self._queue)
+            self._queue.clear()
+            self._free_at = 0.0
+
+
+class Wire:
+    """All links, and the one loop that serves them."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._epoll.register(0, select.EPOLLIN)
+        self._by_device: dict[int, Direction] = {}
+        self._links: list[tuple[Direction, Direction]] = []
+        self._mend_at: dict[int, float] = {}
+        self._input = b""
+        self._spaces: list[str] = []
+
+    def run(self) -> None:
+        """Carry packets until standard input ends."""
+        directions = self._by_device
+        while True:
+            now = time.monotonic()
+            due = min((d.next_due() for d in directions.values()), default=math.inf)
+            due = min(due, *self._mend_at.values(), math.inf)
+            wait_s = max(0.0, due - EARLY_S - now) if due < math.inf else None
+            for device, _ in self._epoll.poll(wait_s):
+                if device:
+                    self._read(device)
+                elif not self._obey():
+                    return
+            now = time.monotonic()
+            for direction in directions.values():
+                direction.deliver(now + EARLY_S)
+            for index in [i for i, at in self._mend_at.items() if at <= now]:
+                self._take_down(index, None)
+
+    def _read(self, device: int) -> None:
+        accept = self._by_device[device].accept
+        now = time.monotonic()
+        for _ in range(BATCH):
+            try:
+                packet = os.read(device, MAX_PACKET)
+            except OSError:  # nothing more, or not up yet
+                return
+            accept(packet, now)
+
+    def _obey(self) -> bool:
+        """Carry out the lines that standard input holds; False at its end."""
+        data = os.read(0, 1 << 16)
+        *lines, self._input = (self._input + data).split(b"\n")
+        for line in lines:
+            command = json.loads(line)
+            try:
+                answer = getattr(self, f"do_{command.pop('do')}")(**command)
+            except OSError as error:
+                answer = {"error": str(error)}
+            print(json.dumps(answer or {}), flush=True)
+        return bool(data)
+
+    def do_own(self, spaces: list[str]) -> None:
+        """Remove these namespaces in the end, even if whoever made them was killed."""
+        self._spaces = spaces
+
+    def close(self) -> None:
+        """Remove the namespaces."""
+        wan_spaces.remove(self._spaces)
+
+    def do_add(self, ends: list[tuple[str, str]], seed: int) -> None:
+        """Add a link between two devices, each named by its namespace and itself."""
+        near, far = (open_tun(*end) for end in ends)
+        pair = []
+        for way, (source, target) in enumerate(((near, far), (far, near))):
+            direction = Direction(partial(os.write, target), 2 * seed + way)
+            self._by_device[source] = direction
+            self._epoll.register(source, select.EPOLLIN)
+            pair.append(direction)
+        self._links.append((pair[0], pair[1]))
+
+    def do_shape(self, link: int, **shape: float) -> None:
+        """Set both ways of a link."""
+        for direction in self._links[link]:
+            direction.shape(**shape)
+
+    def do_down(self, link: int, seconds: float | None) -> None:
+        """Cut a link for some seconds, or until it is mended."""
+        self._take_down(link, seconds if seconds is not None else math.inf)
+
+    def do_up(self, link: int) -> None:
+        """Mend a link."""
+        self._take_down(link, None)
+
+    def _take_down(self, link: int, seconds: float | None) -> None:
+        self._mend_at.pop(link, None)
+        if seconds is not None:
+            self._mend_at[link] = time.monotonic() + seconds
+        for direction in self._links[link]:
+            direction.take_down(seconds is not None)
+
+    def do_counts(self, link: int) -> dict[str, Any]:
+        """What a link has carried and dropped, down (towards the site) and up."""
+        down, up = self._links[link]
+        return {"down": down.counts, "up": up.counts}
+
+
+def main() -> None:
+    """Be the wire until standard input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
+    with suppress(PermissionError):
+        os.nice(-15)  # a network does not slow down because its machines are busy
+    wire = Wire()
+    try:
+        wire.run()
+    finally:
+        wire.close()
+
+
+if __name__ == "__main__":
+    main()
