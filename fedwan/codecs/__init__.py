@@ -3,12 +3,26 @@
 from fedwan.codecs.base import Codec
 from fedwan.codecs.bf16 import bf16
 from fedwan.codecs.coded import Coded, Plain, plain
+from fedwan.codecs.float4 import float4
 from fedwan.codecs.fp32 import fp32
 from fedwan.codecs.int4 import int4
+from fedwan.codecs.int8 import int8
 from fedwan.codecs.payload import Payload
 from fedwan.errors import ConfigError
 
-__all__ = ["Coded", "Codec", "Payload", "Plain", "bf16", "codec_by_name", "fp32", "int4", "plain"]
+__all__ = [
+    "Coded",
+    "Codec",
+    "Payload",
+    "Plain",
+    "bf16",
+    "codec_by_name",
+    "float4",
+    "fp32",
+    "int4",
+    "int8",
+    "plain",
+]
 
 
 def codec_by_name(name: str) -> Codec:
@@ -17,7 +31,7 @@ def codec_by_name(name: str) -> Codec:
     Raises:
         ConfigError: there is none of that name.
     """
-    codecs = {codec.name: codec for codec in (fp32(), bf16(), int4())}
+    codecs = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4())}
     if name not in codecs:
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}")
     return codecs[name]

@@ -42,13 +42,17 @@ class BlockFormat(NamedTuple):
     """Below this a block is written as zeros: products would lose bits to underflow."""
     pack: Callable[[Tensor, Tensor], None]
     """(values in units of the scale [rows, width], codes [rows, bytes], int8, written); may spoil
-    the values. Width is even if codes are of 4 bits."""
+    the values. Their width is even where two codes make a byte."""
     unpack: Callable[[Tensor, Tensor], None]
     """The inverse: (codes, values, written). Every byte means something finite."""
 
     def code_bytes(self, num_values: int) -> int:
         """Bytes of the codes of a block of so many values."""
         return -(-num_values * self.bits // 8)
+
+    def padded(self, num_values: int) -> int:
+        """Values of such a block once its last byte is full."""
+        return self.code_bytes(num_values) * 8 // self.bits
 
     def record_bytes(self, num_values: int) -> int:
         """Exact bytes of a tensor's record."""
@@ -102,7 +106,7 @@ def _encode(form: BlockFormat, value: Tensor) -> Tensor:
 
 def _encode_part(form: BlockFormat, flat: Tensor, part: _Part) -> None:
     size = span_values(len(flat), flat.device) // part.width
-    scratch = flat.new_zeros(size, part.width + part.width % 2, dtype=torch.float32)
+    scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
     for rows in spans(len(part.scales), size):
         span = flat[rows.start * part.width : rows.stop * part.width].view(-1, part.width)
         work = scratch[: len(span)]
@@ -179,7 +183,7 @@ class _BlockCoded:
         for part in _parts(record, self._spec.num_values, self._form):
             width = part.width
             size = span_values(part.values.stop - part.values.start, device) // width
-            scratch = torch.empty(size, width + width % 2, device=device)
+            scratch = torch.empty(size, self._form.padded(width), device=device)
             for rows in spans(len(part.scales), size):
                 work = scratch[: rows.stop - rows.start]
                 self._form.unpack(part.codes[rows], work)

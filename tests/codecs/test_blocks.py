@@ -7,15 +7,18 @@ import struct
 import pytest
 import torch
 
-from fedwan.codecs import Codec, int4
+from fedwan.codecs import Codec, float4, int4, int8
 from fedwan.codecs.payload import tensor_bytes
 from fedwan.errors import PayloadError
 from tests.support import spec
 
-PEAK = {"int4": 7.0}
+PEAK = {"int8": 127.0, "int4": 7.0, "float4": 1.0}
+BITS = {"int8": 8, "int4": 4, "float4": 4}
 LARGEST_BF16 = 0x7F7F
 
-every_block_codec = pytest.mark.parametrize("codec", [int4()], ids=lambda codec: codec.name)
+every_block_codec = pytest.mark.parametrize(
+    "codec", [int8(), int4(), float4()], ids=lambda codec: codec.name
+)
 
 
 def record(codec: Codec, value: torch.Tensor) -> bytes:
@@ -41,7 +44,7 @@ def test_every_block_has_a_scale_of_its_own(codec: Codec) -> None:
     for block in range(4):
         part = slice(128 * block, 128 * (block + 1))
         assert torch.equal(result[part], round_trip(codec, value[part]))
-        assert float((result - value)[part].norm() / value[part].norm()) < 0.2
+        assert float((result - value)[part].norm() / value[part].norm()) < 0.25
 
 
 @every_block_codec
@@ -74,7 +77,7 @@ def test_a_decoded_value_is_the_exact_product_of_code_and_scale(codec: Codec) ->
 @every_block_codec
 @pytest.mark.parametrize("num_values", [1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 257])
 def test_a_short_block_takes_no_more_than_its_share(codec: Codec, num_values: int) -> None:
-    bits = {"int4": 4}[codec.name]
+    bits = BITS[codec.name]
     data = record(codec, random_values(num_values))
     assert len(data) == 2 * -(-num_values // 128) + -(-num_values * bits // 8)
     assert len(data) == codec.record_bytes(spec((num_values,)))
@@ -117,7 +120,7 @@ def test_the_largest_scale_is_read_and_its_square_is_not_finite(codec: Codec) ->
 @every_block_codec
 def test_any_codes_are_finite(codec: Codec) -> None:
     data = bytearray(record(codec, torch.ones(256)))
-    data[4:] = bytes(range(256))[: len(data) - 4] * 1
+    data[4:] = bytes(range(256))[: len(data) - 4]
     assert bool(decoded(codec, bytes(data), 256).isfinite().all())
 
 

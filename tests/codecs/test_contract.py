@@ -13,14 +13,20 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import Codec, bf16, fp32, int4
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8
 from fedwan.codecs import coded as coded_module
 from fedwan.errors import PayloadError
 from fedwan.state import Layout, Role, State, clone
 from tests.support import StrictSource, read_all, same_bits, spec
 
-CODECS = {codec.name: codec for codec in (fp32(), bf16(), int4())}
-ERROR = {"fp32": (0.0, 0.0), "bf16": (2.0**-8, 0.0), "int4": (0.0, 0.51 / 7)}
+CODECS = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4())}
+ERROR = {
+    "fp32": (0.0, 0.0),
+    "bf16": (2.0**-8, 0.0),
+    "int8": (0.0, 0.51 / 127),
+    "int4": (0.0, 0.51 / 7),
+    "float4": (0.35, 0.76 / 64),
+}
 """Bound of the error, relative to the value and to the largest value of its tensor."""
 
 

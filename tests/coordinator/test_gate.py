@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedwan.codecs import Codec, bf16, fp32
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8
 from fedwan.coordinator.gate import inspect
 from fedwan.errors import PayloadError
 from fedwan.state import Layout, Role, State
@@ -22,6 +22,11 @@ LAYOUT: Layout = {
     "g/empty": spec((0,)),
     "g/weight": spec((2, 2)),
 }
+
+
+every_codec = pytest.mark.parametrize(
+    "codec", [fp32(), bf16(), int8(), int4(), float4()], ids=lambda codec: codec.name
+)
 
 
 def good() -> State:
@@ -50,14 +55,16 @@ def test_norms_are_those_of_each_networks_parameters_alone() -> None:
     assert norms == pytest.approx({"d": 3.0, "g": 7.0})
 
 
-def test_norms_of_many_values_are_right() -> None:
+@every_codec
+def test_norms_of_many_values_are_those_of_what_is_decoded(codec: Codec) -> None:
     value = torch.randn(300_000, generator=torch.Generator().manual_seed(0))
     layout = {"g/w": spec(value.shape)}
-    norms = inspect(encoded({"g/w": value}, layout), layout, fp32())
-    assert norms["g"] == pytest.approx(float(value.double().norm()), rel=1e-4)
+    payload, _ = codec.encode({"g/w": value}, {}, layout)
+    expected = codec.decode(payload, layout)["g/w"].double().norm()
+    assert inspect(payload, layout, codec)["g"] == pytest.approx(float(expected), rel=1e-4)
 
 
-@pytest.mark.parametrize("codec", [fp32(), bf16()], ids=["fp32", "bf16"])
+@every_codec
 @pytest.mark.parametrize("name", ["d/weight", "g/bias", "g/bn.running_mean", "g/bn.running_var"])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_refused(codec: Codec, name: str, value: float) -> None:

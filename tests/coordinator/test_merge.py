@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import Codec, bf16, fp32, int4, plain
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, plain
 from fedwan.coordinator.merge import Merger
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State, clone
@@ -23,6 +23,9 @@ LAYOUT: Layout = {
     "g/bn.running_var": spec((4,), Role.VARIANCE),
     "g/weight": spec((4, 3)),
 }
+
+
+CODECS = [fp32(), bf16(), int8(), int4(), float4()]
 
 
 def contribution(seed: int) -> State:
@@ -214,7 +217,7 @@ def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:
     assert same_bits(merger.take(), merge(states))
 
 
-@pytest.mark.parametrize("codec", [fp32(), bf16(), int4()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 @pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [2.0, 0.3, 1.7]], ids=["equal", "weighted"])
 def test_coded_contributions_merge_to_the_bits_of_decoded_ones(
     codec: Codec, weights: list[float]
