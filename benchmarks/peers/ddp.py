@@ -1,0 +1,129 @@
+"""PyTorch's DistributedDataParallel over gloo: gradients are averaged in every step.
+
+    python benchmarks/peers/ddp.py --folder RUN --site N
+
+As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
+interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
+to broadcast, and the graph is the same in every step, which spares DDP its search for unused
+parameters. Options: `bucket_cap_mb`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+import torch.distributed as dist  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+from benchmarks.peers.curve import Curve  # noqa: E402
+from benchmarks.peers.role import Role, save_site  # noqa: E402
+from benchmarks.peers.spec import Spec  # noqa: E402
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
+from benchmarks.peers.workload import Part, open_part  # noqa: E402
+from fedwan.state import hash_state  # noqa: E402
+
+TIMEOUT = timedelta(seconds=600)
+LOCAL_STEPS = 30
+
+
+class Both(nn.Module):
+    """Several networks as one module, as DDP wants them."""
+
+    def __init__(self, networks: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleDict(networks)
+
+    def forward(self, seconds_per_value: float) -> Tensor:
+        """The sum of what they give."""
+        return torch.stack([n(seconds_per_value) for n in self.networks.values()]).sum()
+
+
+def wrap(module: nn.Module, spec: Spec) -> DistributedDataParallel:
+    """The module, reducing its gradients."""
+    return DistributedDataParallel(
+        module,
+        bucket_cap_mb=spec.options.get("bucket_cap_mb", 25),
+        gradient_as_bucket_view=True,
+        forward_sync_buffers=False,
+        static_graph=True,
+    )
+
+
+def timed_step(part: Part, spec: Spec) -> Callable[[], None]:
+    """A step of the timed workload."""
+    timed = part.workload.inner
+    both = wrap(Both(dict(timed.networks)), spec)
+
+    def step() -> None:
+        for optimizer in timed.optimizers.values():
+            optimizer.zero_grad()
+        began = STOPWATCH.now()
+        timed.backward(both)
+        for optimizer in timed.optimizers.values():
+            optimizer.step()
+        STOPWATCH.count(began, 0.0)
+
+    return step
+
+
+def flow_step(part: Part, spec: Spec) -> Callable[[], None]:
+    """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile."""
+    STOPWATCH.nominal_s = measure_local_step(spec)
+    flow = part.workload.inner
+    wrapped = {name: wrap(network, spec) for name, network in flow.networks.items()}
+    watched = STOPWATCH.watch(dataclasses.replace(flow, networks=wrapped))
+    return dataclasses.replace(part, workload=watched).step
+
+
+def measure_local_step(spec: Spec) -> float:
+    """Median seconds of a step without any exchange: what a step computes.
+
+    DDP computes and waits at once, so that its own steps do not tell.
+    """
+    scratch = open_part(spec, 0)
+    for _ in range(LOCAL_STEPS):
+        scratch.step()
+    seconds = statistics.median(STOPWATCH.computed)
+    STOPWATCH.forget()
+    return seconds
+
+
+def train(spec: Spec, site: int, folder: Path) -> None:
+    """One rank's training."""
+    os.environ["GLOO_SOCKET_IFNAME"] = spec.interfaces[site]
+    part = open_part(spec, site)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{spec.hosts[0]}:{spec.ports[0]}",
+        rank=site,
+        world_size=spec.sites,
+        timeout=TIMEOUT,
+    )
+    curve = Curve(part, spec) if site == 0 else None
+    step = timed_step(part, spec) if spec.workload == "timed" else flow_step(part, spec)
+    weights = part.state
+    dist.barrier()
+    for number in range(1, spec.num_steps + 1):
+        step()
+        if curve is not None:
+            curve.update(number, weights)
+    sha256 = hash_state(weights)
+    dist.barrier()
+    dist.destroy_process_group()
+    save_site(folder, site, sha256, curve)
+
+
+if __name__ == "__main__":
+    role = Role.from_command_line(__doc__)
+    train(role.spec, role.site, role.folder)

@@ -1,0 +1,17 @@
+"""fedwan's own flow recipe on digits, with a stopwatch around its steps."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.peers.stopwatch import STOPWATCH, Watched
+from fedwan.config import Config
+from sites.flow import NETWORKS, Model, resolve
+from sites.flow import build as build_flow
+
+__all__ = ["NETWORKS", "Model", "build", "resolve"]
+
+
+def build(config: Config, device: torch.device | str) -> Watched:
+    """The very workload of `sites/flow.py`, watched."""
+    return STOPWATCH.watch(build_flow(config, device))

@@ -1,0 +1,194 @@
+"""A workload of pix2pix's size whose steps take exactly as long as they say, and train nothing.
+
+Tensors are those of pix2pix (Isola et al. 2017): a U-Net for 256 x 256 pixels with batch norm, and
+a 70 x 70 PatchGAN, 54,413,955 + 2,768,705 = 57,182,660 fp32 values at width 64. A step moves a part
+of every tensor, so that over 50 steps every value has moved, and sleeps for what remains of its
+time: the processor is then free for the system under test, as it is where a GPU computes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from benchmarks.peers.stopwatch import STOPWATCH, Watched
+from fedwan.config import Config, InnerConfig
+from fedwan.rng import NamedGenerators, seeded_init
+from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.optim import build_optimizers
+from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+
+NETWORKS: dict[str, NetworkKind] = {"generator": "adversarial", "discriminator": "adversarial"}
+
+SLICES = 50
+"""Steps after which every value has moved."""
+FORWARD_SHARE = 1 / 3
+"""Of a step's time; the backward pass has the rest, layer by layer in proportion to their sizes."""
+
+
+@dataclass
+class Model:
+    """Settings under `model.*`."""
+
+    width: int = 64
+    """Channels of the first layers; 64 is pix2pix."""
+    step_s: float = 0.1
+    """Seconds of a step."""
+
+
+def resolve(config: Config) -> None:
+    """Fill in batch, steps and optimisers, which only mark the end of a step."""
+    model = Model(**config.model)
+    require_at_least("model.width", model.width, 1)
+    require_at_least("model.step_s", model.step_s, 0)
+    fill_training(config, batch=1, steps=300)
+    for network in NETWORKS:
+        fill_inner(config, network, InnerConfig(name="sgd", lr=1e-3))
+
+
+def build(config: Config, device: torch.device | str) -> Watched:
+    """Both networks, the same at every site of a run."""
+    model = Model(**config.model)
+    with seeded_init(config.seed):
+        networks = {
+            "generator": Layers(unet_shapes(model.width)).to(device),
+            "discriminator": Layers(patchgan_shapes(model.width)).to(device),
+        }
+    optimizers = build_optimizers(config.inner, networks)
+    STOPWATCH.nominal_s = model.step_s
+    return STOPWATCH.watch(Timed(networks, optimizers, model.step_s))
+
+
+Shapes = list[tuple[tuple[int, ...], ...]]
+"""Of each module's tensors."""
+
+
+def unet_shapes(width: int) -> Shapes:
+    """The U-Net of 8 levels: each halves the image, and doubles it again beside what it skipped."""
+    inner = [width * min(2**level, 8) for level in range(8)]
+    outer = [3, *inner[:-1]]
+    shapes: Shapes = []
+    for level, (wide, narrow) in enumerate(zip(inner, outer, strict=True)):
+        shapes.append(((wide, narrow, 4, 4),))
+        if 0 < level < 7:
+            shapes.append(_batch_norm(wide))
+    for level, (wide, narrow) in reversed(list(enumerate(zip(inner, outer, strict=True)))):
+        skipped = wide if level == 7 else 2 * wide
+        shapes.append(((skipped, narrow, 4, 4), *([(narrow,)] if level == 0 else [])))
+        if level > 0:
+            shapes.append(_batch_norm(narrow))
+    return shapes
+
+
+def patchgan_shapes(width: int) -> Shapes:
+    """Five convolutions over an image and its condition, 6 channels."""
+    shapes: Shapes = [((width, 6, 4, 4), (width,))]
+    for factor in (1, 2, 4):
+        shapes += [((2 * factor * width, factor * width, 4, 4),), _batch_norm(2 * factor * width)]
+    return [*shapes, ((1, 8 * width, 4, 4), (1,))]
+
+
+def _batch_norm(channels: int) -> tuple[tuple[int, ...], ...]:
+    return ((channels,), (channels,))
+
+
+class Layers(nn.Module):
+    """Modules that hold tensors; calling them costs the time of a forward and a backward pass."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(_Layer(tensors) for tensors in shapes)
+
+    def forward(self, backward_s_per_value: float) -> Tensor:
+        """A scalar whose gradient, with respect to every value, is one millionth."""
+        parts = [layer(backward_s_per_value) for layer in self.layers]
+        return torch.stack(parts).sum()
+
+
+class _Layer(nn.Module):
+    def __init__(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        super().__init__()
+        for name, shape in zip(("weight", "bias"), shapes, strict=False):
+            setattr(self, name, nn.Parameter(0.02 * torch.randn(shape)))
+
+    def forward(self, backward_s_per_value: float) -> Tensor:
+        parameters = list(self.parameters())
+        seconds = backward_s_per_value * sum(p.numel() for p in parameters)
+        value: Tensor = _Touch.apply(seconds, *parameters)
+        return value
+
+
+class _Touch(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, seconds: float, *parameters: Tensor) -> Tensor:
+        ctx.seconds = seconds
+        ctx.shapes = [p.shape for p in parameters]
+        return torch.stack([p.view(-1)[0] for p in parameters]).sum() * 1e-6
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        time.sleep(ctx.seconds)
+        return None, *((grad * 1e-6).expand(shape) for shape in ctx.shapes)
+
+
+@dataclass
+class Timed:
+    """See `fedwan.workloads.base.Workload`."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    step_s: float
+    num_steps: int = 0
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """Move a slice of every tensor, and let the time pass."""
+        began = time.monotonic()
+        with torch.no_grad():
+            self._touch(rng["touch"])
+        _sleep_until(began + self.step_s)
+        reduce(list(self.networks))
+        for optimizer in self.optimizers.values():
+            optimizer.step()
+        return {}
+
+    def backward(self, networks: nn.Module) -> None:
+        """A step's forward and backward pass, for systems that reduce gradients meanwhile.
+
+        Args:
+            networks: what DDP made of both; called with the seconds per value of its backward pass.
+        """
+        began = time.monotonic()
+        num_values = sum(p.numel() for p in networks.parameters())
+        time.sleep(self.step_s * FORWARD_SHARE)
+        loss = networks(self.step_s * (1 - FORWARD_SHARE) / num_values)
+        torch.autograd.backward(loss)
+        _sleep_until(began + self.step_s)
+
+    def _touch(self, generator: torch.Generator) -> None:
+        place, self.num_steps = self.num_steps % SLICES, self.num_steps + 1
+        noise = 1e-4 * torch.randn(1 << 16, generator=generator)
+        for network in self.networks.values():
+            for parameter in network.parameters():
+                flat = parameter.view(-1)
+                share = -(-len(flat) // SLICES)
+                for part in flat[place * share : (place + 1) * share].split(len(noise)):
+                    part.add_(noise[: len(part)])
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Nothing is generated here."""
+        return torch.zeros(num, 1, 8, 8)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """Nothing is generated here."""
+        return {"fd": 0.0, "fd_floor": 0.0}
+
+
+def _sleep_until(moment: float) -> None:
+    time.sleep(max(0.0, moment - time.monotonic()))

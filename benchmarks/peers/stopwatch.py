@@ -1,0 +1,104 @@
+"""When a site's steps began, and how long they computed: the same clock for every system.
+
+Times are of the machine's monotonic clock, which all processes share. What a system makes a site
+wait for inside a step (a reduction of gradients) does not count as computing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.rng import NamedGenerators
+from fedwan.workloads.base import Batch, Reduce, Workload
+
+__all__ = ["STOPWATCH", "Stopwatch", "Watched"]
+
+
+class Stopwatch:
+    """One process's steps."""
+
+    def __init__(self) -> None:
+        self.nominal_s: float | None = None
+        """Seconds that a step counts as, where a workload fixes them; else what was measured."""
+        self.began: list[float] = []
+        self.computed: list[float] = []
+        self.ended = 0.0
+        """When this site was done; the end of the last step if not said otherwise."""
+
+    def watch(self, workload: Workload) -> Watched:
+        """The workload, with this stopwatch around its steps."""
+        return Watched(workload, self)
+
+    def count(self, began: float, seconds: float) -> None:
+        """A step is done that began then and computed so long."""
+        self.began.append(began)
+        self.computed.append(seconds if self.nominal_s is None else self.nominal_s)
+        self.ended = self.now()
+
+    @staticmethod
+    def now() -> float:
+        """Seconds of the clock that all processes of a machine share."""
+        return time.monotonic()
+
+    def end(self) -> None:
+        """Training is over here, with all that belongs to it."""
+        self.ended = self.now()
+
+    def forget(self) -> None:
+        """Begin anew: what was counted was no part of the run."""
+        self.began, self.computed = [], []
+
+    def result(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {"began": self.began, "computed": self.computed, "ended": self.ended}
+
+
+STOPWATCH = Stopwatch()
+"""This process's: a process is one site, or a part of its life."""
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A workload with a stopwatch around its steps; see `fedwan.workloads.base.Workload`."""
+
+    inner: Workload
+    stopwatch: Stopwatch
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """The workload's."""
+        return self.inner.networks
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """The workload's."""
+        return self.inner.optimizers
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One step, timed."""
+        waited = 0.0
+
+        def timed_reduce(networks: Sequence[str]) -> None:
+            nonlocal waited
+            before = time.monotonic()
+            reduce(networks)
+            waited += time.monotonic() - before
+
+        began = time.monotonic()
+        losses = self.inner.step(batch, rng, timed_reduce)
+        self.stopwatch.count(began, time.monotonic() - began - waited)
+        return losses
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """The workload's."""
+        return self.inner.sample(num, seed)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """The workload's."""
+        return self.inner.evaluate(real, seed)

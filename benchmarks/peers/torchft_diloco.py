@@ -1,0 +1,174 @@
+"""torchft's DiLoCo over gloo: local steps, and an all-reduce of what changed.
+
+    python benchmarks/peers/torchft_diloco.py --folder RUN --site N
+
+As its README and its `train_diloco.py` have it: a lighthouse (here in rank 0's process), a replica
+group of one process per site with a store and a manager of its own, DiLoCo around the inner steps.
+Initial weights are the same everywhere, so `init_sync` is off, as its documentation advises.
+
+What its version 0.2.0 needs to be right, and to be at its best on a slow link:
+- a host name that the others can reach, and timeouts longer than any exchange;
+- one bucket, or none: with several buckets in a fragment it leaves tensors unmerged, and says
+  nothing. Every run therefore ends with a comparison of all sites' weights;
+- a lighthouse that looks every 10 ms instead of every 100;
+- `should_quantize` is left alone: it does nothing on gloo.
+
+Its step counter hangs on one inner optimiser: the one that steps last.
+
+Options: `bucketize`; `fragments`, `delay` (steps) and `alpha` for its streaming variant;
+`outer_lr`, `outer_momentum`, fedwan's own for the workload if left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.distributed import TCPStore  # noqa: E402
+from torchft import Manager, ProcessGroupGloo  # noqa: E402
+from torchft.coordination import LighthouseServer  # noqa: E402
+from torchft.local_sgd import DiLoCo  # noqa: E402
+
+from benchmarks.peers.curve import Curve  # noqa: E402
+from benchmarks.peers.role import Role, save_site  # noqa: E402
+from benchmarks.peers.spec import Spec  # noqa: E402
+from benchmarks.peers.workload import Part, open_part  # noqa: E402
+from fedwan.errors import FedwanError  # noqa: E402
+from fedwan.state import State, hash_state  # noqa: E402
+
+TIMEOUT = timedelta(seconds=600)
+QUORUM_TICK_MS = 10
+
+
+def cut(part: Part, num_fragments: int) -> list[nn.Module]:
+    """All networks' modules with tensors of their own, in runs of about equal size."""
+    modules = [
+        module
+        for network in part.workload.networks.values()
+        for module in network.modules()
+        if any(True for _ in module.parameters(recurse=False))
+    ]
+    total = sum(p.numel() for module in modules for p in module.parameters(recurse=False))
+    fragments: list[list[nn.Module]] = [[] for _ in range(num_fragments)]
+    before = 0
+    for module in modules:
+        size = sum(p.numel() for p in module.parameters(recurse=False))
+        place = int((before + size / 2) * num_fragments / total)
+        fragments[min(place, num_fragments - 1)].append(module)
+        before += size
+    if not all(fragments):
+        raise FedwanError(f"fragments={num_fragments} leaves one empty; take fewer")
+    return [nn.ModuleList(fragment) for fragment in fragments]
+
+
+def outer_optimizers(
+    part: Part, fragments: list[nn.Module], spec: Spec
+) -> list[torch.optim.Optimizer]:
+    """Nesterov, with the learning rate and momentum that fedwan's `diloco` takes here."""
+    outer = next(iter(part.config.outer.values()))
+    lr = spec.options.get("outer_lr", outer.lr)
+    momentum = spec.options.get("outer_momentum", outer.momentum)
+    return [
+        torch.optim.SGD(fragment.parameters(), lr=lr, momentum=momentum, nesterov=True)
+        for fragment in fragments
+    ]
+
+
+@contextmanager
+def managed(spec: Spec, site: int, part: Part) -> Iterator[Manager]:
+    """This site's manager, and at rank 0 the lighthouse, until the training is over."""
+    host, ports = spec.hosts[site], spec.ports
+    lighthouse = None
+    if site == 0:
+        lighthouse = LighthouseServer(
+            bind=f"[::]:{ports[0]}",
+            min_replicas=spec.sites,
+            quorum_tick_ms=QUORUM_TICK_MS,
+            join_timeout_ms=60_000,
+        )
+    store = TCPStore(host, ports[1 + site], is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=TIMEOUT),
+        load_state_dict=lambda state: None,
+        state_dict=lambda: {"steps": 0},
+        min_replica_size=spec.sites,
+        use_async_quorum=False,
+        timeout=TIMEOUT,
+        quorum_timeout=TIMEOUT,
+        connect_timeout=TIMEOUT,
+        rank=0,
+        world_size=1,
+        store_addr=host,
+        store_port=store.port,
+        lighthouse_addr=f"http://{spec.hosts[0]}:{ports[0]}",
+        replica_id=f"site_{site}",
+        hostname=host,
+        init_sync=False,
+    )
+    try:
+        yield manager
+    finally:
+        manager.shutdown(wait=False)
+        if lighthouse is not None:
+            lighthouse.shutdown()
+
+
+def global_weights(part: Part, diloco: DiLoCo) -> State:
+    """What all sites agree on: each fragment's weights after its last exchange."""
+    by_address = {value.data_ptr(): name for name, value in part.state.items()}
+    return {
+        by_address[parameter.data_ptr()]: fragment.original_parameters[name]
+        for fragment in diloco._fragments
+        for name, parameter in fragment._model_fragment.named_parameters()
+    }
+
+
+def train(spec: Spec, site: int, folder: Path) -> None:
+    """One site's training."""
+    os.environ["GLOO_SOCKET_IFNAME"] = spec.interfaces[site]
+    part = open_part(spec, site)
+    options = spec.options
+    fragments = cut(part, options.get("fragments", 1))
+    curve = Curve(part, spec) if site == 0 else None
+    with (
+        managed(spec, site, part) as manager,
+        DiLoCo(
+            manager,
+            fragments,
+            list(part.workload.optimizers.values())[-1],
+            outer_optimizers(part, fragments, spec),
+            sync_every=spec.h,
+            use_bucketization=options.get("bucketize", True),
+            fragment_sync_delay=options.get("delay", 0),
+            fragment_update_alpha=options.get("alpha", 0.0),
+        ) as diloco,
+    ):
+        manager.start_quorum()  # everybody is here: a first exchange would have to wait for it
+        commits = 0
+        for number in range(1, spec.num_steps + 1):
+            part.step()
+            if manager.current_step() > commits:
+                commits += 1
+                if curve is not None and commits % len(fragments) == 0:
+                    curve.update(number, global_weights(part, diloco))
+        expected = spec.num_steps // spec.h * len(fragments)
+        if commits != expected:
+            raise FedwanError(f"torchft committed {commits} of {expected} exchanges; see its log")
+        sha256 = hash_state(global_weights(part, diloco))
+        save_site(folder, site, sha256, curve)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO)
+    role = Role.from_command_line(__doc__)
+    train(role.spec, role.site, role.folder)

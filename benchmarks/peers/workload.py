@@ -1,0 +1,84 @@
+"""One site's part of a workload: the very model, data, batches and inner optimiser of fedwan's.
+
+`digits_flow` is fedwan's recipe `sites/flow.py` on its digits, `timed` a workload of pix2pix's
+size with steps of exactly 0.1 s; both in `recipes/`. Every system trains what `open_part` gives:
+the same initial weights, the same shard, the same batches in the same order, the same noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.peers.spec import Spec
+from benchmarks.peers.stopwatch import Watched
+from fedwan.app import load_run, load_workload
+from fedwan.config import Config, site_names
+from fedwan.data.shard import Shard, open_shard
+from fedwan.data.stream import BatchStream
+from fedwan.rng import NamedGenerators
+from fedwan.state import State, state_of
+from fedwan.workloads.base import keep_local
+
+__all__ = ["WORKLOADS", "Part", "config_of", "open_part"]
+
+WORKLOADS = ("digits_flow", "timed")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one site trains."""
+
+    config: Config
+    workload: Watched
+    shard: Shard
+    rng: NamedGenerators
+    stream: BatchStream
+
+    @property
+    def state(self) -> State:
+        """The live weights, by fedwan's names."""
+        return state_of(self.workload.networks)
+
+    @property
+    def samples_per_step(self) -> int:
+        """Over all sites."""
+        return self.config.data.batch * self.config.sites
+
+    def step(self) -> None:
+        """One inner step on the next batch."""
+        self.workload.step(self.stream.next_batch(), self.rng, keep_local)
+
+
+def config_of(spec: Spec) -> Config:
+    """The run as fedwan's configuration says it; to be called in the app's folder."""
+    words = [
+        f"workload={spec.workload}",
+        f"sites={spec.sites}",
+        f"steps={spec.steps}",
+        f"seed={spec.seed}",
+        "device=cpu",
+        "threads=1",
+        *([f"h={spec.h}"] if spec.h > 1 else ["strategy=sync"]),
+        *spec.words,
+    ]
+    return load_run(None, words)
+
+
+def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
+    """A site's part, with torch on one thread; to be called in the app's folder.
+
+    Args:
+        spec: the run.
+        site: which site, from 0.
+        config: resolved, if it is at hand.
+    """
+    torch.set_num_threads(1)
+    config = config or config_of(spec)
+    workload = load_workload(spec.workload, Path.cwd()).build(config, "cpu")
+    shard = open_shard(config.data, site, spec.sites, spec.seed)
+    rng = NamedGenerators(spec.seed, site_names(config)[site])
+    stream = shard.batches(config.data.batch, rng["data"])
+    return Part(config, workload, shard, rng, stream)
