@@ -11,7 +11,7 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest, why_unsafe
 
 if TYPE_CHECKING:
-    from fedwan.config import Config, LinkConfig
+    from fedwan.config import Config, LinkConfig, StreamConfig
 
 __all__ = ["check", "check_address"]
 
@@ -39,6 +39,7 @@ def check(config: Config) -> None:
     _text("codec.up", config.codec.up)
     _text("codec.down", config.codec.down)
     _check_optimizers(config)
+    _check_stream(config.stream)
     _check_link(config.link)
     _whole("round.quorum", config.round.quorum, 0, config.sites, "0 to sites")
     _positive("round.patience_s", config.round.patience_s)
@@ -90,6 +91,14 @@ def _check_optimizers(config: Config) -> None:
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)
         _share(f"{key}.momentum", outer.momentum)
+
+
+def _check_stream(stream: StreamConfig) -> None:
+    _whole("stream.fragments", stream.fragments, 0)
+    if stream.pattern:
+        _choice("stream.pattern", stream.pattern, ("strided", "blocks"))
+    _whole("stream.tau", stream.tau, 0)
+    _share("stream.alpha", stream.alpha)
 
 
 def _check_link(link: LinkConfig) -> None:

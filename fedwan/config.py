@@ -35,6 +35,7 @@ __all__ = [
     "LogConfig",
     "OuterConfig",
     "RoundConfig",
+    "StreamConfig",
     "dump",
     "from_json",
     "load",
@@ -124,6 +125,23 @@ class LinkConfig:
 
 
 @dataclass
+class StreamConfig:
+    """Streaming: the model travels in fragments, while the sites go on stepping."""
+
+    fragments: int = 0
+    """Fragments that the model is cut into; 0 takes the strategy's own."""
+    pattern: str = ""
+    """`strided` (each fragment holds early and late layers) or `blocks` (runs of layers); empty
+    takes the strategy's own."""
+    tau: int = 0
+    """Steps that a site takes between sending a fragment and mixing its update in; 0 takes the
+    strategy's own."""
+    alpha: float = 0.0
+    """Share of its own weights that a site keeps when an update is mixed in; 0 takes the
+    strategy's own."""
+
+
+@dataclass
 class RoundConfig:
     """When a round closes."""
 
@@ -178,7 +196,8 @@ class Config:
     workload: str = "gan"
     """A recipe in `sites/`: `gan` or `flow`."""
     strategy: str = "diloco"
-    """A recipe in `strategies/`: `sync`, `local_sgd` or `diloco`."""
+    """A recipe in `strategies/`: `sync`, `local_sgd`, `diloco`, `streaming_diloco` or
+    `eager_diloco`."""
     sites: int = 4
     """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""
     site_names: list[str] = field(default_factory=list)
@@ -203,6 +222,7 @@ class Config:
     outer: dict[str, OuterConfig] = field(default_factory=dict)
     """Outer optimiser by network: `outer.generator.lr=…`."""
     codec: CodecConfig = field(default_factory=CodecConfig)
+    stream: StreamConfig = field(default_factory=StreamConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     round: RoundConfig = field(default_factory=RoundConfig)
     ema: EmaConfig = field(default_factory=EmaConfig)

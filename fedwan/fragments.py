@@ -1,16 +1,23 @@
-"""Fragments: which tensors travel together, and at which steps.
+"""Fragments: which tensors travel together, and after which steps.
 
 A part of the generator always travels with its part of the discriminator, so that both networks
-carry one version. Each fragment has a version of its own from the start, whatever their number.
+carry one version. Each fragment has a version of its own, whatever their number.
+
+A model is cut between modules: a layer's weight, bias and running statistics stay together. The
+schedule spreads the fragments over the H steps of a round (Douillard et al. 2025, 2501.18512,
+section 3.1): fragment p of P is shifted by p H / P steps.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from fedwan.state import Layout, Role
+from fedwan.errors import ConfigError
+from fedwan.state import Layout, Role, TensorSpec, network_of
 
-__all__ = ["Fragment", "is_due", "whole"]
+__all__ = ["Fragment", "Fragmentation", "blocks", "due_step", "reached_step", "strided", "whole"]
 
 
 @dataclass(frozen=True)
@@ -27,10 +34,11 @@ class Fragment:
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors as fp32 parameters and raw buffers, before any framing."""
-        return sum(
-            spec.num_values * (4 if spec.role is Role.PARAMETER else spec.dtype.itemsize)
-            for spec in self.layout.values()
-        )
+        return sum(map(_num_bytes, self.layout.values()))
+
+
+Fragmentation = Callable[[Layout], tuple[Fragment, ...]]
+"""Cuts a model: fragments in the order of their offsets, each tensor in one of them."""
 
 
 def whole(layout: Layout) -> tuple[Fragment, ...]:
@@ -38,11 +46,126 @@ def whole(layout: Layout) -> tuple[Fragment, ...]:
     return (Fragment(0, dict(sorted(layout.items()))),)
 
 
-def is_due(fragment: Fragment, step: int, h: int) -> bool:
-    """Whether the fragment is uploaded after completed step `step` (counted from 1).
+def blocks(count: int, h: int) -> Fragmentation:
+    """Runs of successive modules, of about equal bytes in every network.
 
-    >>> f = whole({})[0]
-    >>> [step for step in range(1, 9) if is_due(f, step, 4)]
-    [4, 8]
+    Args:
+        count: number of fragments, at least 1.
+        h: steps of a round, at least `count`.
+
+    Returns:
+        A function that raises a `ConfigError` for a model of fewer than `count` modules.
     """
-    return step > fragment.offset and (step - fragment.offset) % h == 0
+    return lambda layout: _cut(layout, count, h, _deal_in_runs)
+
+
+def strided(count: int, h: int) -> Fragmentation:
+    """Modules dealt out in turn, each to the fragment that is lightest so far.
+
+    Every fragment thus holds early and late layers, and all weigh about the same, so that the link
+    is busy all the time. Arguments and errors as for `blocks`.
+    """
+    return lambda layout: _cut(layout, count, h, _deal_in_turn)
+
+
+def due_step(fragment: Fragment, version: int, h: int, num_steps: int) -> int:
+    """The completed step after which the contribution to a version leaves.
+
+    Every fragment has `num_steps / h` versions: the first comes after `h` steps and its offset, the
+    last one after the last step of the run, whatever the offset.
+
+    >>> f = Fragment(1, {}, offset=2)
+    >>> [due_step(f, version, h=4, num_steps=12) for version in range(3)]
+    [6, 10, 12]
+    """
+    return min((version + 1) * h + fragment.offset, num_steps)
+
+
+def reached_step(
+    fragments: Iterable[Fragment], versions: Iterable[int], h: int, num_steps: int
+) -> int:
+    """The step at which a site stands that holds these versions and has taken no step since."""
+    return max(
+        due_step(fragment, version - 1, h, num_steps) if version else 0
+        for fragment, version in zip(fragments, versions, strict=True)
+    )
+
+
+_Unit = list[tuple[str, TensorSpec]]
+"""A module's own tensors, which stay together."""
+
+_Deal = Callable[[list[_Unit], int, list[int]], list[int]]
+"""(units of a network, fragments, bytes in each so far) -> the fragment of each unit."""
+
+
+def _cut(layout: Layout, count: int, h: int, deal: _Deal) -> tuple[Fragment, ...]:
+    by_network = _units(layout)
+    most = max(map(len, by_network.values()), default=0)
+    if count > most:
+        raise ConfigError(
+            f"stream.fragments={count} where the largest network has {most} modules to cut "
+            f"between; set stream.fragments={most} or less"
+        )
+    parts: list[Layout] = [{} for _ in range(count)]
+    loads = [0] * count
+    # The network of most modules first: the others fill up what it left uneven.
+    for units in sorted(by_network.values(), key=len, reverse=True):
+        for unit, index in zip(units, deal(units, count, loads), strict=True):
+            parts[index].update(unit)
+            loads[index] += _unit_bytes(unit)
+    return tuple(
+        Fragment(index, dict(sorted(part.items())), index * h // count)
+        for index, part in enumerate(parts)
+    )
+
+
+def _units(layout: Layout) -> dict[str, list[_Unit]]:
+    """Each network's modules in natural order: `layer.2` before `layer.10`."""
+    units: dict[str, dict[str, _Unit]] = {}
+    for name, spec in layout.items():
+        module = name.rpartition(".")[0] or name
+        units.setdefault(network_of(name), {}).setdefault(module, []).append((name, spec))
+    return {
+        network: [modules[name] for name in sorted(modules, key=_natural)]
+        for network, modules in units.items()
+    }
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", name)]
+
+
+def _deal_in_turn(units: list[_Unit], count: int, loads: list[int]) -> list[int]:
+    own = [0] * count
+    total = list(loads)
+    dealt = []
+    for unit in units:
+        index = min(range(count), key=lambda i: (own[i], total[i], i))
+        own[index] += _unit_bytes(unit)
+        total[index] += _unit_bytes(unit)
+        dealt.append(index)
+    return dealt
+
+
+def _deal_in_runs(units: list[_Unit], count: int, loads: list[int]) -> list[int]:
+    total = sum(map(_unit_bytes, units)) or 1
+    dealt: list[int] = []
+    before = 0
+    for place, unit in enumerate(units):
+        size = _unit_bytes(unit)
+        by_weight = int((before + size / 2) * count / total)
+        # As many units are left as fragments that have none yet: one for each of them.
+        left = len(units) - place
+        least = max(dealt[-1] if dealt else 0, count - left)
+        most = dealt[-1] + 1 if dealt else 0
+        dealt.append(min(max(by_weight, least), most, count - 1))
+        before += size
+    return dealt
+
+
+def _unit_bytes(unit: _Unit) -> int:
+    return sum(_num_bytes(spec) for _, spec in unit)
+
+
+def _num_bytes(spec: TensorSpec) -> int:
+    return spec.num_values * (4 if spec.role is Role.PARAMETER else spec.dtype.itemsize)

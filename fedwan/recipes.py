@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedwan.config import Config, OuterConfig
+from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.errors import ConfigError
+from fedwan.fragments import Fragmentation, blocks, strided
 from fedwan.workloads.base import NetworkKind
 
-__all__ = ["fill_outer", "fill_schedule", "refuse_h", "refuse_outer"]
+__all__ = [
+    "fill_nesterov",
+    "fill_outer",
+    "fill_schedule",
+    "fill_stream",
+    "fragmentation",
+    "refuse_h",
+    "refuse_outer",
+    "refuse_stream",
+]
 
 
 def fill_schedule(config: Config, h: int, checkpoint_every: int) -> None:
@@ -47,6 +57,29 @@ def fill_outer(config: Config, network: str, lr: float, momentum: float) -> None
         raise ConfigError(f"outer.{network}.momentum={chosen.momentum:g}; set it in [0, 1)")
 
 
+ADVERSARIAL = (0.5, 0.5)
+"""(lr, momentum) of a GAN's networks."""
+
+REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
+"""Outer lr by number of sites, Charles et al. 2025 (2503.09799); momentum 0.9."""
+
+
+def fill_nesterov(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+    """Fill in the outer settings of DiLoCo and its kin, by kind of network.
+
+    Adversarial networks bear little momentum: with 0.9, which suits language models and flows, a
+    GAN's two networks overshoot each other and diverge.
+
+    Raises:
+        ConfigError: see `fill_outer`.
+    """
+    nearest = max(n for n in REGRESSION_LR if n <= max(1, config.sites))
+    defaults = {"adversarial": ADVERSARIAL, "regression": (REGRESSION_LR[nearest], 0.9)}
+    for network, kind in networks.items():
+        lr, momentum = defaults[kind]
+        fill_outer(config, network, lr=lr, momentum=momentum)
+
+
 def refuse_outer(config: Config, networks: Mapping[str, NetworkKind], why: str) -> None:
     """Refuse outer settings, which a strategy without outer optimiser would ignore.
 
@@ -72,3 +105,55 @@ def refuse_h(config: Config, why: str) -> None:
             f"h={config.h} has no effect: strategy {config.strategy!r} {why}; "
             "leave it out, or set strategy=local_sgd"
         )
+
+
+def fill_stream(config: Config, fragments: int, tau: int, alpha: float) -> None:
+    """Fill in the stream's settings where the user named none.
+
+    Args:
+        config: changed in place; `h` is resolved.
+        fragments: into which the model is cut.
+        tau: steps between a fragment's departure and its update's landing.
+        alpha: share of its own weights that a site keeps; 0 if the strategy has no such thing.
+
+    Raises:
+        ConfigError: there are more fragments than steps in a round, or an update would land after
+            the next departure.
+    """
+    stream = config.stream
+    stream.fragments = stream.fragments or min(fragments, config.h)
+    stream.pattern = stream.pattern or "strided"
+    stream.tau = stream.tau or min(tau, max(1, config.h - 1))
+    stream.alpha = stream.alpha or alpha
+    if stream.fragments > config.h:
+        raise ConfigError(
+            f"stream.fragments={stream.fragments} is more than h={config.h}, so that two would "
+            f"leave after the same step; set stream.fragments={config.h} or less"
+        )
+    if stream.tau >= config.h:
+        nearest = f"stream.tau={config.h - 1}" if config.h > 1 else "h=2 or more"
+        raise ConfigError(
+            f"stream.tau={stream.tau} is not below h={config.h}, so that a fragment would leave "
+            f"again before its update has landed; set {nearest}"
+        )
+
+
+def fragmentation(config: Config) -> Fragmentation:
+    """The cut that a resolved `stream` asks for."""
+    cut = {"strided": strided, "blocks": blocks}[config.stream.pattern]
+    return cut(config.stream.fragments, config.h)
+
+
+def refuse_stream(config: Config) -> None:
+    """Refuse stream settings, which a strategy that waits for its updates would ignore.
+
+    Raises:
+        ConfigError: there are some.
+    """
+    for key, unset in vars(StreamConfig()).items():
+        value = getattr(config.stream, key)
+        if value != unset:
+            raise ConfigError(
+                f"stream.{key}={value} has no effect: strategy {config.strategy!r} sends the whole "
+                "model and waits; leave it out, or set strategy=streaming_diloco"
+            )

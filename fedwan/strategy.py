@@ -17,7 +17,8 @@ from typing import Literal, NamedTuple
 from fedwan.codecs import Codec
 from fedwan.coordinator.policy import RoundPolicy
 from fedwan.coordinator.server_step import ServerStep
-from fedwan.fragments import Fragment
+from fedwan.fragments import Fragmentation
+from fedwan.overlap import Overlap
 from fedwan.state import Layout, State
 
 __all__ = ["Strategy"]
@@ -31,7 +32,7 @@ class Strategy(NamedTuple):
     within every step, and their inner optimisers take the same step everywhere."""
     h: int
     """Steps between two uploads of the same fragment; 1 for gradients."""
-    fragments: Callable[[Layout], tuple[Fragment, ...]]
+    fragments: Fragmentation
     """Which tensors travel together."""
     server_step: Callable[[State, Layout], ServerStep]
     """Makes what turns merged contributions into new global weights, from the initial ones."""
@@ -41,3 +42,5 @@ class Strategy(NamedTuple):
     """Of updates."""
     policy: RoundPolicy
     """When a round closes."""
+    overlap: Overlap = Overlap()
+    """How sites go on stepping while bytes travel."""

@@ -15,7 +15,7 @@ from fedwan.config import Config
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
-from fedwan.recipes import fill_schedule, refuse_outer
+from fedwan.recipes import fill_schedule, refuse_outer, refuse_stream
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -24,6 +24,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20; averaging has no outer settings."""
     fill_schedule(config, h=20, checkpoint_every=1)
     refuse_outer(config, networks, "averages the weights")
+    refuse_stream(config)
 
 
 def build(config: Config) -> Strategy:

@@ -14,7 +14,7 @@ from fedwan.config import Config
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import mirror_inner
 from fedwan.fragments import whole
-from fedwan.recipes import fill_schedule, refuse_h, refuse_outer
+from fedwan.recipes import fill_schedule, refuse_h, refuse_outer, refuse_stream
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -24,6 +24,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     refuse_h(config, "exchanges gradients in every step")
     fill_schedule(config, h=1, checkpoint_every=50)
     refuse_outer(config, networks, "steps the inner optimisers on the mean gradient")
+    refuse_stream(config)
 
 
 def build(config: Config) -> Strategy:

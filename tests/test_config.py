@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedwan import config as module
@@ -202,11 +202,13 @@ configs = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(configs)
 def test_json_brings_every_section_back_exactly(config: Config) -> None:
     assert from_json(to_json(config)) == config
 
 
+@settings(deadline=None)
 @given(configs)
 def test_yaml_brings_every_section_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, config: Config

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
-from fedwan.fragments import Fragment, is_due, whole
-from fedwan.state import Role
+from fedwan.errors import ConfigError
+from fedwan.fragments import Fragment, blocks, due_step, reached_step, strided, whole
+from fedwan.state import Role, layout_of, network_of
 from tests.support import spec
 
 
@@ -31,10 +35,86 @@ def test_bytes_count_parameters_in_fp32_and_buffers_as_they_are() -> None:
 
 @settings(deadline=None)
 @given(h=st.integers(1, 50), offset=st.integers(0, 49), rounds=st.integers(1, 5))
-def test_a_fragment_is_due_once_in_every_h_steps(h: int, offset: int, rounds: int) -> None:
+def test_every_fragment_has_all_its_versions_by_the_last_step(
+    h: int, offset: int, rounds: int
+) -> None:
     fragment = Fragment(0, {}, offset % h)
-    due = [step for step in range(1, rounds * h + fragment.offset + 1) if is_due(fragment, step, h)]
-    assert due == [fragment.offset + h * k for k in range(1, rounds + 1)]
+    due = [due_step(fragment, version, h, rounds * h) for version in range(rounds)]
+    assert due[-1] == rounds * h
+    assert due[:-1] == [fragment.offset + h * k for k in range(1, rounds)]
+
+
+@settings(deadline=None)
+@given(h=st.integers(1, 30), count=st.integers(1, 6), rounds=st.integers(1, 4))
+def test_the_schedule_goes_round_the_fragments_in_their_order(
+    h: int, count: int, rounds: int
+) -> None:
+    fragments = [Fragment(index, {}, index * h // count) for index in range(count)]
+    due = [due_step(f, v, h, rounds * h) for v in range(rounds) for f in fragments]
+    assert due == sorted(due)
+
+
+def test_a_site_stands_where_its_latest_version_was_due() -> None:
+    fragments = [Fragment(index, {}, 2 * index) for index in range(3)]
+    assert reached_step(fragments, [0, 0, 0], 6, 18) == 0
+    assert reached_step(fragments, [2, 1, 1], 6, 18) == 12
+    assert reached_step(fragments, [2, 2, 1], 6, 18) == 14
+    assert reached_step(fragments, [3, 3, 3], 6, 18) == 18
+
+
+def deep(num_layers: int = 12, width: int = 6) -> nn.Module:
+    return nn.Sequential(
+        *(nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width)) for _ in range(num_layers))
+    )
+
+
+@pytest.mark.parametrize("cut", [blocks, strided])
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
+def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(cut: Any, count: int) -> None:
+    layout = layout_of({"generator": deep(), "discriminator": deep(3)})
+    fragments = cut(count, 24)(layout)
+    assert [f.index for f in fragments] == list(range(count))
+    assert [f.offset for f in fragments] == [24 * i // count for i in range(count)]
+    names = [name for f in fragments for name in f.layout]
+    assert sorted(names) == list(layout)
+    home = {name: f.index for f in fragments for name in f.layout}
+    for name in layout:
+        module = name.rpartition(".")[0]
+        siblings = {home[n] for n in layout if n.rpartition(".")[0] == module}
+        assert siblings == {home[name]}
+    assert all(f.layout for f in fragments)
+
+
+@pytest.mark.parametrize("cut", [blocks, strided])
+def test_fragments_weigh_about_the_same(cut: Any) -> None:
+    layout = layout_of({"generator": deep(40), "discriminator": deep(20)})
+    sizes = [f.num_bytes for f in cut(5, 10)(layout)]
+    assert max(sizes) <= 1.1 * min(sizes)
+
+
+def test_a_part_of_the_generator_travels_with_a_part_of_the_discriminator() -> None:
+    layout = layout_of({"generator": deep(8), "discriminator": deep(4)})
+    for cut in (blocks, strided):
+        for fragment in cut(4, 8)(layout):
+            assert {network_of(name) for name in fragment.layout} == {"generator", "discriminator"}
+
+
+def test_strides_mix_early_and_late_modules_and_blocks_do_not() -> None:
+    layout = layout_of({"net": nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))})
+
+    def layers(fragment: Fragment) -> list[int]:
+        return sorted({int(name.split("/")[1].split(".")[0]) for name in fragment.layout})
+
+    assert [layers(f) for f in strided(4, 4)(layout)] == [[i, i + 4, i + 8] for i in range(4)]
+    assert [layers(f) for f in blocks(4, 4)(layout)] == [
+        list(range(3 * i, 3 * i + 3)) for i in range(4)
+    ]
+
+
+def test_more_fragments_than_modules_are_refused_with_the_most_that_work() -> None:
+    layout = layout_of({"net": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
+    with pytest.raises(ConfigError, match=r"stream.fragments=3.*set stream.fragments=2 or less"):
+        strided(3, 6)(layout)
 
 
 def test_a_fragment_cannot_be_changed() -> None:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from fedwan.config import Config, OuterConfig
+from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.errors import ConfigError
-from fedwan.recipes import fill_outer, fill_schedule, refuse_h, refuse_outer
+from fedwan.recipes import (
+    fill_outer,
+    fill_schedule,
+    fill_stream,
+    fragmentation,
+    refuse_h,
+    refuse_outer,
+    refuse_stream,
+)
+from tests.support import spec
 
 
 def message(raised: pytest.ExceptionInfo[ConfigError]) -> str:
@@ -80,3 +91,51 @@ def test_an_h_without_effect_is_refused() -> None:
     assert "h=20 has no effect" in message(raised)
     for h in (0, 1):
         refuse_h(Config(h=h), "has no local steps")
+
+
+def stream_config(**stream: Any) -> Config:
+    return Config(strategy="streaming_diloco", h=10, steps=20, stream=StreamConfig(**stream))
+
+
+def test_a_stream_gets_what_was_left_open_and_keeps_what_was_not() -> None:
+    config = stream_config(tau=7)
+    fill_stream(config, fragments=4, tau=5, alpha=0.5)
+    assert config.stream == StreamConfig(4, "strided", 7, 0.5)
+
+
+def test_a_streams_defaults_fit_a_short_round() -> None:
+    config = stream_config()
+    config.h = 2
+    fill_stream(config, fragments=4, tau=5, alpha=0.5)
+    assert (config.stream.fragments, config.stream.tau) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("stream", "text"),
+    [
+        ({"tau": 10}, r"stream.tau=10 is not below h=10, .* set stream.tau=9"),
+        ({"fragments": 11}, r"stream.fragments=11 is more than h=10, .* set stream.fragments=10"),
+    ],
+)
+def test_a_stream_that_cannot_flow_is_refused_with_what_can(
+    stream: dict[str, int], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        fill_stream(stream_config(**stream), fragments=4, tau=5, alpha=0.5)
+
+
+def test_stream_settings_are_refused_where_nothing_streams() -> None:
+    config = stream_config(alpha=0.5)
+    config.strategy = "diloco"
+    with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: strategy 'diloco'"):
+        refuse_stream(config)
+    refuse_stream(Config())
+
+
+def test_the_cut_is_the_one_asked_for() -> None:
+    layout = {f"net/{i}.weight": spec((4,)) for i in range(4)}
+    for pattern, first in (("strided", ["0", "2"]), ("blocks", ["0", "1"])):
+        config = stream_config(fragments=2, pattern=pattern)
+        fragments = fragmentation(config)(layout)
+        assert list(fragments[0].layout) == [f"net/{i}.weight" for i in first]
+        assert [f.offset for f in fragments] == [0, 5]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
@@ -17,10 +16,11 @@ from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.outbox import Outbox
 from fedwan.coordinator.reception import ChunkedReception
 from fedwan.coordinator.registry import Registry
 from fedwan.errors import PayloadError, SessionLost
-from fedwan.fragments import Fragment
+from fedwan.fragments import Fragmentation
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals
 from fedwan.state import Layout, layout_from_json
@@ -29,15 +29,6 @@ __all__ = ["Desk"]
 
 Event = Callable[[str, str | None, str], None]
 """(event, site or None, text)."""
-
-MAX_WAIT_S = 10.0
-"""Longest that a download waits at the desk before the site must ask again."""
-
-_SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, int]]] = {
-    wire.DownloadRequest.GLOBAL: GlobalModel.snapshot_global,
-    wire.DownloadRequest.EMA: GlobalModel.snapshot_ema,
-    wire.DownloadRequest.OUTER: GlobalModel.snapshot_outer,
-}
 
 
 class Desk:
@@ -57,7 +48,7 @@ class Desk:
         run_id: str,
         registry: Registry,
         intake: Intake,
-        fragments: Callable[[Layout], Sequence[Fragment]],
+        fragments: Fragmentation,
         on_event: Event,
         chunk_bytes: int,
     ) -> None:
@@ -68,24 +59,17 @@ class Desk:
         self.farewells: dict[str, wire.Farewell] = {}
         self.rejected = 0
         self.rejoins = 0
-        self.durable_version = 0
         self.layout: Layout = {}
         self.frozen_sha256 = ""
         self.initial_sha256 = ""
         self._run_id = run_id
         self._fragments = fragments
         self._event = on_event
-        self._chunk_bytes = chunk_bytes
-        self._model: GlobalModel | None = None
+        self._num_fragments = 0
         self._sender_of_initial: str | None = None
-        self._versions: list[int] = []
-        """Per fragment, what sites can have: the model itself is ahead while it is committed."""
-        self._updates: dict[int, tuple[int, Payload]] = {}
-        self._arrived: dict[int, set[str]] = {}
-        """Sites that are known to hold the update that is out, by fragment."""
-        self._snapshots: dict[tuple[str, int], tuple[Payload, int]] = {}
         self.stop_text = ""
         """Why the run is over; empty while it is not."""
+        self.outbox = Outbox(self.changed, lambda: bool(self.stop_text), chunk_bytes)
 
     # Join, heartbeats, farewell ------------------------------------------------------------
 
@@ -97,15 +81,14 @@ class Desk:
                 self._event("rejected", site, refusal)
                 return wire.Welcome(refusal=refusal)
             if not self.layout:
-                self.layout = layout_from_json(hello.layout_json)
+                self._set_layout(layout_from_json(hello.layout_json))
                 self.initial_sha256 = hello.initial_sha256
                 self.frozen_sha256 = hello.frozen_sha256
-                self.intake.set_layout(self.layout, self._fragments(self.layout))
             is_known = self.registry.sites[site].session == hello.session
             is_rejoin = self.registry.admit(site, hello.session)
-            if self._model is None and self._sender_of_initial in (None, site):
+            if self.outbox.model is None and self._sender_of_initial in (None, site):
                 self._sender_of_initial = site
-            versions = list(self._versions)
+            versions = list(self.outbox.versions)
             self.registry.settle(site, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
             if not is_known:
                 self.rejoins += is_rejoin
@@ -116,9 +99,15 @@ class Desk:
             self.changed.notify_all()
             return wire.Welcome(
                 versions=versions,
-                send_initial=self._model is None and self._sender_of_initial == site,
+                send_initial=self.outbox.model is None and self._sender_of_initial == site,
                 is_rejoin=is_rejoin,
             )
+
+    def _set_layout(self, layout: Layout) -> None:
+        fragments = self._fragments(layout)
+        self.layout = layout
+        self._num_fragments = len(fragments)
+        self.intake.set_layout(layout, fragments)
 
     def _refusal(self, site: str, hello: wire.Hello) -> str:
         if site not in self.registry.sites:
@@ -177,7 +166,7 @@ class Desk:
         """See `Hub`."""
         with self.changed:
             self.registry.find(site)
-            present = min(self._versions, default=0)
+            present = self.outbox.version
             if report.run_id != self._run_id or report.version > present + 1:
                 raise PayloadError(
                     f"report on version {report.version} of run {report.run_id} where run "
@@ -218,22 +207,11 @@ class Desk:
                 if key.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
                     raise PayloadError("it counts no samples, so that it has no weight")
                 reception = self.intake.open(key, header)
-                self._note_arrived(key)
+                if key.kind == wire.UploadHeader.CONTRIBUTION:
+                    self.outbox.note_arrived(key.fragment, key.version, site, self.registry.sites)
                 return reception
             except PayloadError as error:
                 return self._rejection(key, str(error))
-
-    def _note_arrived(self, key: Key) -> None:
-        """Who contributes to a version has its update: once all do, its memory is free to go."""
-        is_out = key.fragment in self._updates
-        if not is_out or key.kind != wire.UploadHeader.CONTRIBUTION:
-            return
-        version, _ = self._updates[key.fragment]
-        if key.version == version:
-            arrived = self._arrived.setdefault(key.fragment, set())
-            arrived.add(key.site)
-            if arrived >= self.registry.sites.keys():
-                del self._updates[key.fragment]
 
     def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
         """See `Hub`."""
@@ -290,9 +268,8 @@ class Desk:
         if key.kind == wire.UploadHeader.INITIAL:
             is_good = key.fragment == key.version == 0
         else:
-            is_good = key.kind == wire.UploadHeader.CONTRIBUTION and key.fragment < len(
-                self._fragments(self.layout)
-            )
+            is_contribution = key.kind == wire.UploadHeader.CONTRIBUTION
+            is_good = is_contribution and key.fragment < self._num_fragments
         if not is_good:
             raise PayloadError(
                 f"upload of kind {key.kind} for fragment {key.fragment}, version {key.version} is "
@@ -304,8 +281,8 @@ class Desk:
         if self.intake.ready(key) is not None:
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
         if key.kind == wire.UploadHeader.INITIAL:
-            return wire.Receipt(status=wire.Receipt.ACCEPTED) if self._model else None
-        present = self._versions[key.fragment] if self._versions else 0
+            return wire.Receipt(status=wire.Receipt.ACCEPTED) if self.outbox.model else None
+        present = self.outbox.versions[key.fragment] if self.outbox.versions else 0
         # A site that took the global weights may be ahead of the update that leads to them.
         if key.version not in (present, present + 1) or self.stop_text:
             text = f"version {key.version} is not wanted, the present one is {present}"
@@ -324,70 +301,22 @@ class Desk:
         """See `Hub`."""
         with self.changed:
             self.registry.find(site)
-            num_fragments = len(self._fragments(self.layout))
         if request.run_id != self._run_id:
             raise SessionLost(f"download is of run {request.run_id}, this is {self._run_id}")
-        if request.kind == wire.DownloadRequest.UPDATE and request.fragment < num_fragments:
-            return self._download_update(request)
-        if request.kind not in _SNAPSHOTS:
+        if request.fragment >= max(1, self._num_fragments):
             raise PayloadError(
-                f"download of kind {request.kind}, fragment {request.fragment} is none that this "
-                "run has; start site and coordinator from the same app"
+                f"download of fragment {request.fragment} where there are {self._num_fragments}; "
+                "start site and coordinator from the same app"
             )
-        return self._download_snapshot(site, request)
-
-    def _download_update(self, request: wire.DownloadRequest) -> Delivery:
-        deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)  # in this order for NaN
-        with self.changed:
-            while True:
-                version, payload = self._updates.get(request.fragment, (0, None))
-                if payload is not None and version == request.version:
-                    return self._ready(version, payload)
-                present = self._versions[request.fragment] if self._versions else 0
-                if present >= request.version:
-                    status = wire.DownloadHeader.SUPERSEDED
-                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or self.stop_text:
-                    over = wire.DownloadHeader.DONE
-                    status = over if self.stop_text else wire.DownloadHeader.NOT_YET
-                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
-                self.changed.wait(remaining)
-
-    def _download_snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
-        key = (site, request.kind)
-        with self.changed:
-            model = self._model
-            kept = self._snapshots.get(key)
-        if model is None:
-            return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
-        if kept is None or not request.checksum:
-            kept = _SNAPSHOTS[request.kind](model)
-            with self.changed:
-                self._snapshots[key] = kept
-        payload, version = kept
-        return self._ready(version, payload)
-
-    def _ready(self, version: int, payload: Payload) -> Delivery:
-        header = wire.DownloadHeader(
-            status=wire.DownloadHeader.READY,
-            version=version,
-            num_bytes=payload.num_bytes,
-            checksum=payload.checksum,
-            chunk_bytes=self._chunk_bytes,
-            durable_version=self.durable_version,
-        )
-        return Delivery(header, payload)
+        return self.outbox.fetch(site, request)
 
     # For the round loop --------------------------------------------------------------------
 
     def set_model(self, model: GlobalModel) -> None:
         """The global weights are here: contributions can be taken."""
         with self.changed:
-            self._model = model
-            self._versions = list(model.versions)
-            self.layout = model.layout
-            self.intake.set_layout(model.layout, model.fragments)
+            self.outbox.open(model)
+            self._set_layout(model.layout)
             self.changed.notify_all()
 
     def initial(self) -> Source | None:
@@ -399,7 +328,7 @@ class Desk:
     def reassign_initial(self, lost: Sequence[str]) -> None:
         """Ask a live site for the initial weights if the one that was to send them is lost."""
         with self.changed:
-            if self._model is None and self._sender_of_initial in (None, *lost):
+            if self.outbox.model is None and self._sender_of_initial in (None, *lost):
                 live = self.registry.live()
                 self._sender_of_initial = live[0] if live else None
                 if self._sender_of_initial:
@@ -408,15 +337,12 @@ class Desk:
     def withdraw_update(self, fragment: int) -> None:
         """Drop the update that is out; a site that still wants it takes the global weights."""
         with self.changed:
-            self._updates.pop(fragment, None)
-            self._snapshots.clear()
+            self.outbox.withdraw(fragment)
 
     def publish(self, fragment: int, version: int, payload: Payload) -> None:
         """Hand an update out, and drop the contributions that made it."""
         with self.changed:
-            self._updates[fragment] = (version, payload)
-            self._versions[fragment] = version
-            self._arrived[fragment] = set()
+            self.outbox.publish(fragment, version, payload)
             self.intake.forget(fragment, version - 1)
             self.changed.notify_all()
 

@@ -61,7 +61,6 @@ class GlobalModel:
         self.ema = clone(self.state)
         self.fragments = strategy.fragments(layout)
         self.versions = [0] * len(self.fragments)
-        self.samples = 0
         self.initial_sha256 = hash_state(self.state)
         self._contributes = strategy.contributes
         self._down = strategy.down
@@ -77,7 +76,7 @@ class GlobalModel:
         Args:
             fragment: whose turn it is.
             merged: see `Merger.take`; emptied on the way.
-            samples: over all sites in this round.
+            samples: over all sites since the fragment's last update.
 
         Returns:
             The update as every site will get it.
@@ -103,34 +102,33 @@ class GlobalModel:
                 self._half_life,
             )
             self.versions[fragment.index] += 1
-            self.samples += samples
         return payload
 
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""
         return sum(fragment.num_bytes for fragment in self.fragments)
 
-    def snapshot_global(self) -> tuple[Payload, int]:
-        """A copy of the weights in fp32, and their version."""
+    def snapshot_global(self) -> tuple[Payload, tuple[int, ...]]:
+        """A copy of the weights in fp32, and the version of each fragment."""
         with self._lock:
             payload, _ = fp32().encode(clone(self.state), {}, self.layout)
-            return payload, min(self.versions)
+            return payload, tuple(self.versions)
 
-    def snapshot_ema(self) -> tuple[Payload, int]:
-        """The average in fp32 and its version; copied only if it changes while this is held."""
+    def snapshot_ema(self) -> tuple[Payload, tuple[int, ...]]:
+        """The average in fp32, and versions; copied only if it changes while this is held."""
         with self._lock:
             payload, _ = fp32().encode(self.ema, {}, self.layout)
             self._ema_snapshot = weakref.ref(payload)
-            return payload, min(self.versions)
+            return payload, tuple(self.versions)
 
-    def snapshot_outer(self) -> tuple[Payload, int]:
-        """A copy of the outer optimiser's state as safetensors, and its version.
+    def snapshot_outer(self) -> tuple[Payload, tuple[int, ...]]:
+        """A copy of the outer optimiser's state as safetensors, and versions.
 
         Sites do not know this state's layout beforehand; safetensors describes itself.
         """
         with self._lock:
             content = safetensors.torch.save(self._server_step.state())
-            return Payload([content], xxhash.xxh3_64_intdigest(content)), min(self.versions)
+            return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
         """Write a checkpoint atomically; `meta` is given back by `load`."""
@@ -145,7 +143,6 @@ class GlobalModel:
             "layout": layout_to_json(self.layout),
             "contributes": self._contributes,
             "versions": self.versions,
-            "samples": self.samples,
             "initial_sha256": self.initial_sha256,
         }
         write_tensors(folder / CHECKPOINT, tensors, content)
@@ -173,7 +170,6 @@ class GlobalModel:
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
-            model.samples = int(meta["samples"])
             model.initial_sha256 = str(meta["initial_sha256"])
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(

@@ -128,8 +128,9 @@ class Rounds:
         self.model = model
         self._desk.set_model(model)
         while min(model.versions) < self._plan.num_versions:
-            for fragment in model.fragments:
+            for fragment in model.fragments:  # in the order in which the schedule has them due
                 self._round(model, fragment)
+            self._after_version(model)
         self._final_quality(model)
         self._desk.finish("the run is complete")
         # A live site on a slow link may still be fetching the last update.
@@ -145,7 +146,7 @@ class Rounds:
         self._desk.rejected, self._desk.rejoins = totals.rejected, totals.rejoins
         self._desk.initial_sha256 = model.initial_sha256
         self._desk.frozen_sha256 = frozen_sha256
-        self._desk.durable_version = min(model.versions)
+        self._desk.outbox.durable_version = min(model.versions)
         self._desk.set_model(model)
 
     def _round(self, model: GlobalModel, fragment: Fragment) -> None:
@@ -157,8 +158,9 @@ class Rounds:
         samples = sum(c.work.samples for c in merged)
         payload = model.commit(fragment, merger.take(), samples)
         self._desk.publish(fragment.index, version + 1, payload)
-        self._record_round(version + 1, merged, time.monotonic() - began)
-        self._after_version(model)
+        self._record_round(fragment, version + 1, merged, time.monotonic() - began)
+        self._notice_lost()
+        self._take_reports()
 
     def _collect(self, fragment: Fragment, version: int, merger: Merger) -> list[Contribution]:
         """Merge in site order as contributions become whole, until the policy closes the round."""
@@ -308,11 +310,8 @@ class Rounds:
         is_last = version == self._plan.num_versions
         if is_last or (self._plan.eval_every and version % self._plan.eval_every == 0):
             self._ask_quality()
-
         if version % self._plan.checkpoint_every == 0:
             self.checkpoint(model)
-        self._notice_lost()
-        self._take_reports()
 
     def checkpoint(self, model: GlobalModel) -> None:
         """Write everything that a resumed run needs."""
@@ -322,7 +321,7 @@ class Rounds:
         totals["wall_s"] += time.monotonic() - self._began
         meta = {"totals": totals, "frozen_sha256": self._desk.frozen_sha256}
         model.save(self._plan.folder, meta)
-        self._desk.durable_version = min(model.versions)
+        self._desk.outbox.durable_version = min(model.versions)
 
     def elapsed_s(self) -> float:
         """Wall time of this run, with that before it was resumed."""
@@ -356,7 +355,9 @@ class Rounds:
                 figures | {"kind": "quality", "version": report.version, "step": step, "site": site}
             )
 
-    def _record_round(self, version: int, merged: list[Contribution], round_s: float) -> None:
+    def _record_round(
+        self, fragment: Fragment, version: int, merged: list[Contribution], round_s: float
+    ) -> None:
         for contribution in merged:
             work = contribution.work
             self.totals.add_work(work)
@@ -365,6 +366,7 @@ class Rounds:
                 {
                     "kind": "round",
                     "version": version,
+                    "fragment": fragment.index,
                     "site": contribution.site,
                     "step": work.step,
                     "samples": work.samples,

@@ -191,7 +191,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -208,13 +208,15 @@ class DownloadHeader(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
     DURABLE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
     num_bytes: int
     checksum: int
     chunk_bytes: int
     durable_version: int
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ...) -> None: ...
+    versions: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadPart(_message.Message):
     __slots__ = ("header", "chunk")

@@ -47,7 +47,7 @@ class SiteRow:
         if is_now:
             self.state, self.seen_t = "training", record.t
         self.step = record.step
-        self.losses = dict(record.losses)
+        self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
         self.compute_s += record.compute_s
         self.wait_s += record.wait_s
         self.bytes_up += record.bytes_up

@@ -46,7 +46,7 @@ class RoundRecord:
     step: int
     """Completed steps since the run began."""
     samples: int
-    """Seen since the run began."""
+    """In this contribution."""
     losses: Mapping[str, float | None]
     """Mean over this round's steps, by name; None where it was not finite."""
     compute_s: float
@@ -61,6 +61,8 @@ class RoundRecord:
     """Of the contribution, by network."""
     round_s: float
     """From the round's first contribution to its update."""
+    fragment: int = 0
+    """Which of the strategy's fragments."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +107,7 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     rest = dict(row)
     kind, t = rest.pop("kind"), float(rest.pop("t"))
     if kind == "round":
+        rest.setdefault("fragment", 0)  # earlier versions had one
         return RoundRecord(t, **{name: rest[name] for name in _ROUND_FIELDS})
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)

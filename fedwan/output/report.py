@@ -240,7 +240,7 @@ def _sites(run: _Run) -> str:
         rows.append(
             [
                 site,
-                f"{len(records):,}",
+                f"{len({record.version for record in records}):,}",
                 f"{records[-1].step:,}",
                 duration_text(compute),
                 duration_text(wait),

@@ -16,7 +16,7 @@ from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_st
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
 
-__all__ = ["Restored", "SiteCheckpoints", "Work"]
+__all__ = ["Ledger", "SiteCheckpoints", "Work"]
 
 
 class _Parts(NamedTuple):
@@ -26,20 +26,26 @@ class _Parts(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What went into a contribution."""
+    """Steps and samples, of a contribution or of all so far."""
 
     steps: int
     samples: int
 
+    def since(self, earlier: Work) -> Work:
+        """What was done after `earlier`."""
+        return Work(self.steps - earlier.steps, self.samples - earlier.samples)
 
-class Restored(NamedTuple):
-    """What a checkpoint says beside the state that it restores."""
+
+class Ledger(NamedTuple):
+    """What a checkpoint says beside the state of networks, optimisers and data."""
 
     residual: State
     """What error feedback owed before the contribution was encoded."""
     owed: State
     """What it owes afterwards."""
     work: Work
+    versions: tuple[int, ...]
+    """Per fragment, the version at which `owed` is owed."""
 
 
 class SiteCheckpoints:
@@ -65,17 +71,13 @@ class SiteCheckpoints:
     def _path(self, version: int) -> Path:
         return self._folder / f"site-{version:08d}.safetensors"
 
-    def save(
-        self, version: int, durable_version: int, residual: State, owed: State, work: Work
-    ) -> None:
+    def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """Write the checkpoint of a version, and drop those that nobody can need any more.
 
         Args:
             version: that the completed steps lead to.
             durable_version: that the coordinator would resume from, as far as this site knows.
-            residual: what error feedback owed before the contribution was encoded.
-            owed: what it owes afterwards.
-            work: what went into the contribution.
+            ledger: what went into the contribution, and what is owed.
         """
         replica, stream, rng = self._parts
         tensors = (
@@ -85,10 +87,11 @@ class SiteCheckpoints:
             | add_prefix("stream", stream.state())
             | add_prefix("rng", rng.state())
             | add_prefix("torch", torch_random_state())
-            | add_prefix("residual", residual)
-            | add_prefix("owed", owed)
+            | add_prefix("residual", ledger.residual)
+            | add_prefix("owed", ledger.owed)
         )
-        write_tensors(self._path(version), tensors, {"version": version, **work._asdict()})
+        meta = {"version": version, "versions": ledger.versions, **ledger.work._asdict()}
+        write_tensors(self._path(version), tensors, meta)
         for old in self.versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable_version):
@@ -98,7 +101,7 @@ class SiteCheckpoints:
         """Remove the checkpoint of a version, if there is one."""
         self._path(version).unlink(missing_ok=True)
 
-    def load(self, version: int, with_model: bool) -> Restored:
+    def load(self, version: int, with_model: bool) -> Ledger:
         """Restore everything as it stood when the steps to `version` were complete.
 
         Args:
@@ -117,8 +120,9 @@ class SiteCheckpoints:
         rng.load_state(select_prefix("rng", tensors))
         stream.load_state(select_prefix("stream", tensors))
         load_torch_random_state(select_prefix("torch", tensors))
-        return Restored(
+        return Ledger(
             select_prefix("residual", tensors),
             select_prefix("owed", tensors),
             Work(int(meta["steps"]), int(meta["samples"])),
+            tuple(int(version) for version in meta["versions"]),
         )

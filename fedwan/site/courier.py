@@ -121,28 +121,26 @@ class Courier:
         )
         return self._link.download(request).header.status == wire.DownloadHeader.DONE
 
-    def fetch_global(self) -> tuple[State, int]:
-        """The present global weights and their version."""
-        return self._fetch_weights(wire.DownloadRequest.GLOBAL)
+    def fetch_global(self) -> tuple[State, list[int]]:
+        """The present global weights, and the version of each fragment."""
+        header, payload = self._fetch(wire.DownloadRequest.GLOBAL)
+        return fp32().decode(payload, self._layout), list(header.versions)
 
     def fetch_ema(self) -> tuple[State, int]:
-        """The moving average of the global weights and its version."""
-        return self._fetch_weights(wire.DownloadRequest.EMA)
+        """The moving average of the global weights, and the version that all of it has."""
+        header, payload = self._fetch(wire.DownloadRequest.EMA)
+        return fp32().decode(payload, self._layout), header.version
 
     def fetch_outer(self) -> State:
         """The state of the optimiser that the coordinator steps."""
-        payload, _ = self._fetch(wire.DownloadRequest.OUTER)
+        _, payload = self._fetch(wire.DownloadRequest.OUTER)
         return safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
 
-    def _fetch_weights(self, kind: wire.DownloadRequest.Kind) -> tuple[State, int]:
-        payload, version = self._fetch(kind)
-        return fp32().decode(payload, self._layout), version
-
-    def _fetch(self, kind: wire.DownloadRequest.Kind) -> tuple[Source, int]:
+    def _fetch(self, kind: wire.DownloadRequest.Kind) -> tuple[wire.DownloadHeader, Source]:
         header, payload = self._link.download(wire.DownloadRequest(run_id=self._run_id, kind=kind))
         if payload is None:
             raise FedwanError("the coordinator has no weights yet; its run has not begun")
-        return payload, header.version
+        return header, payload
 
     def report(self, version: int, figures_json: str, samples: bytes) -> None:
         """Hand in quality figures and samples."""

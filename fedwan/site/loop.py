@@ -23,12 +23,15 @@ from torch import Tensor
 
 from fedwan.data.shard import Shard
 from fedwan.errors import LinkLost, RunStopped, SessionLost
+from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.rng import NamedGenerators, derive_seed
-from fedwan.site.checkpoint import SiteCheckpoints
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.courier import Courier
-from fedwan.site.exchange import make_exchange
+from fedwan.site.delta import DeltaExchange
+from fedwan.site.exchange import Exchange, Station
+from fedwan.site.gradient import GradientExchange
 from fedwan.site.meter import Meter
 from fedwan.site.plan import SitePlan
 from fedwan.site.replica import Replica
@@ -76,7 +79,7 @@ class SiteLoop:
         self._checkpoints = SiteCheckpoints(folder, self._replica, self._stream, self._rng)
         self._meter = Meter(link)
         self._courier = Courier(link, plan.run_id, self._replica.layout, plan.poll_s)
-        self._exchange = make_exchange(
+        station = Station(
             self._replica,
             strategy.fragments(self._replica.layout),
             strategy,
@@ -84,7 +87,11 @@ class SiteLoop:
             self._meter,
             self._listen,
             self,
+            plan.num_steps,
         )
+        self._fragments = station.fragments
+        kind = DeltaExchange if strategy.contributes == "delta" else GradientExchange
+        self._exchange: Exchange = kind(station)
         self._device = device
         self._is_stopped = False
 
@@ -103,7 +110,12 @@ class SiteLoop:
                 anew: join again.
             RunStopped: the run was ended before its last step.
         """
-        step = self._join()
+        try:
+            return self._stay(self._train(self._join()))
+        finally:
+            self._exchange.close()
+
+    def _train(self, step: int) -> int:
         while step < self._plan.num_steps:
             self._listen()
             batch = self._stream.next_batch()
@@ -114,7 +126,7 @@ class SiteLoop:
             self._meter.add_losses(losses)
             self._link.heartbeat(step)
             step = self._exchange.after_step(step)
-        return self._stay(step)
+        return step
 
     def _join(self) -> int:
         """Introduce this site and find its place; the step to go on from."""
@@ -130,49 +142,50 @@ class SiteLoop:
         welcome = self._link.join(hello)
         if welcome.send_initial:
             self._open_run()
-        return self._take_over(min(welcome.versions, default=0))
+        return self._take_over(list(welcome.versions) or [0] * len(self._fragments))
 
-    def _take_over(self, version: int) -> int:
+    def _take_over(self, versions: list[int]) -> int:
         """Find this site's place in the run; the step to go on from.
 
         Weights are the coordinator's, the rest is of this site's nearest checkpoint.
         """
+        exchange = self._exchange
         weights: State | None = None
-        if version:
-            weights, version = self._courier.fetch_global()
-        self._exchange.versions = [version] * len(self._exchange.versions)
+        if any(versions):
+            weights, versions = self._courier.fetch_global()
         kept = self._checkpoints.versions()
-        if version + 1 in kept and self._strategy.contributes == "delta":
-            return self._send_again(version, weights)
-        usable = [v for v in kept if v <= version]
-        if usable:
-            self._exchange.residual = self._checkpoints.load(usable[-1], with_model=False).owed
+        nearest = versions[0]
+        if isinstance(exchange, DeltaExchange):
+            nearest += 1  # deltas save before their contribution leaves
+            if exchange.is_exact and nearest in kept:
+                return self._send_again(versions[0], weights)
+        usable = [v for v in kept if v <= nearest]
+        ledger = self._checkpoints.load(usable[-1], with_model=False) if usable else None
+        exchange.take_over(versions, ledger)
         if weights is not None:
             self._replica.adopt(weights)
             if self._strategy.contributes == "gradient":
                 self._replica.load_optimizers(self._courier.fetch_outer())
-            log.info("goes on from version %d", version)
-            if version not in kept:
+            log.info("goes on from version %d", versions[0])
+            if versions[0] not in kept:
                 at = f"version {usable[-1]}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
-        return version * self._strategy.h
+        return reached_step(self._fragments, versions, self._strategy.h, self._plan.num_steps)
 
     def _send_again(self, version: int, weights: State | None) -> int:
         """The steps to the next version are complete: only their contribution may be missing."""
+        assert isinstance(self._exchange, DeltaExchange)
         if weights is not None:
             self._replica.adopt(weights)
-        restored = self._checkpoints.load(version + 1, with_model=True)
-        self._exchange.residual = restored.residual
-        self._meter.restore(restored.work)
+        self._exchange.take_over([version], None)
+        ledger = self._checkpoints.load(version + 1, with_model=True)
         log.info("sends its contribution to version %d again", version)
-        return self._exchange.after_step((version + 1) * self._strategy.h)
+        return self._exchange.send_again(ledger, (version + 1) * self._strategy.h)
 
-    def save(self, version: int, residual: State, owed: State) -> None:
+    def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """See `fedwan.site.exchange.Keeper`."""
         if version % self._plan.checkpoint_every == 0:
-            self._checkpoints.save(
-                version, self._exchange.durable_version, residual, owed, self._meter.pending
-            )
+            self._checkpoints.save(version, durable_version, ledger)
 
     def discard(self, version: int) -> None:
         """See `fedwan.site.exchange.Keeper`."""
@@ -187,7 +200,7 @@ class SiteLoop:
                 self._listen(wait_s=self._plan.poll_s)
                 if not self._is_stopped and self._courier.is_over(version):
                     break
-        self._leave(wire.Farewell(global_sha256=sha256, work=self._meter.work(step)))
+        self._leave(wire.Farewell(global_sha256=sha256, work=self._meter.work(step, Work(0, 0))))
         return sha256
 
     def _leave(self, farewell: wire.Farewell) -> None:
@@ -217,8 +230,10 @@ class SiteLoop:
 
     def _stop(self, text: str) -> None:
         self._is_stopped = True
-        if min(self._exchange.versions) * self._strategy.h < self._plan.num_steps:
-            self._leave(wire.Farewell(work=self._meter.work(0), error=text))
+        # What is in flight may have been published: then it lands, or else its flight says why not.
+        versions, h, num_steps = self._exchange.expected, self._strategy.h, self._plan.num_steps
+        if reached_step(self._fragments, versions, h, num_steps) < num_steps:
+            self._leave(wire.Farewell(work=self._meter.work(0, Work(0, 0)), error=text))
             raise RunStopped(f"the coordinator ended the run: {text}")
 
     def _open_run(self) -> None:

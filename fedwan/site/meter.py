@@ -16,7 +16,7 @@ __all__ = ["Meter"]
 
 
 class Meter:
-    """Counts since the last contribution.
+    """Counts what a site does.
 
     Computing is what happens inside a step, less what is spent waiting there. Everything else in
     the loop (coding, sending, waiting, applying, checkpoints) counts as waiting; measuring quality
@@ -70,13 +70,9 @@ class Meter:
         self._samples += samples
 
     @property
-    def pending(self) -> Work:
-        """Steps and samples since the last contribution."""
+    def total(self) -> Work:
+        """Steps and samples so far."""
         return Work(self._steps, self._samples)
-
-    def restore(self, work: Work) -> None:
-        """Steps and samples that a predecessor of this process took for the next contribution."""
-        self._steps, self._samples = work
 
     def add_losses(self, losses: dict[str, Tensor]) -> None:
         """Losses of a completed step, summed where they are: no transfer from a GPU."""
@@ -84,22 +80,25 @@ class Meter:
         for name, value in losses.items():
             self._losses[name] = self._losses[name] + value if name in self._losses else value
 
-    def work(self, step: int) -> wire.Work:
-        """All since the last call, as a message, and begin anew."""
+    def work(self, step: int, done: Work) -> wire.Work:
+        """What a contribution says of itself; seconds, bytes and losses are since the last call.
+
+        Args:
+            step: completed steps since the run began.
+            done: steps and samples in this contribution.
+        """
         now = (self._compute_s, self._wait_s, self._link.bytes_up, self._link.bytes_down)
         before, self._marks = self._marks, now
         work = wire.Work(
             step=step,
-            steps=self._steps,
-            samples=self._samples,
+            steps=done.steps,
+            samples=done.samples,
             losses={k: float(v) / self._num_losses for k, v in self._losses.items()},
             compute_s=now[0] - before[0],
             wait_s=now[1] - before[1],
             bytes_up=now[2] - before[2],
             bytes_down=now[3] - before[3],
         )
-        self._steps = 0
-        self._samples = 0
         self._num_losses = 0
         self._losses = {}
         return work

@@ -1,6 +1,7 @@
 """What trains at a site: the workload's live tensors beside the global weights they started from.
 
-Memory: the model and its optimisers, which the workload owns, and one copy of the global weights.
+Memory: the model and its optimisers, which the workload owns, one copy of the global weights, and
+what `hold` was asked for.
 """
 
 from __future__ import annotations
@@ -61,9 +62,17 @@ class Replica:
         """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
         return value.float() if self.layout[name].role is Role.PARAMETER else value
 
-    def delta(self) -> Mapping[str, Tensor]:
-        """Δ = global - local for parameters, local values for the rest; made when taken."""
-        return _Delta(self.base, self.live, self.layout)
+    def delta(self, held: State) -> Mapping[str, Tensor]:
+        """Δ = global - local for parameters, local values for the rest; made when taken.
+
+        Args:
+            held: what `hold` gave; the live weights are taken if it is empty.
+        """
+        return _Delta(self.base, held or self.live, self.layout)
+
+    def hold(self, fragment: Fragment) -> State:
+        """A copy of a fragment's local values as they stand."""
+        return {name: self.live[name].clone() for name in fragment.layout}
 
     def gradients(self) -> State:
         """Gradients of parameters (zero where there is none), local values for the rest."""
@@ -76,26 +85,63 @@ class Replica:
                 )
         return {name: found.get(name, value) for name, value in self.live.items()}
 
-    def apply_update(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """Global += update, local = global, for every tensor of the fragment.
+    def retreat(self, state: State, fragment: Fragment, shares: Mapping[str, float]) -> None:
+        """l ← g + share (l - g) for a fragment's parameters in `state`, in place.
+
+        Args:
+            state: local values.
+            fragment: which.
+            shares: by network.
+        """
+        for name in _parameters(fragment):
+            value = state[name]
+            value.lerp_(self.base[name].to(value.dtype), 1.0 - shares[network_of(name)])
+
+    def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
+        """Global += update, for every tensor of the fragment; the local weights stay.
 
         Raises:
             PayloadError: the payload is damaged. The replica is then in between two versions: end
                 this process; its successor takes the global weights.
         """
-        for name, value in codec.decode_each(payload, fragment.layout):
+        for name, coded in codec.read_each(payload, fragment.layout):
             if self.layout[name].role is Role.PARAMETER:
-                self.base[name].add_(value.to(self.base[name].device))
+                coded.add_to(self.base[name])
             else:
-                self.base[name].copy_(value)
-            self.live[name].copy_(self.base[name])
+                self.base[name].copy_(coded.tensor())
+
+    def subtract_from_global(self, held: State, fragment: Fragment) -> None:
+        """Set `held` to g - held for a fragment's parameters, in place."""
+        for name in _parameters(fragment):
+            torch.sub(self.base[name].to(held[name].dtype), held[name], out=held[name])
+
+    def shift(self, fragment: Fragment, by: State, sign: float = 1.0) -> None:
+        """l ← l + sign · by for a fragment's parameters; an empty `by` counts as zeros."""
+        for name in _parameters(fragment) if by else ():
+            self.live[name].add_(by[name], alpha=sign)
+
+    def land(self, fragment: Fragment, alpha: float) -> None:
+        """l ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
+        for name, spec in fragment.layout.items():
+            live, base = self.live[name], self.base[name]
+            if spec.role is Role.PARAMETER and alpha:
+                live.lerp_(base.to(live.dtype), 1.0 - alpha)
+            else:
+                live.copy_(base)
+        refresh_spectral_norm(self._trained)
+
+    def land_buffers(self, fragment: Fragment) -> None:
+        """l ← g for what is no parameter, and what depends on the parameters."""
+        for name, spec in fragment.layout.items():
+            if spec.role is not Role.PARAMETER:
+                self.live[name].copy_(self.base[name])
         refresh_spectral_norm(self._trained)
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Put the mean gradient in place of the local one, and set merged buffers.
 
         Raises:
-            PayloadError: see `apply_update`.
+            PayloadError: see `advance`.
         """
         parameters = {
             f"{network}/{name}": parameter
@@ -180,6 +226,10 @@ class Replica:
 
     def _of(self, network: str) -> State:
         return {name: value for name, value in self.live.items() if network_of(name) == network}
+
+
+def _parameters(fragment: Fragment) -> list[str]:
+    return [name for name, spec in fragment.layout.items() if spec.role is Role.PARAMETER]
 
 
 class _Delta(Mapping[str, Tensor]):

@@ -57,8 +57,9 @@ def test_a_quorum_closes_a_round_after_patience_and_not_before(tmp_path: Path) -
     began = time.monotonic()
     model = result(20.0)
     assert 1.0 <= time.monotonic() - began < 5.0
-    assert min(model.versions) == 2 and model.samples == 2 * H * BATCH
-    assert {row["site"] for row in run.rows if row["kind"] == "round"} == {"s2"}
+    assert min(model.versions) == 2
+    rows = [row for row in run.rows if row["kind"] == "round"]
+    assert [(row["site"], row["samples"]) for row in rows] == [("s2", H * BATCH)] * 2
 
 
 def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(

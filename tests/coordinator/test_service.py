@@ -125,7 +125,7 @@ def test_a_coordinator_that_is_killed_and_resumed_sends_old_sessions_back_to_joi
         ]
         gated.allow(2 * H)
         run.await_version(2)
-        eventually(lambda: run.desk.durable_version == 2)
+        eventually(lambda: run.desk.outbox.durable_version == 2)
     again = TinyRun(tmp_path / "b", delta_strategy(2))
     again.resume()
     with serving(again.desk, identities, port=port):

@@ -9,7 +9,7 @@ import torch
 
 from fedwan.errors import CheckpointError
 from fedwan.rng import NamedGenerators
-from fedwan.site.checkpoint import SiteCheckpoints, Work
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
 from fedwan.workloads.base import keep_local
 from tests.runs import BATCH, SameStart, tiny_workload
@@ -31,7 +31,7 @@ class Site:
     def save(self, version: int, durable: int = 0) -> None:
         owed = {"net/owed": torch.tensor([1.5])}
         residual = {"net/owed": torch.tensor([0.5])}
-        self.checkpoints.save(version, durable, residual, owed, Work(3, 12))
+        self.checkpoints.save(version, durable, Ledger(residual, owed, Work(3, 12), (7,)))
 
 
 def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: P
     assert same_bits(second.replica.optimizer_state(), first.replica.optimizer_state())
     assert restored.residual["net/owed"].tolist() == [0.5]
     assert restored.owed["net/owed"].tolist() == [1.5]
-    assert restored.work == Work(3, 12)
+    assert (restored.work, restored.versions) == (Work(3, 12), (7,))
 
 
 def test_without_the_model_only_the_rest_comes_back(tmp_path: Path) -> None:

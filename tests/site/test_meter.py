@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedwan.site.checkpoint import Work
 from fedwan.site.meter import Meter
+
+NONE = Work(0, 0)
 
 
 class Clock:
@@ -43,7 +46,7 @@ def test_waiting_inside_a_step_is_not_computing(meter: Meter, clock: Clock) -> N
     with meter.waiting():
         clock.now += 8.0
     clock.now += 100.0
-    work = meter.work(1)
+    work = meter.work(1, NONE)
     assert (work.compute_s, work.wait_s) == (3.0, 12.0)
 
 
@@ -62,7 +65,7 @@ def test_what_is_aside_counts_as_neither_wherever_it_happens(meter: Meter, clock
                 clock.now += 32.0
         with meter.aside():
             clock.now += 64.0
-    work = meter.work(1)
+    work = meter.work(1, NONE)
     assert (work.compute_s, work.wait_s) == (8.0, 18.0)
 
 
@@ -75,12 +78,13 @@ def test_each_contribution_tells_what_came_since_the_last(
             clock.now += 0.5
         meter.add_losses({"a": torch.tensor(float(step)), "b": torch.tensor(1.0)})
     link.bytes_up, link.bytes_down = 100, 10
-    work = meter.work(2)
+    assert meter.total == Work(2, 8)
+    work = meter.work(2, meter.total)
     assert (work.step, work.steps, work.samples, work.compute_s) == (2, 2, 8, 1.0)
     assert dict(work.losses) == {"a": 1.5, "b": 1.0}
     assert (work.bytes_up, work.bytes_down) == (100, 10)
     link.bytes_up = 130
-    work = meter.work(2)
+    work = meter.work(2, NONE)
     assert (work.steps, work.samples, work.compute_s, work.wait_s) == (0, 0, 0.0, 0.0)
     assert dict(work.losses) == {} and (work.bytes_up, work.bytes_down) == (30, 0)
 
@@ -92,4 +96,4 @@ def test_time_counts_though_what_it_was_spent_on_failed(meter: Meter, clock: Clo
     with pytest.raises(KeyError), meter.waiting(), meter.aside():
         clock.now += 5.0
         raise KeyError
-    assert meter.work(0).wait_s == 3.0
+    assert meter.work(0, NONE).wait_s == 3.0

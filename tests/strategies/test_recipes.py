@@ -14,10 +14,15 @@ from fedwan.errors import ConfigError
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
-from strategies import diloco, local_sgd, sync
+from strategies import diloco, local_sgd, streaming_diloco, sync
 from tests.support import spec
 
-RECIPES = {"diloco": diloco, "local_sgd": local_sgd, "sync": sync}
+RECIPES = {
+    "diloco": diloco,
+    "local_sgd": local_sgd,
+    "streaming_diloco": streaming_diloco,
+    "sync": sync,
+}
 GAN: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 FLOW: dict[str, NetworkKind] = {"velocity": "regression"}
 
@@ -95,7 +100,7 @@ def test_sync_refuses_an_h() -> None:
 
 def test_sync_exchanges_gradients_and_the_others_deltas() -> None:
     kinds = {n: r.build(resolved(n, FLOW)).contributes for n, r in RECIPES.items()}
-    assert kinds == {"diloco": "delta", "local_sgd": "delta", "sync": "gradient"}
+    assert kinds == {name: "gradient" if name == "sync" else "delta" for name in RECIPES}
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,146 @@
+"""The outbox: updates that are out, the versions that sites can have, and whole weights on demand.
+
+Part of the desk, and guarded by the desk's lock: methods say whether they take it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection
+
+from fedwan.codecs import Payload
+from fedwan.coordinator.model import GlobalModel
+from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery
+
+__all__ = ["Outbox"]
+
+MAX_WAIT_S = 10.0
+"""Longest that a download waits at the desk before the site must ask again."""
+
+_Versions = tuple[int, ...]
+
+_SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, _Versions]]] = {
+    wire.DownloadRequest.GLOBAL: GlobalModel.snapshot_global,
+    wire.DownloadRequest.EMA: GlobalModel.snapshot_ema,
+    wire.DownloadRequest.OUTER: GlobalModel.snapshot_outer,
+}
+
+
+class Outbox:
+    """What sites can fetch.
+
+    Args:
+        changed: the desk's lock, notified whenever something is new.
+        is_over: whether the run has ended.
+        chunk_bytes: of downloads.
+    """
+
+    def __init__(
+        self, changed: threading.Condition, is_over: Callable[[], bool], chunk_bytes: int
+    ) -> None:
+        self._changed = changed
+        self._is_over = is_over
+        self._chunk_bytes = chunk_bytes
+        self.model: GlobalModel | None = None
+        self.versions: list[int] = []
+        """Per fragment, what sites can have: the model itself is ahead while it is committed."""
+        self.durable_version = 0
+        self._updates: dict[int, tuple[int, Payload]] = {}
+        self._arrived: dict[int, set[str]] = {}
+        """Sites that are known to hold the update that is out, by fragment."""
+        self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
+
+    # With the lock held ---------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """What every fragment has reached."""
+        return min(self.versions, default=0)
+
+    def open(self, model: GlobalModel) -> None:
+        """The global weights are here."""
+        self.model = model
+        self.versions = list(model.versions)
+
+    def publish(self, fragment: int, version: int, payload: Payload) -> None:
+        """Hand an update out."""
+        self._updates[fragment] = (version, payload)
+        self.versions[fragment] = version
+        self._arrived[fragment] = set()
+
+    def withdraw(self, fragment: int) -> None:
+        """Drop the update that is out; a site that still wants it takes the global weights."""
+        self._updates.pop(fragment, None)
+        self._snapshots.clear()
+
+    def note_arrived(self, fragment: int, version: int, site: str, sites: Collection[str]) -> None:
+        """Who contributes to a version has its update: once all do, its memory is free to go."""
+        if self._updates.get(fragment, (-1, None))[0] == version:
+            arrived = self._arrived.setdefault(fragment, set())
+            arrived.add(site)
+            if arrived.issuperset(sites):
+                del self._updates[fragment]
+
+    # Takes the lock -------------------------------------------------------------------------
+
+    def fetch(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        """An update or whole weights, after waiting up to `wait_s` for an update.
+
+        Raises:
+            PayloadError: it names nothing that this run has.
+        """
+        if request.kind == wire.DownloadRequest.UPDATE:
+            return self._update(request)
+        if request.kind in _SNAPSHOTS:
+            return self._snapshot(site, request)
+        raise PayloadError(
+            f"download of kind {request.kind} is none that this run has; "
+            "start site and coordinator from the same app"
+        )
+
+    def _update(self, request: wire.DownloadRequest) -> Delivery:
+        deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)  # in this order for NaN
+        with self._changed:
+            while True:
+                version, payload = self._updates.get(request.fragment, (0, None))
+                if payload is not None and version == request.version:
+                    return self._ready((version,), payload)
+                present = self.versions[request.fragment] if self.versions else 0
+                if present >= request.version:
+                    status = wire.DownloadHeader.SUPERSEDED
+                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self._is_over():
+                    over = wire.DownloadHeader.DONE
+                    status = over if self._is_over() else wire.DownloadHeader.NOT_YET
+                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
+                self._changed.wait(remaining)
+
+    def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        key = (site, request.kind)
+        with self._changed:
+            model = self.model
+            kept = self._snapshots.get(key)
+        if model is None:
+            return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        if kept is None or not request.checksum:
+            kept = _SNAPSHOTS[request.kind](model)
+            with self._changed:
+                self._snapshots[key] = kept
+        payload, versions = kept
+        return self._ready(versions, payload)
+
+    def _ready(self, versions: _Versions, payload: Payload) -> Delivery:
+        header = wire.DownloadHeader(
+            status=wire.DownloadHeader.READY,
+            version=min(versions),
+            versions=versions,
+            num_bytes=payload.num_bytes,
+            checksum=payload.checksum,
+            chunk_bytes=self._chunk_bytes,
+            durable_version=self.durable_version,
+        )
+        return Delivery(header, payload)

@@ -1,0 +1,257 @@
+"""Local steps; every H of them Δ = global - local goes up, and the update comes down.
+
+With an overlap of τ steps a fragment flies while the site goes on: a thread encodes what the site
+held at departure, uploads it, fetches the update and adds it to the global weights; after τ steps
+the step loop lets it land, and waits only if it is not there yet. Without overlap the same happens
+at once, in the step loop's own thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+from fedwan.errors import FedwanError
+from fedwan.fragments import Fragment, due_step, reached_step
+from fedwan.link import wire_pb2 as wire
+from fedwan.site.checkpoint import Ledger, Work
+from fedwan.site.courier import Arrival
+from fedwan.site.exchange import Station
+from fedwan.site.inline import InlineExecutor
+from fedwan.site.residuals import Residuals
+from fedwan.state import State
+from fedwan.workloads.base import keep_local
+
+__all__ = ["DeltaExchange"]
+
+log = logging.getLogger(__name__)
+
+MAX_REJECTIONS = 3
+POLL_S = 0.2
+"""How often a site that waits for an update heeds the coordinator's signals."""
+
+
+class _Astray(Exception):  # noqa: N818
+    """This site's steps cannot be merged any more: it must start over from the global weights.
+
+    Args:
+        is_refused: it is not late, but what it sent cannot be used.
+    """
+
+    def __init__(self, is_refused: bool) -> None:
+        super().__init__(is_refused)
+        self.is_refused = is_refused
+
+
+@dataclass
+class _Flight:
+    """A contribution on its way up, or the update that answers it on its way down."""
+
+    fragment: Fragment
+    version: int
+    """That it contributes to."""
+    lands_at: int
+    held: State
+    """What the site held when it departed; empty without overlap."""
+    outcome: Future[Arrival]
+
+
+class DeltaExchange:
+    """Implements `fedwan.site.exchange.Exchange` for local steps.
+
+    Memory besides the replica: the encoded contribution until it is accepted, then the update;
+    with overlap also a copy of every fragment in flight, of which there are about τ P / H, until it
+    is encoded; where updates land eagerly, until they land, and one more copy of the whole model.
+    """
+
+    def __init__(self, station: Station) -> None:
+        count = len(station.fragments)
+        self.versions = [0] * count
+        self._station = station
+        self._overlap = station.strategy.overlap
+        self._residuals = Residuals(count)
+        self._marks = [Work(0, 0)] * count
+        self._flights: dict[int, _Flight] = {}
+        self._others: list[State] = [{} for _ in range(count)]
+        """Where updates land eagerly: the others' part of the latest one, per fragment."""
+        self._executor: Executor = (
+            ThreadPoolExecutor(count, "flight") if self._overlap.tau else InlineExecutor()
+        )
+        self._is_grounded = threading.Event()
+        self._rejections = 0
+        self._durable_version = 0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        return len(self.versions) == 1 and not self._overlap.tau
+
+    @property
+    def expected(self) -> list[int]:
+        """See `Exchange`."""
+        return [v + (index in self._flights) for index, v in enumerate(self.versions)]
+
+    def reduce(self, networks: Sequence[str]) -> None:
+        """Gradients stay at the site."""
+        keep_local(networks)
+
+    def after_step(self, step: int) -> int:
+        """Let land what has flown long enough, send off what is due; see `Exchange`."""
+        is_last = step >= self._station.num_steps
+        landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
+        due = self._due(step, landing)
+        if not landing and not due:
+            return step
+        with self._station.meter.waiting():
+            try:
+                for flight in landing:
+                    self._land(flight, is_last)
+                flights = [self._depart(fragment, step) for fragment in due]
+                for flight in flights if is_last else [f for f in flights if f.lands_at <= step]:
+                    self._land(flight, is_last)
+            except _Astray as error:
+                return self._start_over(error.is_refused)
+        return step
+
+    def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
+        ahead = {flight.fragment.index for flight in landing}
+        h, num_steps = self._station.strategy.h, self._station.num_steps
+        return [
+            fragment
+            for fragment in self._station.fragments
+            if fragment.index in ahead or fragment.index not in self._flights
+            if due_step(
+                fragment, self.versions[fragment.index] + (fragment.index in ahead), h, num_steps
+            )
+            == step
+        ]
+
+    # In the step loop's thread -------------------------------------------------------------
+
+    def _depart(self, fragment: Fragment, step: int) -> _Flight:
+        index, replica = fragment.index, self._station.replica
+        total = self._station.meter.total
+        done = total.since(self._marks[index])
+        self._marks[index] = total
+        work = self._station.meter.work(step, done)
+        version = self.versions[index]
+        held: State = {}
+        if self._overlap.tau:
+            held = replica.hold(fragment)
+            if self._overlap.shares:
+                replica.retreat(replica.live, fragment, self._overlap.shares)
+                replica.shift(fragment, self._others[index])
+            if index == 0:
+                self._save(version + 1, self._residuals.ledger({}, {}, done))
+        outcome = self._executor.submit(self._fly, fragment, version, held, work, done)
+        flight = _Flight(fragment, version, step + self._overlap.tau, held, outcome)
+        self._flights[index] = flight
+        return flight
+
+    def _land(self, flight: _Flight, is_last: bool) -> None:
+        while not flight.outcome.done():
+            wait([flight.outcome], POLL_S)
+            self._station.listen()
+        index = flight.fragment.index
+        arrival = flight.outcome.result()
+        del self._flights[index]
+        self._rejections = 0
+        self._durable_version = arrival.durable_version
+        self._settle_down(flight, is_last or not self._overlap.tau)
+        self.versions[index] = arrival.version
+
+    def _settle_down(self, flight: _Flight, is_global: bool) -> None:
+        """Bring an update into the local weights: replacing them, blended, or as a correction."""
+        replica, fragment = self._station.replica, flight.fragment
+        if is_global or not self._overlap.shares:
+            replica.land(fragment, 0.0 if is_global else self._overlap.alpha)
+            return
+        replica.shift(fragment, flight.held)
+        replica.shift(fragment, self._others[fragment.index], -1.0)
+        replica.land_buffers(fragment)
+        self._others[fragment.index] = flight.held
+
+    def _start_over(self, is_refused: bool) -> int:
+        """Take the global weights; the step that they stand at."""
+        self._is_grounded.set()
+        wait([flight.outcome for flight in self._flights.values()])
+        self._is_grounded.clear()
+        self._flights.clear()
+        station = self._station
+        weights, versions = station.courier.fetch_global()
+        station.replica.adopt(weights)
+        if is_refused:
+            # The optimisers too: moments that are not finite would spoil every later step.
+            station.replica.reset_optimizers()
+        self.take_over(versions, None)
+        return reached_step(station.fragments, versions, station.strategy.h, station.num_steps)
+
+    def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
+        """See `Exchange`."""
+        self.versions = list(versions)
+        self._residuals.restore(self._station.fragments, versions, ledger)
+        self._marks = [self._station.meter.total] * len(versions)
+        self._others = [{} for _ in versions]
+
+    def send_again(self, ledger: Ledger, step: int) -> int:
+        """Send the contribution that a predecessor's checkpoint was taken for; see `after_step`."""
+        (fragment,) = self._station.fragments
+        self._residuals.settle(fragment, self.versions[0], ledger.residual)
+        total = self._station.meter.total
+        self._marks[0] = total.since(ledger.work)
+        return self.after_step(step)
+
+    def close(self) -> None:
+        """See `Exchange`; threads end when their present call does."""
+        self._is_grounded.set()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    # In a flight's thread ------------------------------------------------------------------
+
+    def _fly(
+        self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
+    ) -> Arrival:
+        station, courier = self._station, self._station.courier
+        residual = self._residuals.of(fragment)
+        payload, owed = station.strategy.up.encode(
+            station.replica.delta(held), residual, fragment.layout
+        )
+        if not self._overlap.tau and fragment.index == 0:
+            # Before it leaves: once it is merged, nobody could make up for what this site forgets.
+            self._save(version + 1, self._residuals.ledger(residual, owed, done))
+        receipt = courier.send_contribution(fragment.index, version, payload, work)
+        if receipt.status == wire.Receipt.REJECTED:
+            self._refuse(version, receipt.text)
+        self._residuals.settle(fragment, version + 1, owed)
+        del payload, owed, residual
+        if self._overlap.shares:
+            station.replica.retreat(held, fragment, self._overlap.shares)
+        else:
+            held.clear()
+        arrival = courier.fetch_update(fragment.index, version + 1, self._heed)
+        if arrival.payload is None:
+            raise _Astray(is_refused=False)
+        station.replica.advance(arrival.payload, fragment, station.strategy.down)
+        if held:
+            station.replica.subtract_from_global(held, fragment)
+        return Arrival(None, arrival.version, arrival.durable_version)
+
+    def _heed(self) -> None:
+        if self._is_grounded.is_set():
+            raise _Astray(is_refused=False)
+        if not self._overlap.tau:
+            self._station.listen()
+
+    def _refuse(self, version: int, text: str) -> None:
+        self._rejections += 1
+        self._station.keeper.discard(version + 1)
+        log.warning("contribution to version %d was refused: %s", version, text)
+        if self._rejections >= MAX_REJECTIONS:
+            raise FedwanError(f"{self._rejections} contributions in a row were refused: {text}")
+        raise _Astray(is_refused=True)
+
+    def _save(self, version: int, ledger: Ledger) -> None:
+        self._station.keeper.save(version, self._durable_version, ledger)

@@ -1,0 +1,137 @@
+"""Golden trajectories: whole runs against plain loops that spell the papers' equations out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedwan import outer
+from fedwan.codecs import fp32
+from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.server_step import step_outer
+from fedwan.data.stream import BatchStream
+from fedwan.fragments import Fragment, due_step, strided
+from fedwan.overlap import Overlap
+from fedwan.rng import NamedGenerators
+from fedwan.simulate import SimulatedSite, simulate
+from fedwan.state import State, hash_state, layout_of, state_of
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import keep_local
+from tests.support import ADAM, TinyWorkload, tiny_shard
+
+NET = {"velocity": ADAM}
+SITES, H, STEPS, BATCH = 3, 6, 24, 4
+LR, MOMENTUM = 0.6, 0.9
+
+
+class Site:
+    """A site of the reference loop: its weights, and what is in flight."""
+
+    def __init__(self, index: int) -> None:
+        self.workload = TinyWorkload(NET)
+        self.rng = NamedGenerators(0, f"s{index + 1}")
+        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.weights: Mapping[str, Tensor] = state_of(self.workload.networks)
+        self.departed: dict[int, State] = {}
+        self.others: State = {}
+
+    def step(self) -> None:
+        self.workload.step(self.stream.next_batch(), self.rng, keep_local)
+
+
+def reference(fragments: tuple[Fragment, ...], overlap: Overlap) -> State:
+    """The global weights after a run, one process, nothing but the equations."""
+    sites = [Site(index) for index in range(SITES)]
+    theta = {name: value.clone() for name, value in sites[0].weights.items()}
+    buffer = {name: torch.zeros_like(value) for name, value in theta.items()}
+    landing: dict[int, list[Fragment]] = {}
+    share = overlap.shares.get("velocity", 0.0)
+
+    def merge(fragment: Fragment) -> None:
+        """θ' = θ - lr (Δ + momentum b'), b' = momentum b + Δ, with Δ the mean over sites."""
+        for name in fragment.layout:
+            held = [site.departed[fragment.index][name] for site in sites]
+            delta = sum(theta[name] - value for value in held) / SITES
+            buffer[name] = MOMENTUM * buffer[name] + delta
+            theta[name] = theta[name] - LR * (delta + MOMENTUM * buffer[name])
+
+    def depart(fragment: Fragment) -> None:
+        for site in sites:
+            held = {name: site.weights[name].clone() for name in fragment.layout}
+            site.departed[fragment.index] = held
+            for name in fragment.layout if share else ():
+                own = theta[name] + share * (held[name] - theta[name])
+                site.weights[name].copy_(own + site.others.get(name, 0.0))
+
+    def land(fragment: Fragment, is_last: bool) -> None:
+        before = {name: theta[name] for name in fragment.layout}
+        merge(fragment)
+        for site in sites:
+            for name in fragment.layout:
+                local, new = site.weights[name], theta[name]
+                held = site.departed[fragment.index][name]
+                if is_last or not overlap.tau:
+                    local.copy_(new)
+                elif share:
+                    others = new - (before[name] + share * (held - before[name]))
+                    local.add_(others - site.others.get(name, 0.0))
+                    site.others[name] = others
+                else:
+                    local.copy_(overlap.alpha * local + (1 - overlap.alpha) * new)
+
+    versions = [0] * len(fragments)
+    for step in range(1, STEPS + 1):
+        for site in sites:
+            site.step()
+        is_last = step == STEPS
+        for at in [at for at in landing if is_last or at == step]:
+            for fragment in landing.pop(at):
+                land(fragment, is_last)
+        for fragment in fragments:
+            if due_step(fragment, versions[fragment.index], H, STEPS) == step:
+                versions[fragment.index] += 1
+                depart(fragment)
+                if is_last or not overlap.tau:
+                    land(fragment, is_last)
+                else:
+                    landing.setdefault(step + overlap.tau, []).append(fragment)
+    assert versions == [STEPS // H] * len(fragments)
+    return theta
+
+
+OVERLAPS = {
+    "barrier": Overlap(),
+    "blend": Overlap(tau=2, alpha=0.5),
+    "blend to the last step": Overlap(tau=H - 1, alpha=0.25),
+    "discard": Overlap(tau=3, alpha=0.0),
+    "eager": Overlap(tau=4, shares={"velocity": 0.38}),
+    "eager to the last step": Overlap(tau=H - 1, shares={"velocity": 1.0}),
+}
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("overlap", OVERLAPS.values(), ids=OVERLAPS)
+def test_fragments_and_overlap_follow_the_equations(
+    overlap: Overlap, count: int, tmp_path: Path
+) -> None:
+    cut = strided(count, H)
+    strategy = Strategy(
+        "delta",
+        H,
+        cut,
+        step_outer({"velocity": outer.nesterov(LR, MOMENTUM)}),
+        fp32(),
+        fp32(),
+        barrier(SITES),
+        overlap,
+    )
+    workloads = [TinyWorkload(NET) for _ in range(SITES)]
+    members = {f"s{i + 1}": SimulatedSite(w, tiny_shard(i)) for i, w in enumerate(workloads)}
+    ran = simulate(members, strategy, tmp_path, num_steps=STEPS, batch=BATCH)
+    expected = reference(cut(layout_of(TinyWorkload(NET).networks)), overlap)
+    torch.testing.assert_close(ran.model.state, expected, rtol=1e-4, atol=1e-5)
+    assert {hash_state(ran.model.state)} == set(ran.site_sha256.values())
