@@ -1,0 +1,204 @@
+"""Flower's FedAvg through its messages: weights go down, H local steps are taken, weights come up.
+
+    python benchmarks/peers/flower_fedavg.py --folder RUN --role submit
+
+As its documentation has it: a SuperLink and a ServerApp with the strategy `FedAvg`, a SuperNode at
+each site, a ClientApp for each message, state between rounds (Adam's moments, the place in the
+data) in the `Context`. At its best: in the clear, no round of evaluation, eight objects under way
+at a time instead of two, and a look for new work every 50 ms instead of every second; that its
+SuperNode and its grid look every 3 s cannot be set.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import torch  # noqa: E402
+from flwr.app import (  # noqa: E402
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.serverapp import Grid  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
+
+from benchmarks.peers.curve import Curve  # noqa: E402
+from benchmarks.peers.role import Role  # noqa: E402
+from benchmarks.peers.spec import Spec, load_json, save_json  # noqa: E402
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
+from benchmarks.peers.workload import Part, open_part  # noqa: E402
+from fedwan.errors import FedwanError  # noqa: E402
+from fedwan.flower.control import Control  # noqa: E402
+from fedwan.flower.environment import flower_environment  # noqa: E402
+from fedwan.flower.fab import build_fab  # noqa: E402
+from fedwan.state import hash_state  # noqa: E402
+
+APP = Path(__file__).with_name("flower_app")
+ROUND_TIMEOUT_S = 3600.0
+MOST_STATE_BYTES = 40_000_000
+"""Flower loses a `Context` of more than 50 MB, and says nothing."""
+TUNED = {
+    "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PUSHES": "8",
+    "FLWR_PRIVATE_MAX_CONCURRENT_OBJ_PULLS": "8",
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.05",
+}
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Environment variables for SuperLink, a SuperNode, and what they start."""
+    root = Path(__file__).resolve().parents[2]
+    return flower_environment(home) | TUNED | {"PYTHONPATH": str(root)}
+
+
+def tool(name: str) -> str:
+    """One of Flower's commands, of this Python's environment."""
+    return str(Path(sys.executable).parent / name)
+
+
+def superlink_command(spec: Spec) -> list[str]:
+    """SuperLink, at the hub; its state is in memory."""
+    words = ["--insecure", "--host", "0.0.0.0", "--port", str(spec.ports[0])]
+    return [tool("flower-superlink"), *words, "--disable-runtime-dependency-installation"]
+
+
+def supernode_command(spec: Spec, site: int, folder: Path) -> list[str]:
+    """A site's SuperNode."""
+    words = ["--insecure", "--superlink", f"{spec.hosts[0]}:{spec.ports[0]}"]
+    words += ["--host", "127.0.0.1", "--port", str(spec.ports[1 + site])]
+    return [tool("flower-supernode"), *words, "--node-config", f"site={site} folder='{folder}'"]
+
+
+# At the coordinator -------------------------------------------------------------------------------
+
+
+def submit(spec: Spec, folder: Path) -> None:
+    """Start the run and wait for its end.
+
+    Raises:
+        FedwanError: SuperLink did not take it, or it failed.
+    """
+    fab = build_fab(APP)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            control = Control(f"127.0.0.1:{spec.ports[0]}")
+            run = control.start_run(fab, {"folder": str(folder)})
+            break
+        except FedwanError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
+    while not (state := control.state(run)).finished:
+        time.sleep(0.5)
+    if state.outcome != "completed":
+        raise FedwanError(f"Flower's run {state.outcome}: {state.details}; see the logs beside it")
+
+
+def serve(grid: Grid, folder_name: str) -> None:
+    """The ServerApp: FedAvg from the workload's own initial weights."""
+    folder = Path(folder_name)
+    os.chdir(folder / "app")
+    spec = Spec.load(folder)
+    part = open_part(spec, 0)
+    curve = Curve(part, spec)
+
+    def look(number: int, arrays: ArrayRecord) -> None:
+        if number > 0:
+            curve.update(number * spec.h, arrays.to_torch_state_dict())
+
+    strategy = FedAvg(
+        fraction_evaluate=0.0, min_train_nodes=spec.sites, min_available_nodes=spec.sites
+    )
+    result = strategy.start(
+        grid,
+        ArrayRecord(part.state),
+        num_rounds=spec.num_steps // spec.h,
+        timeout=ROUND_TIMEOUT_S,
+        evaluate_fn=look,
+    )
+    STOPWATCH.end()
+    sha256 = hash_state(result.arrays.to_torch_state_dict())
+    ended = {"ended": STOPWATCH.ended, "sha256": sha256}
+    save_json(folder / "coordinator.json", ended | curve.measure())
+
+
+# At a site ----------------------------------------------------------------------------------------
+
+
+def take_round(message: Message, context: Context) -> Message:
+    """The ClientApp: H steps from the weights that came, in a process of its own."""
+    site = int(context.node_config["site"])
+    folder = Path(str(context.node_config["folder"]))
+    os.chdir(folder / "app")
+    spec = Spec.load(folder)
+    part = open_part(spec, site)
+    for name, value in message.content["arrays"].to_torch_state_dict().items():
+        part.state[name].copy_(value)
+    restore(part, context)
+    for _ in range(spec.h):
+        part.step()
+    remember(part, context)
+    number = int(message.content["config"]["server-round"])
+    save_json(folder / f"site{site}-round{number}.json", STOPWATCH.result())
+    metrics = MetricRecord({"num-examples": spec.h * part.config.data.batch})
+    content = RecordDict({"arrays": ArrayRecord(part.state), "metrics": metrics})
+    return Message(content=content, reply_to=message)
+
+
+def remember(part: Part, context: Context) -> None:
+    """Keep what a site's process would keep if it lived on: moments, draws, the place in the data.
+
+    Raises:
+        FedwanError: it is more than Flower keeps.
+    """
+    content = {
+        "optimizers": {n: o.state_dict() for n, o in part.workload.optimizers.items()},
+        "rng": part.rng.state(),
+        "stream": part.stream.state(),
+    }
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    if buffer.tell() > MOST_STATE_BYTES:
+        raise FedwanError(f"{buffer.tell()} bytes of state are more than Flower's Context keeps")
+    context.state["kept"] = ConfigRecord({"content": buffer.getvalue()})
+
+
+def restore(part: Part, context: Context) -> None:
+    """The inverse of `remember`; nothing in a site's first round."""
+    if "kept" not in context.state:
+        return
+    content = torch.load(io.BytesIO(context.state["kept"]["content"]))
+    for name, state in content["optimizers"].items():
+        part.workload.optimizers[name].load_state_dict(state)
+    part.rng.load_state(content["rng"])
+    part.stream.load_state(content["stream"])
+
+
+def gather(spec: Spec, folder: Path) -> None:
+    """Write what the sites' rounds left as the other systems' sites do."""
+    end: dict[str, Any] = load_json(folder / "coordinator.json")
+    for site in range(spec.sites):
+        rounds = [
+            load_json(folder / f"site{site}-round{number}.json")
+            for number in range(1, spec.num_steps // spec.h + 1)
+        ]
+        merged = {key: [v for r in rounds for v in r[key]] for key in ("began", "computed")}
+        extra = end if site == 0 else {"ended": end["ended"], "sha256": end["sha256"]}
+        save_json(folder / f"site{site}.json", merged | extra)
+
+
+if __name__ == "__main__":
+    role = Role.from_command_line(__doc__)
+    submit(role.spec, role.folder)
+    gather(role.spec, role.folder)
