@@ -35,13 +35,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks import wan_check, wan_spaces  # noqa: E402
 from benchmarks.wan_host import available, best_emulation  # noqa: E402
-from benchmarks.wan_wires import NetemWires, TunWires, Wires  # noqa: E402
+from benchmarks.wan_wires import NetemWires, TunWires, VethWires, Wires  # noqa: E402
 from fedwan.errors import UserError  # noqa: E402
 
 __all__ = ["Place", "Star", "WanLink", "WanUnavailable", "available"]
 
 COORDINATOR = "198.18.0.1"  # RFC 2544 keeps 198.18.0.0/15 for benchmarks
 LEAST_QUEUE_BYTES = 256 << 10
+WIRES = {"tun": TunWires, "netem": NetemWires, "veth": VethWires}
 
 _numbers = itertools.count()  # several stars of one process may be up at once
 
@@ -141,7 +142,8 @@ class Star:
     Args:
         sites: how many.
         link: every site's, or one for each.
-        emulation: `tun` or `netem`; the best that this machine has if left out.
+        emulation: `tun` or `netem`, the best that this machine has if left out; `veth` for bare
+            links, without a rate, delay or loss.
 
     Raises:
         WanUnavailable: this machine cannot emulate a network; the text says why.
@@ -159,6 +161,8 @@ class Star:
                 f"{len(links)} links for {sites} sites; give 1 to 200 sites a link each"
             )
         self.emulation = emulation or best_emulation()
+        if self.emulation not in WIRES:
+            raise UserError(f"emulation = {emulation!r} is none of {', '.join(WIRES)}")
         self.links = links
         names = wan_spaces.names_of(next(_numbers), sites)
         self.coordinator = Place(names[0], COORDINATOR)
@@ -177,7 +181,7 @@ class Star:
         if (reason := available()) is not None:
             raise WanUnavailable(f"no emulated WAN here: {reason}; use ShapedLink instead")
         wan_spaces.sweep()
-        self._wires = TunWires() if self.emulation == "tun" else NetemWires()
+        self._wires = WIRES[self.emulation]()
         try:
             self._set_up(self._wires)
         except BaseException:

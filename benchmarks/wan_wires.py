@@ -1,4 +1,4 @@
-"""What joins the places of a star: a child that carries packets between TUN devices, or `tc netem`.
+"""What joins the places of a star: packets carried between TUN devices, `tc netem`, or bare veth.
 
 Either way a child, `wan_tun.py`, knows the namespaces and removes them when its standard input
 ends, so that nothing stays behind when whoever made the star is killed.
@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.wan_spaces import ip
-from fedwan.errors import FedwanError
+from fedwan.errors import FedwanError, UserError
 
-__all__ = ["End", "NetemWires", "TunWires", "Wires"]
+__all__ = ["End", "NetemWires", "TunWires", "VethWires", "Wires"]
 
 End = tuple[str, str]
 """A namespace, and a device in it."""
@@ -197,6 +197,53 @@ class NetemWires:
         for link in list(self._timers):
             self._forget_timer(link)
         self._warden.close()
+
+
+class VethWires:
+    """Links of veth pairs that carry all they can: no wide area, for figures beside it."""
+
+    def __init__(self) -> None:
+        self._warden = TunWires()  # carries nothing, but cleans up
+        self._ends: list[tuple[End, End]] = []
+
+    def own(self, names: list[str]) -> None:
+        """See `Wires`."""
+        self._warden.own(names)
+
+    def add(self, link: int, hub: End, site: End) -> None:
+        """See `Wires`."""
+        peer = ["peer", "name", site[1], "netns", site[0]]
+        ip("-n", hub[0], "link", "add", hub[1], "type", "veth", *peer)
+        self._ends.append((hub, site))
+
+    def shape(
+        self, link: int, bytes_per_s: float, delay_s: float, loss: float, queue_bytes: float
+    ) -> None:
+        """Refuse whatever is no bare link."""
+        if bytes_per_s or delay_s or loss:
+            raise UserError("a veth link has no rate, delay or loss; set all three to 0")
+
+    def cut(self, link: int, seconds: float | None) -> None:
+        """Refuse."""
+        raise UserError("a veth link cannot be cut; use the emulation `tun` or `netem`")
+
+    def mend(self, link: int) -> None:
+        """See `Wires`."""
+
+    def counts(self, link: int) -> dict[str, dict[str, int]]:
+        """See `Wires`; super-packets count as one, with one header."""
+        ways = zip(("down", "up"), self._ends[link], strict=True)
+        return {way: _sent_by(*end) for way, end in ways}
+
+    def close(self) -> None:
+        """See `Wires`."""
+        self._warden.close()
+
+
+def _sent_by(name: str, device: str) -> dict[str, int]:
+    (row,) = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", device))
+    sent = row["stats64"]["tx"]
+    return {"packets": sent["packets"], "bytes": sent["bytes"], "lost": sent["dropped"]}
 
 
 def _counts_of(name: str, device: str) -> dict[str, int]:
