@@ -1,0 +1,170 @@
+"""fedwan beside its peers: the same model, data, batches, H and link, in real processes.
+
+    make bench-peers ARGS="--json out/peers.json"
+    .venv-peers/bin/python benchmarks/peers.py [--quick] [--systems ddp,torchft,flower,fedwan]
+        [--workload digits_flow|timed] [--rate-mbit 200] [--rtt-ms 100] [--loss 0] --json PATH
+
+PyTorch DDP over gloo, torchft's DiLoCo over gloo, Flower's FedAvg through its messages, and fedwan,
+each on an emulated wide area and, in the same namespaces, on bare links without one. `--loss` is in
+percent on this command line. Needs root (network namespaces) and the peers' environment.
+
+Row: system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
+time_to_fd_s, and how it came about.
+Bytes are those of all sites, as the link counts them. `fd_from` says where `fd` comes from: of a
+system that takes days on the wide area a bounded number of steps is run there, and its quality over
+steps is that of the same run, bit for bit, on the fast link. `rows.py` defines every column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.peers.plot import draw  # noqa: E402
+from benchmarks.peers.rows import (  # noqa: E402
+    Row,
+    borrow_curve,
+    make_row,
+    print_table,
+    summarise,
+)
+from benchmarks.peers.run import BARE, run  # noqa: E402
+from benchmarks.peers.spec import Spec  # noqa: E402
+from benchmarks.peers.systems import SYSTEMS  # noqa: E402
+from benchmarks.peers.workload import WORKLOADS  # noqa: E402
+from benchmarks.wan import WanLink  # noqa: E402
+from fedwan.errors import FedwanError, UserError  # noqa: E402
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A system with settings, and how much of it is run on a wide area."""
+
+    system: str
+    words: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    bound: dict[str, int] = field(default_factory=dict)
+    """By workload: rounds to run on the wide area where the whole training would take too long."""
+
+
+STREAMING = ("strategy=streaming_diloco",)
+INT4 = ("codec.up=int4", "codec.down=int4")
+VARIANTS = {
+    "ddp": Variant("ddp", bound={"digits_flow": 150, "timed": 8}),
+    "torchft": Variant("torchft", bound={"timed": 6}),
+    "torchft-streaming": Variant("torchft", options={"fragments": 5}, bound={"timed": 6}),
+    "flower": Variant("flower", bound={"digits_flow": 12, "timed": 5}),
+    "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
+    "fedwan-fp32": Variant("fedwan", words=STREAMING),
+    "fedwan": Variant("fedwan", words=(*STREAMING, *INT4)),
+}
+
+STEPS = {"digits_flow": 4000, "timed": 500}
+H = {"digits_flow": 20, "timed": 50}
+QUICK_STEPS = {"digits_flow": 200, "timed": 200}
+TARGET_FD = 1.2
+"""Quality whose time is compared on digits: the floor is 0.70, untrained weights have 80."""
+
+
+def spec_of(name: str, args: argparse.Namespace, seed: int, on_wan: bool) -> Spec:
+    """The run of a variant with one seed."""
+    variant = VARIANTS[name]
+    h = 1 if SYSTEMS[variant.system].exchanges == "gradients" else args.h
+    bound = min(args.steps, h * variant.bound.get(args.workload, args.steps))
+    is_bounded = bound < args.steps and (on_wan or args.workload == "timed")
+    options = dict(variant.options)
+    if "fragments" in options:  # the longest overlap that it allows
+        options["delay"] = h // options["fragments"] - 1
+    if args.workload != "timed":
+        options["hash_at"] = bound
+    return Spec(
+        variant.system,
+        args.workload,
+        args.steps,
+        h,
+        seed=seed,
+        stop_at=bound if is_bounded else 0,
+        points=args.points if args.workload != "timed" else 0,
+        words=(*args.words, *variant.words),
+        options=options,
+    )
+
+
+def measure(name: str, args: argparse.Namespace, folder: Path, link: WanLink) -> list[Row]:
+    """All starts of a variant: on bare links first, then on the wide area."""
+    rows: list[Row] = []
+    for seed in range(args.starts):
+        fast: Row | None = None
+        for place in (BARE, link):
+            spec = spec_of(name, args, seed, on_wan=place != BARE)
+            at = folder / f"{name}-{seed}-{'bare' if place == BARE else 'wan'}"
+            row = make_row(name, run(spec, place, at, args.timeout_s), place, args.fd)
+            if fast and spec.stop_at and spec.points:
+                row = borrow_curve(row, fast)
+            fast = fast or row
+            rows.append(row)
+            print_table([row | {"starts": 1}])
+    return rows
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--systems", default="ddp,torchft,flower,fedwan-fp32,fedwan")
+    parser.add_argument("--workload", choices=WORKLOADS, default="timed")
+    parser.add_argument("--rate-mbit", type=float, default=200.0)
+    parser.add_argument("--rtt-ms", type=float, default=100.0)
+    parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
+    parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
+    parser.add_argument("--h", type=int, default=0, help="0: the workload's own")
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--points", type=int, default=40, help="looks at the quality")
+    parser.add_argument("--fd", type=float, default=TARGET_FD, help="quality whose time is asked")
+    parser.add_argument("--words", nargs="*", default=[], help="settings for every system")
+    parser.add_argument("--quick", action="store_true", help="one start, fewer steps")
+    parser.add_argument("--timeout-s", type=float, default=7200.0, help="of one run")
+    parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
+    parser.add_argument("--json", type=Path, required=True, help="write rows to this file")
+    args = parser.parse_args()
+    steps = (QUICK_STEPS if args.quick else STEPS)[args.workload]
+    args.steps = args.steps or steps
+    args.h = args.h or H[args.workload]
+    args.starts = 1 if args.quick else args.starts
+    args.systems = args.systems.split(",")
+    if unknown := [name for name in args.systems if name not in VARIANTS]:
+        parser.error(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
+    if args.steps % args.h:
+        parser.error(f"--steps {args.steps} is no multiple of --h {args.h}")
+    return args
+
+
+def main() -> None:
+    """Run every system, print a table, write rows and a picture."""
+    args = parse()
+    link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = args.keep or Path(name)
+        try:
+            for system in args.systems:
+                rows += measure(system, args, folder.resolve(), link)
+                args.json.parent.mkdir(parents=True, exist_ok=True)
+                args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        except UserError as error:
+            sys.exit(f"{error}")
+        except FedwanError as error:
+            raise SystemExit(f"{system}: {error}") from error
+    print()
+    print_table(summarise(rows))
+    draw(rows, args.json.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""From what a run left to a row of the table."""
+
+from __future__ import annotations
+
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.peers.run import BARE, Outcome
+from benchmarks.wan import WanLink
+from fedwan.errors import FedwanError
+
+__all__ = ["COLUMNS", "Row", "borrow_curve", "make_row", "print_table", "summarise"]
+
+Row = dict[str, Any]
+
+COLUMNS = (
+    "system",
+    "link",
+    "rate_mbit",
+    "rtt_ms",
+    "loss",
+    "steps",
+    "h",
+    "wall_s",
+    "bytes_up",
+    "bytes_down",
+    "utilisation",
+    "fd",
+    "time_to_fd_s",
+)
+"""What every row has; `steps` and `wall_s` are those that ran, `fd` is at the end of the curve."""
+
+SKIPPED_STEPS = 2
+"""Of a system that exchanges in every step: DDP arranges its buckets in the first."""
+
+
+def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Row:
+    """One start's row.
+
+    The clock runs from the moment when the last site begins its first step until the last site has
+    the last weights. `utilisation` is what sites compute in a window of steady work, see
+    `utilisation`.
+
+    Args:
+        name: how the system, with its settings, is called.
+        outcome: of its run.
+        link: the link that it ran on.
+        target_fd: the quality whose time is asked for.
+    """
+    spec, sites = outcome.spec, outcome.sites
+    began = max(site["began"][0] for site in sites)
+    ended = max(site["ended"] for site in sites)
+    bytes_up, bytes_down = outcome.traffic.between(began, ended)
+    curve = [[p["step"], round(p["at"] - began, 3), p["fd"]] for p in sites[0].get("curve", [])]
+    return {
+        "system": name,
+        "link": "none" if link == BARE else "wan",
+        "rate_mbit": link.rate_mbit,
+        "rtt_ms": link.rtt_ms,
+        "loss": link.loss,
+        "steps": spec.num_steps,
+        "h": spec.h,
+        "wall_s": round(ended - began, 3),
+        "bytes_up": bytes_up,
+        "bytes_down": bytes_down,
+        "utilisation": round(fmean(utilisation(s, spec.h) for s in sites), 5),
+        "fd": curve[-1][2] if curve else None,
+        "time_to_fd_s": time_to(curve, target_fd),
+        "workload": spec.workload,
+        "sites": spec.sites,
+        "seed": spec.seed,
+        "emulation": outcome.emulation,
+        "settings": {**spec.options, "words": list(spec.words)},
+        "s_per_step": round(s_per_step(sites, spec.h), 5),
+        "target_fd": target_fd,
+        "fd_floor": sites[0].get("fd_floor"),
+        "fd_from": "itself" if curve else None,
+        "curve": curve,
+        "hash": sites[0].get("hash", ""),
+        "sha256": sites[0]["sha256"],
+    }
+
+
+def utilisation(site: dict[str, Any], h: int) -> float:
+    """Share of a site's time that it computed, from its second exchange to its last but one.
+
+    A window from the first step of the second round to the first step of the last one: whole
+    rounds, each with its exchange, and neither the first, before which nothing was in flight, nor
+    what follows the last step. For systems that exchange in every step, from the third step on.
+    """
+    first, last = _window(site, h)
+    seconds = site["began"][last] - site["began"][first]
+    return float(sum(site["computed"][first:last]) / seconds)
+
+
+def s_per_step(sites: list[dict[str, Any]], h: int) -> float:
+    """Seconds from one step to the next in that window, exchanges included."""
+    first, last = _window(sites[0], h)
+    return fmean((s["began"][last] - s["began"][first]) / (last - first) for s in sites)
+
+
+def _window(site: dict[str, Any], h: int) -> tuple[int, int]:
+    steps = len(site["began"])
+    first, last = (SKIPPED_STEPS, steps - 1) if h == 1 else (h, steps - h)
+    if last <= first:
+        least = SKIPPED_STEPS + 2 if h == 1 else 3 * h
+        raise FedwanError(f"{steps} steps with H = {h} hold no steady part; take {least} or more")
+    return first, last
+
+
+def time_to(curve: list[list[float]], target_fd: float) -> float | None:
+    """Seconds to the first point of a curve that is as good as asked for; None if none is."""
+    return next((at for _, at, fd in curve if fd <= target_fd), None)
+
+
+def borrow_curve(row: Row, fast: Row) -> Row:
+    """A row whose run was too short to train to the end, with the curve of the same run elsewhere.
+
+    Synchronous training takes the same steps on any link, to the bit: both runs have the same hash
+    after the steps that both took, or this refuses. Times are steps of the curve times the seconds
+    per step that the short run measured.
+
+    Raises:
+        FedwanError: the two runs are not the same training.
+    """
+    if not row["hash"] or row["hash"] != fast["hash"] or row["seed"] != fast["seed"]:
+        raise FedwanError(
+            f"{row['system']} took other steps on {row['link']} than on {fast['link']} "
+            f"(hashes {row['hash'][:12]!r} and {fast['hash'][:12]!r}): no curve can be borrowed"
+        )
+    curve = [[step, round(step * row["s_per_step"], 3), fd] for step, _, fd in fast["curve"]]
+    return row | {
+        "fd": fast["fd"],
+        "fd_floor": fast["fd_floor"],
+        "fd_from": "fast link",
+        "fd_steps": fast["steps"],
+        "time_to_fd_s": time_to(curve, row["target_fd"]),
+        "curve": curve,
+    }
+
+
+def summarise(rows: list[Row]) -> list[Row]:
+    """One row per system and link: medians over its starts, and how many there were."""
+    groups: dict[tuple[object, ...], list[Row]] = {}
+    for row in rows:
+        key = (row["workload"], row["system"], *(row[k] for k in COLUMNS[1:5]))
+        groups.setdefault(key, []).append(row)
+    return [_merge(group) for group in groups.values()]
+
+
+def _merge(group: list[Row]) -> Row:
+    merged = {key: group[0][key] for key in (*COLUMNS, "workload", "fd_from")}
+    for key in COLUMNS[7:]:
+        values = [row[key] for row in group]
+        merged[key] = None if None in values else median(values)
+    return merged | {"starts": len(group)}
+
+
+def print_table(rows: list[Row]) -> None:
+    """Medians, aligned; a time that was counted from another link's curve has a star."""
+    columns = (*COLUMNS, "starts")
+    lines = [list(columns)] + [[_show(row, key) for key in columns] for row in rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
+    for line in lines:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    if any(row["fd_from"] == "fast link" for row in rows):
+        print("* steps of the same training on the fast link, times seconds per step on this one")
+
+
+def _show(row: Row, key: str) -> str:
+    value = row[key]
+    if value is None:
+        return "-"
+    star = "*" if key in ("fd", "time_to_fd_s") and row["fd_from"] == "fast link" else ""
+    if key.startswith("bytes"):
+        return f"{value / 1e6:.1f} MB"
+    return f"{value:.4g}{star}" if isinstance(value, float) else f"{value}{star}"
