@@ -8,6 +8,7 @@ from fedwan.codecs.fp32 import fp32
 from fedwan.codecs.int4 import int4
 from fedwan.codecs.int8 import int8
 from fedwan.codecs.payload import Payload
+from fedwan.codecs.topk2 import topk2
 from fedwan.errors import ConfigError
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "int4",
     "int8",
     "plain",
+    "topk2",
 ]
 
 
@@ -31,7 +33,7 @@ def codec_by_name(name: str) -> Codec:
     Raises:
         ConfigError: there is none of that name.
     """
-    codecs = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4())}
+    codecs = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), topk2())}
     if name not in codecs:
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}")
     return codecs[name]

@@ -20,15 +20,13 @@ from torch import Tensor
 from fedwan.codecs.base import Codec
 from fedwan.codecs.coded import span_values, spans
 from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
-from fedwan.errors import PayloadError
+from fedwan.codecs.scales import check_scales
 from fedwan.state import TensorSpec
 
 __all__ = ["BLOCK", "BlockFormat", "block_codec"]
 
 BLOCK = 128
 """Values that share a scale."""
-_INFINITY = 0x7F80
-"""Infinity in bf16, as an integer; below it are zero and the positive finite numbers."""
 
 
 class BlockFormat(NamedTuple):
@@ -136,7 +134,7 @@ class _BlockCoded:
         self._form = form
         self._spec = spec
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
-        _check_scales(self._record[: 2 * -(-spec.num_values // BLOCK)].view(torch.int16))
+        check_scales(self._record[: 2 * -(-spec.num_values // BLOCK)].view(torch.int16))
 
     def tensor(self) -> Tensor:
         """See `Coded`."""
@@ -190,20 +188,6 @@ class _BlockCoded:
                 first = part.values.start
                 where = slice(first + rows.start * width, first + rows.stop * width)
                 yield where, work[:, :width], part.scales[rows].float()
-
-
-def _check_scales(scales: Tensor) -> None:
-    """`scales` is bf16, seen as int16."""
-    if not len(scales):
-        return
-    low, high = scales.aminmax()
-    if low < 0 or high >= _INFINITY:
-        bad = int(((scales < 0) | (scales >= _INFINITY)).nonzero()[0])
-        seen = float(scales[bad : bad + 1].view(torch.bfloat16))
-        raise PayloadError(
-            f"holds values that are not finite (scale {bad} of {len(scales)} is {seen}); "
-            "lower the inner learning rate or clip the gradients at that site"
-        )
 
 
 def _is_plain(target: Tensor) -> bool:

@@ -7,7 +7,7 @@ import pytest
 from fedwan.codecs import codec_by_name
 from fedwan.errors import ConfigError
 
-NAMES = ("fp32", "bf16", "int8", "int4", "float4")
+NAMES = ("fp32", "bf16", "int8", "int4", "float4", "topk2")
 
 
 @pytest.mark.parametrize("name", NAMES)

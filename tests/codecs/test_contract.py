@@ -6,6 +6,7 @@ import math
 import struct
 import tracemalloc
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,19 +14,20 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.codecs import coded as coded_module
 from fedwan.errors import PayloadError
-from fedwan.state import Layout, Role, State, clone
+from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from tests.support import StrictSource, read_all, same_bits, spec
 
-CODECS = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4())}
+CODECS = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), topk2())}
 ERROR = {
     "fp32": (0.0, 0.0),
     "bf16": (2.0**-8, 0.0),
     "int8": (0.0, 0.51 / 127),
     "int4": (0.0, 0.51 / 7),
     "float4": (0.35, 0.76 / 64),
+    "topk2": (1.0, 1.0),  # what is not sent is 0; tests/codecs/test_topk2.py has the rest
 }
 """Bound of the error, relative to the value and to the largest value of its tensor."""
 
@@ -168,6 +170,44 @@ def test_what_was_decoded_encodes_to_itself(codec: Codec) -> None:
 @every_codec_without_feedback
 def test_a_codec_without_error_feedback_owes_nothing(codec: Codec) -> None:
     assert codec.encode(STATE, {}, LAYOUT)[1] == {}
+
+
+@every_codec_with_feedback
+def test_what_is_owed_has_the_shape_of_its_tensor_and_is_what_was_not_decoded(
+    codec: Codec,
+) -> None:
+    payload, owed = codec.encode(STATE, {}, LAYOUT)
+    decoded = codec.decode(payload, LAYOUT)
+    assert list(owed) == [n for n, s in LAYOUT.items() if s.role is Role.PARAMETER]
+    for name, residual in owed.items():
+        assert residual.shape == STATE[name].shape and residual.dtype == torch.float32
+        assert torch.equal(residual, STATE[name].float() - decoded[name])
+
+
+@every_codec_with_feedback
+def test_a_residual_is_not_mutated_and_decides_what_is_sent_next(codec: Codec) -> None:
+    _, owed = codec.encode(STATE, {}, LAYOUT)
+    before = clone(owed)
+    first = read_all(codec.encode(STATE, owed, LAYOUT)[0])
+    assert same_bits(owed, before)
+    assert first != encode(codec)
+    assert first == read_all(codec.encode(STATE, before, LAYOUT)[0])
+
+
+@every_codec_with_feedback
+def test_a_sender_that_resumes_from_a_checkpoint_goes_on_bit_for_bit(
+    codec: Codec, tmp_path: Path
+) -> None:
+    owed: State = {}
+    for _ in range(3):
+        _, owed = codec.encode(STATE, owed, LAYOUT)
+    write_tensors(tmp_path / "owed", owed, {})
+    resumed, _ = read_tensors(tmp_path / "owed")
+    for _ in range(3):
+        payload, owed = codec.encode(STATE, owed, LAYOUT)
+        again, resumed = codec.encode(STATE, resumed, LAYOUT)
+        assert read_all(payload) == read_all(again)
+        assert same_bits(owed, resumed)
 
 
 @every_codec

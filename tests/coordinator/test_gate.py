@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.coordinator.gate import inspect
 from fedwan.errors import PayloadError
 from fedwan.state import Layout, Role, State
@@ -25,7 +25,7 @@ LAYOUT: Layout = {
 
 
 every_codec = pytest.mark.parametrize(
-    "codec", [fp32(), bf16(), int8(), int4(), float4()], ids=lambda codec: codec.name
+    "codec", [fp32(), bf16(), int8(), int4(), float4(), topk2()], ids=lambda codec: codec.name
 )
 
 

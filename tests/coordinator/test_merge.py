@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, plain
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, plain, topk2
 from fedwan.coordinator.merge import Merger
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State, clone
@@ -25,7 +25,7 @@ LAYOUT: Layout = {
 }
 
 
-CODECS = [fp32(), bf16(), int8(), int4(), float4()]
+CODECS = [fp32(), bf16(), int8(), int4(), float4(), topk2()]
 
 
 def contribution(seed: int) -> State:

@@ -1,0 +1,252 @@
+"""topk2: one value in 64, by magnitude, at 2 bits and an index each; the rest is sent later.
+
+SparseLoCo (2508.15706), algorithm 1, with its numbers:
+
+    a  = β e + Δ                 what is owed and what is new; β = 0.95
+    Δ' = Q(TopK(a))              per chunk of 4096 values the 64 largest magnitudes
+    e  = a - Δ'                  what is owed from now on: the residual
+
+Q gives each value its sign and one of two magnitudes, in bf16, that are best for the chunk: its
+sorted magnitudes are cut where the squared error is least, and each part is sent as its mean.
+The paper's indices have 12 bits; written as `fedwan.codecs.bits` does they have 8, and a chunk has
+84 bytes, a 195th of fp32. A chunk of fewer values (the last one) keeps ceil(n / 64).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedwan.codecs.base import Codec
+from fedwan.codecs.bits import LOW_BITS, pack, pack_ascending, unpack, unpack_ascending
+from fedwan.codecs.coded import span_values, spans
+from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
+from fedwan.codecs.scales import check_scales
+from fedwan.codecs.selection import largest
+from fedwan.errors import PayloadError
+from fedwan.state import TensorSpec
+
+__all__ = ["topk2"]
+
+CHUNK = 4096
+MIN_MAGNITUDE = 2.0**-126
+_ROWS_AT_ONCE = 4096
+"""Chunks that are coded together, once their largest values are known."""
+
+
+def _num_kept(num_values: int) -> int:
+    return -(-num_values >> LOW_BITS)
+
+
+class _Part(NamedTuple):
+    """Equal chunks of a record: all the full ones, or the short one behind them."""
+
+    values: slice
+    """Of the flat tensor."""
+    width: int
+    """Values of a chunk."""
+    magnitudes: Tensor
+    """bf16 [chunks, 2]: of the lesser and of the larger values."""
+    upper: Tensor
+    """uint8 [chunks, k / 4]: the upper parts of the indices."""
+    low: Tensor
+    """uint8 [chunks, 3 k / 4]: the lower 6 bits of the indices."""
+    codes: Tensor
+    """uint8 [chunks, k / 4]: per value, 1 for the larger magnitude and 2 for a minus."""
+
+
+def _body_bytes(num_values: int) -> int:
+    """Bytes of a chunk without its magnitudes: 10 bits for each value, four by four."""
+    return 5 * -(-_num_kept(num_values) // 4)
+
+
+def _record_bytes(num_values: int) -> int:
+    num_full, rest = divmod(num_values, CHUNK)
+    return num_full * (4 + _body_bytes(CHUNK)) + (4 + _body_bytes(rest) if rest else 0)
+
+
+def _parts(record: Tensor, num_values: int) -> list[_Part]:
+    """The chunks of a record; its tensors share the record's memory."""
+    num_full, rest = divmod(num_values, CHUNK)
+    num_chunks = num_full + (rest > 0)
+    magnitudes = record[: 4 * num_chunks].view(torch.bfloat16).view(-1, 2)
+    bodies = record[4 * num_chunks :]
+    cut = num_full * _body_bytes(CHUNK)
+    parts = []
+    for first, last, width, data in (
+        (0, num_full, CHUNK, bodies[:cut]),
+        (num_full, num_chunks, rest, bodies[cut:]),
+    ):
+        if first == last:
+            continue
+        size = _body_bytes(width) // 5
+        rows = data.view(last - first, -1)
+        values = slice(first * CHUNK, first * CHUNK + (last - first) * width)
+        upper, low, codes = rows[:, :size], rows[:, size : 4 * size], rows[:, 4 * size :]
+        parts.append(_Part(values, width, magnitudes[first:last], upper, low, codes))
+    return parts
+
+
+# Writing -----------------------------------------------------------------------------------------
+
+
+def _encode(value: Tensor, residual: Tensor | None, beta: float) -> tuple[Tensor, Tensor]:
+    """A tensor's record, uint8, and what is owed, fp32; both on the tensor's device."""
+    fresh = value.detach().float().contiguous()
+    if residual is None:
+        owed = fresh.clone()
+    else:
+        owed = torch.add(fresh, residual.to(fresh.device).view(fresh.shape), alpha=beta)
+    flat = owed.view(-1)
+    record = torch.empty(_record_bytes(len(flat)), dtype=torch.uint8, device=owed.device)
+    for part in _parts(record, len(flat)):
+        chunks = flat[part.values].view(-1, part.width)
+        for rows in spans(len(chunks), _ROWS_AT_ONCE):
+            _encode_rows(chunks[rows], part, rows)
+    return record, owed
+
+
+def _encode_rows(chunks: Tensor, part: _Part, rows: slice) -> None:
+    """Write these chunks' part of the record, and take what was sent out of them."""
+    found, where = _largest(chunks)
+    magnitudes, is_large = _two_magnitudes(found)
+    sign = chunks.gather(1, where) < 0
+    # Sorted by index; the code rides along in the lowest bits.
+    keys = ((where << 2) | (sign.long() << 1) | is_large.long()).sort(1).values
+    index, code = keys >> 2, keys & 3
+    part.magnitudes[rows] = magnitudes
+    upper, low = pack_ascending(index)
+    part.upper[rows] = upper
+    part.low[rows] = low
+    part.codes[rows] = pack(code, 2)
+    chunks.scatter_(1, index, chunks.gather(1, index) - _values(code, magnitudes))
+
+
+def _largest(chunks: Tensor) -> tuple[Tensor, Tensor]:
+    """Magnitudes, descending, and indices of what is kept of each chunk."""
+    width = chunks.shape[1]
+    size = max(1, span_values(chunks.numel(), chunks.device) // width)
+    scratch = torch.empty_like(chunks[:size])
+    kept = _num_kept(width)
+    found = chunks.new_empty(len(chunks), kept)
+    where = torch.empty_like(found, dtype=torch.int64)
+    for rows in spans(len(chunks), size):
+        span = chunks[rows]
+        found[rows], where[rows] = largest(torch.abs(span, out=scratch[: len(span)]), kept)
+    return found, where
+
+
+def _two_magnitudes(found: Tensor) -> tuple[Tensor, Tensor]:
+    """The best two magnitudes for each row of descending ones: (bf16 [rows, 2], is large).
+
+    Σ (x - mean)² over both parts is least where S²/j + (T - S)²/(k - j) is largest, S being the
+    sum of the first j and T that of all.
+    """
+    num_rows, count = found.shape
+    sums = found.cumsum(1)
+    rest = sums[:, -1:] - sums
+    rank = torch.arange(1, count + 1, device=found.device)
+    gain = sums.square() / rank
+    gain[:, :-1] += rest[:, :-1].square() / (count - rank[:-1])
+    cut = gain.argmax(1, keepdim=True)
+    large = sums.gather(1, cut) / (cut + 1)
+    small = torch.where(cut + 1 < count, rest.gather(1, cut) / (count - 1 - cut), large)
+    magnitudes = torch.cat([small, large], 1).bfloat16()
+    magnitudes.masked_fill_(magnitudes < MIN_MAGNITUDE, 0)
+    return magnitudes, rank <= cut + 1
+
+
+def _values(code: Tensor, magnitudes: Tensor) -> Tensor:
+    """What codes stand for, fp32."""
+    value = magnitudes.float().gather(1, code & 1)
+    # The zero turns -0 into 0.
+    return value.mul_(1 - (code & 2)).add_(0.0)
+
+
+# Reading -----------------------------------------------------------------------------------------
+
+
+class _SparseCoded:
+    """Implements `Coded` for a record.
+
+    Raises:
+        PayloadError: a magnitude is negative or not finite, or indices are out of range or order.
+    """
+
+    def __init__(self, data: Bytes, spec: TensorSpec) -> None:
+        self._spec = spec
+        self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
+        check_scales(self._record[: 4 * -(-spec.num_values // CHUNK)].view(torch.int16))
+        self._index, self._sent = self._entries(self._record)
+
+    def tensor(self) -> Tensor:
+        """See `Coded`."""
+        flat = torch.zeros(self._spec.num_values)
+        return flat.index_copy_(0, self._index, self._sent).view(self._spec.shape)
+
+    def write_to(self, target: Tensor) -> None:
+        """See `Coded`."""
+        if target.dtype != torch.float32 or not target.is_contiguous():
+            target.copy_(self.tensor())
+            return
+        index, sent = self._on(target.device)
+        target.zero_().view(-1).index_copy_(0, index, sent)
+
+    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
+        """See `Coded`."""
+        if target.dtype != torch.float32 or not target.is_contiguous():
+            target.add_(self.tensor().to(target.device, target.dtype), alpha=weight)
+            return
+        index, sent = self._on(target.device)
+        flat = target.view(-1)
+        flat.index_copy_(0, index, flat[index].add_(sent, alpha=weight))
+
+    def sum_of_squares(self) -> float:
+        """See `Coded`."""
+        return float(torch.dot(self._sent, self._sent))
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        is_here = device == self._record.device
+        return (self._index, self._sent) if is_here else self._entries(self._record.to(device))
+
+    def _entries(self, record: Tensor) -> tuple[Tensor, Tensor]:
+        """Indices into the flat tensor, ascending, and the values there."""
+        found: list[tuple[Tensor, Tensor]] = []
+        for part in _parts(record, self._spec.num_values):
+            count = _num_kept(part.width)
+            index = unpack_ascending(part.upper, part.low, count)
+            if index is None or bool((index[:, -1] >= part.width).any()):
+                raise PayloadError(
+                    f"has chunks of {part.width} whose {count} indices are not ascending or out of "
+                    "range; refused"
+                )
+            starts = torch.arange(part.values.start, part.values.stop, part.width)
+            code = unpack(part.codes, 2, count)
+            index += starts.to(index.device).unsqueeze(1)
+            found.append((index.view(-1), _values(code, part.magnitudes).view(-1)))
+        if not found:
+            return torch.empty(0, dtype=torch.int64), torch.empty(0)
+        return torch.cat([i for i, _ in found]), torch.cat([v for _, v in found])
+
+
+def topk2(beta: float = 0.95) -> Codec:
+    """A 64th of the values at 2 bits; 1/195 of fp32, with error feedback.
+
+    Args:
+        beta: share of what is owed that is still owed after a round, in [0, 1].
+    """
+
+    def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
+        record, owed = _encode(value, residual, beta)
+        return tensor_bytes(record), owed
+
+    return Codec(
+        "topk2",
+        6,
+        encode,
+        _SparseCoded,
+        lambda spec: _record_bytes(spec.num_values),
+        has_feedback=True,
+    )

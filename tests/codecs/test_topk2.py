@@ -1,0 +1,201 @@
+"""The topk2 codec."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+import torch
+
+from fedwan.codecs import fp32, topk2
+from fedwan.errors import PayloadError
+from fedwan.state import Layout, Role, State
+from tests.support import spec
+
+
+def record(value: torch.Tensor, residual: torch.Tensor | None = None) -> bytes:
+    return bytes(topk2().encode_tensor(value, residual)[0])
+
+
+def round_trip(value: torch.Tensor) -> torch.Tensor:
+    return topk2().read_tensor(record(value), spec(value.shape)).tensor()
+
+
+def random_values(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) ** 3
+
+
+def test_a_record_has_the_bytes_that_are_documented() -> None:
+    value = torch.zeros(130)  # ceil(130 / 64) = 3 are kept
+    value[2], value[70], value[129] = 1.0, -4.0, 4.0
+    # magnitudes 1.0 and 4.0; the ones of the upper parts 0 1 2 at 0, 2 and 4; low bits 2 6 1 and
+    # a zero that fills up; codes 0 (small), 3 (large, minus), 1 (large)
+    assert record(value) == bytes.fromhex("803f 8040 15 821100 1c")
+    assert torch.equal(round_trip(value), value)
+
+
+def test_of_each_chunk_the_64_largest_magnitudes_are_sent() -> None:
+    value = random_values(3 * 4096)
+    sent = round_trip(value).view(3, 4096) != 0
+    expected = torch.zeros(3, 4096, dtype=torch.bool)
+    expected.scatter_(1, value.view(3, 4096).abs().topk(64, 1).indices, True)
+    assert torch.equal(sent, expected)
+
+
+@pytest.mark.parametrize("num_values", [1, 2, 63, 64, 65, 200, 4095, 4097, 4160, 4161])
+def test_a_short_chunk_keeps_a_64th_and_at_least_one(num_values: int) -> None:
+    value = random_values(num_values) + 10.0
+    kept = num_values // 4096 * 64 + -(-(num_values % 4096) // 64)
+    assert int((round_trip(value) != 0).sum()) == kept
+
+
+def test_topk_keeps_what_it_did_not_send() -> None:
+    value = random_values(2, 5000)
+    data, owed = topk2().encode_tensor(value, None)
+    sent = topk2().read_tensor(data, spec(value.shape)).tensor()
+    assert owed is not None and torch.equal(owed, value - sent)
+    data, again = topk2(beta=0.95).encode_tensor(value, owed)
+    sent = topk2().read_tensor(data, spec(value.shape)).tensor()
+    assert again is not None
+    assert torch.equal(again, torch.add(value, owed, alpha=0.95) - sent)
+
+
+def test_without_decay_everything_is_sent_sooner_or_later() -> None:
+    codec = topk2(beta=1.0)
+    value = random_values(4096)
+    total, owed = torch.zeros(4096), None
+    for round_ in range(1200):
+        data, owed = codec.encode_tensor(value if round_ == 0 else torch.zeros(4096), owed)
+        codec.read_tensor(data, spec((4096,))).add_to(total)
+    torch.testing.assert_close(total, value, rtol=0, atol=1e-3 * float(value.abs().max()))
+
+
+def test_a_value_has_its_sign_and_one_of_two_magnitudes_of_its_chunk() -> None:
+    value = random_values(2 * 4096)
+    decoded = round_trip(value)
+    assert bool((decoded * value >= 0).all())
+    for chunk in decoded.view(2, 4096):
+        assert len(set(chunk.abs().tolist())) == 3  # and zero
+
+
+def test_the_two_magnitudes_are_the_best_of_all_ways_to_cut() -> None:
+    value = random_values(4096)
+    found = value.abs().sort(descending=True).values[:64].double()
+
+    def error_of(cut: int) -> float:
+        parts = (found[:cut], found[cut:])
+        return sum(float((p - p.mean()).square().sum()) for p in parts if len(p))
+
+    sent = round_trip(value)
+    error = float((sent - value)[sent != 0].double().square().sum())
+    best = min(error_of(cut) for cut in range(1, 65))
+    assert error == pytest.approx(best, rel=0.05)  # the magnitudes are rounded to bf16
+
+
+def test_equal_values_are_sent_as_they_are() -> None:
+    assert torch.equal(round_trip(torch.full((64,), -3.0)).sort().values[0], torch.tensor(-3.0))
+    value = torch.zeros(4096)
+    value[::64] = 2.0
+    assert torch.equal(round_trip(value), value)
+
+
+def test_a_full_chunk_takes_a_195th_of_fp32() -> None:
+    assert topk2().record_bytes(spec((4096,))) == 84
+    assert 4 * 4096 / 84 > 195
+
+
+def test_a_model_of_many_small_tensors_stays_below_a_140th() -> None:
+    """Shapes of a U-Net 256 and a PatchGAN, with names as long as theirs, and raw buffers."""
+    layers = [(64, 3), (128, 64), (256, 128), (512, 256)] + [(512, 512)] * 4
+    layers += [(512, 512)] + [(1024, 512)] * 3 + [(1024, 256), (512, 128), (256, 64), (128, 3)]
+    layers += [(64, 6), (128, 64), (256, 128), (512, 256), (1, 512)]
+    layout: Layout = {}
+    for number, (a, b) in enumerate(layers):
+        layout[f"generator/model.model.{number}.weight"] = spec((a, b, 4, 4))
+        for part in ("norm.weight", "norm.bias"):
+            layout[f"generator/model.model.{number}.{part}"] = spec((a,))
+        for part, role in (("running_mean", Role.MEAN), ("running_var", Role.VARIANCE)):
+            layout[f"generator/model.model.{number}.norm.{part}"] = spec((a,), role)
+    assert 140 * topk2().payload_bytes(layout) < fp32().payload_bytes(layout)
+
+
+def test_a_value_too_small_for_bf16_is_sent_as_zero_and_owed() -> None:
+    value = torch.full((100,), -(2.0**-130))
+    data, owed = topk2().encode_tensor(value, None)
+    decoded = topk2().read_tensor(data, spec((100,))).tensor()
+    assert not decoded.any() and not decoded.signbit().any()
+    assert owed is not None and torch.equal(owed, value)
+
+
+# Lies --------------------------------------------------------------------------------------------
+
+
+def refusal(data: bytearray, num_values: int) -> str:
+    with pytest.raises(PayloadError) as raised:
+        topk2().read_tensor(bytes(data), spec((num_values,)))
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("bits", [0x7F80, 0x7FC0, -0x8000, -1])
+@pytest.mark.parametrize("which", [0, 1, 2, 3])
+def test_a_magnitude_that_is_negative_or_not_finite_is_refused(bits: int, which: int) -> None:
+    data = bytearray(record(random_values(5000)))
+    struct.pack_into("<h", data, 2 * which, bits)
+    assert f"not finite (scale {which} of 4" in refusal(data, 5000)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(8, 0xFF), (8, 0x00), (8 + 80, 0x3F)], ids=["more", "fewer", "in the tail"]
+)
+def test_another_number_of_indices_is_refused(at: int, value: int) -> None:
+    data = bytearray(record(random_values(5000)))
+    assert data[at] != value
+    data[at] = value
+    assert "indices are not ascending or out of range" in refusal(data, 5000)
+
+
+def test_an_index_beyond_a_full_chunk_is_refused() -> None:
+    data = bytearray(record(random_values(4096)))
+    data[4:20] = bytes(8) + b"\xff" * 8  # upper parts of 64 and more
+    data[20:68] = bytes(48)
+    assert "out of range" in refusal(data, 4096)
+
+
+def test_an_index_beyond_a_short_chunk_is_refused() -> None:
+    value = torch.zeros(130)
+    value[[2, 70, 129]] = torch.tensor([1.0, 2.0, 3.0])
+    data = bytearray(record(value))
+    data[5:8] = (2 | 6 << 6 | 2 << 12).to_bytes(3, "little")  # 130 instead of 129
+    assert "chunks of 130 whose 3 indices" in refusal(data, 130)
+
+
+def test_the_same_index_twice_is_refused() -> None:
+    value = torch.zeros(130)
+    value[[2, 3, 129]] = 1.0
+    data = bytearray(record(value))
+    data[5:8] = (3 | 3 << 6 | 1 << 12).to_bytes(3, "little")
+    assert "not ascending" in refusal(data, 130)
+
+
+def test_error_feedback_goes_on_over_several_tensors() -> None:
+    state: State = {"a": random_values(300), "b": random_values(64, 65, seed=1)}
+    layout = {name: spec(value.shape) for name, value in state.items()}
+    owed: State = {}
+    for _ in range(2):
+        _, owed = topk2().encode(state, owed, layout)
+    assert list(owed) == ["a", "b"]
+    _, alone = topk2().encode_tensor(state["b"], topk2().encode_tensor(state["b"], None)[1])
+    assert alone is not None and torch.equal(owed["b"], alone)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_gpu_reads_the_same_values_and_keeps_what_it_owes_there() -> None:
+    value = random_values(70_003)
+    data, owed = topk2().encode_tensor(value.cuda(), None)
+    assert owed is not None and owed.is_cuda
+    coded = topk2().read_tensor(data, spec(value.shape))
+    here, there = value.clone(), value.cuda()
+    coded.add_to(here)
+    coded.add_to(there)
+    assert torch.equal(here, there.cpu())
+    assert torch.equal(owed.cpu(), value - coded.tensor())
