@@ -91,9 +91,9 @@ class CodecConfig:
     """How tensors are written on the wire."""
 
     up: str = "fp32"
-    """Of contributions, site to coordinator: `fp32` or `bf16`."""
+    """Of contributions, site to coordinator: `fp32`, `bf16`, `int8`, `int4`, `float4`, `topk2`."""
     down: str = "fp32"
-    """Of updates, coordinator to sites: `fp32` or `bf16`."""
+    """Of updates, coordinator to sites: any of the same."""
 
 
 @dataclass

@@ -13,8 +13,9 @@
     …       …     records in table order, each followed by zeros up to a multiple of 8
     end-8   8     XXH3-64 of every byte before it
 
-Encodings: 0 raw (the dtype's own bytes), 1 fp32, 2 bf16. Nothing here is unpickled or executed; a
-reader knows the layout it expects and refuses anything else before it allocates.
+Encodings: 0 raw (the dtype's own bytes); each codec has its own from 1 on. Nothing here
+is unpickled or executed; a reader knows the layout it expects and refuses anything else before it
+allocates.
 """
 
 from __future__ import annotations

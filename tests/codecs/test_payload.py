@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedwan.codecs import Codec, Payload, bf16, fp32
+from fedwan.codecs import Codec, Payload, bf16, float4, fp32, int4, int8, topk2
 from fedwan.codecs.payload import framed_bytes, tensor_bytes, tensor_from_bytes
 from fedwan.state import Role
 from tests.support import StrictSource, read_all, same_bits, spec
@@ -19,16 +20,44 @@ ROOT = Path(__file__).parents[2]
 STATE = {"g/n": torch.tensor(3), "g/w": torch.tensor([1.0, -2.5])}
 LAYOUT = {"g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 
+CODECS = (fp32(), bf16(), int8(), int4(), float4(), topk2())
+
 # Made by:
-# python -c "from tests.codecs.test_payload import *; print(hex_of(fp32()), hex_of(bf16()))"
+# python -c "from tests.codecs.test_payload import *; print(*(hex_of(c) for c in CODECS))"
+_HEAD = "4657504c0100000002000000240000000300672f6e0004000800000000000000"
 GOLDEN = {
-    "fp32": "4657504c0100000002000000240000000300672f6e000400080000000000000003"
-    "00672f77010001020000000800000000000000000000000300000000000000"
+    "fp32": f"{_HEAD}0300672f77010001020000000800000000000000000000000300000000000000"
     "0000803f000020c0880bf6757b93ef31",
-    "bf16": "4657504c0100000002000000240000000300672f6e000400080000000000000003"
-    "00672f77020001020000000400000000000000000000000300000000000000"
+    "bf16": f"{_HEAD}0300672f77020001020000000400000000000000000000000300000000000000"
     "803f20c0000000000f23ec9415fe4881",
+    "int8": f"{_HEAD}0300672f77030001020000000400000000000000000000000300000000000000"
+    "a13c338100000000b628d11ab9234fac",
+    "int4": f"{_HEAD}0300672f77040001020000000300000000000000000000000300000000000000"
+    "b73e930000000000dd542f494184d242",
+    "float4": f"{_HEAD}0300672f77050001020000000300000000000000000000000300000000000000"
+    "2040f6000000000098cb441a8865fa70",
+    "topk2": f"{_HEAD}0300672f77060001020000000900000000000000000000000300000000000000"
+    "20402040010100000300000000000000d5c74b80fff0af8f",
 }
+DECODED = {
+    "fp32": [1.0, -2.5],
+    "bf16": [1.0, -2.5],
+    "int8": [51 * 161 * 2.0**-13, -127 * 161 * 2.0**-13],
+    "int4": [3 * 183 * 2.0**-9, -7 * 183 * 2.0**-9],
+    "float4": [1.25, -2.5],
+    "topk2": [0.0, -2.5],
+}
+# SHA-256 of the record of `long_value`, which has whole blocks and chunks and short ones.
+LONG = {
+    "fp32": "eec30e881ec50e8c10e6c9b452d7fdc674669c3a7c67035cd21470f1cbd63646",
+    "bf16": "e79263b09912fd4892364015e804bb9397d0c7850c42069e9d68e90871303770",
+    "int8": "5281e89a18cea83b0056e4a359bbaf0e59a0270f5777003920cb98e339d706be",
+    "int4": "683436b1f2d4c4cadae8a7453a19eeecb522b0bc85a2f11746a14132a43fc52f",
+    "float4": "047c285a9f8832278d78bb2b7cd12af38ac2fb9d08af06871fcbd954ed9d2cf1",
+    "topk2": "0f8e13346a3c71095c22b6c9246f3e71ad64ca94b66259f83f430a74feae9c6e",
+}
+
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
 
 
 def hex_of(codec: Codec) -> str:
@@ -36,30 +65,45 @@ def hex_of(codec: Codec) -> str:
     return read_all(codec.encode(STATE, {}, LAYOUT)[0]).hex()
 
 
-@pytest.mark.parametrize("codec", [fp32(), bf16()], ids=["fp32", "bf16"])
+def long_value() -> torch.Tensor:
+    """9,001 values of many sizes, no two magnitudes alike, the same on every machine."""
+    numbers = (torch.arange(9001) * 7919) % 9001 + 1
+    return (numbers**3).float() * torch.where(numbers % 3 == 0, -1.0, 1.0)
+
+
+@every_codec
 def test_the_bytes_are_those_that_were_committed(codec: Codec) -> None:
     assert hex_of(codec) == GOLDEN[codec.name]
 
 
-@pytest.mark.parametrize("codec", [fp32(), bf16()], ids=["fp32", "bf16"])
+@every_codec
+def test_long_records_are_those_that_were_committed(codec: Codec) -> None:
+    data, _ = codec.encode_tensor(long_value(), None)
+    assert hashlib.sha256(data).hexdigest() == LONG[codec.name]
+
+
+@every_codec
 def test_committed_bytes_are_still_read(codec: Codec) -> None:
     payload = StrictSource(bytes.fromhex(GOLDEN[codec.name]))
-    assert same_bits(codec.decode(payload, LAYOUT), STATE)
+    expected = STATE | {"g/w": torch.tensor(DECODED[codec.name])}
+    assert same_bits(codec.decode(payload, LAYOUT), expected)
 
 
 def test_the_command_in_the_comment_makes_them() -> None:
-    command = "from tests.codecs.test_payload import *; print(hex_of(fp32()), hex_of(bf16()))"
+    command = "from tests.codecs.test_payload import *; print(*(hex_of(c) for c in CODECS))"
     out = subprocess.run(
         [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT
     )
-    assert out.stdout.split() == [GOLDEN["fp32"], GOLDEN["bf16"]]
+    assert out.stdout.split() == list(GOLDEN.values())
 
 
 def test_the_documentation_shows_these_bytes() -> None:
     page = (ROOT / "docs" / "wire.md").read_text()
-    blocks = re.findall(r"```\n(.*?)```", page[page.index("An example, byte by byte") :], re.DOTALL)
-    for name, parts in (("fp32", blocks[:1]), ("bf16", blocks[:2])):
-        assert _lay_out(parts).hex() == GOLDEN[name]
+    page = page[page.index("An example, byte by byte") :]
+    whole, *others = re.findall(r"```\n(.*?)```", page[: page.index("## The protocol")], re.DOTALL)
+    assert _lay_out([whole]).hex() == GOLDEN["fp32"]
+    shown = [_lay_out([whole, block]).hex() for block in others]
+    assert shown == [GOLDEN[codec.name] for codec in CODECS[1:]]
 
 
 def _lay_out(blocks: list[str]) -> bytes:
