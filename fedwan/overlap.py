@@ -4,10 +4,14 @@ A contribution leaves after step t, its update lands after step t + τ, when it 
 there for a while. With l the site's weights, g the global ones and g' the new ones:
 
     blend   at landing, l ← α l + (1 - α) g'. Streaming DiLoCo (2501.18512), algorithm 2.
-    eager   the site does not wait to be told what it knows: its own part of the outer step, and the
-            others' part c as it was in the round before (2502.12996, algorithm 2).
-                at departure, l ← e + c with e = g + share (l - g)
-                at landing,   l ← l + c' - c with c' = g' - e, now the others' latest part
+    eager   the site takes at once the part of the outer step that it knows, its own delta and the
+            momentum's push c, and the others' part when the update lands (2502.12996, algorithm 2):
+                at departure, l ← e with e = g - share (g - l) + c
+                at landing,   l ← l + (g' - e)
+
+For outer SGD with learning rate η and Nesterov momentum μ over M sites, share = η (1 + μ) / M, and
+c = -η μ² b with b the momentum buffer, which a site follows from the updates alone:
+c' = (μ c + μ² (g' - g)) / (1 + μ).
 
 Updates land at a fixed step, not when they happen to arrive, so that a run's bits depend on its
 seed and not on the weather of the link.
@@ -17,8 +21,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-__all__ = ["Overlap"]
+__all__ = ["Eager", "Overlap"]
+
+
+class Eager(NamedTuple):
+    """What a site knows of the next outer step of a network."""
+
+    share: float
+    """Of its own delta that the step will take over."""
+    momentum: float
+    """The outer optimiser's."""
 
 
 @dataclass(frozen=True)
@@ -29,5 +43,5 @@ class Overlap:
     """Steps between a contribution's departure and its update's landing, below H."""
     alpha: float = 0.0
     """Share of its own weights that a site keeps when an update lands; not used when eager."""
-    shares: Mapping[str, float] = field(default_factory=dict)
-    """By network, how much of a site's own delta an outer step takes over: eager if not empty."""
+    eager: Mapping[str, Eager] = field(default_factory=dict)
+    """By network; empty for updates that are blended in."""

@@ -19,6 +19,7 @@ from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.courier import Arrival
+from fedwan.site.eager import LookAhead
 from fedwan.site.exchange import Station
 from fedwan.site.inline import InlineExecutor
 from fedwan.site.residuals import Residuals
@@ -75,8 +76,9 @@ class DeltaExchange:
         self._residuals = Residuals(count)
         self._marks = [Work(0, 0)] * count
         self._flights: dict[int, _Flight] = {}
-        self._others: list[State] = [{} for _ in range(count)]
-        """Where updates land eagerly: the others' part of the latest one, per fragment."""
+        self._look_ahead: LookAhead | None = None
+        if self._overlap.eager:
+            self._look_ahead = LookAhead(self._overlap.eager, station.replica.base)
         self._executor: Executor = (
             ThreadPoolExecutor(count, "flight") if self._overlap.tau else InlineExecutor()
         )
@@ -141,9 +143,8 @@ class DeltaExchange:
         held: State = {}
         if self._overlap.tau:
             held = replica.hold(fragment)
-            if self._overlap.shares:
-                replica.retreat(replica.live, fragment, self._overlap.shares)
-                replica.shift(fragment, self._others[index])
+            if self._look_ahead is not None:
+                self._look_ahead.estimate(replica.live, fragment)
             if index == 0:
                 self._save(version + 1, self._residuals.ledger({}, {}, done))
         outcome = self._executor.submit(self._fly, fragment, version, held, work, done)
@@ -160,19 +161,14 @@ class DeltaExchange:
         del self._flights[index]
         self._rejections = 0
         self._durable_version = arrival.durable_version
-        self._settle_down(flight, is_last or not self._overlap.tau)
+        is_replaced = is_last or not self._overlap.tau
+        is_corrected = self._look_ahead is not None and not is_replaced
+        self._station.replica.land(
+            flight.fragment,
+            0.0 if is_replaced else self._overlap.alpha,
+            flight.held if is_corrected else None,
+        )
         self.versions[index] = arrival.version
-
-    def _settle_down(self, flight: _Flight, is_global: bool) -> None:
-        """Bring an update into the local weights: replacing them, blended, or as a correction."""
-        replica, fragment = self._station.replica, flight.fragment
-        if is_global or not self._overlap.shares:
-            replica.land(fragment, 0.0 if is_global else self._overlap.alpha)
-            return
-        replica.shift(fragment, flight.held)
-        replica.shift(fragment, self._others[fragment.index], -1.0)
-        replica.land_buffers(fragment)
-        self._others[fragment.index] = flight.held
 
     def _start_over(self, is_refused: bool) -> int:
         """Take the global weights; the step that they stand at."""
@@ -194,7 +190,8 @@ class DeltaExchange:
         self.versions = list(versions)
         self._residuals.restore(self._station.fragments, versions, ledger)
         self._marks = [self._station.meter.total] * len(versions)
-        self._others = [{} for _ in versions]
+        if self._look_ahead is not None:
+            self._look_ahead.forget()
 
     def send_again(self, ledger: Ledger, step: int) -> int:
         """Send the contribution that a predecessor's checkpoint was taken for; see `after_step`."""
@@ -227,16 +224,17 @@ class DeltaExchange:
             self._refuse(version, receipt.text)
         self._residuals.settle(fragment, version + 1, owed)
         del payload, owed, residual
-        if self._overlap.shares:
-            station.replica.retreat(held, fragment, self._overlap.shares)
-        else:
+        if self._look_ahead is None:
             held.clear()
+        else:
+            self._look_ahead.estimate(held, fragment)
         arrival = courier.fetch_update(fragment.index, version + 1, self._heed)
         if arrival.payload is None:
             raise _Astray(is_refused=False)
         station.replica.advance(arrival.payload, fragment, station.strategy.down)
-        if held:
-            station.replica.subtract_from_global(held, fragment)
+        if self._look_ahead is not None:
+            self._look_ahead.correct(held, fragment)
+            self._look_ahead.learn(arrival.payload, fragment, station.strategy.down)
         return Arrival(None, arrival.version, arrival.durable_version)
 
     def _heed(self) -> None:

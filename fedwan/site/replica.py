@@ -85,18 +85,6 @@ class Replica:
                 )
         return {name: found.get(name, value) for name, value in self.live.items()}
 
-    def retreat(self, state: State, fragment: Fragment, shares: Mapping[str, float]) -> None:
-        """l ← g + share (l - g) for a fragment's parameters in `state`, in place.
-
-        Args:
-            state: local values.
-            fragment: which.
-            shares: by network.
-        """
-        for name in _parameters(fragment):
-            value = state[name]
-            value.lerp_(self.base[name].to(value.dtype), 1.0 - shares[network_of(name)])
-
     def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Global += update, for every tensor of the fragment; the local weights stay.
 
@@ -110,31 +98,22 @@ class Replica:
             else:
                 self.base[name].copy_(coded.tensor())
 
-    def subtract_from_global(self, held: State, fragment: Fragment) -> None:
-        """Set `held` to g - held for a fragment's parameters, in place."""
-        for name in _parameters(fragment):
-            torch.sub(self.base[name].to(held[name].dtype), held[name], out=held[name])
+    def land(self, fragment: Fragment, alpha: float, correction: State | None = None) -> None:
+        """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it.
 
-    def shift(self, fragment: Fragment, by: State, sign: float = 1.0) -> None:
-        """l ← l + sign · by for a fragment's parameters; an empty `by` counts as zeros."""
-        for name in _parameters(fragment) if by else ():
-            self.live[name].add_(by[name], alpha=sign)
-
-    def land(self, fragment: Fragment, alpha: float) -> None:
-        """l ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
+        Args:
+            fragment: which.
+            alpha: share of the local weights that is kept.
+            correction: if given, parameters are moved by it instead.
+        """
         for name, spec in fragment.layout.items():
             live, base = self.live[name], self.base[name]
-            if spec.role is Role.PARAMETER and alpha:
+            if spec.role is Role.PARAMETER and correction is not None:
+                live.add_(correction[name])
+            elif spec.role is Role.PARAMETER and alpha:
                 live.lerp_(base.to(live.dtype), 1.0 - alpha)
             else:
                 live.copy_(base)
-        refresh_spectral_norm(self._trained)
-
-    def land_buffers(self, fragment: Fragment) -> None:
-        """l ← g for what is no parameter, and what depends on the parameters."""
-        for name, spec in fragment.layout.items():
-            if spec.role is not Role.PARAMETER:
-                self.live[name].copy_(self.base[name])
         refresh_spectral_norm(self._trained)
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
@@ -226,10 +205,6 @@ class Replica:
 
     def _of(self, network: str) -> State:
         return {name: value for name, value in self.live.items() if network_of(name) == network}
-
-
-def _parameters(fragment: Fragment) -> list[str]:
-    return [name for name, spec in fragment.layout.items() if spec.role is Role.PARAMETER]
 
 
 class _Delta(Mapping[str, Tensor]):

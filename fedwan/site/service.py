@@ -101,6 +101,7 @@ def _open_link(config: LinkConfig, address: str, identity: Identity) -> Iterator
         chunk_bytes=config.chunk_bytes,
         heartbeat_s=config.heartbeat_s,
         patience_s=config.patience_s,
+        congestion=config.congestion,
     )
     if config.rate_mbit or config.rtt_ms or config.loss:
         link = ShapedLink(link, config.rate_mbit, config.rtt_ms, config.loss)

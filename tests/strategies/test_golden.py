@@ -15,7 +15,7 @@ from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.data.stream import BatchStream
 from fedwan.fragments import Fragment, due_step, strided
-from fedwan.overlap import Overlap
+from fedwan.overlap import Eager, Overlap
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedSite, simulate
 from fedwan.state import State, hash_state, layout_of, state_of
@@ -26,6 +26,7 @@ from tests.support import ADAM, TinyWorkload, tiny_shard
 NET = {"velocity": ADAM}
 SITES, H, STEPS, BATCH = 3, 6, 24, 4
 LR, MOMENTUM = 0.6, 0.9
+OWN = Eager(share=LR * (1 + MOMENTUM) / SITES, momentum=MOMENTUM)
 
 
 class Site:
@@ -37,7 +38,7 @@ class Site:
         self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
         self.weights: Mapping[str, Tensor] = state_of(self.workload.networks)
         self.departed: dict[int, State] = {}
-        self.others: State = {}
+        self.estimates: State = {}
 
     def step(self) -> None:
         self.workload.step(self.stream.next_batch(), self.rng, keep_local)
@@ -49,7 +50,7 @@ def reference(fragments: tuple[Fragment, ...], overlap: Overlap) -> State:
     theta = {name: value.clone() for name, value in sites[0].weights.items()}
     buffer = {name: torch.zeros_like(value) for name, value in theta.items()}
     landing: dict[int, list[Fragment]] = {}
-    share = overlap.shares.get("velocity", 0.0)
+    eager = overlap.eager.get("velocity")
 
     def merge(fragment: Fragment) -> None:
         """θ' = θ - lr (Δ + momentum b'), b' = momentum b + Δ, with Δ the mean over sites."""
@@ -59,27 +60,29 @@ def reference(fragments: tuple[Fragment, ...], overlap: Overlap) -> State:
             buffer[name] = MOMENTUM * buffer[name] + delta
             theta[name] = theta[name] - LR * (delta + MOMENTUM * buffer[name])
 
+    def estimate(name: str, held: Tensor) -> Tensor:
+        """What the outer step would give if this site's Δ were the only one, others' being 0."""
+        pushed = MOMENTUM * buffer[name]
+        own = (theta[name] - held) / SITES
+        return theta[name] - LR * (own + MOMENTUM * (pushed + own))
+
     def depart(fragment: Fragment) -> None:
         for site in sites:
             held = {name: site.weights[name].clone() for name in fragment.layout}
             site.departed[fragment.index] = held
-            for name in fragment.layout if share else ():
-                own = theta[name] + share * (held[name] - theta[name])
-                site.weights[name].copy_(own + site.others.get(name, 0.0))
+            for name in fragment.layout if eager else ():
+                site.estimates[name] = estimate(name, held[name])
+                site.weights[name].copy_(site.estimates[name])
 
     def land(fragment: Fragment, is_last: bool) -> None:
-        before = {name: theta[name] for name in fragment.layout}
         merge(fragment)
         for site in sites:
             for name in fragment.layout:
                 local, new = site.weights[name], theta[name]
-                held = site.departed[fragment.index][name]
                 if is_last or not overlap.tau:
                     local.copy_(new)
-                elif share:
-                    others = new - (before[name] + share * (held - before[name]))
-                    local.add_(others - site.others.get(name, 0.0))
-                    site.others[name] = others
+                elif eager:
+                    local.add_(new - site.estimates[name])
                 else:
                     local.copy_(overlap.alpha * local + (1 - overlap.alpha) * new)
 
@@ -108,8 +111,8 @@ OVERLAPS = {
     "blend": Overlap(tau=2, alpha=0.5),
     "blend to the last step": Overlap(tau=H - 1, alpha=0.25),
     "discard": Overlap(tau=3, alpha=0.0),
-    "eager": Overlap(tau=4, shares={"velocity": 0.38}),
-    "eager to the last step": Overlap(tau=H - 1, shares={"velocity": 1.0}),
+    "eager": Overlap(tau=4, eager={"velocity": OWN}),
+    "eager to the last step": Overlap(tau=H - 1, eager={"velocity": OWN}),
 }
 
 
