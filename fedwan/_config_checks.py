@@ -118,7 +118,8 @@ def _check_link(link: LinkConfig) -> None:
         raise ConfigError(
             f"link.loss = {link.loss!r} has no effect without a round trip; add link.rtt_ms=100"
         )
-    _whole("link.channels", link.channels, 1, 64)
+    _whole("link.channels", link.channels, 0, 64)
+    _choice("link.congestion", link.congestion, ("auto", "bbr", "cubic", "system"))
     _whole("link.chunk_bytes", link.chunk_bytes, 1 << 10, 1 << 24)
     _positive("link.heartbeat_s", link.heartbeat_s)
     _positive("link.patience_s", link.patience_s)

@@ -114,8 +114,12 @@ class LinkConfig:
     """Emulated round-trip time in ms."""
     loss: float = 0.0
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
-    channels: int = 2
-    """Bulk channels a site opens beside its Control channel, each a TCP connection of its own."""
+    channels: int = 0
+    """Bulk channels a site opens beside its Control channel, each a TCP connection of its own; 0
+    begins with 2 and finds out whether more are faster."""
+    congestion: str = "auto"
+    """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
+    system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
     chunk_bytes: int = 1 << 20
     """Bytes of payload in one message."""
     heartbeat_s: float = 2.0

@@ -137,10 +137,16 @@ def update_request(version: int = 1, wait_s: float = 0.0) -> wire.DownloadReques
 
 @contextmanager
 def serving(
-    hub: Any, identities: Path, *, port: int = 0, num_threads: int = 24, heartbeat_s: float = 0.2
+    hub: Any,
+    identities: Path,
+    *,
+    port: int = 0,
+    num_threads: int = 24,
+    heartbeat_s: float = 0.2,
+    congestion: str = "auto",
 ) -> Iterator[DataPlane]:
     identity = Identity.load(identities / "coordinator", "coordinator")
-    plane = DataPlane(hub, identity, "127.0.0.1", port, num_threads, heartbeat_s)
+    plane = DataPlane(hub, identity, "127.0.0.1", port, num_threads, heartbeat_s, congestion)
     plane.start()
     try:
         yield plane
@@ -157,6 +163,7 @@ def dialling(
     chunk_bytes: int = 1 << 16,
     patience_s: float = 30.0,
     heartbeat_s: float = 0.1,
+    congestion: str = "auto",
 ) -> Iterator[GrpcLink]:
     link = GrpcLink(
         f"127.0.0.1:{port}",
@@ -165,6 +172,7 @@ def dialling(
         chunk_bytes=chunk_bytes,
         heartbeat_s=heartbeat_s,
         patience_s=patience_s,
+        congestion=congestion,
     )
     try:
         yield link

@@ -19,7 +19,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Plan, Rounds, Totals
 from fedwan.errors import FedwanError
-from fedwan.link.server import DataPlane
+from fedwan.link.server import DataPlane, threads_per_site
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -133,13 +133,12 @@ def _desk(
 
 
 def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
-    # Per site: Control, a waiting download, and two bulk directions on every channel.
-    per_site = 2 + 2 * config.link.channels
     return DataPlane(
         desk,
         identity,
         config.link.host,
         config.link.port,
-        config.sites * per_site + SPARE_THREADS,
+        config.sites * threads_per_site(config.link.channels) + SPARE_THREADS,
         config.link.heartbeat_s,
+        config.link.congestion,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import grpc
@@ -12,12 +11,15 @@ from fedwan.codecs.payload import Source
 from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
+from fedwan.link.congestion import Congestion
 from fedwan.link.control import ControlStream
 from fedwan.link.download import download
 from fedwan.link.handshake import handshake_complaint
+from fedwan.link.lanes import Lanes, Trunk
 from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
+from fedwan.link.stripes import Stripes, most_stripes
 from fedwan.link.tls import Identity
 from fedwan.link.upload import upload
 from fedwan.link.wiretap import ByteCounter
@@ -43,7 +45,7 @@ CLIENT_OPTIONS = [
 
 
 class GrpcLink:
-    """Implements `fedwan.link.base.Link`.
+    """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
     Memory: an upload copies one chunk per stripe at a time; a download holds one copy of its
     payload.
@@ -51,10 +53,12 @@ class GrpcLink:
     Args:
         address: `host:port` of the coordinator's data plane.
         identity: this site's certificate, key and authority.
-        channels: TCP connections for payloads, beside the one for Control.
+        channels: TCP connections for payloads, beside the one for Control; 0 finds out how many
+            are best, see `fedwan.link.stripes`.
         chunk_bytes: bytes of payload in one message.
         heartbeat_s: seconds between heartbeats.
         patience_s: how long to keep trying while nothing comes through.
+        congestion: control of those connections, see `fedwan.link.congestion`.
     """
 
     def __init__(
@@ -66,23 +70,37 @@ class GrpcLink:
         chunk_bytes: int = 1 << 20,
         heartbeat_s: float = 2.0,
         patience_s: float = 300.0,
+        congestion: str = "auto",
     ) -> None:
         self._address = address
         self._identity = identity
         self._chunk_bytes = chunk_bytes
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
-        credentials = identity.grpc_channel_credentials()
-        self._channels = [
-            grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS)
-            for _ in range(1 + channels)
-        ]
-        self._words = Stub(self._channels[0])
-        self._bulk = [Stub(channel) for channel in self._channels[1:]]
-        self._pool = ThreadPoolExecutor(channels, thread_name_prefix="stripe")
+        self._credentials = identity.grpc_channel_credentials()
+        self._channel = self._dial()
+        self._words = Stub(self._channel)
         self._counter = ByteCounter()
+        self._trunk = Trunk(self._dial)
+        choice = Congestion(congestion)
+
+        def lanes(name: str) -> Lanes:
+            return Lanes(
+                self._trunk,
+                Stripes(channels),
+                self._counter,
+                lambda: choice.apply_to_peer(address),
+                most_stripes(channels),
+                name,
+            )
+
+        # A download must not wait until an upload's stripes have left their threads.
+        self._up, self._down = lanes("upload"), lanes("download")
         self._control: ControlStream | None = None
         self._session = ""
+
+    def _dial(self) -> grpc.Channel:
+        return grpc.secure_channel(self._address, self._credentials, options=CLIENT_OPTIONS)
 
     @property
     def signals(self) -> Signals:
@@ -123,11 +141,11 @@ class GrpcLink:
         header.session = self._session
         header.chunk_bytes = self._chunk_bytes
         header.num_bytes = payload.num_bytes
-        return upload(self._bulk, self._pool, self._counter, self._patience(), header, payload)
+        return upload(self._up, self._patience(), header, payload)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
         """See `Link`."""
-        return download(self._bulk, self._pool, self._counter, self._patience(), request)
+        return download(self._down, self._patience(), request)
 
     def report(self, report: wire.QualityReport) -> None:
         """See `Link`."""
@@ -148,9 +166,10 @@ class GrpcLink:
         """See `Link`."""
         if self._control is not None:
             self._control.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for channel in self._channels:
-            channel.close()
+        self._up.close()
+        self._down.close()
+        self._trunk.close()
+        self._channel.close()
 
     def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
         patience = self._patience(patience_s)

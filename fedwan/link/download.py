@@ -2,118 +2,170 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Executor
-from contextlib import suppress
-from functools import partial
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import grpc
 
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.buffer import Buffer
-from fedwan.link.framing import Chunk, Part, is_intact
+from fedwan.link.framing import Part
+from fedwan.link.incoming import Incoming, Share, Shares
+from fedwan.link.lanes import Lanes
 from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
-from fedwan.link.wiretap import ByteCounter
+from fedwan.link.stripes import Stretch
 
 __all__ = ["download"]
 
 
-class _Transfer:
-    """What has arrived of one payload."""
-
-    def __init__(self, header: wire.DownloadHeader) -> None:
-        if not header.chunk_bytes:
-            raise PayloadError("a download announces chunks of 0 bytes; refused")
-        self.header = header
-        self.buffer = Buffer(header.num_bytes)
-        self._num_chunks = -(-header.num_bytes // header.chunk_bytes)
-        self._received: set[int] = set()
-
-    def store(self, parts: Iterable[Part[wire.DownloadHeader]]) -> bool:
-        """Take in a stream; False if the coordinator no longer holds these bytes."""
-        for part in parts:
-            if part.header is not None and part.header.status != wire.DownloadHeader.READY:
-                return False
-            if part.chunk is not None:
-                self._store_chunk(part.chunk)
-        return True
-
-    def _store_chunk(self, chunk: Chunk) -> None:
-        data = chunk.data
-        if not is_intact(chunk):
-            raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
-        index, rest = divmod(chunk.offset, self.header.chunk_bytes)
-        expected = min(self.header.chunk_bytes, self.header.num_bytes - chunk.offset)
-        if rest or len(data) != expected:
-            raise PayloadError(
-                f"chunk of {len(data)} bytes at {chunk.offset} does not fit a payload of "
-                f"{self.header.num_bytes} bytes; refused"
-            )
-        self.buffer.write(chunk.offset, data)
-        self._received.add(index)
-
-    def missing(self) -> list[int]:
-        return [index for index in range(self._num_chunks) if index not in self._received]
-
-    def outside_stripe(self, stripes: int) -> list[int]:
-        """Chunks that the first stream, stripe 0, does not carry."""
-        return [index for index in range(self._num_chunks) if index % stripes]
-
-
-def download(
-    stubs: Sequence[Stub],
-    pool: Executor,
-    counter: ByteCounter,
-    patience: Patience,
-    request: wire.DownloadRequest,
-) -> Delivery:
+def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) -> Delivery:
     """Fetch what is asked for, or the coordinator's reason why there is none yet.
 
     Memory: one block of the payload's size.
 
     Args:
-        stubs: one per channel.
-        pool: runs the stripes.
-        counter: of bytes on the wire.
+        lanes: the site's, downwards.
         patience: how long to try.
         request: what to fetch; `stripes` and `checksum` are filled in here.
 
     Raises:
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
     """
-
-    def stream(stub: Stub, wanted: wire.DownloadRequest) -> Iterator[Part[wire.DownloadHeader]]:
-        return counter.receiving(stub.Download(counter.sent(wanted)))
-
+    stubs = lanes.stubs()
     request.stripes = len(stubs)
-    transfer: _Transfer | None = None
-    while True:
-        try:
-            if transfer is None:
-                parts = stream(stubs[0], request)
-                first = next(parts, None)
-                if first is None or first.header is None:
-                    raise PayloadError("a download began without its header; refused")
-                if first.header.status != wire.DownloadHeader.READY:
-                    return Delivery(first.header, None)
-                transfer = _Transfer(first.header)
-                rest = transfer.outside_stripe(len(stubs))
-                finish = _start(stubs[1:], pool, transfer, rest, request, stream)
-                transfer.store([first])
-                is_held = _both(partial(transfer.store, parts), finish)
-            else:
-                missing = transfer.missing()
-                is_held = _start(stubs, pool, transfer, missing, request, stream)()
-            patience.succeeded()
-            if not is_held:
-                transfer = None
-            elif not transfer.missing():
-                return Delivery(transfer.header, transfer.buffer)
-        except grpc.RpcError as error:
-            patience.failed(error)
+    incoming: Incoming | None = None
+    stretch = Stretch()
+    with ExitStack() as measuring:
+        while True:
+            try:
+                if incoming is None:
+                    first = _Call(stubs[0], lanes, request)
+                    header = first.header()
+                    if header.status != wire.DownloadHeader.READY:
+                        return Delivery(header, None)
+                    # What was waited for before the payload existed is no part of its transfer.
+                    stretch = measuring.enter_context(lanes.stripes.measured())
+                    incoming = Incoming(header)
+                    is_held = _fetch_all(stubs, lanes, request, incoming, first)
+                else:
+                    is_held = _fetch_all(stubs, lanes, request, incoming, None)
+                patience.succeeded()
+                if not is_held:
+                    incoming = None
+                    measuring.close()
+                elif not incoming.missing():
+                    stretch.num_bytes = incoming.header.num_bytes
+                    stretch.is_clean = not patience.num_failures
+                    return Delivery(incoming.header, incoming.buffer)
+            except grpc.RpcError as error:
+                patience.failed(error)
+
+
+class _Call:
+    """A stream of chunks that can be ended early."""
+
+    def __init__(self, stub: Stub, lanes: Lanes, request: wire.DownloadRequest) -> None:
+        self.began = time.monotonic()
+        """When it was asked, or answered if that had to wait for the payload."""
+        self._call: Any = stub.Download(lanes.counter.sent(request))
+        self._parts: Iterator[Part[wire.DownloadHeader]] = lanes.counter.receiving(self._call)
+        self._first: Part[wire.DownloadHeader] | None = None
+
+    def header(self) -> wire.DownloadHeader:
+        """The first message's."""
+        self._first = next(self._parts, None)
+        if self._first is None or self._first.header is None:
+            raise PayloadError("a download began without its header; refused")
+        self.began = time.monotonic()
+        return self._first.header
+
+    @property
+    def has_header(self) -> bool:
+        """Whether the answer has begun."""
+        return self._first is not None
+
+    def parts(self) -> Iterator[Part[wire.DownloadHeader]]:
+        """All messages."""
+        if self._first is not None:
+            yield self._first
+        yield from self._parts
+
+    def cancel(self) -> None:
+        """Ask for no more."""
+        self._call.cancel()
+
+
+def _fetch_all(
+    stubs: Sequence[Stub],
+    lanes: Lanes,
+    request: wire.DownloadRequest,
+    incoming: Incoming,
+    first: _Call | None,
+) -> bool:
+    """Fetch what is missing on all channels; False if the coordinator no longer holds it.
+
+    Args:
+        stubs: one per channel.
+        lanes: the site's, downwards.
+        request: what is fetched.
+        incoming: where it goes.
+        first: the call that brought the header and goes on with stripe 0, if there is one.
+    """
+    chunks = incoming.missing()
+    count = len(stubs) if first is not None else max(1, min(len(stubs), len(chunks)))
+    shares = Shares([chunks[index::count] for index in range(count)])
+
+    def work(index: int, call: _Call | None) -> bool:
+        share: Share | None = shares.first(index)
+        while share is not None and share.chunks:
+            if call is None:
+                call = _Call(stubs[index], lanes, _asking(request, incoming, share))
+            if not _take(call, share, shares, incoming):
+                return False
+            share, call = shares.steal(), None
+        return True
+
+    futures = [lanes.pool.submit(work, index, None) for index in range(1, count)]
+
+    def elsewhere() -> bool:
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return all(future.result() for future in futures)
+
+    return _both(lambda: work(0, first), elsewhere)
+
+
+def _asking(
+    request: wire.DownloadRequest, incoming: Incoming, share: Share
+) -> wire.DownloadRequest:
+    """The request for a share of what another request began to fetch."""
+    wanted = wire.DownloadRequest()
+    wanted.CopyFrom(request)
+    wanted.checksum = incoming.header.checksum
+    wanted.chunks.extend(share.chunks)
+    return wanted
+
+
+def _take(call: _Call, share: Share, shares: Shares, incoming: Incoming) -> bool:
+    """Store a share's chunks as they come; False if the coordinator no longer holds them."""
+    is_new = not call.has_header
+    for part in call.parts():
+        if part.header is not None and part.header.status != wire.DownloadHeader.READY:
+            return False
+        if part.chunk is not None:
+            incoming.store(part.chunk)
+            elapsed_s = time.monotonic() - call.began
+            if is_new and not share.num_done:
+                shares.answered(elapsed_s)
+            if shares.arrived(share, elapsed_s):
+                call.cancel()  # what comes behind was taken over by another channel
+                return True
+    return True
 
 
 def _both(here: Callable[[], bool], elsewhere: Callable[[], bool]) -> bool:
@@ -128,34 +180,3 @@ def _both(here: Callable[[], bool], elsewhere: Callable[[], bool]) -> bool:
             elsewhere()
         raise
     return elsewhere() and is_held
-
-
-def _start(
-    stubs: Sequence[Stub],
-    pool: Executor,
-    transfer: _Transfer,
-    chunks: Sequence[int],
-    request: wire.DownloadRequest,
-    stream: Callable[[Stub, wire.DownloadRequest], Iterator[Part[wire.DownloadHeader]]],
-) -> Callable[[], bool]:
-    """Begin to fetch some chunks; the returned call waits for them, and says if all were held."""
-
-    def fetch(stub: Stub, part: Sequence[int]) -> bool:
-        wanted = wire.DownloadRequest()
-        wanted.CopyFrom(request)
-        wanted.checksum = transfer.header.checksum
-        wanted.chunks.extend(part)
-        return transfer.store(stream(stub, wanted))
-
-    count = min(len(stubs), len(chunks))
-    futures = [
-        pool.submit(fetch, stub, chunks[index::count]) for index, stub in enumerate(stubs[:count])
-    ]
-
-    def finish() -> bool:
-        errors = [error for future in futures if (error := future.exception()) is not None]
-        if errors:
-            raise errors[0]
-        return all(future.result() for future in futures)
-
-    return finish

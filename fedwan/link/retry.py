@@ -49,6 +49,7 @@ class Patience:
         self._failing_since: float | None = None
         self._wait_s = FIRST_WAIT_S
         self._damaged = 0
+        self.num_failures = 0
 
     def succeeded(self) -> None:
         """Something came through."""
@@ -64,6 +65,7 @@ class Patience:
             PayloadError: the payload is refused as it is.
             LinkLost: patience ran out.
         """
+        self.num_failures += 1
         code, text = error.code(), str(error.details())
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise IdentityError(text) from None

@@ -20,16 +20,20 @@ from cryptography import x509
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Signals
+from fedwan.link.congestion import Congestion
 from fedwan.link.framing import Part, is_intact, make_chunk
 from fedwan.link.methods import handlers
+from fedwan.link.stripes import most_stripes
 from fedwan.link.tls import Identity
 
-__all__ = ["MAX_MESSAGE_BYTES", "DataPlane"]
+__all__ = ["MAX_MESSAGE_BYTES", "DataPlane", "threads_per_site"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
+MAX_WAITING = 16
+"""Fragments of one site whose updates it waits for at once."""
 SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a port shared with a stranger
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -39,6 +43,14 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
+
+
+def threads_per_site(channels: int) -> int:
+    """Calls that a site may have open at once; a thread is made when none is idle.
+
+    Control, words, downloads that wait for a round, and stripes in both directions.
+    """
+    return 2 + MAX_WAITING + 2 * most_stripes(channels)
 
 
 class DataPlane:
@@ -52,6 +64,7 @@ class DataPlane:
         num_threads: calls served at once; every stripe, every waiting download and every Control
             stream holds one.
         heartbeat_s: seconds between heartbeats.
+        congestion: control of the sites' connections, see `fedwan.link.congestion`.
 
     Raises:
         ConfigError: the port is in use.
@@ -65,6 +78,7 @@ class DataPlane:
         port: int,
         num_threads: int,
         heartbeat_s: float,
+        congestion: str = "auto",
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
@@ -83,9 +97,12 @@ class DataPlane:
                 f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
                 "of this machine; set link.port to a free port, or link.host"
             )
+        self._congestion = Congestion(congestion)
 
     def start(self) -> None:
         """Begin to serve."""
+        # What is accepted inherits it.
+        self._congestion.apply_to_listener(self.port)
         self._server.start()
 
     def stop(self, grace_s: float = 2.0) -> None:

@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import grpc
 
 from fedwan.codecs.payload import Source
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Part, make_chunk
+from fedwan.link.lanes import Lanes
 from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
-from fedwan.link.wiretap import ByteCounter
 
-__all__ = ["upload"]
+__all__ = ["Dealer", "upload"]
+
+T = TypeVar("T")
 
 RECHECK_S = 0.05
 
 
+class Dealer(Iterator[int]):
+    """Deals chunks to the stripes that ask, each once."""
+
+    def __init__(self, chunks: Iterable[int]) -> None:
+        self._rest = iter(chunks)
+        self._lock = threading.Lock()
+
+    def __next__(self) -> int:
+        with self._lock:
+            return next(self._rest)
+
+
 def upload(
-    stubs: Sequence[Stub],
-    pool: Executor,
-    counter: ByteCounter,
-    patience: Patience,
-    header: wire.UploadHeader,
-    payload: Source,
+    lanes: Lanes, patience: Patience, header: wire.UploadHeader, payload: Source
 ) -> wire.Receipt:
     """Send until the coordinator's receipt is final.
 
     One chunk per stripe is in memory at a time; the payload itself is only read.
 
     Args:
-        stubs: one per channel.
-        pool: runs the stripes.
-        counter: of bytes on the wire.
+        lanes: the site's, upwards.
         patience: how long to try.
         header: complete but for nothing; its `chunk_bytes` cuts the payload.
         payload: what to send.
@@ -43,10 +51,21 @@ def upload(
     Raises:
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
     """
+    with lanes.stripes.measured() as stretch:
+        stretch.num_bytes = payload.num_bytes
+        receipt = _send_until_final(lanes, patience, header, payload)
+        stretch.is_clean = not patience.num_failures
+        return receipt
+
+
+def _send_until_final(
+    lanes: Lanes, patience: Patience, header: wire.UploadHeader, payload: Source
+) -> wire.Receipt:
+    stubs = lanes.stubs()
     missing: Sequence[int] = range(-(-payload.num_bytes // header.chunk_bytes))
     while True:
         try:
-            receipts = _send_stripes(stubs, pool, counter, header, payload, missing)
+            receipts = _send_stripes(stubs, lanes, header, payload, missing)
             patience.succeeded()
         except grpc.RpcError as error:
             patience.failed(error)
@@ -62,32 +81,41 @@ def upload(
 
 def _send_stripes(
     stubs: Sequence[Stub],
-    pool: Executor,
-    counter: ByteCounter,
+    lanes: Lanes,
     header: wire.UploadHeader,
     payload: Source,
     chunks: Sequence[int],
 ) -> list[wire.Receipt]:
     """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE."""
+    # One list for all: each channel takes the next chunk when it has room for it, so that a slow
+    # one, whose packets were lost, holds up little more than what is in its own buffers.
+    shared = Dealer(chunks)
 
-    def send(stub: Stub, part: Sequence[int]) -> wire.Receipt:
-        receipt: wire.Receipt = stub.Upload(counter.sending(_parts(header, payload, part)))
-        return counter.received(receipt)
+    def send(stub: Stub) -> wire.Receipt:
+        parts = lanes.counter.sending(_parts(header, payload, shared))
+        receipt: wire.Receipt = stub.Upload(_tell_second(parts, lanes))
+        return lanes.counter.received(receipt)
 
     count = min(len(stubs), len(chunks))
     if count <= 1:
-        return [send(stubs[0], chunks)]
-    futures = [
-        pool.submit(send, stub, chunks[index::count]) for index, stub in enumerate(stubs[:count])
-    ]
+        return [send(stubs[0])]
+    futures = [lanes.pool.submit(send, stub) for stub in stubs[:count]]
     errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise errors[0]
     return [future.result() for future in futures]
 
 
+def _tell_second(parts: Iterator[T], lanes: Lanes) -> Iterator[T]:
+    """The same; gRPC asks for the second message when it has sent the first: it is connected."""
+    for number, part in enumerate(parts):
+        if number == 1:
+            lanes.on_connected()
+        yield part
+
+
 def _parts(
-    header: wire.UploadHeader, payload: Source, chunks: Sequence[int]
+    header: wire.UploadHeader, payload: Source, chunks: Iterable[int]
 ) -> Iterator[Part[wire.UploadHeader]]:
     """The messages of one stripe; the first carries the header, and comes even without chunks."""
     size = header.chunk_bytes

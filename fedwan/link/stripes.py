@@ -1,0 +1,110 @@
+"""How many channels a transfer is striped over: a fixed number, or the one that measures best.
+
+Each channel is a TCP flow. Where packets are lost, or where windows are short for the round trip,
+several flows get more than one; where they are not, more flows only cost memory. So the number is
+doubled while that brings more than a tenth, and stays at the best one from then on.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["MAX_CHANNELS", "START_CHANNELS", "Stretch", "Stripes", "most_stripes"]
+
+START_CHANNELS = 2
+MAX_CHANNELS = 16
+GAIN = 1.1
+"""What doubling must bring to be kept."""
+SAMPLES = 2
+"""Stretches measured at each number, of which the better counts; the first is not, it connects."""
+LEAST_BYTES = 8 << 20
+"""A shorter stretch measures the round trip, not the rate."""
+
+
+def most_stripes(channels: int) -> int:
+    """Stripes that a site has on its way in each direction at once: those of two transfers.
+
+    >>> most_stripes(2), most_stripes(0)
+    (4, 32)
+    """
+    return 2 * (channels or MAX_CHANNELS)
+
+
+class Stretch:
+    """A transfer that is being measured."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        """To be set by whoever transfers; 0 leaves the whole stretch out."""
+        self.is_clean = True
+        """To be unset when something failed: what that cost is no property of the number."""
+
+
+class Stripes:
+    """One direction of a site's transfers; any thread may transfer.
+
+    Transfers that overlap are measured as one stretch, from the beginning of the first to the end
+    of the last: what counts is what all of them get together.
+
+    Args:
+        channels: how many to use; 0 finds out.
+        clock: monotonic seconds; a test's may differ.
+    """
+
+    def __init__(self, channels: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.count = channels or START_CHANNELS
+        """Channels that a transfer which begins now should use."""
+        self._is_settled = bool(channels)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._num_active = 0
+        self._began = 0.0
+        self._total = Stretch()
+        self._samples: list[float] = []
+        self._last = 0.0  # bytes per second at half as many
+
+    @contextmanager
+    def measured(self) -> Iterator[Stretch]:
+        """Measure a transfer; on an exception it does not count."""
+        transfer = Stretch()
+        with self._lock:
+            if self._num_active == 0:
+                self._began = self._clock()
+                self._total = Stretch()
+            self._num_active += 1
+        try:
+            yield transfer
+        except BaseException:
+            transfer.is_clean = False
+            raise
+        finally:
+            with self._lock:
+                self._end(transfer)
+
+    def _end(self, transfer: Stretch) -> None:
+        total = self._total
+        total.num_bytes += transfer.num_bytes
+        total.is_clean &= transfer.is_clean
+        self._num_active -= 1
+        duration_s = self._clock() - self._began
+        if self._num_active or self._is_settled or not total.is_clean or duration_s <= 0:
+            return
+        if total.num_bytes >= LEAST_BYTES:
+            self._samples.append(total.num_bytes / duration_s)
+            if len(self._samples) > SAMPLES:
+                self._decide(max(self._samples[1:]))
+
+    def _decide(self, rate: float) -> None:
+        """Go on doubling, or go back to half and stay."""
+        self._samples = []
+        if rate <= GAIN * self._last:
+            self.count //= 2
+            self._is_settled = True
+        elif self.count >= MAX_CHANNELS:
+            self._is_settled = True
+        else:
+            self._last = rate
+            self.count = min(2 * self.count, MAX_CHANNELS)

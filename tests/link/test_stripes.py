@@ -1,0 +1,121 @@
+"""The number of channels follows what was measured, and nothing that would mislead it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from fedwan.link.stripes import LEAST_BYTES, MAX_CHANNELS, START_CHANNELS, Stripes
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def transfer(stripes: Stripes, clock: Clock, rate: float, num_bytes: int = LEAST_BYTES) -> None:
+    with stripes.measured() as stretch:
+        stretch.num_bytes = num_bytes
+        clock.now += num_bytes / rate
+
+
+def settle(stripes: Stripes, clock: Clock, rate_at: Callable[[int], float]) -> list[int]:
+    """The numbers that were tried, in order, over many transfers."""
+    seen = [stripes.count]
+    for _ in range(60):
+        transfer(stripes, clock, rate_at(stripes.count))
+        if stripes.count != seen[-1]:
+            seen.append(stripes.count)
+    return seen
+
+
+def test_more_channels_are_used_as_long_as_they_bring_more(clock: Clock) -> None:
+    seen = settle(Stripes(0, clock), clock, lambda count: 1e6 * min(count, 8))
+    assert seen == [2, 4, 8, 16, 8]
+
+
+def test_where_packets_are_lost_it_goes_to_the_most(clock: Clock) -> None:
+    seen = settle(Stripes(0, clock), clock, lambda count: 1e6 * count)
+    assert seen == [2, 4, 8, 16] and seen[-1] == MAX_CHANNELS
+
+
+def test_on_a_link_that_is_full_it_goes_back_to_where_it_began(clock: Clock) -> None:
+    assert settle(Stripes(0, clock), clock, lambda count: 2.5e7) == [2, 4, 2]
+
+
+def test_a_tenth_more_is_not_worth_twice_the_channels(clock: Clock) -> None:
+    assert settle(Stripes(0, clock), clock, lambda count: 1e6 * count**0.13)[-1] == START_CHANNELS
+
+
+def test_a_number_that_was_set_stays(clock: Clock) -> None:
+    assert settle(Stripes(3, clock), clock, lambda count: 1e6 * count) == [3]
+
+
+def test_a_slow_first_transfer_does_not_count_since_it_connects(clock: Clock) -> None:
+    stripes = Stripes(0, clock)
+    transfer(stripes, clock, 1e3)
+    for _ in range(2):
+        transfer(stripes, clock, 1e6)
+    assert stripes.count == 4
+    transfer(stripes, clock, 1e3)
+    for _ in range(2):
+        transfer(stripes, clock, 2e6)
+    assert stripes.count == 8
+
+
+def test_one_slow_transfer_of_two_does_not_decide(clock: Clock) -> None:
+    stripes = Stripes(0, clock)
+    for rate in (1e6, 1e6, 1e6, 2e6, 1e3, 2e6):
+        transfer(stripes, clock, rate)
+    assert stripes.count == 8
+
+
+def test_short_transfers_are_not_measured(clock: Clock) -> None:
+    stripes = Stripes(0, clock)
+    for _ in range(20):
+        transfer(stripes, clock, 1e6, LEAST_BYTES - 1)
+    assert stripes.count == START_CHANNELS
+
+
+def test_transfers_that_failed_or_tried_again_are_not_measured(clock: Clock) -> None:
+    stripes = Stripes(0, clock)
+    for _ in range(10):
+        with pytest.raises(ZeroDivisionError), stripes.measured() as stretch:
+            stretch.num_bytes = LEAST_BYTES
+            clock.now += 1
+            raise ZeroDivisionError
+        with stripes.measured() as stretch:
+            stretch.num_bytes, stretch.is_clean = LEAST_BYTES, False
+            clock.now += 1
+    assert stripes.count == START_CHANNELS
+
+
+def test_transfers_that_overlap_count_once_and_together(clock: Clock) -> None:
+    stripes = Stripes(0, clock)
+    half = LEAST_BYTES // 2
+
+    def overlap(seconds: float) -> None:
+        with stripes.measured() as first:
+            clock.now += seconds / 3
+            with stripes.measured() as second:
+                first.num_bytes = second.num_bytes = half
+                clock.now += seconds / 3
+            clock.now += seconds / 3
+
+    for _ in range(2):
+        overlap(1.0)
+        assert stripes.count == START_CHANNELS
+    overlap(1.0)
+    assert stripes.count == 4
+    for _ in range(3):
+        overlap(1.0)  # no faster, so it steps back
+    assert stripes.count == START_CHANNELS
