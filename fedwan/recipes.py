@@ -15,6 +15,7 @@ __all__ = [
     "fill_schedule",
     "fill_stream",
     "fragmentation",
+    "refuse_alpha",
     "refuse_h",
     "refuse_outer",
     "refuse_stream",
@@ -107,7 +108,7 @@ def refuse_h(config: Config, why: str) -> None:
         )
 
 
-def fill_stream(config: Config, fragments: int, tau: int, alpha: float) -> None:
+def fill_stream(config: Config, fragments: int, tau: int, alpha: float = 0.0) -> None:
     """Fill in the stream's settings where the user named none.
 
     Args:
@@ -142,6 +143,19 @@ def fragmentation(config: Config) -> Fragmentation:
     """The cut that a resolved `stream` asks for."""
     cut = {"strided": strided, "blocks": blocks}[config.stream.pattern]
     return cut(config.stream.fragments, config.h)
+
+
+def refuse_alpha(config: Config, why: str) -> None:
+    """Refuse the share that a strategy which does not blend updates in would ignore.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if config.stream.alpha:
+        raise ConfigError(
+            f"stream.alpha={config.stream.alpha:g} has no effect: strategy {config.strategy!r} "
+            f"{why}; leave it out, or set strategy=streaming_diloco"
+        )
 
 
 def refuse_stream(config: Config) -> None:

@@ -14,11 +14,12 @@ from fedwan.errors import ConfigError
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
-from strategies import diloco, local_sgd, streaming_diloco, sync
+from strategies import diloco, eager_diloco, local_sgd, streaming_diloco, sync
 from tests.support import spec
 
 RECIPES = {
     "diloco": diloco,
+    "eager_diloco": eager_diloco,
     "local_sgd": local_sgd,
     "streaming_diloco": streaming_diloco,
     "sync": sync,
@@ -142,3 +143,19 @@ def test_diloco_is_nesterov_with_its_own_settings() -> None:
     diloco.resolve(config, FLOW)
     # b = 1, 1.5; steps -0.5 (1 + 0.5 b)
     assert step_twice("diloco", config)["velocity/w"].tolist() == [-0.75 - 0.875]
+
+
+def test_eager_updates_know_their_own_part_of_the_outer_step() -> None:
+    config = make_config("eager_diloco", FLOW, sites=4)
+    config.outer["velocity"] = OuterConfig(0.6, 0.9)
+    eager_diloco.resolve(config, FLOW)
+    overlap = eager_diloco.build(config).overlap
+    assert overlap.tau == 5
+    assert overlap.eager["velocity"] == pytest.approx((0.6 * 1.9 / 4, 0.9))
+
+
+def test_eager_updates_have_no_share_to_keep() -> None:
+    config = make_config("eager_diloco", FLOW)
+    config.stream.alpha = 0.5
+    with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: .*streaming_diloco"):
+        eager_diloco.resolve(config, FLOW)

@@ -1,0 +1,195 @@
+"""Utilisation on a wide area: pix2pix's size, steps of exactly 0.1 s, an emulated link per site.
+
+    python benchmarks/timed.py [--quick] [--only TEXT] --json PATH
+
+57,182,660 fp32 values in pix2pix's tensors; a step moves a part of them and sleeps for what remains
+of its 0.1 s, as a processor is free while a GPU computes. Everything else is the product: encoding,
+mutual TLS, merging, outer steps. All parties share this machine's cores, so that a missed target
+may be the machine's.
+
+Utilisation is 0.1 s times the steps over the time that passed, from the start of one round to the
+start of a later one, mean over sites: it leaves out the beginning, where the initial weights
+travel, and the last round, where nothing overlaps. What delays a step by any means counts.
+
+Row: strategy codec h fragments tau sites rate_mbit rtt_ms loss cc emulation utilisation round_s
+bytes_per_step coordinator_cpu_s site_cpu_s coordinator_rss_mb site_rss_mb
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.fleet import FleetRun, run_fleet  # noqa: E402
+from benchmarks.rows import print_row, write_rows  # noqa: E402
+from benchmarks.wan import Star, WanLink, available  # noqa: E402
+
+STEP_S = 0.1
+NUM_FRAGMENTS = 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run."""
+
+    strategy: str
+    codec: str
+    h: int
+    sites: int
+    rate_mbit: float = 100.0
+    rtt_ms: float = 100.0
+    loss: float = 0.0
+    rounds: int = 8
+    skipped: int = 3
+    """Rounds at the beginning that are not measured."""
+
+    @property
+    def streams(self) -> bool:
+        """Whether it overlaps."""
+        return self.strategy in ("streaming_diloco", "eager_diloco")
+
+    @property
+    def tau(self) -> int:
+        """Steps between departure and landing: four fifths of a round."""
+        return self.h - max(1, self.h // 5) if self.streams else 0
+
+    @property
+    def words(self) -> list[str]:
+        """The run's settings."""
+        words = [
+            "workload=timed",
+            f"strategy={self.strategy}",
+            f"sites={self.sites}",
+            f"steps={self.rounds * self.h}",
+            f"codec.up={self.codec}",
+            f"codec.down={self.codec}",
+            "eval.every=0",
+            "threads=1",
+            f"checkpoint.every={1000 * self.rounds}",
+        ]
+        if self.strategy != "sync":
+            words.append(f"h={self.h}")
+        if self.streams:
+            words += [f"stream.fragments={NUM_FRAGMENTS}", f"stream.tau={self.tau}"]
+        return words
+
+
+def cases(is_quick: bool) -> list[Case]:
+    """The table's lines, the ones that the project promises first."""
+    first = [
+        Case("streaming_diloco", "int4", 50, 4),
+        Case("streaming_diloco", "int4", 20, 2, rounds=14),
+        Case("sync", "fp32", 1, 4, rounds=4, skipped=1),
+    ]
+    if is_quick:
+        return first
+    whole = [
+        Case("streaming_diloco", "fp32", 50, 2, rounds=5, skipped=2),
+        Case("diloco", "fp32", 50, 2, rounds=4, skipped=1),
+        Case("diloco", "int4", 50, 4, rounds=5, skipped=1),
+        Case("streaming_diloco", "float4", 50, 4),
+        Case("streaming_diloco", "int8", 50, 4),
+        Case("streaming_diloco", "topk2", 20, 4, rounds=14),
+    ]
+    fast = replace(first[0], rate_mbit=1000.0, h=20, rounds=14)
+    lossy = replace(first[0], rate_mbit=200.0, rtt_ms=150.0, loss=0.001)
+    return [*first, *whole, fast, lossy]
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """One run, as a row."""
+    link = WanLink(case.rate_mbit, case.rtt_ms, case.loss)
+    reason = available()
+    shaped = [f"link.rate_mbit={case.rate_mbit:g}", f"link.rtt_ms={case.rtt_ms:g}"]
+    shaped += [f"link.loss={case.loss:g}"] if case.loss else []
+    with Star(case.sites, link) if reason is None else nullcontext() as star:
+        run = run_fleet([*case.words, *(shaped if star is None else [])], star)
+        emulation = "shaped" if star is None else star.emulation
+    return _row(case, run, emulation)
+
+
+def _row(case: Case, run: FleetRun, emulation: str) -> dict[str, Any]:
+    first, last = case.skipped * case.h, (case.rounds - 1) * case.h
+    spans = [site["began"][last] - site["began"][first] for site in run.sites]
+    num_steps = last - first
+    coordinator, sites = run.parties["coordinator"], run.sites
+    return {
+        "strategy": case.strategy,
+        "codec": case.codec,
+        "h": case.h,
+        "fragments": NUM_FRAGMENTS if case.streams else 1,
+        "tau": case.tau,
+        "sites": case.sites,
+        "rate_mbit": case.rate_mbit,
+        "rtt_ms": case.rtt_ms,
+        "loss": case.loss,
+        "cc": run.config.link.congestion,
+        "emulation": emulation,
+        "utilisation": round(statistics.mean(num_steps * STEP_S / span for span in spans), 4),
+        "round_s": round(statistics.mean(spans) * case.h / num_steps, 3),
+        "bytes_per_step": round(_bytes_between(run, first, last) / num_steps / case.sites),
+        "coordinator_cpu_s": round(coordinator["cpu_s"] / case.rounds, 2),
+        "site_cpu_s": round(statistics.mean(s["cpu_s"] for s in sites) / case.rounds, 2),
+        "coordinator_rss_mb": round(coordinator["rss_mb"]),
+        "site_rss_mb": round(max(site["rss_mb"] for site in sites)),
+    }
+
+
+def _bytes_between(run: FleetRun, first: int, last: int) -> float:
+    """Up and down, all sites, of contributions that left in these steps."""
+    return sum(
+        record["bytes_up"] + record["bytes_down"]
+        for record in run.records
+        if record["kind"] == "round" and first < record["step"] <= last
+    )
+
+
+def main() -> None:
+    """Measure every case, print a table, write rows and a picture."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write rows to this file")
+    parser.add_argument("--quick", action="store_true", help="only what the project promises")
+    parser.add_argument("--only", default="", help="only cases whose text holds this")
+    args = parser.parse_args()
+    rows = []
+    for case in cases(args.quick):
+        if args.only in str(case):
+            rows.append(measure(case))
+            print_row(rows[-1], is_first=len(rows) == 1)
+    if args.json:
+        write_rows(args.json, rows)
+        draw(rows, args.json.with_suffix(".png"))
+
+
+def draw(rows: list[dict[str, Any]], path: Path) -> None:
+    """Bars of utilisation, a line of text for each case."""
+    from matplotlib.figure import Figure
+
+    rows = rows[::-1]
+    figure = Figure(figsize=(8, 0.8 + 0.45 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    texts = [
+        f"{r['strategy']}, {r['codec']}, H = {r['h']}, {r['sites']} sites,\n"
+        f"{r['rate_mbit']:g} Mbit/s, {r['rtt_ms']:g} ms, {100 * r['loss']:g} % lost"
+        for r in rows
+    ]
+    colors = ["#2a6f97" if r["tau"] else "#adb5bd" for r in rows]
+    bars = axes.barh(texts, [100 * r["utilisation"] for r in rows], color=colors)
+    axes.bar_label(bars, [f"{100 * r['utilisation']:.1f} %" for r in rows], padding=3, fontsize=8)
+    axes.set_xlim(0, 112)
+    axes.set_xlabel("time spent computing, %")
+    axes.tick_params(axis="y", labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

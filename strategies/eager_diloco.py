@@ -1,0 +1,50 @@
+"""Eager DiLoCo: a site takes its own outer step at once, and hears of the others' later.
+
+Kale et al. 2025 (2502.12996), algorithm 2: with Δ_i its own delta, a site goes on from where the
+outer step would lead had the others not moved, OuterOpt(θ, Δ_i / M), and is put right by what they
+did when the update lands τ steps later. Without outer momentum by default: a push that is felt
+before it is corrected swings (docs/log.md), so that long overlaps diverge with 0.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedwan import outer
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config
+from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.server_step import step_outer
+from fedwan.overlap import Eager, Overlap
+from fedwan.recipes import fill_outer, fill_schedule, fill_stream, fragmentation, refuse_alpha
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+
+
+def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+    """Fill in H = 20, 4 strided fragments, τ = 5, and outer lr 1 without momentum."""
+    fill_schedule(config, h=20, checkpoint_every=1)
+    refuse_alpha(config, "keeps all of a site's progress")
+    fill_stream(config, fragments=4, tau=5)
+    for network in networks:
+        fill_outer(config, network, lr=1.0, momentum=0.0)
+
+
+def build(config: Config) -> Strategy:
+    """The recipe."""
+    known = {
+        network: Eager(o.lr * (1 + o.momentum) / config.sites, o.momentum)
+        for network, o in config.outer.items()
+    }
+    return Strategy(
+        contributes="delta",
+        h=config.h,
+        fragments=fragmentation(config),
+        server_step=step_outer(
+            {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
+        ),
+        up=codec_by_name(config.codec.up),
+        down=codec_by_name(config.codec.down),
+        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
+        overlap=Overlap(config.stream.tau, eager=known),
+    )
