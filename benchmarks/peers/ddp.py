@@ -5,14 +5,12 @@
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `bucket_cap_mb`.
+parameters. Options: `bucket_cap_mb`; `flows`, see `role.name_interface`.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import statistics
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -27,14 +25,13 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role, save_site  # noqa: E402
+from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec  # noqa: E402
 from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from benchmarks.peers.workload import Part, open_part  # noqa: E402
+from benchmarks.peers.workload import Part, measure_local_step, open_part  # noqa: E402
 from fedwan.state import hash_state  # noqa: E402
 
 TIMEOUT = timedelta(seconds=600)
-LOCAL_STEPS = 30
 
 
 class Both(nn.Module):
@@ -77,31 +74,18 @@ def timed_step(part: Part, spec: Spec) -> Callable[[], None]:
     return step
 
 
-def flow_step(part: Part, spec: Spec) -> Callable[[], None]:
+def flow_step(part: Part, spec: Spec, site: int) -> Callable[[], None]:
     """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile."""
-    STOPWATCH.nominal_s = measure_local_step(spec)
+    STOPWATCH.nominal_s = measure_local_step(spec, site)
     flow = part.workload.inner
     wrapped = {name: wrap(network, spec) for name, network in flow.networks.items()}
     watched = STOPWATCH.watch(dataclasses.replace(flow, networks=wrapped))
     return dataclasses.replace(part, workload=watched).step
 
 
-def measure_local_step(spec: Spec) -> float:
-    """Median seconds of a step without any exchange: what a step computes.
-
-    DDP computes and waits at once, so that its own steps do not tell.
-    """
-    scratch = open_part(spec, 0)
-    for _ in range(LOCAL_STEPS):
-        scratch.step()
-    seconds = statistics.median(STOPWATCH.computed)
-    STOPWATCH.forget()
-    return seconds
-
-
 def train(spec: Spec, site: int, folder: Path) -> None:
     """One rank's training."""
-    os.environ["GLOO_SOCKET_IFNAME"] = spec.interfaces[site]
+    name_interface(spec, site)
     part = open_part(spec, site)
     dist.init_process_group(
         "gloo",
@@ -111,7 +95,7 @@ def train(spec: Spec, site: int, folder: Path) -> None:
         timeout=TIMEOUT,
     )
     curve = Curve(part, spec) if site == 0 else None
-    step = timed_step(part, spec) if spec.workload == "timed" else flow_step(part, spec)
+    step = timed_step(part, spec) if spec.workload == "timed" else flow_step(part, spec, site)
     weights = part.state
     dist.barrier()
     for number in range(1, spec.num_steps + 1):

@@ -11,7 +11,7 @@ from benchmarks.peers.curve import Curve
 from benchmarks.peers.spec import Spec, save_json
 from benchmarks.peers.stopwatch import STOPWATCH
 
-__all__ = ["Role", "save_site"]
+__all__ = ["Role", "name_interface", "save_site"]
 
 
 @dataclass(frozen=True)
@@ -43,3 +43,13 @@ def save_site(folder: Path, site: int, sha256: str, curve: Curve | None = None) 
     """Write what a site has to say, and what it saw of the global weights; measures quality now."""
     result = STOPWATCH.result() | {"sha256": sha256} | (curve.measure() if curve else {})
     save_json(folder / f"site{site}.json", result)
+
+
+def name_interface(spec: Spec, site: int) -> None:
+    """Tell gloo which network interface to use, `flows` times.
+
+    It opens a connection, and two threads, for each name in its list, and deals operations out to
+    them in turn: under a long round trip, several connections carry more than one.
+    """
+    flows = spec.options.get("flows", 1)
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([spec.interfaces[site]] * flows)

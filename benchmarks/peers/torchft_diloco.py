@@ -15,14 +15,13 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `fragments`, `delay` (steps) and `alpha` for its streaming variant;
-`outer_lr`, `outer_momentum`, fedwan's own for the workload if left out.
+Options: `bucketize`; `flows`, see `role.name_interface`; `fragments`, `delay` (steps) and `alpha`
+for its streaming variant; `outer_lr`, `outer_momentum`, fedwan's own if left out.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,9 +39,10 @@ from torchft.coordination import LighthouseServer  # noqa: E402
 from torchft.local_sgd import DiLoCo  # noqa: E402
 
 from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role, save_site  # noqa: E402
+from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.workload import Part, open_part  # noqa: E402
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
+from benchmarks.peers.workload import Part, measure_local_step, open_part  # noqa: E402
 from fedwan.errors import FedwanError  # noqa: E402
 from fedwan.state import State, hash_state  # noqa: E402
 
@@ -135,8 +135,9 @@ def global_weights(part: Part, diloco: DiLoCo) -> State:
 
 def train(spec: Spec, site: int, folder: Path) -> None:
     """One site's training."""
-    os.environ["GLOO_SOCKET_IFNAME"] = spec.interfaces[site]
+    name_interface(spec, site)
     part = open_part(spec, site)
+    STOPWATCH.nominal_s = measure_local_step(spec, site)
     options = spec.options
     fragments = cut(part, options.get("fragments", 1))
     curve = Curve(part, spec) if site == 0 else None

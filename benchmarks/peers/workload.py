@@ -7,13 +7,14 @@ the same initial weights, the same shard, the same batches in the same order, th
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from benchmarks.peers.spec import Spec
-from benchmarks.peers.stopwatch import Watched
+from benchmarks.peers.stopwatch import STOPWATCH, Watched
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, site_names
 from fedwan.data.shard import Shard, open_shard
@@ -22,9 +23,10 @@ from fedwan.rng import NamedGenerators
 from fedwan.state import State, state_of
 from fedwan.workloads.base import keep_local
 
-__all__ = ["WORKLOADS", "Part", "config_of", "open_part"]
+__all__ = ["WORKLOADS", "Part", "config_of", "measure_local_step", "open_part"]
 
 WORKLOADS = ("digits_flow", "timed")
+LOCAL_STEPS = 50
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,18 @@ def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
     rng = NamedGenerators(spec.seed, site_names(config)[site])
     stream = shard.batches(config.data.batch, rng["data"])
     return Part(config, workload, shard, rng, stream)
+
+
+def measure_local_step(spec: Spec, site: int) -> float:
+    """Median seconds of a step without any exchange, on a copy: what a step computes.
+
+    For systems that exchange inside the step, whose own steps do not tell it from waiting.
+    """
+    if STOPWATCH.nominal_s is not None:  # the workload says it
+        return STOPWATCH.nominal_s
+    scratch = open_part(spec, site)
+    for _ in range(LOCAL_STEPS):
+        scratch.step()
+    seconds = statistics.median(STOPWATCH.computed)
+    STOPWATCH.forget()
+    return seconds
