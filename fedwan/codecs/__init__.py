@@ -5,6 +5,7 @@ from fedwan.codecs.bf16 import bf16
 from fedwan.codecs.coded import Coded, Plain, plain
 from fedwan.codecs.float4 import float4
 from fedwan.codecs.fp32 import fp32
+from fedwan.codecs.growing import GrowingPayload
 from fedwan.codecs.int4 import int4
 from fedwan.codecs.int8 import int8
 from fedwan.codecs.payload import Payload
@@ -14,6 +15,7 @@ from fedwan.errors import ConfigError
 __all__ = [
     "Coded",
     "Codec",
+    "GrowingPayload",
     "Payload",
     "Plain",
     "bf16",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from fedwan.codecs.coded import Coded, Plain
+from fedwan.codecs.growing import GrowingPayload
 from fedwan.codecs.payload import (
     RAW,
     Bytes,
@@ -23,6 +24,7 @@ from fedwan.codecs.payload import (
     Source,
     build,
     framed_bytes,
+    make_head,
     read_records,
     tensor_bytes,
     tensor_from_bytes,
@@ -66,34 +68,66 @@ class Codec(NamedTuple):
             layout: names, shapes, dtypes and roles, known to the receiver too.
         """
         new_residual: State = {}
+        records = self._records(tensors, residual, layout, new_residual)
+        return build(records), new_residual
 
-        def records() -> Iterator[Record]:
-            for name, spec in layout.items():
-                value = tensors[name]
-                if tuple(value.shape) != spec.shape:
-                    raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
-                if spec.role is Role.PARAMETER:
-                    data, owed = self.encode_tensor(value, residual.get(name))
-                    if owed is not None:
-                        new_residual[name] = owed
-                    yield Record(name, self.encoding, spec, data)
-                else:
-                    yield Record(name, RAW, spec, tensor_bytes(value.to(spec.dtype)))
+    def grow(self, layout: Layout) -> GrowingPayload:
+        """An empty payload of this layout, for `encode_into`; it can be read from at once."""
+        sizes = {name: self._bytes_of(spec) for name, spec in layout.items()}
+        head = make_head(
+            (name, self._encoding_of(spec), spec, sizes[name]) for name, spec in layout.items()
+        )
+        return GrowingPayload(head, self.payload_bytes(layout))
 
-        return build(records()), new_residual
+    def encode_into(
+        self,
+        growing: GrowingPayload,
+        tensors: Mapping[str, Tensor],
+        residual: State,
+        layout: Layout,
+    ) -> State:
+        """As `encode`, into what `grow` made; readers get each tensor as soon as it is coded.
+
+        Raises:
+            Exception: whatever stopped the encoding; readers are told too.
+        """
+        new_residual: State = {}
+        try:
+            for record in self._records(tensors, residual, layout, new_residual):
+                growing.append(record.data)
+            growing.finish()
+        except BaseException as error:
+            growing.fail(error)
+            raise
+        return new_residual
+
+    def _records(
+        self, tensors: Mapping[str, Tensor], residual: State, layout: Layout, owed: State
+    ) -> Iterator[Record]:
+        """Each tensor's record in turn; what is owed from now on goes into `owed`."""
+        for name, spec in layout.items():
+            value = tensors[name]
+            if tuple(value.shape) != spec.shape:
+                raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
+            if spec.role is Role.PARAMETER:
+                data, rest = self.encode_tensor(value, residual.get(name))
+                if rest is not None:
+                    owed[name] = rest
+            else:
+                data = tensor_bytes(value.to(spec.dtype))
+            yield Record(name, self._encoding_of(spec), spec, data)
+
+    def _encoding_of(self, spec: TensorSpec) -> int:
+        return self.encoding if spec.role is Role.PARAMETER else RAW
+
+    def _bytes_of(self, spec: TensorSpec) -> int:
+        if spec.role is Role.PARAMETER:
+            return self.record_bytes(spec)
+        return spec.num_values * spec.dtype.itemsize
 
     def payload_bytes(self, layout: Layout) -> int:
         """Exact length of a payload of this layout, known before any tensor is."""
-        return framed_bytes(
-            (
-                name,
-                spec,
-                self.record_bytes(spec)
-                if spec.role is Role.PARAMETER
-                else spec.num_values * spec.dtype.itemsize,
-            )
-            for name, spec in layout.items()
-        )
+        return framed_bytes((name, spec, self._bytes_of(spec)) for name, spec in layout.items())
 
     def read_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Coded]]:
         """One coded tensor at a time: fp32 for parameters, the layout's dtype for the rest.
@@ -113,11 +147,13 @@ class Codec(NamedTuple):
                     f"tensor {name!r} is in encoding {entry.encoding}, which does not suit "
                     f"its role {spec.role.value}; refused"
                 )
+            if len(data) != self._bytes_of(spec):
+                raise PayloadError(
+                    f"record of {name!r} has {len(data)} bytes, expected {self._bytes_of(spec)}"
+                )
             if not is_parameter:
-                self._check_size(name, data, spec.num_values * spec.dtype.itemsize)
                 yield name, Plain(tensor_from_bytes(data, spec.dtype, spec.shape))
                 continue
-            self._check_size(name, data, self.record_bytes(spec))
             try:
                 coded = self.read_tensor(data, spec)
             except PayloadError as error:
@@ -136,8 +172,3 @@ class Codec(NamedTuple):
     def decode(self, payload: Source, layout: Layout) -> State:
         """All tensors of a payload, checked whole before any is returned; copies."""
         return {name: value.clone() for name, value in self.decode_each(payload, layout)}
-
-    @staticmethod
-    def _check_size(name: str, data: Bytes, expected: int) -> None:
-        if len(data) != expected:
-            raise PayloadError(f"record of {name!r} has {len(data)} bytes, expected {expected}")

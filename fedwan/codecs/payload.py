@@ -21,7 +21,6 @@ allocates.
 from __future__ import annotations
 
 import struct
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Set
 from typing import NamedTuple, Protocol
 
@@ -29,6 +28,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from fedwan.codecs.buffers import Buffers, Bytes
 from fedwan.errors import PayloadError
 from fedwan.state import Layout, Role, TensorSpec
 
@@ -41,13 +41,14 @@ __all__ = [
     "Source",
     "build",
     "framed_bytes",
+    "make_head",
+    "make_trailer",
+    "padding",
     "read_records",
     "read_table",
     "tensor_bytes",
     "tensor_from_bytes",
 ]
-
-Bytes = bytes | bytearray | memoryview
 
 RAW = 0
 MAGIC = b"FWPL"
@@ -116,41 +117,22 @@ class Payload:
 
     def __init__(self, buffers: Iterable[Bytes], checksum: int) -> None:
         self.checksum = checksum
-        self._buffers = [memoryview(b).cast("B") for b in buffers if len(b)]
-        self._starts: list[int] = []
-        total = 0
-        for buffer in self._buffers:
-            self._starts.append(total)
-            total += len(buffer)
-        self._num_bytes = total
+        self._buffers = Buffers()
+        for buffer in buffers:
+            self._buffers.append(buffer)
 
     @property
     def num_bytes(self) -> int:
         """Length of the payload."""
-        return self._num_bytes
+        return self._buffers.num_bytes
 
     def read(self, offset: int, size: int) -> Bytes:
         """`size` bytes from `offset`: a view where one buffer holds them, else a copy."""
-        assert 0 <= offset and offset + size <= self._num_bytes
-        first = _last_at_most(self._starts, offset)
-        start = offset - self._starts[first]
-        view = self._buffers[first][start : start + size]
-        if len(view) == size:
-            return view
-        parts = [view]
-        missing = size - len(view)
-        while missing:
-            first += 1
-            parts.append(self._buffers[first][:missing])
-            missing -= len(parts[-1])
-        return bytearray().join(parts)
+        return self._buffers.read(offset, size)
 
 
-def _last_at_most(starts: list[int], offset: int) -> int:
-    return bisect_right(starts, offset) - 1 if starts else 0
-
-
-def _padding(size: int) -> int:
+def padding(size: int) -> int:
+    """Zeros behind so many bytes, up to a multiple of 8."""
     return -size % 8
 
 
@@ -172,37 +154,39 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -
     return torch.frombuffer(writable, dtype=dtype).reshape(shape)
 
 
-def build(records: Iterable[Record]) -> Payload:
-    """Frame records as a payload. Costs one hashing pass; record bytes are not copied."""
+def make_head(rows: Iterable[tuple[str, int, TensorSpec, int]]) -> bytes:
+    """A payload's first bytes, up to its first record, of (name, encoding, spec, record bytes)."""
     table = bytearray()
-    body: list[Bytes] = []
     count = 0
-    for record in records:
-        name = record.name.encode()
-        shape = record.spec.shape
-        if record.spec.dtype not in _DTYPES:
+    for name, encoding, spec, num_bytes in rows:
+        if spec.dtype not in _DTYPES:
             raise ValueError(
-                f"tensor {record.name!r} is {record.spec.dtype}, which cannot travel; "
+                f"tensor {name!r} is {spec.dtype}, which cannot travel; "
                 "keep it in another dtype, or register it with persistent=False"
             )
-        table += struct.pack("<H", len(name)) + name
-        table += struct.pack(
-            f"<BBB{len(shape)}IQ",
-            record.encoding,
-            _DTYPES.index(record.spec.dtype),
-            len(shape),
-            *shape,
-            len(record.data),
-        )
-        body += [record.data, bytes(_padding(len(record.data)))]
+        encoded = name.encode()
+        table += struct.pack("<H", len(encoded)) + encoded
+        dtype, num_dims = _DTYPES.index(spec.dtype), len(spec.shape)
+        table += struct.pack(f"<BBB{num_dims}IQ", encoding, dtype, num_dims, *spec.shape, num_bytes)
         count += 1
     head = _HEADER.pack(MAGIC, VERSION, count, len(table)) + bytes(table)
-    head += bytes(_padding(len(head)))
+    return head + bytes(padding(len(head)))
+
+
+def make_trailer(digest: xxhash.xxh3_64) -> bytes:
+    """A payload's last bytes."""
+    return _TRAILER.pack(digest.intdigest())
+
+
+def build(records: Iterable[Record]) -> Payload:
+    """Frame records as a payload. Costs one hashing pass; record bytes are not copied."""
+    parts = list(records)
+    head = make_head((r.name, r.encoding, r.spec, len(r.data)) for r in parts)
+    body = [b for r in parts for b in (r.data, bytes(padding(len(r.data))))]
     digest = xxhash.xxh3_64(head)
     for part in body:
         digest.update(part)
-    checksum = digest.intdigest()
-    return Payload([head, *body, _TRAILER.pack(checksum)], checksum)
+    return Payload([head, *body, make_trailer(digest)], digest.intdigest())
 
 
 def framed_bytes(records: Iterable[tuple[str, TensorSpec, int]]) -> int:
@@ -211,8 +195,8 @@ def framed_bytes(records: Iterable[tuple[str, TensorSpec, int]]) -> int:
     body = 0
     for name, spec, size in records:
         head += 2 + len(name.encode()) + 3 + 4 * len(spec.shape) + 8
-        body += size + _padding(size)
-    return head + _padding(head) + body + _TRAILER.size
+        body += size + padding(size)
+    return head + padding(head) + body + _TRAILER.size
 
 
 def read_table(source: Source, layout: Layout, encodings: Set[int]) -> tuple[list[Entry], int]:
@@ -246,7 +230,7 @@ def read_table(source: Source, layout: Layout, encodings: Set[int]) -> tuple[lis
         raise PayloadError(f"payload holds {count} tensors, expected {len(layout)}; refused")
     table = bytes(source.read(_HEADER.size, table_bytes))
     offset = _HEADER.size + table_bytes
-    offset += _padding(offset)
+    offset += padding(offset)
     first = offset
     entries: list[Entry] = []
     for name, encoding, spec, size in _parse_entries(table, count):
@@ -263,7 +247,7 @@ def read_table(source: Source, layout: Layout, encodings: Set[int]) -> tuple[lis
                 "set the same codec on both sides"
             )
         entries.append(Entry(name, encoding, expected, offset, size))
-        offset += size + _padding(size)
+        offset += size + padding(size)
     if len({entry.name for entry in entries}) != count:
         raise PayloadError("payload names a tensor twice; refused")
     if offset + _TRAILER.size != total:
@@ -305,7 +289,7 @@ def read_records(
     entries, first = read_table(source, layout, encodings)
     digest = xxhash.xxh3_64(source.read(0, first))
     for entry in entries:
-        data = source.read(entry.offset, entry.num_bytes + _padding(entry.num_bytes))
+        data = source.read(entry.offset, entry.num_bytes + padding(entry.num_bytes))
         digest.update(data)
         yield entry, memoryview(data)[: entry.num_bytes]
     (expected,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
