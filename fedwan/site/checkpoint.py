@@ -80,6 +80,8 @@ class SiteCheckpoints:
             ledger: what went into the contribution, and what is owed.
         """
         replica, stream, rng = self._parts
+        # Where nothing was sent since, both are the same tensors: written once.
+        owed = {n: v for n, v in ledger.owed.items() if v is not ledger.residual.get(n)}
         tensors = (
             add_prefix("model", replica.live)
             | add_prefix("local", replica.local)
@@ -88,7 +90,7 @@ class SiteCheckpoints:
             | add_prefix("rng", rng.state())
             | add_prefix("torch", torch_random_state())
             | add_prefix("residual", ledger.residual)
-            | add_prefix("owed", ledger.owed)
+            | add_prefix("owed", owed)
         )
         meta = {"version": version, "versions": ledger.versions, **ledger.work._asdict()}
         write_tensors(self._path(version), tensors, meta)
@@ -120,9 +122,10 @@ class SiteCheckpoints:
         rng.load_state(select_prefix("rng", tensors))
         stream.load_state(select_prefix("stream", tensors))
         load_torch_random_state(select_prefix("torch", tensors))
+        residual = select_prefix("residual", tensors)
         return Ledger(
-            select_prefix("residual", tensors),
-            select_prefix("owed", tensors),
+            residual,
+            residual | select_prefix("owed", tensors),
             Work(int(meta["steps"]), int(meta["samples"])),
             tuple(int(version) for version in meta["versions"]),
         )
