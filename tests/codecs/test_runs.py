@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
+from fedwan.config import Config
 from fedwan.coordinator.model import GlobalModel
 from fedwan.state import hash_state
-from strategies import diloco, sync
+from strategies import diloco, streaming_diloco, sync
 from tests.coordinator.test_model import HALF_LIFE, LAYOUT, make_model, random_state, strategy_of
 from tests.support import build_strategy, read_all
 from tests.test_simulate import GAN, run
@@ -30,6 +31,19 @@ def test_every_site_ends_on_the_coordinators_bits(
     ran = run(tmp_path, strategy, GAN, sites=3, norm=True, steps=6)
     assert len(ran.hashes) == 1
     assert all(bool(value.isfinite().all()) for value in ran.state.values())
+
+
+@every_codec
+def test_streamed_fragments_end_on_the_same_bits_everywhere(codec: Codec, tmp_path: Path) -> None:
+    """Fragments are coded in threads, each with what it owes."""
+    config = Config(sites=2, h=8, steps=32, inner=dict(GAN))
+    config.stream.fragments, config.stream.tau = 3, 2
+    config.codec.up = config.codec.down = codec.name
+    streaming_diloco.resolve(config, dict.fromkeys(GAN, "adversarial"))
+    strategy = streaming_diloco.build(config)
+    ran = run(tmp_path, strategy, GAN, norm=True, steps=32)
+    assert len(strategy.fragments(ran.result.model.layout)) == 3
+    assert len(ran.hashes) == 1
 
 
 @every_codec
