@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,13 +14,15 @@ class FlakyProxy:
 
     `cut_after(n, times)` cuts every connection once n more bytes went towards the target (or from
     it), as often as asked; `away` refuses new connections; `black_hole` keeps connections open and
-    passes nothing on.
+    passes nothing on; `slow_down` passes a connection on at a rate of its own.
     """
 
     def __init__(self, target_port: int) -> None:
         self._target_port = target_port
         self._lock = threading.Lock()
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
+        self._num_accepted = 0
+        self._rates: dict[int, float] = {}
         self._budget: dict[bool, int | None] = {True: None, False: None}
         self._every = 0
         self._times = 0
@@ -61,6 +64,10 @@ class FlakyProxy:
         """Swallow everything, without a word, until `come_back`."""
         self._passes.clear()
 
+    def slow_down(self, connection: int, bytes_per_s: float) -> None:
+        """Pass each direction of a connection, by the order of dialling from 0, on at this rate."""
+        self._rates[connection] = bytes_per_s
+
     def close(self) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -81,11 +88,18 @@ class FlakyProxy:
             pair = (near, far)
             with self._lock:
                 self._pairs.add(pair)
+                rate = self._rates.get(self._num_accepted)
+                self._num_accepted += 1
+            for end in pair if rate else ():
+                # A slow connection does not take megabytes in before it is noticed to be slow.
+                end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             for upwards in (True, False):
-                args = (pair, upwards)
+                args = (pair, upwards, rate)
                 threading.Thread(target=self._pump, args=args, daemon=True).start()
 
-    def _pump(self, pair: tuple[socket.socket, socket.socket], upwards: bool) -> None:
+    def _pump(
+        self, pair: tuple[socket.socket, socket.socket], upwards: bool, rate: float | None
+    ) -> None:
         source, sink = pair if upwards else pair[::-1]
         with suppress(OSError):
             while data := source.recv(1 << 16):
@@ -94,6 +108,8 @@ class FlakyProxy:
                     self.cut()
                     break
                 sink.sendall(data)
+                if rate:
+                    time.sleep(len(data) / rate)
         with suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)
         if not upwards:

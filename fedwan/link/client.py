@@ -95,7 +95,7 @@ class GrpcLink:
             )
 
         # A download must not wait until an upload's stripes have left their threads.
-        self._up, self._down = lanes("upload"), lanes("download")
+        self.up, self.down = lanes("stripe-up"), lanes("stripe-down")
         self._control: ControlStream | None = None
         self._session = ""
 
@@ -141,11 +141,11 @@ class GrpcLink:
         header.session = self._session
         header.chunk_bytes = self._chunk_bytes
         header.num_bytes = payload.num_bytes
-        return upload(self._up, self._patience(), header, payload)
+        return upload(self.up, self._patience(), header, payload)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
         """See `Link`."""
-        return download(self._down, self._patience(), request)
+        return download(self.down, self._patience(), request)
 
     def report(self, report: wire.QualityReport) -> None:
         """See `Link`."""
@@ -166,8 +166,8 @@ class GrpcLink:
         """See `Link`."""
         if self._control is not None:
             self._control.close()
-        self._up.close()
-        self._down.close()
+        self.up.close()
+        self.down.close()
         self._trunk.close()
         self._channel.close()
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+import secrets
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
+from functools import partial
 
 import grpc
 
@@ -13,13 +13,15 @@ from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.framing import Part
-from fedwan.link.incoming import Incoming, Share, Shares
+from fedwan.link.incoming import Incoming
 from fedwan.link.lanes import Lanes
 from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
 from fedwan.link.stripes import Stretch
 
 __all__ = ["download"]
+
+Parts = Iterator[Part[wire.DownloadHeader]]
 
 
 def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) -> Delivery:
@@ -30,29 +32,34 @@ def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) ->
     Args:
         lanes: the site's, downwards.
         patience: how long to try.
-        request: what to fetch; `stripes` and `checksum` are filled in here.
+        request: what to fetch; `deal`, `chunks` and `checksum` are filled in here.
 
     Raises:
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
     """
     stubs = lanes.stubs()
-    request.stripes = len(stubs)
     incoming: Incoming | None = None
     stretch = Stretch()
     with ExitStack() as measuring:
         while True:
             try:
                 if incoming is None:
-                    first = _Call(stubs[0], lanes, request)
-                    header = first.header()
+                    wanted = _ask(request, None)
+                    parts = _stream(stubs[0], lanes, wanted)
+                    first, header = _header(parts)
                     if header.status != wire.DownloadHeader.READY:
                         return Delivery(header, None)
                     # What was waited for before the payload existed is no part of its transfer.
                     stretch = measuring.enter_context(lanes.stripes.measured())
                     incoming = Incoming(header)
-                    is_held = _fetch_all(stubs, lanes, request, incoming, first)
+                    wanted.checksum = header.checksum
+                    num_others = len(incoming.missing()) - 1
+                    finish = _start(stubs[1:], num_others, lanes, wanted, incoming)
+                    _store([first], incoming)
+                    is_held = _both(partial(_store, parts, incoming), finish)
                 else:
-                    is_held = _fetch_all(stubs, lanes, request, incoming, None)
+                    wanted, num = _ask(request, incoming), len(incoming.missing())
+                    is_held = _start(stubs, num, lanes, wanted, incoming)()
                 patience.succeeded()
                 if not is_held:
                     incoming = None
@@ -65,107 +72,68 @@ def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) ->
                 patience.failed(error)
 
 
-class _Call:
-    """A stream of chunks that can be ended early."""
-
-    def __init__(self, stub: Stub, lanes: Lanes, request: wire.DownloadRequest) -> None:
-        self.began = time.monotonic()
-        """When it was asked, or answered if that had to wait for the payload."""
-        self._call: Any = stub.Download(lanes.counter.sent(request))
-        self._parts: Iterator[Part[wire.DownloadHeader]] = lanes.counter.receiving(self._call)
-        self._first: Part[wire.DownloadHeader] | None = None
-
-    def header(self) -> wire.DownloadHeader:
-        """The first message's."""
-        self._first = next(self._parts, None)
-        if self._first is None or self._first.header is None:
-            raise PayloadError("a download began without its header; refused")
-        self.began = time.monotonic()
-        return self._first.header
-
-    @property
-    def has_header(self) -> bool:
-        """Whether the answer has begun."""
-        return self._first is not None
-
-    def parts(self) -> Iterator[Part[wire.DownloadHeader]]:
-        """All messages."""
-        if self._first is not None:
-            yield self._first
-        yield from self._parts
-
-    def cancel(self) -> None:
-        """Ask for no more."""
-        self._call.cancel()
+def _ask(request: wire.DownloadRequest, incoming: Incoming | None) -> wire.DownloadRequest:
+    """The request of a new deal, for everything or for what is still missing."""
+    wanted = wire.DownloadRequest()
+    wanted.CopyFrom(request)
+    wanted.deal = secrets.randbits(63) + 1
+    if incoming is not None:
+        wanted.checksum = incoming.header.checksum
+        wanted.chunks.extend(incoming.missing())
+    return wanted
 
 
-def _fetch_all(
+def _stream(stub: Stub, lanes: Lanes, wanted: wire.DownloadRequest) -> Parts:
+    return lanes.counter.receiving(stub.Download(lanes.counter.sent(wanted)))
+
+
+def _header(parts: Parts) -> tuple[Part[wire.DownloadHeader], wire.DownloadHeader]:
+    """The first message, and the header in it."""
+    first = next(parts, None)
+    if first is None or first.header is None:
+        raise PayloadError("a download began without its header; refused")
+    return first, first.header
+
+
+def _store(parts: Iterable[Part[wire.DownloadHeader]], incoming: Incoming) -> bool:
+    """Take in a stream; False if the coordinator no longer holds these bytes."""
+    for part in parts:
+        if part.header is not None and part.header.status != wire.DownloadHeader.READY:
+            return False
+        if part.chunk is not None:
+            incoming.store(part.chunk)
+    return True
+
+
+def _start(
     stubs: Sequence[Stub],
+    most: int,
     lanes: Lanes,
-    request: wire.DownloadRequest,
+    wanted: wire.DownloadRequest,
     incoming: Incoming,
-    first: _Call | None,
-) -> bool:
-    """Fetch what is missing on all channels; False if the coordinator no longer holds it.
+) -> Callable[[], bool]:
+    """Begin to fetch a deal's chunks; the returned call waits for the end, and says if all held.
 
     Args:
         stubs: one per channel.
+        most: channels at most, since there are no more chunks.
         lanes: the site's, downwards.
-        request: what is fetched.
-        incoming: where it goes.
-        first: the call that brought the header and goes on with stripe 0, if there is one.
+        wanted: the request, the same on every channel.
+        incoming: where chunks go.
     """
-    chunks = incoming.missing()
-    count = len(stubs) if first is not None else max(1, min(len(stubs), len(chunks)))
-    shares = Shares([chunks[index::count] for index in range(count)])
 
-    def work(index: int, call: _Call | None) -> bool:
-        share: Share | None = shares.first(index)
-        while share is not None and share.chunks:
-            if call is None:
-                call = _Call(stubs[index], lanes, _asking(request, incoming, share))
-            if not _take(call, share, shares, incoming):
-                return False
-            share, call = shares.steal(), None
-        return True
+    def fetch(stub: Stub) -> bool:
+        return _store(_stream(stub, lanes, wanted), incoming)
 
-    futures = [lanes.pool.submit(work, index, None) for index in range(1, count)]
+    futures = [lanes.pool.submit(fetch, stub) for stub in stubs[: max(0, most)]]
 
-    def elsewhere() -> bool:
+    def finish() -> bool:
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]
         return all(future.result() for future in futures)
 
-    return _both(lambda: work(0, first), elsewhere)
-
-
-def _asking(
-    request: wire.DownloadRequest, incoming: Incoming, share: Share
-) -> wire.DownloadRequest:
-    """The request for a share of what another request began to fetch."""
-    wanted = wire.DownloadRequest()
-    wanted.CopyFrom(request)
-    wanted.checksum = incoming.header.checksum
-    wanted.chunks.extend(share.chunks)
-    return wanted
-
-
-def _take(call: _Call, share: Share, shares: Shares, incoming: Incoming) -> bool:
-    """Store a share's chunks as they come; False if the coordinator no longer holds them."""
-    is_new = not call.has_header
-    for part in call.parts():
-        if part.header is not None and part.header.status != wire.DownloadHeader.READY:
-            return False
-        if part.chunk is not None:
-            incoming.store(part.chunk)
-            elapsed_s = time.monotonic() - call.began
-            if is_new and not share.num_done:
-                shares.answered(elapsed_s)
-            if shares.arrived(share, elapsed_s):
-                call.cancel()  # what comes behind was taken over by another channel
-                return True
-    return True
+    return finish
 
 
 def _both(here: Callable[[], bool], elsewhere: Callable[[], bool]) -> bool:

@@ -5,9 +5,11 @@ The service is the one of wire.proto; only chunks are read and written by `fedwa
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import download_part, serialize, upload_part
@@ -50,12 +52,15 @@ def _unary(channel: grpc.Channel, name: str, reply: Any) -> Any:
 
 
 def handlers(servicer: Any) -> grpc.GenericRpcHandler:
-    """Handlers for a servicer with a method per call."""
+    """Handlers for a servicer with a method per call.
+
+    Bytes that are no message are refused with INVALID_ARGUMENT before the servicer sees them.
+    """
 
     def unary(name: str, request: Any) -> Any:
         return grpc.unary_unary_rpc_method_handler(
-            getattr(servicer, name),
-            request_deserializer=request.FromString,
+            _checked(getattr(servicer, name)),
+            request_deserializer=_tolerant(request.FromString),
             response_serializer=lambda message: message.SerializeToString(),
         )
 
@@ -66,19 +71,60 @@ def handlers(servicer: Any) -> grpc.GenericRpcHandler:
             "Report": unary("Report", wire.QualityReport),
             "Leave": unary("Leave", wire.Farewell),
             "Control": grpc.stream_stream_rpc_method_handler(
-                servicer.Control,
-                request_deserializer=wire.SiteSignal.FromString,
+                _all_checked(servicer.Control),
+                request_deserializer=_tolerant(wire.SiteSignal.FromString),
                 response_serializer=wire.CoordinatorSignal.SerializeToString,
             ),
             "Upload": grpc.stream_unary_rpc_method_handler(
-                servicer.Upload,
-                request_deserializer=upload_part,
+                _all_checked(servicer.Upload),
+                request_deserializer=_tolerant(upload_part),
                 response_serializer=wire.Receipt.SerializeToString,
             ),
             "Download": grpc.unary_stream_rpc_method_handler(
-                servicer.Download,
-                request_deserializer=wire.DownloadRequest.FromString,
+                _checked(servicer.Download),
+                request_deserializer=_tolerant(wire.DownloadRequest.FromString),
                 response_serializer=serialize,
             ),
         },
     )
+
+
+class _Garbage:
+    """Stands for bytes that are no message.
+
+    A deserializer that raised instead would leave gRPC's server unable to stop, now and then.
+    """
+
+
+def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse_or_mark(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return _Garbage()
+
+    return parse_or_mark
+
+
+def _checked(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A method that takes one message."""
+
+    def behave(request: Any, context: Any) -> Any:
+        return call(_refuse_garbage(request, context), context)
+
+    return behave
+
+
+def _all_checked(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A method that takes a stream of messages."""
+
+    def behave(requests: Iterator[Any], context: Any) -> Any:
+        return call((_refuse_garbage(request, context) for request in requests), context)
+
+    return behave
+
+
+def _refuse_garbage(request: Any, context: Any) -> Any:
+    if isinstance(request, _Garbage):
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what arrived is no message of fedwan's")
+    return request

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from queue import Empty
@@ -21,6 +21,7 @@ from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Signals
 from fedwan.link.congestion import Congestion
+from fedwan.link.dealing import Deals
 from fedwan.link.framing import Part, is_intact, make_chunk
 from fedwan.link.methods import handlers
 from fedwan.link.stripes import most_stripes
@@ -32,6 +33,8 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 MAX_MESSAGE_BYTES = 32 << 20
+STOP_S = 5.0
+"""How long calls may take to notice that they were cancelled."""
 MAX_WAITING = 16
 """Fragments of one site whose updates it waits for at once."""
 SERVER_OPTIONS = [
@@ -83,6 +86,7 @@ class DataPlane:
         self._hub = hub
         self._revocations = identity.revocations()
         self._heartbeat_s = heartbeat_s
+        self._deals = Deals()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((handlers(self),))
@@ -107,7 +111,8 @@ class DataPlane:
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Refuse new calls, give those in flight `grace_s` seconds, and close the port."""
-        self._server.stop(grace_s).wait()
+        if not self._server.stop(grace_s).wait(grace_s + STOP_S):
+            log.warning("the data plane's calls did not end %g s after they were cancelled", STOP_S)
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
     # Calls ---------------------------------------------------------------------------------
@@ -170,9 +175,14 @@ class DataPlane:
     ) -> Iterator[Part[wire.DownloadHeader]]:
         site = self._site(context)
         delivery = _guard(context, lambda: self._hub.download(site, request))
-        parts = _send(delivery, request)
+        parts = _send(delivery, request, lambda chunks: self._deal(site, request, chunks))
         while (part := _guard(context, lambda: next(parts, None))) is not None:
             yield part
+
+    def _deal(
+        self, site: str, request: wire.DownloadRequest, chunks: Iterable[int]
+    ) -> Iterable[int]:
+        return self._deals.join(site, request.deal, chunks) if request.deal else chunks
 
     def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.report(self._site(context), request))
@@ -203,7 +213,11 @@ def _serial(pem: bytes) -> int:
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
-def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[Part[wire.DownloadHeader]]:
+def _send(
+    delivery: Delivery,
+    request: wire.DownloadRequest,
+    deal: Callable[[Iterable[int]], Iterable[int]],
+) -> Iterator[Part[wire.DownloadHeader]]:
     header, payload = delivery
     if payload is None or (request.checksum and request.checksum != header.checksum):
         # A transfer that resumes must go on with the same bytes; otherwise the site asks anew.
@@ -217,7 +231,7 @@ def _send(delivery: Delivery, request: wire.DownloadRequest) -> Iterator[Part[wi
     num_chunks = -(-payload.num_bytes // size)
     if len(request.chunks) > num_chunks:
         raise PayloadError(f"{len(request.chunks)} chunks asked for where there are {num_chunks}")
-    chunks = request.chunks or range(request.stripe, num_chunks, max(1, request.stripes))
+    chunks = deal(request.chunks or range(num_chunks))
     shown: wire.DownloadHeader | None = header
     for index in chunks:
         offset = index * size

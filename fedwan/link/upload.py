@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
@@ -11,28 +10,17 @@ import grpc
 
 from fedwan.codecs.payload import Source
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.dealing import Dealer
 from fedwan.link.framing import Part, make_chunk
 from fedwan.link.lanes import Lanes
 from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
 
-__all__ = ["Dealer", "upload"]
+__all__ = ["upload"]
 
 T = TypeVar("T")
 
 RECHECK_S = 0.05
-
-
-class Dealer(Iterator[int]):
-    """Deals chunks to the stripes that ask, each once."""
-
-    def __init__(self, chunks: Iterable[int]) -> None:
-        self._rest = iter(chunks)
-        self._lock = threading.Lock()
-
-    def __next__(self) -> int:
-        with self._lock:
-            return next(self._rest)
 
 
 def upload(
@@ -87,8 +75,6 @@ def _send_stripes(
     chunks: Sequence[int],
 ) -> list[wire.Receipt]:
     """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE."""
-    # One list for all: each channel takes the next chunk when it has room for it, so that a slow
-    # one, whose packets were lost, holds up little more than what is in its own buffers.
     shared = Dealer(chunks)
 
     def send(stub: Stub) -> wire.Receipt:

@@ -159,7 +159,7 @@ class Receipt(_message.Message):
     def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "stripe", "stripes", "chunks", "checksum")
+    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "deal")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UPDATE: _ClassVar[DownloadRequest.Kind]
@@ -175,20 +175,18 @@ class DownloadRequest(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
-    STRIPE_FIELD_NUMBER: _ClassVar[int]
-    STRIPES_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    DEAL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     kind: DownloadRequest.Kind
     fragment: int
     version: int
     wait_s: float
-    stripe: int
-    stripes: int
     chunks: _containers.RepeatedScalarFieldContainer[int]
     checksum: int
-    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., stripe: _Optional[int] = ..., stripes: _Optional[int] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ...) -> None: ...
+    deal: int
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., deal: _Optional[int] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
     __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions")

@@ -84,12 +84,23 @@ def test_accepted_sockets_inherit_the_listener_s(other: str, listener: socket.so
         assert control_of(accepted) == other
 
 
-def test_nothing_is_touched_if_the_system_s_is_wished_for(listener: socket.socket) -> None:
-    choice = Congestion("system")
+def test_the_system_s_stays_if_it_is_wished_for(other: str, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)):
-        assert choice.apply_to_peer(f"127.0.0.1:{port}") == 0
-        assert choice.apply_to_listener(port) == 0
+    with socket.create_connection(("127.0.0.1", port)) as ours:
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
+        assert Congestion("system").apply_to_peer(f"127.0.0.1:{port}") == 1
+        assert control_of(ours) == other
+
+
+def test_sockets_hold_little_that_is_unsent(listener: socket.socket) -> None:
+    def limit(sock: socket.socket) -> int:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+    port, choice = listener.getsockname()[1], Congestion("system")
+    choice.apply_to_listener(port)
+    with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as accepted:
+        choice.apply_to_peer(f"127.0.0.1:{port}")
+        assert limit(ours) == limit(accepted) == congestion.UNSENT_BYTES
 
 
 def test_no_descriptor_is_left_open(other: str, listener: socket.socket) -> None:

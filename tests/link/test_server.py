@@ -171,11 +171,12 @@ def test_garbage_in_place_of_a_message_is_refused(setting: Setting) -> None:
             lambda: channel.stream_unary(f"/{SERVICE}/Upload")(iter([garbage]), timeout=5),
             lambda: list(channel.unary_stream(f"/{SERVICE}/Download")(garbage, timeout=5)),
             lambda: list(channel.stream_stream(f"/{SERVICE}/Control")(iter([garbage]), timeout=5)),
-            lambda: channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=5),
         ):
-            with pytest.raises(grpc.RpcError) as caught:
-                call()
-            assert caught.value.code() is not Code.DEADLINE_EXCEEDED
+            refused(Code.INVALID_ARGUMENT, call)
+        refused(
+            Code.UNIMPLEMENTED,
+            lambda: channel.unary_unary(f"/{SERVICE}/Nothing")(b"", timeout=5),
+        )
 
 
 def test_a_message_beyond_the_limit_is_refused(setting: Setting) -> None:
@@ -217,12 +218,14 @@ def test_a_huge_list_of_chunks_is_refused(setting: Setting) -> None:
     setting.bench.desk.withdraw_update(0)
 
 
-def test_chunks_and_stripes_that_do_not_exist_bring_nothing(setting: Setting) -> None:
+def test_chunks_that_do_not_exist_or_were_dealt_already_bring_nothing(setting: Setting) -> None:
     setting.bench.publish(1, setting.payload)
-    for request in (update_request(), update_request()):
-        request.stripe, request.stripes = 2**32 - 1, 2**32 - 1
+    request = update_request()
+    request.deal = 2**64 - 1
+    for num_chunks in (1, 0):
         (part,) = setting.stub.Download(request, timeout=10)
-        assert part.header.status == wire.DownloadHeader.READY and part.chunk is None
+        assert part.header.status == wire.DownloadHeader.READY
+        assert (part.chunk is not None) == num_chunks
     request = update_request()
     request.chunks.extend([77])
     (part,) = setting.stub.Download(request, timeout=10)
