@@ -1,0 +1,159 @@
+"""The two ends of `transport.py`: the real data plane, each end in a process of its own.
+
+The coordinator's hub checks that every chunk of an upload arrives and keeps none; everything else,
+from the payload's `read` to the server's receipt, is the product: chunks, checksums, gRPC, mutual
+TLS. A line of JSON on standard input orders a transfer, one on standard output says how long it
+took.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fedwan.codecs.payload import Bytes  # noqa: E402
+from fedwan.link import wire_pb2 as wire  # noqa: E402
+from fedwan.link.base import Delivery, Link, Signals  # noqa: E402
+from fedwan.link.client import GrpcLink  # noqa: E402
+from fedwan.link.server import DataPlane, threads_per_site  # noqa: E402
+from fedwan.link.shaped import ShapedLink  # noqa: E402
+from fedwan.link.tls import Identity  # noqa: E402
+from fedwan.memory import tune_allocator  # noqa: E402
+
+SITE = "s1"
+BLOCK_BYTES = 16 << 20
+CHUNK_BYTES = 1 << 20
+
+
+class Repeated:
+    """A payload of any length, made of one block of noise again and again."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+        self._block = memoryview(np.random.default_rng(0).bytes(BLOCK_BYTES + CHUNK_BYTES))
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """A view of the block."""
+        at = offset % BLOCK_BYTES
+        return self._block[at : at + size]
+
+
+class Intake:
+    """An upload on its way in: which chunks have come, in a block that is written again."""
+
+    def __init__(self, header: wire.UploadHeader) -> None:
+        self._size = header.chunk_bytes
+        self.missing = set(range(-(-header.num_bytes // header.chunk_bytes)))
+        self._block = memoryview(bytearray(BLOCK_BYTES + CHUNK_BYTES))
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Copy a chunk, as a buffer would."""
+        at = offset % BLOCK_BYTES
+        self._block[at : at + len(data)] = data
+        self.missing.discard(offset // self._size)
+
+
+class Sink:
+    """A hub that takes every upload, and has as many bytes to download as a version says."""
+
+    def __init__(self) -> None:
+        self._intakes: dict[int, Intake] = {}
+
+    def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
+        """Everybody is welcome."""
+        return wire.Welcome()
+
+    def attach(self, site: str, session: str) -> Signals:
+        """Nothing is ever said."""
+        return Signals()
+
+    def heard(self, site: str, signal: wire.SiteSignal) -> None:
+        """Noted nowhere."""
+
+    def detach(self, site: str, session: str) -> None:
+        """Noted nowhere."""
+
+    def open_upload(self, site: str, header: wire.UploadHeader) -> Intake:
+        """One for every version."""
+        return self._intakes.setdefault(header.version, Intake(header))
+
+    def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
+        """Accepted once nothing is missing."""
+        missing = sorted(self._intakes[header.version].missing.copy())
+        if missing:
+            return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=missing)
+        return wire.Receipt(status=wire.Receipt.ACCEPTED)
+
+    def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        """Noise."""
+        header = wire.DownloadHeader(
+            status=wire.DownloadHeader.READY, num_bytes=request.version, chunk_bytes=CHUNK_BYTES
+        )
+        return Delivery(header, Repeated(request.version))
+
+    def report(self, site: str, report: wire.QualityReport) -> None:
+        """Noted nowhere."""
+
+    def leave(self, site: str, farewell: wire.Farewell) -> None:
+        """Noted nowhere."""
+
+
+def serve(folder: Path, host: str, congestion: str) -> None:
+    """The coordinator's end, until standard input closes."""
+    identity = Identity.load(folder / "coordinator", "coordinator")
+    plane = DataPlane(Sink(), identity, host, 0, 8 + threads_per_site(0), 2.0, congestion)
+    plane.start()
+    print(plane.port, flush=True)
+    sys.stdin.read()
+    plane.stop(0.1)
+
+
+def transfer(folder: Path, address: str, channels: int, congestion: str, shape: str) -> None:
+    """A site's end: transfers as they are ordered, until standard input closes."""
+    identity = Identity.load(folder / SITE)
+    grpc_link = GrpcLink(address, identity, channels=channels, congestion=congestion)
+    link: Link = ShapedLink(grpc_link, *json.loads(shape)) if shape else grpc_link
+    link.join(wire.Hello(site=SITE, session="benchmark"))
+    for number, line in enumerate(sys.stdin):
+        order = json.loads(line)
+        lanes = grpc_link.up if order["way"] == "up" else grpc_link.down
+        num_channels = lanes.stripes.count
+        began = time.monotonic()
+        if order["way"] == "up":
+            receipt = link.upload(wire.UploadHeader(version=number), Repeated(order["num_bytes"]))
+            assert receipt.status == wire.Receipt.ACCEPTED
+        else:
+            request = wire.DownloadRequest(version=order["num_bytes"])
+            assert link.download(request).payload is not None
+        seconds = time.monotonic() - began
+        print(json.dumps({"seconds": seconds, "channels": num_channels}), flush=True)
+    link.close()
+
+
+def main() -> None:
+    """One end."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("end", choices=["serve", "transfer"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("address")
+    parser.add_argument("--congestion", default="auto")
+    parser.add_argument("--channels", type=int, default=0)
+    parser.add_argument("--shape", default="")
+    args = parser.parse_args()
+    tune_allocator()  # as both services do
+    if args.end == "serve":
+        serve(args.folder, args.address, args.congestion)
+    else:
+        transfer(args.folder, args.address, args.channels, args.congestion, args.shape)
+
+
+if __name__ == "__main__":
+    main()
