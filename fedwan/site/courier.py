@@ -9,6 +9,7 @@ from typing import NamedTuple
 import safetensors.torch
 
 from fedwan.codecs import Payload, fp32
+from fedwan.codecs.growing import GrowingPayload
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, RunStopped
 from fedwan.fragments import whole
@@ -55,7 +56,7 @@ class Courier:
             raise FedwanError(f"the initial weights were refused: {receipt.text}")
 
     def send_contribution(
-        self, fragment: int, version: int, payload: Payload, work: wire.Work
+        self, fragment: int, version: int, payload: Payload | GrowingPayload, work: wire.Work
     ) -> wire.Receipt:
         """Upload a contribution to `version`."""
         return self._send(wire.UploadHeader.CONTRIBUTION, fragment, version, payload, work)
@@ -65,7 +66,7 @@ class Courier:
         kind: wire.UploadHeader.Kind,
         fragment: int,
         version: int,
-        payload: Payload,
+        payload: Payload | GrowingPayload,
         work: wire.Work,
     ) -> wire.Receipt:
         header = wire.UploadHeader(

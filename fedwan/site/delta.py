@@ -82,6 +82,8 @@ class DeltaExchange:
         self._executor: Executor = (
             ThreadPoolExecutor(count, "flight") if self._overlap.tau else InlineExecutor()
         )
+        # One at a time: two would only share the memory's bandwidth.
+        self._encoder = ThreadPoolExecutor(1, "encode")
         self._is_grounded = threading.Event()
         self._rejections = 0
         self._durable_version = 0
@@ -205,6 +207,7 @@ class DeltaExchange:
         """See `Exchange`; threads end when their present call does."""
         self._is_grounded.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever
 
     # In a flight's thread ------------------------------------------------------------------
 
@@ -212,18 +215,9 @@ class DeltaExchange:
         self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
     ) -> Arrival:
         station, courier = self._station, self._station.courier
-        residual = self._residuals.of(fragment)
-        payload, owed = station.strategy.up.encode(
-            station.replica.delta(held), residual, fragment.layout
-        )
-        if not self._overlap.tau and fragment.index == 0:
-            # Before it leaves: once it is merged, nobody could make up for what this site forgets.
-            self._save(version + 1, self._residuals.ledger(residual, owed, done))
-        receipt = courier.send_contribution(fragment.index, version, payload, work)
-        if receipt.status == wire.Receipt.REJECTED:
-            self._refuse(version, receipt.text)
+        send = self._send_while_encoding if self._overlap.tau else self._save_and_send
+        owed = send(fragment, version, held, work, done)
         self._residuals.settle(fragment, version + 1, owed)
-        del payload, owed, residual
         if self._look_ahead is None:
             held.clear()
         else:
@@ -237,18 +231,59 @@ class DeltaExchange:
             self._look_ahead.learn(arrival.payload, fragment, station.strategy.down)
         return Arrival(None, arrival.version, arrival.durable_version)
 
+    def _save_and_send(
+        self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
+    ) -> State:
+        """Encode, save, send; what error feedback owes afterwards.
+
+        Before it leaves: once it is merged, nobody could make up for what this site forgets.
+        """
+        residual = self._residuals.of(fragment)
+        payload, owed = self._station.strategy.up.encode(
+            self._station.replica.delta(held), residual, fragment.layout
+        )
+        if fragment.index == 0:
+            self._save(version + 1, self._residuals.ledger(residual, owed, done))
+        self._check(
+            version,
+            self._station.courier.send_contribution(fragment.index, version, payload, work),
+        )
+        return owed
+
+    def _send_while_encoding(
+        self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
+    ) -> State:
+        """Send each tensor as soon as it is coded; what error feedback owes afterwards."""
+        up = self._station.strategy.up
+        growing = up.grow(fragment.layout)
+        encoding = self._encoder.submit(
+            up.encode_into,
+            growing,
+            self._station.replica.delta(held),
+            self._residuals.of(fragment),
+            fragment.layout,
+        )
+        receipt = self._station.courier.send_contribution(fragment.index, version, growing, work)
+        owed = encoding.result()
+        self._check(version, receipt)
+        return owed
+
     def _heed(self) -> None:
         if self._is_grounded.is_set():
             raise _Astray(is_refused=False)
         if not self._overlap.tau:
             self._station.listen()
 
-    def _refuse(self, version: int, text: str) -> None:
+    def _check(self, version: int, receipt: wire.Receipt) -> None:
+        if receipt.status != wire.Receipt.REJECTED:
+            return
         self._rejections += 1
         self._station.keeper.discard(version + 1)
-        log.warning("contribution to version %d was refused: %s", version, text)
+        log.warning("contribution to version %d was refused: %s", version, receipt.text)
         if self._rejections >= MAX_REJECTIONS:
-            raise FedwanError(f"{self._rejections} contributions in a row were refused: {text}")
+            raise FedwanError(
+                f"{self._rejections} contributions in a row were refused: {receipt.text}"
+            )
         raise _Astray(is_refused=True)
 
     def _save(self, version: int, ledger: Ledger) -> None:
