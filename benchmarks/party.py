@@ -3,8 +3,8 @@
     python benchmarks/party.py ROLE FOLDER APP
 
 The real services (`run_coordinator`, `run_site`) with the ticket handed over in a file instead of
-by Flower. `FOLDER` is laid out by `fleet.py`, recipes are those of `APP`. Leaves `ROLE.json`: peak memory, processor seconds,
-and when the workload's steps began.
+by Flower. `FOLDER` is laid out by `fleet.py`, recipes are those of `APP`. Leaves `ROLE.json`: peak
+memory, processor seconds, and when the workload's steps began.
 """
 
 from __future__ import annotations
