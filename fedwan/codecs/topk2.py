@@ -213,22 +213,24 @@ class _SparseCoded:
 
     def _entries(self, record: Tensor) -> tuple[Tensor, Tensor]:
         """Indices into the flat tensor, ascending, and the values there."""
-        found: list[tuple[Tensor, Tensor]] = []
+        indices, values = [], []
         for part in _parts(record, self._spec.num_values):
             count = _num_kept(part.width)
-            index = unpack_ascending(part.upper, part.low, count)
-            if index is None or bool((index[:, -1] >= part.width).any()):
-                raise PayloadError(
-                    f"has chunks of {part.width} whose {count} indices are not ascending or out of "
-                    "range; refused"
-                )
-            starts = torch.arange(part.values.start, part.values.stop, part.width)
-            code = unpack(part.codes, 2, count)
-            index += starts.to(index.device).unsqueeze(1)
-            found.append((index.view(-1), _values(code, part.magnitudes).view(-1)))
-        if not found:
+            for rows in spans(len(part.magnitudes), _ROWS_AT_ONCE):
+                index = unpack_ascending(part.upper[rows], part.low[rows], count)
+                if index is None or bool((index[:, -1] >= part.width).any()):
+                    raise PayloadError(
+                        f"has chunks of {part.width} whose {count} indices are not ascending or "
+                        "out of range; refused"
+                    )
+                first = part.values.start + rows.start * part.width
+                starts = torch.arange(len(index), device=index.device) * part.width + first
+                indices.append((index + starts.unsqueeze(1)).view(-1))
+                code = unpack(part.codes[rows], 2, count)
+                values.append(_values(code, part.magnitudes[rows]).view(-1))
+        if not indices:
             return torch.empty(0, dtype=torch.int64), torch.empty(0)
-        return torch.cat([i for i, _ in found]), torch.cat([v for _, v in found])
+        return torch.cat(indices), torch.cat(values)
 
 
 def topk2(beta: float = 0.95) -> Codec:

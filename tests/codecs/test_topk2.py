@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import sys
 
 import pytest
 import torch
@@ -199,3 +200,14 @@ def test_a_gpu_reads_the_same_values_and_keeps_what_it_owes_there() -> None:
     coded.add_to(there)
     assert torch.equal(here, there.cpu())
     assert torch.equal(owed.cpu(), value - coded.tensor())
+
+
+def test_many_chunks_are_coded_in_batches_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
+    value = random_values(21 * 4096 + 5)
+    whole, owed = topk2().encode_tensor(value, None)
+    monkeypatch.setattr(sys.modules["fedwan.codecs.topk2"], "_ROWS_AT_ONCE", 4)
+    batched, again = topk2().encode_tensor(value, None)
+    assert bytes(whole) == bytes(batched)
+    assert owed is not None and again is not None and torch.equal(owed, again)
+    coded = topk2().read_tensor(batched, spec(value.shape))
+    assert torch.equal(coded.tensor(), value - owed)
