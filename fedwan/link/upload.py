@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import grpc
 
-from fedwan.codecs.payload import Source
+from fedwan.codecs.payload import Bytes, Source
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.dealing import Dealer
 from fedwan.link.framing import Part, make_chunk
@@ -21,6 +21,22 @@ __all__ = ["upload"]
 T = TypeVar("T")
 
 RECHECK_S = 0.05
+
+
+class _Remembering:
+    """A source that keeps the error of a read: gRPC tells only that an iterator failed."""
+
+    def __init__(self, inner: Source) -> None:
+        self._inner = inner
+        self.num_bytes = inner.num_bytes
+        self.error: Exception | None = None
+
+    def read(self, offset: int, size: int) -> Bytes:
+        try:
+            return self._inner.read(offset, size)
+        except Exception as error:
+            self.error = error
+            raise
 
 
 def upload(
@@ -38,6 +54,7 @@ def upload(
 
     Raises:
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
+        FedwanError: the payload cannot be read, as when encoding it failed.
     """
     with lanes.stripes.measured() as stretch:
         stretch.num_bytes = payload.num_bytes
@@ -50,12 +67,15 @@ def _send_until_final(
     lanes: Lanes, patience: Patience, header: wire.UploadHeader, payload: Source
 ) -> wire.Receipt:
     stubs = lanes.stubs()
+    payload = _Remembering(payload)
     missing: Sequence[int] = range(-(-payload.num_bytes // header.chunk_bytes))
     while True:
         try:
             receipts = _send_stripes(stubs, lanes, header, payload, missing)
             patience.succeeded()
         except grpc.RpcError as error:
+            if payload.error is not None:
+                raise payload.error from None
             patience.failed(error)
             missing = ()  # a header alone asks what has arrived
             continue

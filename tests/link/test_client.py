@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedwan.errors import LinkLost, PayloadError, SessionLost
+from fedwan.codecs import fp32
+from fedwan.errors import FedwanError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import LEAVE_PATIENCE_S
 from tests.planes import (
@@ -317,3 +319,44 @@ def test_a_chunk_of_a_download_that_is_damaged_is_refused(
         monkeypatch.setattr("fedwan.link.framing.xxhash.xxh3_64_intdigest", lambda data: id(data))
         with pytest.raises(PayloadError, match="damaged"):
             link.download(update_request())
+
+
+def test_an_upload_goes_out_while_its_payload_is_still_being_encoded(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=200_000)
+    bench.set_model()
+    value = torch.arange(200_000, dtype=torch.float32)
+    growing = fp32().grow(bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1") as link,
+    ):
+        link.join(bench.hello("s1"))
+        receipt = in_thread(lambda: link.upload(header_of(growing), growing))
+        time.sleep(0.2)  # the stream is open and waits for bytes
+        fp32().encode_into(growing, {"net/w": value}, {}, bench.layout)
+        assert receipt(10.0).status == wire.Receipt.ACCEPTED
+        contribution = bench.contribution("s1")
+        assert contribution is not None
+        whole, _ = fp32().encode({"net/w": value}, {}, bench.layout)
+        assert read_all(contribution.payload) == read_all(whole)
+        bench.intake.forget(0, 0)
+
+
+def test_an_upload_whose_payload_cannot_be_encoded_ends_at_once_with_the_reason(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=200_000)
+    bench.set_model()
+    growing = fp32().grow(bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1") as link,
+    ):
+        link.join(bench.hello("s1"))
+        receipt = in_thread(lambda: link.upload(header_of(growing), growing))
+        time.sleep(0.1)
+        growing.fail(MemoryError("no room"))
+        with pytest.raises(FedwanError, match=r"could not be encoded \(MemoryError: no room\)"):
+            receipt(5.0)
