@@ -3,7 +3,8 @@
 #   make demo [ARGS="workload=flow sites=2"]   the main job: a coordinator and 4 sites, here
 #   make test | test-fast                      the whole suite | without what takes long
 #   make lint                                  ruff and mypy
-#   make bench [ARGS="--json out.json"]        time of a round over the data plane
+#   make bench [BENCH="timed codecs"]          all benchmarks, or some, in quick form; runs/bench/
+#   make bench-peers ARGS="--json out.json"    fedwan beside DDP, torchft and Flower, as root
 #   make proto                                 generate the wire messages anew
 #
 # .venv is made once, and again when the pins or the packaging change.
@@ -13,12 +14,14 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 
-.PHONY: help install demo test test-fast lint bench proto clean
+.PHONY: help install demo test test-fast lint bench bench-peers proto clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '3,9s/^# \{0,1\}//p' Makefile
+	@sed -n '3,10s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 
@@ -44,11 +47,28 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Those of the wide area make network namespaces, as root; others fall back to a shaped link.
+BENCH ?= round_trip codecs transport timed scale codec_quality sync_vs_local
+
 bench: install
-	$(BIN)/python benchmarks/round_trip.py $(ARGS)
+	mkdir -p runs/bench
+	for name in $(BENCH); do \
+	    echo "== $$name"; \
+	    $(BIN)/python benchmarks/$$name.py --quick --json runs/bench/$$name.json $(ARGS) || exit 1; \
+	done
+
+# The peers have an environment of their own, with the same torch and flwr.
+$(PEERS_STAMP): constraints.txt pyproject.toml benchmarks/peers/requirements.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    -r benchmarks/peers/requirements.txt -e .
+	@touch $(PEERS_STAMP)
+
+bench-peers: $(PEERS_STAMP)
+	$(PEERS)/bin/python benchmarks/peers.py $(ARGS)
 
 proto: install
 	$(BIN)/python -m grpc_tools.protoc -I . --python_out=. --pyi_out=. fedwan/link/wire.proto
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
