@@ -42,7 +42,7 @@ from benchmarks.peers.curve import Curve  # noqa: E402
 from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec  # noqa: E402
 from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from benchmarks.peers.workload import Part, measure_local_step, open_part  # noqa: E402
+from benchmarks.peers.workload import Part, open_part  # noqa: E402
 from fedwan.errors import FedwanError  # noqa: E402
 from fedwan.state import State, hash_state  # noqa: E402
 
@@ -133,11 +133,16 @@ def global_weights(part: Part, diloco: DiLoCo) -> State:
     }
 
 
+def exchange_steps(spec: Spec, num_fragments: int) -> set[int]:
+    """Steps, from 0, inside which DiLoCo begins an exchange or waits for its end."""
+    every, delay = spec.h // num_fragments, spec.options.get("delay", 0)
+    return {step for step in range(spec.num_steps) if (step + 1) % every in (0, every - delay)}
+
+
 def train(spec: Spec, site: int, folder: Path) -> None:
     """One site's training."""
     name_interface(spec, site)
     part = open_part(spec, site)
-    STOPWATCH.nominal_s = measure_local_step(spec, site)
     options = spec.options
     fragments = cut(part, options.get("fragments", 1))
     curve = Curve(part, spec) if site == 0 else None
@@ -165,6 +170,7 @@ def train(spec: Spec, site: int, folder: Path) -> None:
         expected = spec.num_steps // spec.h * len(fragments)
         if commits != expected:
             raise FedwanError(f"torchft committed {commits} of {expected} exchanges; see its log")
+        STOPWATCH.discount(exchange_steps(spec, len(fragments)))
         sha256 = hash_state(global_weights(part, diloco))
         save_site(folder, site, sha256, curve)
 

@@ -89,7 +89,7 @@ def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
 def measure_local_step(spec: Spec, site: int) -> float:
     """Median seconds of a step without any exchange, on a copy: what a step computes.
 
-    For systems that exchange inside the step, whose own steps do not tell it from waiting.
+    For a system that exchanges inside every step, whose own steps do not tell it from waiting.
     """
     if STOPWATCH.nominal_s is not None:  # the workload says it
         return STOPWATCH.nominal_s
