@@ -7,19 +7,19 @@ which would sit in a connection that has become slow while others could carry th
 
 gRPC for Python has no setting for either, but both may be changed while a socket is connected, and
 sockets that a server accepts inherit the listening one's. So this finds the process's own sockets
-among its file descriptors, by their addresses.
+by their addresses.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import socket
-import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+
+from fedwan.link.sockets import plain, resolve, tcp_sockets
 
 __all__ = ["Congestion"]
 
@@ -48,9 +48,8 @@ class Congestion:
 
     def apply_to_peer(self, address: str) -> int:
         """Set up this process's connections to `host:port`; how many there are."""
-        host, _, port = address.rpartition(":")
-        peers = _resolve(host.strip("[]"), int(port))
-        return self._apply(lambda found: _plain(found.getpeername()) in peers)
+        peers = resolve(address)
+        return self._apply(lambda found: plain(found.getpeername()) in peers)
 
     def apply_to_listener(self, port: int) -> int:
         """Set up the socket that listens on `port`, and so all that it will accept."""
@@ -63,7 +62,7 @@ class Congestion:
 
     def _apply(self, is_wanted: Callable[[socket.socket], bool]) -> int:
         num = 0
-        for found in _tcp_sockets():
+        for found in tcp_sockets():
             with suppress(OSError):  # not connected yet, or closed by now
                 if not is_wanted(found):
                     continue
@@ -103,44 +102,3 @@ def _choose(wish: str) -> str:
             mend,
         )
     return ""
-
-
-def _tcp_sockets() -> Iterator[socket.socket]:
-    """This process's TCP sockets, whoever owns them; each only until the next is asked for.
-
-    They are borrowed and not duplicated: a duplicate that outlives the original by a moment keeps
-    it registered with its owner's epoll. Should a descriptor change hands meanwhile, the worst is
-    that another socket of this process gets the setting.
-    """
-    if sys.platform != "linux":
-        return
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
-                continue
-            found = socket.socket(fileno=int(name))
-        except OSError:  # closed meanwhile, like the one of this listing
-            continue
-        try:
-            is_internet = found.family in (socket.AF_INET, socket.AF_INET6)
-            if is_internet and found.type == socket.SOCK_STREAM:
-                yield found
-        finally:
-            found.detach()
-
-
-def _resolve(host: str, port: int) -> set[tuple[str, int]]:
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:  # the transfer will say so, in better words
-        return set()
-    return {_plain(address) for *_, address in found}
-
-
-def _plain(
-    address: tuple[str, int] | tuple[str, int, int, int] | tuple[int, bytes],
-) -> tuple[str, int]:
-    """Address and port; IPv4 as such, also where a socket of IPv6 speaks it."""
-    host, port = str(address[0]), address[1]
-    assert isinstance(port, int)
-    return host.removeprefix("::ffff:"), port

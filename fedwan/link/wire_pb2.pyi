@@ -251,3 +251,63 @@ class Farewell(_message.Message):
 class Ack(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ProbeRequest(_message.Message):
+    __slots__ = ("probe", "seconds")
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    probe: int
+    seconds: float
+    def __init__(self, probe: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class ProbePart(_message.Message):
+    __slots__ = ("request", "data", "reply")
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    request: ProbeRequest
+    data: bytes
+    reply: ProbeReply
+    def __init__(self, request: _Optional[_Union[ProbeRequest, _Mapping]] = ..., data: _Optional[bytes] = ..., reply: _Optional[_Union[ProbeReply, _Mapping]] = ...) -> None: ...
+
+class ProbeReply(_message.Message):
+    __slots__ = ("ticks", "tcp", "settings")
+    TICKS_FIELD_NUMBER: _ClassVar[int]
+    TCP_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    ticks: _containers.RepeatedScalarFieldContainer[int]
+    tcp: TcpState
+    settings: TcpSettings
+    def __init__(self, ticks: _Optional[_Iterable[int]] = ..., tcp: _Optional[_Union[TcpState, _Mapping]] = ..., settings: _Optional[_Union[TcpSettings, _Mapping]] = ...) -> None: ...
+
+class TcpState(_message.Message):
+    __slots__ = ("congestion", "bytes_sent", "bytes_again", "busy_us", "window_us", "buffer_us", "rtt_us", "least_rtt_us")
+    CONGESTION_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
+    BYTES_AGAIN_FIELD_NUMBER: _ClassVar[int]
+    BUSY_US_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_US_FIELD_NUMBER: _ClassVar[int]
+    BUFFER_US_FIELD_NUMBER: _ClassVar[int]
+    RTT_US_FIELD_NUMBER: _ClassVar[int]
+    LEAST_RTT_US_FIELD_NUMBER: _ClassVar[int]
+    congestion: str
+    bytes_sent: int
+    bytes_again: int
+    busy_us: int
+    window_us: int
+    buffer_us: int
+    rtt_us: int
+    least_rtt_us: int
+    def __init__(self, congestion: _Optional[str] = ..., bytes_sent: _Optional[int] = ..., bytes_again: _Optional[int] = ..., busy_us: _Optional[int] = ..., window_us: _Optional[int] = ..., buffer_us: _Optional[int] = ..., rtt_us: _Optional[int] = ..., least_rtt_us: _Optional[int] = ...) -> None: ...
+
+class TcpSettings(_message.Message):
+    __slots__ = ("allowed", "available", "receive_max", "send_max")
+    ALLOWED_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_MAX_FIELD_NUMBER: _ClassVar[int]
+    SEND_MAX_FIELD_NUMBER: _ClassVar[int]
+    allowed: _containers.RepeatedScalarFieldContainer[str]
+    available: _containers.RepeatedScalarFieldContainer[str]
+    receive_max: int
+    send_max: int
+    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., available: _Optional[_Iterable[str]] = ..., receive_max: _Optional[int] = ..., send_max: _Optional[int] = ...) -> None: ...

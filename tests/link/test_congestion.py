@@ -13,6 +13,7 @@ import pytest
 from fedwan.link import congestion
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.congestion import Congestion
+from fedwan.link.sockets import tcp_sockets
 from tests.planes import Bench, dialling, header_of, random_payload, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
@@ -176,7 +177,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
         link.join(bench.hello("s1"))
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         served, dialled = [], []
-        for found in congestion._tcp_sockets():
+        for found in tcp_sockets():
             try:
                 peer = found.getpeername()[1]
             except OSError:

@@ -31,5 +31,7 @@ def test_generated_code_matches_the_proto(tmp_path: Path) -> None:
 
 def test_the_service_is_the_one_of_the_proto() -> None:
     methods = [m.name for m in wire.DESCRIPTOR.services_by_name["DataPlane"].methods]
-    assert methods == ["Join", "Control", "Upload", "Download", "Report", "Leave"]
+    assert methods == [
+        *("Join", "Control", "Upload", "Download", "Report", "Leave", "ProbeUp", "ProbeDown")
+    ]
     assert SERVICE == "fedwan.wire.v1.DataPlane"
