@@ -41,6 +41,16 @@ class Stub:
             request_serializer=wire.DownloadRequest.SerializeToString,
             response_deserializer=download_part,
         )
+        self.ProbeUp = channel.stream_unary(
+            f"/{SERVICE}/ProbeUp",
+            request_serializer=wire.ProbePart.SerializeToString,
+            response_deserializer=wire.ProbeReply.FromString,
+        )
+        self.ProbeDown = channel.unary_stream(
+            f"/{SERVICE}/ProbeDown",
+            request_serializer=wire.ProbeRequest.SerializeToString,
+            response_deserializer=wire.ProbePart.FromString,
+        )
 
 
 def _unary(channel: grpc.Channel, name: str, reply: Any) -> Any:
@@ -84,6 +94,16 @@ def handlers(servicer: Any) -> grpc.GenericRpcHandler:
                 _checked(servicer.Download),
                 request_deserializer=_tolerant(wire.DownloadRequest.FromString),
                 response_serializer=serialize,
+            ),
+            "ProbeUp": grpc.stream_unary_rpc_method_handler(
+                _all_checked(servicer.ProbeUp),
+                request_deserializer=_tolerant(wire.ProbePart.FromString),
+                response_serializer=wire.ProbeReply.SerializeToString,
+            ),
+            "ProbeDown": grpc.unary_stream_rpc_method_handler(
+                _checked(servicer.ProbeDown),
+                request_deserializer=_tolerant(wire.ProbeRequest.FromString),
+                response_serializer=wire.ProbePart.SerializeToString,
             ),
         },
     )

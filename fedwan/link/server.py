@@ -24,6 +24,7 @@ from fedwan.link.congestion import Congestion
 from fedwan.link.dealing import Deals
 from fedwan.link.framing import Part, is_intact, make_chunk
 from fedwan.link.methods import handlers
+from fedwan.link.probe import MAX_STREAMS, Probes
 from fedwan.link.stripes import most_stripes
 from fedwan.link.tls import Identity
 
@@ -51,9 +52,9 @@ SERVER_OPTIONS = [
 def threads_per_site(channels: int) -> int:
     """Calls that a site may have open at once; a thread is made when none is idle.
 
-    Control, words, downloads that wait for a round, and stripes in both directions.
+    Control, words, downloads that wait for a round, stripes in both directions, and a probe.
     """
-    return 2 + MAX_WAITING + 2 * most_stripes(channels)
+    return 2 + MAX_WAITING + 2 * most_stripes(channels) + MAX_STREAMS
 
 
 class DataPlane:
@@ -87,6 +88,7 @@ class DataPlane:
         self._revocations = identity.revocations()
         self._heartbeat_s = heartbeat_s
         self._deals = Deals()
+        self._probes = Probes()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
         self._server.add_generic_rpc_handlers((handlers(self),))
@@ -191,6 +193,18 @@ class DataPlane:
     def Leave(self, request: wire.Farewell, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.leave(self._site(context), request))
         return wire.Ack()
+
+    def ProbeUp(  # noqa: N802, D102
+        self, parts: Iterator[wire.ProbePart], context: Any
+    ) -> wire.ProbeReply:
+        return _guard(context, lambda: self._probes.receive(self._site(context), parts, context))
+
+    def ProbeDown(  # noqa: N802, D102
+        self, request: wire.ProbeRequest, context: Any
+    ) -> Iterator[wire.ProbePart]:
+        parts = self._probes.send(self._site(context), request, context)
+        while (part := _guard(context, lambda: next(parts, None))) is not None:
+            yield part
 
     def _site(self, context: Any) -> str:
         """The name in the peer's certificate, which TLS has verified."""
