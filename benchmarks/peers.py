@@ -21,6 +21,7 @@ import argparse
 import json
 import sys
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,20 +108,32 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, on_wan: bool) -> Spe
     )
 
 
-def measure(name: str, args: argparse.Namespace, folder: Path, link: WanLink) -> list[Row]:
-    """All starts of a variant: on bare links first, then on the wide area."""
+def measure(
+    name: str, args: argparse.Namespace, seed: int, folder: Path, link: WanLink
+) -> Iterator[Row]:
+    """One start of a variant: on bare links first, then on the wide area."""
+    fast: Row | None = None
+    for place in (BARE, link):
+        spec = spec_of(name, args, seed, on_wan=place != BARE)
+        at = folder / f"{name}-{seed}-{'bare' if place == BARE else 'wan'}"
+        row = make_row(name, run(spec, place, at, args.timeout_s), place, args.fd)
+        if fast and spec.stop_at and spec.points:
+            row = borrow_curve(row, fast)
+        fast = row
+        print_table([row | {"starts": 1}])
+        yield row
+
+
+def measure_all(args: argparse.Namespace, folder: Path) -> list[Row]:
+    """Every system, start by start, so that what else a machine does meets them all alike."""
+    link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     rows: list[Row] = []
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     for seed in range(args.starts):
-        fast: Row | None = None
-        for place in (BARE, link):
-            spec = spec_of(name, args, seed, on_wan=place != BARE)
-            at = folder / f"{name}-{seed}-{'bare' if place == BARE else 'wan'}"
-            row = make_row(name, run(spec, place, at, args.timeout_s), place, args.fd)
-            if fast and spec.stop_at and spec.points:
-                row = borrow_curve(row, fast)
-            fast = row
-            rows.append(row)
-            print_table([row | {"starts": 1}])
+        for name in args.systems:
+            for row in measure(name, args, seed, folder, link):
+                rows.append(row)
+                args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
 
 
@@ -160,17 +173,11 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     """Run every system, print a table, write rows and a picture."""
     args = parse()
-    link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
-    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        folder = args.keep or Path(name)
         try:
-            for system in args.systems:
-                rows += measure(system, args, folder.resolve(), link)
-                args.json.parent.mkdir(parents=True, exist_ok=True)
-                args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            rows = measure_all(args, (args.keep or Path(name)).resolve())
         except FedwanError as error:
-            print(f"{system}: {error}", file=sys.stderr)
+            print(error, file=sys.stderr)
             sys.exit(error.exit_code)
     print()
     print_table(summarise(rows))

@@ -152,7 +152,9 @@ def _run_processes(processes: list[Process], folder: Path, timeout_s: float) -> 
             if code is None or name not in left and code == 0:
                 continue
             if code or name not in left:
-                raise FedwanError(f"{name} ended with status {code}: {_tail(folder, name)}")
+                raise FedwanError(
+                    f"{folder.name}: {name} ended with status {code}: {_tail(folder, name)}"
+                )
             left.remove(name)
         if time.monotonic() > deadline:
             raise FedwanError(f"{', '.join(sorted(left))} took over {timeout_s:g} s; see {folder}")
