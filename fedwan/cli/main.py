@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import coordinator, demo, pki, report, run, site
+from fedwan.cli import coordinator, demo, doctor, pki, report, run, site
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import FedwanError, UserError
 
@@ -32,6 +32,7 @@ app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
 app.command("site")(site.site)
 app.add_typer(pki.app, name="pki")
 app.command("report")(report.report)
+app.add_typer(doctor.app, name="doctor")
 
 
 @app.callback(invoke_without_command=True)

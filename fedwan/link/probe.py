@@ -1,7 +1,7 @@
 """The coordinator's end of a measurement of the link: takes and sends bytes that mean nothing.
 
-A site's probe is several streams at once. What it may cost is bounded here: seconds, bytes, streams,
-and one probe at a time for each site. `fedwan.link.measure` is the other end.
+A site's probe is several streams at once. What it may cost is bounded here: seconds, bytes,
+streams, and one probe at a time for each site. `fedwan.link.measure` is the other end.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fedwan.link.tcp_info import TcpWatch, tcp_settings
 __all__ = ["MAX_SECONDS", "MAX_STREAMS", "TICK_S", "Probes", "Ticks", "nothings"]
 
 MAX_SECONDS = 10.0
-MAX_BYTES = 4 << 30
-"""Of one stream."""
+MAX_BYTES = 16 << 30
+"""Of one stream; more than it can bring in that time."""
 MAX_STREAMS = 16
 """Of one probe."""
-GRACE_S = 5.0
+GRACE_S = 10.0
 """After which a stream that has become silent is cut off."""
 TICK_S = 0.1
 _LEAST_PART = 16 << 10

@@ -301,13 +301,13 @@ class TcpState(_message.Message):
     def __init__(self, congestion: _Optional[str] = ..., bytes_sent: _Optional[int] = ..., bytes_again: _Optional[int] = ..., busy_us: _Optional[int] = ..., window_us: _Optional[int] = ..., buffer_us: _Optional[int] = ..., rtt_us: _Optional[int] = ..., least_rtt_us: _Optional[int] = ...) -> None: ...
 
 class TcpSettings(_message.Message):
-    __slots__ = ("allowed", "available", "receive_max", "send_max")
+    __slots__ = ("allowed", "available", "receive", "send")
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     AVAILABLE_FIELD_NUMBER: _ClassVar[int]
-    RECEIVE_MAX_FIELD_NUMBER: _ClassVar[int]
-    SEND_MAX_FIELD_NUMBER: _ClassVar[int]
+    RECEIVE_FIELD_NUMBER: _ClassVar[int]
+    SEND_FIELD_NUMBER: _ClassVar[int]
     allowed: _containers.RepeatedScalarFieldContainer[str]
     available: _containers.RepeatedScalarFieldContainer[str]
-    receive_max: int
-    send_max: int
-    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., available: _Optional[_Iterable[str]] = ..., receive_max: _Optional[int] = ..., send_max: _Optional[int] = ...) -> None: ...
+    receive: _containers.RepeatedScalarFieldContainer[int]
+    send: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., available: _Optional[_Iterable[str]] = ..., receive: _Optional[_Iterable[int]] = ..., send: _Optional[_Iterable[int]] = ...) -> None: ...
