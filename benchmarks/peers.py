@@ -116,7 +116,8 @@ def measure(
     for place in (BARE, link):
         spec = spec_of(name, args, seed, on_wan=place != BARE)
         at = folder / f"{name}-{seed}-{'bare' if place == BARE else 'wan'}"
-        row = make_row(name, run(spec, place, at, args.timeout_s), place, args.fd)
+        outcome = run(spec, place, at, args.timeout_s, args.congestion)
+        row = make_row(name, outcome, place, args.fd)
         if fast and spec.stop_at and spec.points:
             row = borrow_curve(row, fast)
         fast = row
@@ -144,6 +145,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rate-mbit", type=float, default=200.0)
     parser.add_argument("--rtt-ms", type=float, default=100.0)
     parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
+    parser.add_argument("--congestion", default="cubic", help="TCP's, for whoever does not choose")
     parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
     parser.add_argument("--h", type=int, default=0, help="0: the workload's own")
     parser.add_argument("--starts", type=int, default=3)

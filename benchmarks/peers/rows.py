@@ -70,6 +70,7 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
         "sites": spec.sites,
         "seed": spec.seed,
         "emulation": outcome.emulation,
+        "congestion": outcome.congestion,
         "settings": {**spec.options, "words": list(spec.words)},
         "s_per_step": round(s_per_step(sites, spec.h), 5),
         "target_fd": target_fd,

@@ -33,6 +33,7 @@ class Outcome:
 
     spec: Spec
     emulation: str
+    congestion: str
     sites: list[dict[str, Any]]
     """See `role.save_site`; the first also has the curve."""
     traffic: Traffic
@@ -71,7 +72,7 @@ class Traffic:
         return before[1], before[2]
 
 
-def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float) -> Outcome:
+def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:
     """Run a system to its end.
 
     Args:
@@ -79,6 +80,7 @@ def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float) -> Outcome:
         link: of every site, or `BARE`.
         folder: of the run, not there yet; keeps every process's log.
         timeout_s: for all of it.
+        congestion: TCP's congestion control of every namespace; a system may choose its own.
 
     Raises:
         WanUnavailable: this machine cannot emulate a network.
@@ -88,6 +90,7 @@ def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float) -> Outcome:
     num_links = spec.sites if system.is_star else spec.sites - 1
     emulation = "veth" if link == BARE else None
     with Star(num_links, _halve(link, num_links, system), emulation) as star:
+        star.set_congestion(congestion)
         spec = _place(spec, star)
         folder.mkdir(parents=True)
         spec.save(folder)
@@ -98,7 +101,7 @@ def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float) -> Outcome:
     system.finish(spec, folder)
     sites = [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
     _check(spec, sites, folder)
-    return Outcome(spec, emulation, sites, traffic)
+    return Outcome(spec, emulation, congestion, sites, traffic)
 
 
 def _halve(link: WanLink, num_links: int, system: System) -> WanLink:

@@ -214,7 +214,7 @@ def outcome(
     for second in range(0, 40):
         link = {"up": {"bytes": 10 * second}, "down": {"bytes": second}}
         traffic.add(90 + second, [link, link])
-    return Outcome(spec, "tun", sites, traffic)
+    return Outcome(spec, "tun", "cubic", sites, traffic)
 
 
 def test_a_row_has_the_columns_and_times_from_the_last_sites_first_step() -> None:
