@@ -2,11 +2,11 @@
 
     python benchmarks/transport.py [--quick] [--json PATH]
 
-A site uploads payloads of about 10 s over mutual TLS to a coordinator, both real processes in
+A site uploads payloads of about 8 s over mutual TLS to a coordinator, both real processes in
 network namespaces (see `wan.py`). Both sides' figures are bytes of payload over wall time, slow
 start included; iperf3's connection is new, the data plane's stand as they do between two rounds.
-The number of channels is the one that `link.channels=0` settles on, in uploads before those that
-count. Each figure is the median of three.
+How channels are used is what `link.channels=0` settles on, in uploads of 0.8 s of the link's rate
+before those that count. Each figure is the median of three.
 
 Row: link rate_mbit rtt_ms loss cc channels goodput_mbit tcp_mbit ratio emulation way
 """
@@ -41,10 +41,11 @@ LOSSES = (0.0, 0.0001, 0.001)
 CONTROLS = ("cubic", "bbr")
 RTT_MS = 100.0
 ENDS = Path(__file__).with_name("transport_ends.py")
-WARM_UPS = 13
-"""Transfers after which the number of channels is settled."""
-WARM_UP_BYTES = 24 << 20
-PAUSE_S = 1.0
+WARM_UPS = 15
+"""Transfers after which the use of channels is settled, unless they take too long."""
+WARM_UP_S = 40.0
+LEAST_BYTES = 8 << 20
+PAUSE_S = 1.2
 """Idle time before a transfer that counts, as between two rounds."""
 
 
@@ -58,6 +59,10 @@ class Case:
     channels: int
     seconds: int
     repeats: int
+
+    def num_bytes(self, rate_mbit: float) -> int:
+        """Of a payload that takes as long as it should at this rate."""
+        return max(LEAST_BYTES, int(self.seconds * rate_mbit * 1e6 / 8))
 
 
 class Ends:
@@ -76,15 +81,15 @@ class Ends:
         python = [sys.executable, str(ENDS)]
         words = ["--congestion", case.congestion]
         pipes: dict[str, Any] = {"stdin": -1, "stdout": -1, "text": True}
-        start = star.coordinator.popen if star else subprocess.Popen
-        self._server: Any = start([*python, "serve", str(folder), host, *words], **pipes)
+        start: Any = star.coordinator.popen if star else subprocess.Popen
+        self._server = start([*python, "serve", str(folder), host, *words], **pipes)
         address = f"{host}:{self._server.stdout.readline().strip()}"
         words += ["--channels", str(case.channels)]
         if not star:
             shape = [case.link.rate_mbit, case.link.rtt_ms, case.link.loss]
             words += ["--shape", json.dumps(shape)]
         start = star.site(0).popen if star else subprocess.Popen
-        self._site: Any = start([*python, "transfer", str(folder), address, *words], **pipes)
+        self._site = start([*python, "transfer", str(folder), address, *words], **pipes)
 
     def transfer(self, way: str, num_bytes: int) -> tuple[float, int]:
         """Mbit/s of a transfer, and its number of channels."""
@@ -132,15 +137,18 @@ def measure(star: Star | None, case: Case) -> dict[str, Any]:
     ours: list[float] = []
     theirs: list[float] = []
     with opened(star, case) as ends:
-        for _ in range(1 if case.channels else WARM_UPS):
-            ends.transfer(case.way, WARM_UP_BYTES)
+        until = time.monotonic() + WARM_UP_S
+        for _ in range(WARM_UPS):
+            time.sleep(PAUSE_S)
+            rate, _ = ends.transfer(case.way, case.num_bytes(case.link.rate_mbit / 10))
+            if time.monotonic() > until:
+                break
+        rate, _ = ends.transfer(case.way, case.num_bytes(rate / 3))
         for _ in range(case.repeats):
             theirs.append(tcp_mbit(star, case))
-            # Several flows get more than one where packets are lost, up to the link's rate.
-            expected = min(case.link.rate_mbit, 8 * theirs[-1])
             time.sleep(PAUSE_S)
-            goodput, channels = ends.transfer(case.way, int(case.seconds * expected * 1e6 / 8))
-            ours.append(goodput)
+            rate, channels = ends.transfer(case.way, case.num_bytes(rate))
+            ours.append(rate)
     goodput, tcp = statistics.median(ours), statistics.median(theirs)
     return {
         "link": f"{case.link.rate_mbit:g} Mbit/s, {case.link.rtt_ms:g} ms",
@@ -161,7 +169,7 @@ def measure(star: Star | None, case: Case) -> dict[str, Any]:
 
 def cases(args: argparse.Namespace) -> list[Case]:
     """Every row that was asked for."""
-    seconds, repeats = (4, 1) if args.quick else (10, 3)
+    seconds, repeats = (4, 1) if args.quick else (8, 3)
     return [
         Case(WanLink(rate, RTT_MS, loss), cc, args.way, args.channels, seconds, repeats)
         for rate in args.rate_mbit
@@ -185,7 +193,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="write rows to this file, a PNG beside it")
     parser.add_argument("--append", action="store_true", help="keep the rows that the file holds")
-    parser.add_argument("--quick", action="store_true", help="4 s instead of 10, once")
+    parser.add_argument("--quick", action="store_true", help="4 s instead of 8, once")
     parser.add_argument("--rate-mbit", type=float, nargs="+", default=RATES)
     parser.add_argument("--loss", type=float, nargs="+", default=LOSSES, help="shares, 0 to 1")
     parser.add_argument("--cc", nargs="+", default=CONTROLS, help="cubic, bbr or system")

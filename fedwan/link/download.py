@@ -37,10 +37,9 @@ def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) ->
     Raises:
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
     """
-    stubs = lanes.stubs()
     incoming: Incoming | None = None
     stretch = Stretch()
-    with ExitStack() as measuring:
+    with lanes.lease() as stubs, ExitStack() as measuring:
         while True:
             try:
                 if incoming is None:

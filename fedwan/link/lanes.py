@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager
 
 import grpc
 
@@ -14,33 +17,62 @@ from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["Lanes", "Trunk"]
 
+PAUSE_S = 1.0
+"""After which TCP has forgotten the rate of a connection, though not its losses (RFC 2861)."""
+
 
 class Trunk:
     """Channels, each a TCP connection, opened when first needed; both directions share them.
 
     Args:
         dial: opens one.
+        clock: monotonic seconds; a test's may differ.
     """
 
-    def __init__(self, dial: Callable[[], grpc.Channel]) -> None:
+    def __init__(
+        self, dial: Callable[[], grpc.Channel], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._dial = dial
+        self._clock = clock
+        self._num_leases = 0
+        self._used_at = -math.inf
         self._lock = threading.Lock()
         self._channels: list[grpc.Channel] = []
         self._stubs: list[Stub] = []
 
-    def stubs(self, num: int) -> list[Stub]:
-        """The first so many."""
+    @contextmanager
+    def lease(self, num: int, is_fresh: bool) -> Iterator[list[Stub]]:
+        """The first so many, for a transfer.
+
+        Args:
+            num: how many.
+            is_fresh: dial all anew, if nobody has used any for a while.
+        """
         with self._lock:
+            is_idle = not self._num_leases and self._clock() - self._used_at > PAUSE_S
+            if is_fresh and is_idle:
+                self._hang_up()
             while len(self._stubs) < num:
                 self._channels.append(self._dial())
                 self._stubs.append(Stub(self._channels[-1]))
-            return self._stubs[:num]
+            stubs = self._stubs[:num]
+            self._num_leases += 1
+        try:
+            yield stubs
+        finally:
+            with self._lock:
+                self._num_leases -= 1
+                self._used_at = self._clock()
+
+    def _hang_up(self) -> None:
+        for channel in self._channels:
+            channel.close()
+        self._channels, self._stubs = [], []
 
     def close(self) -> None:
         """Close all, with the calls on them."""
         with self._lock:
-            for channel in self._channels:
-                channel.close()
+            self._hang_up()
 
 
 class Lanes:
@@ -75,9 +107,9 @@ class Lanes:
         """Runs stripes; a thread is made when none is idle."""
         return self._pool
 
-    def stubs(self) -> list[Stub]:
+    def lease(self) -> AbstractContextManager[list[Stub]]:
         """A stub per stripe of a transfer that begins now."""
-        return self._trunk.stubs(self.stripes.count)
+        return self._trunk.lease(self.stripes.count, self.stripes.is_fresh)
 
     def close(self) -> None:
         """Let the threads end."""

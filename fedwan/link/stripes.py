@@ -1,8 +1,12 @@
-"""How many channels a transfer is striped over: a fixed number, or the one that measures best.
+"""How a transfer uses its channels: standing or new ones, and how many. What measures best stays.
+
+A flow that stood idle starts slowly again, but remembers the rate at which it last lost a packet
+and creeps from there on, if its congestion control goes by losses. A new connection does not, for
+the price of a handshake. So new ones are tried, and kept if they bring more than a tenth.
 
 Each channel is a TCP flow. Where packets are lost, or where windows are short for the round trip,
 several flows get more than one; where they are not, more flows only cost memory. So the number is
-doubled while that brings more than a tenth, and stays at the best one from then on.
+then doubled while that brings more than a tenth.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ MAX_CHANNELS = 16
 GAIN = 1.1
 """What doubling must bring to be kept."""
 SAMPLES = 2
-"""Stretches measured at each number, of which the better counts; the first is not, it connects."""
+"""Stretches measured each way, of which the better counts; the first is not, it connects."""
 LEAST_BYTES = 8 << 20
 """A shorter stretch measures the round trip, not the rate."""
 
@@ -57,14 +61,18 @@ class Stripes:
     def __init__(self, channels: int, clock: Callable[[], float] = time.monotonic) -> None:
         self.count = channels or START_CHANNELS
         """Channels that a transfer which begins now should use."""
-        self._is_settled = bool(channels)
+        self.is_fresh = False
+        """Whether a transfer that begins after a pause should dial anew."""
+        self._has_tried_fresh = False
+        self._is_fixed = bool(channels)
+        self._is_settled = False
         self._clock = clock
         self._lock = threading.Lock()
         self._num_active = 0
         self._began = 0.0
         self._total = Stretch()
         self._samples: list[float] = []
-        self._last = 0.0  # bytes per second at half as many
+        self._best = 0.0  # bytes per second
 
     @contextmanager
     def measured(self) -> Iterator[Stretch]:
@@ -98,13 +106,21 @@ class Stripes:
                 self._decide(max(self._samples[1:]))
 
     def _decide(self, rate: float) -> None:
-        """Go on doubling, or go back to half and stay."""
+        """Standing connections were measured, or new ones, or twice as many: what comes next."""
         self._samples = []
-        if rate <= GAIN * self._last:
+        is_better = rate > GAIN * self._best
+        if is_better:
+            self._best = rate
+        if not self._has_tried_fresh:
+            self._has_tried_fresh = self.is_fresh
+            if not self.is_fresh:
+                self.is_fresh = True
+                return
+            self.is_fresh = is_better
+        elif not is_better:
             self.count //= 2
             self._is_settled = True
-        elif self.count >= MAX_CHANNELS:
+        if self._is_fixed or self.count >= MAX_CHANNELS:
             self._is_settled = True
-        else:
-            self._last = rate
+        if not self._is_settled:
             self.count = min(2 * self.count, MAX_CHANNELS)

@@ -56,17 +56,20 @@ def upload(
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
         FedwanError: the payload cannot be read, as when encoding it failed.
     """
-    with lanes.stripes.measured() as stretch:
+    with lanes.lease() as stubs, lanes.stripes.measured() as stretch:
         stretch.num_bytes = payload.num_bytes
-        receipt = _send_until_final(lanes, patience, header, payload)
+        receipt = _send_until_final(stubs, lanes, patience, header, payload)
         stretch.is_clean = not patience.num_failures
         return receipt
 
 
 def _send_until_final(
-    lanes: Lanes, patience: Patience, header: wire.UploadHeader, payload: Source
+    stubs: Sequence[Stub],
+    lanes: Lanes,
+    patience: Patience,
+    header: wire.UploadHeader,
+    payload: Source,
 ) -> wire.Receipt:
-    stubs = lanes.stubs()
     payload = _Remembering(payload)
     missing: Sequence[int] = range(-(-payload.num_bytes // header.chunk_bytes))
     while True:

@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from fedwan.codecs.payload import Bytes
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.lanes import PAUSE_S, Trunk
 from tests.planes import (
     Bench,
     dialling,
@@ -100,3 +102,56 @@ def test_a_slow_connection_is_given_fewer_chunks(
     bench.intake.forget(0, 0)
     fixed_s = payload.num_bytes / 3 / SLOW_BYTES_PER_S
     assert duration_s < fixed_s / 2
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_channels_are_dialled_anew_after_a_pause_and_only_then() -> None:
+    dialled: list[grpc.Channel] = []
+
+    def dial() -> grpc.Channel:
+        dialled.append(grpc.insecure_channel("127.0.0.1:9"))
+        return dialled[-1]
+
+    clock = Clock()
+    trunk = Trunk(dial, clock)
+    with trunk.lease(2, True) as stubs:
+        clock.now += 2 * PAUSE_S
+        with trunk.lease(3, True) as more:
+            assert more[:2] == stubs and len(dialled) == 3
+    with trunk.lease(3, True) as again:
+        assert again == more
+    clock.now += 2 * PAUSE_S
+    with trunk.lease(3, False) as standing:
+        assert standing == more and len(dialled) == 3
+    clock.now += 2 * PAUSE_S
+    with trunk.lease(2, True) as new:
+        assert len(dialled) == 5 and not set(new) & set(more)
+    trunk.close()
+
+
+def test_transfers_over_new_connections_arrive_like_any_others(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, num_values=100_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    with (
+        serving(bench.desk, identities) as plane,
+        dialling(plane.port, identities / "s1", channels=2) as link,
+    ):
+        link.join(bench.hello("s1"))
+        link.up.stripes.is_fresh = link.down.stripes.is_fresh = True
+        for version in (1, 2):
+            header = header_of(payload, version=version - 1)
+            assert link.upload(header, payload).status == wire.Receipt.ACCEPTED
+            time.sleep(1.1 * PAUSE_S)
+            bench.publish(version, payload)
+            delivery = link.download(update_request(version))
+            assert read_all(delivery.payload) == read_all(payload)

@@ -60,23 +60,62 @@ def test_a_number_that_was_set_stays(clock: Clock) -> None:
     assert settle(Stripes(3, clock), clock, lambda count: 1e6 * count) == [3]
 
 
+def try_fresh(stripes: Stripes, clock: Clock) -> None:
+    """New connections come second; here they are no better."""
+    assert stripes.is_fresh
+    for _ in range(3):
+        transfer(stripes, clock, 1e5)
+    assert not stripes.is_fresh
+
+
 def test_a_slow_first_transfer_does_not_count_since_it_connects(clock: Clock) -> None:
     stripes = Stripes(0, clock)
-    transfer(stripes, clock, 1e3)
-    for _ in range(2):
-        transfer(stripes, clock, 1e6)
+    for rate in (1e3, 1e6, 1e6):
+        transfer(stripes, clock, rate)
+    try_fresh(stripes, clock)
     assert stripes.count == 4
-    transfer(stripes, clock, 1e3)
-    for _ in range(2):
-        transfer(stripes, clock, 2e6)
+    for rate in (1e3, 2e6, 2e6):
+        transfer(stripes, clock, rate)
     assert stripes.count == 8
 
 
 def test_one_slow_transfer_of_two_does_not_decide(clock: Clock) -> None:
     stripes = Stripes(0, clock)
-    for rate in (1e6, 1e6, 1e6, 2e6, 1e3, 2e6):
+    for _ in range(3):
+        transfer(stripes, clock, 1e6)
+    try_fresh(stripes, clock)
+    for rate in (2e6, 1e3, 2e6):
         transfer(stripes, clock, rate)
     assert stripes.count == 8
+
+
+@pytest.mark.parametrize("channels", [0, 3])
+def test_new_connections_are_kept_where_they_are_faster(clock: Clock, channels: int) -> None:
+    stripes = Stripes(channels, clock)
+    for _ in range(30):
+        transfer(stripes, clock, 5e6 if stripes.is_fresh else 1e6)
+    assert stripes.is_fresh
+    assert stripes.count == (channels or START_CHANNELS)
+
+
+def test_more_channels_are_tried_with_the_better_kind_of_connection(clock: Clock) -> None:
+    stripes = Stripes(0, clock)
+    for _ in range(60):
+        transfer(stripes, clock, (5e6 if stripes.is_fresh else 1e6) * min(stripes.count, 4))
+    assert (stripes.is_fresh, stripes.count) == (True, 4)
+
+
+@pytest.mark.parametrize("channels", [0, 3])
+def test_new_connections_are_tried_and_given_up_where_they_are_not(
+    clock: Clock, channels: int
+) -> None:
+    stripes = Stripes(channels, clock)
+    tried = 0
+    for _ in range(30):
+        tried += stripes.is_fresh
+        transfer(stripes, clock, 0.9e6 if stripes.is_fresh else 1e6)
+    assert tried == 3
+    assert not stripes.is_fresh
 
 
 def test_short_transfers_are_not_measured(clock: Clock) -> None:
@@ -113,8 +152,9 @@ def test_transfers_that_overlap_count_once_and_together(clock: Clock) -> None:
 
     for _ in range(2):
         overlap(1.0)
-        assert stripes.count == START_CHANNELS
+        assert not stripes.is_fresh
     overlap(1.0)
+    try_fresh(stripes, clock)
     assert stripes.count == 4
     for _ in range(3):
         overlap(1.0)  # no faster, so it steps back
