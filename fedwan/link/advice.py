@@ -6,8 +6,9 @@ for a full link. At a loss of p one flow gets no more than MSS / RTT · √(3/2)
 bbr follows the rate at which packets arrive instead (Cardwell et al. 2016). And socket buffers: a
 flow has no more under way than they hold, about half of their size in data, in a round trip.
 
-A gain is told only as far as it was seen: a path that carried more for half a second than it
-carried in the long run, or one whose rate the user knows.
+A gain is told only as far as it was seen: a path that carried more for a second than it carried in
+the long run, or one whose rate the user knows. What was sent again is no proof of a bad path by
+itself: a full one loses packets too, so many that theory agrees. But there packets queue first.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from fedwan.link.shaped import MSS_BYTES, goodput_mbit
 
 __all__ = ["Advice", "advise", "flow_mbit"]
 
-LEAST_GAIN = 1.2
+LEAST_GAIN = 1.3
 """Below it, a measurement of seconds cannot tell a gain from chance."""
 LEAST_LOSS = 1e-5
 HELD = 2.0
 """How far above theory a flow may be that loss holds back: losses come in bursts."""
-QUEUED = 1.25
+QUEUED = 1.5
 """Above this many idle round trips packets wait in a queue: the path is full."""
 LIMITED = 0.3
 """Share of the time from which buffers are said to limit."""
@@ -89,29 +90,26 @@ def _other_control(
     """bbr, where loss holds another one back."""
     if not way.congestion or way.congestion.startswith("bbr") or not way.all_mbit:
         return
-    if way.again is None or way.again < LEAST_LOSS or way.window + way.buffer > 0.5:
+    if way.loss is None or way.loss < LEAST_LOSS or way.window + way.buffer > 0.5:
         return
-    bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, way.again)
-    reach = max(rate_mbit, way.best_mbit)
+    bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, way.loss)
+    reach = rate_mbit or way.best_mbit
     gain = reach / way.all_mbit
-    # A full path loses packets too, so many that theory agrees; but packets queue there, and more
-    # channels get no more.
-    is_held = (
-        way.all_mbit <= HELD * bound
-        and way.rtt_ms <= QUEUED * found.rtt_ms
-        and (found.channels == 1 or way.all_mbit >= 1.5 * way.one_mbit)
-    )
-    if gain < LEAST_GAIN and (rate_mbit or not is_held):
+    is_full = way.rtt_ms > QUEUED * found.rtt_ms
+    grows = found.channels == 1 or way.all_mbit >= 1.5 * way.one_mbit
+    is_held = way.all_mbit <= HELD * bound and grows
+    if (is_full and not rate_mbit) or (gain < LEAST_GAIN and (rate_mbit or not is_held)):
         return
     why = (
-        f"{way.again:.2%} of the {name}load is sent again, and {way.congestion} takes that for a "
-        f"full link: theory gives {found.channels} channels {_mbit(bound)}, "
-        f"{_mbit(way.all_mbit)} were measured"
+        f"{way.loss:.2%} of the {name}load is sent again on one channel, and {way.congestion} "
+        f"takes that for a full link: {_mbit(way.all_mbit)} on {found.channels} channels"
     )
+    if is_held:
+        why += f", where theory gives {_mbit(bound)}"
     if gain >= LEAST_GAIN:
         hope = f"expect {_least(rate_mbit)}{gain:.1f} times that, {_mbit(reach)}"
     else:
-        hope = f"expect more than that; how much more --rate would tell ({_mbit(reach)} seen)"
+        hope = "expect more than that; --rate MBIT, what the path should carry, tells how much"
     machine, settings = sender
     command = _allow_bbr(settings)
     if command:

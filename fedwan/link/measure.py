@@ -34,8 +34,8 @@ DRAIN_S = 15.0
 """How long a slow link may take to bring what was sent in time."""
 SURPLUS_S = 1.0
 """Sent beyond the time, so that the far end, whose clock began later, is never short."""
-BEST_TICKS = 5
-"""Half a second: shorter, and what waited behind a lost packet would look like a rate."""
+BEST_TICKS = 10
+"""A second: in a shorter time, what waited behind a lost packet would look like a rate."""
 _TOO_LATE = (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
 
 Stream = tuple[list[int], wire.TcpState, wire.TcpSettings]
@@ -50,9 +50,11 @@ class Way:
     all_mbit: float
     """Of all channels together."""
     best_mbit: float
-    """The most that arrived in any half second, which the path is sure to carry."""
+    """The most that arrived in any second, which the path is sure to carry."""
     again: float | None
-    """Share of the bytes that were sent again; None if the kernel does not tell."""
+    """Share of the bytes of all channels that were sent again; None if the kernel does not tell."""
+    loss: float | None
+    """The same of one channel if it lost less: several make more of their losses themselves."""
     congestion: str
     """Control in use; empty if the kernel does not tell."""
     window: float
@@ -253,13 +255,15 @@ def _reach(address: str) -> float:
 def _way(one: Sequence[Stream], all_: Sequence[Stream], seconds: float) -> Way:
     num_ticks = round(seconds / TICK_S)
     single, total = _sum(one, num_ticks), _sum(all_, num_ticks)
-    tcp = together(stream[1] for stream in all_)
+    lone, tcp = (together(stream[1] for stream in streams) for streams in (one, all_))
     busy_us = tcp.busy_us or 1
+    shares = [x.bytes_again / x.bytes_sent for x in (tcp, lone) if x.bytes_sent]
     return Way(
         one_mbit=_late_mbit(single),
         all_mbit=_late_mbit(total),
         best_mbit=max(_best_mbit(single), _best_mbit(total)),
-        again=tcp.bytes_again / tcp.bytes_sent if tcp.bytes_sent else None,
+        again=shares[0] if shares else None,
+        loss=min((share for share in shares if share), default=0.0) if shares else None,
         congestion=tcp.congestion,
         window=min(1.0, tcp.window_us / busy_us),
         buffer=min(1.0, tcp.buffer_us / busy_us),

@@ -1,0 +1,139 @@
+"""`fedwan doctor link` against a real data plane, and against everything that is none."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedwan.cli import doctor
+from fedwan.cli.main import main
+from fedwan.link import measure, probe
+from fedwan.link.server import DataPlane
+from tests.planes import Bench, serving
+
+
+def fedwan(*words: str) -> int | str | None:
+    with pytest.raises(SystemExit) as caught:
+        main(words)
+    return caught.value.code
+
+
+def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line of a command that fails as a user's mistake, without a long wait."""
+    began = time.monotonic()
+    assert fedwan("doctor", "link", *words) == 2
+    assert time.monotonic() - began < 20.0
+    text = capsys.readouterr().err
+    assert text.startswith("fedwan: ") and text.count("\n") == 1, text
+    return text
+
+
+@pytest.fixture
+def plane(tmp_path: Path, identities: Path) -> Iterator[DataPlane]:
+    with serving(Bench(tmp_path).desk, identities) as plane:
+        yield plane
+
+
+def test_figures_advice_and_the_same_as_json(
+    plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "link.json"
+    words = ("--channels", "2", "--seconds", "0.5", "--json", str(path))
+    address = f"127.0.0.1:{plane.port}"
+    assert fedwan("doctor", "link", address, "--identity", str(identities / "s2"), *words) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:13].strip() for line in lines] == [
+        *("link", "round trip", "up", "down", "site", "coordinator", "advice")
+    ]
+    assert f"s2 to {address}" in lines[0]
+    figures = json.loads(path.read_text())
+    assert figures["site"] == "s2" and figures["channels"] == 2
+    for way, line in (("up", lines[2]), ("down", lines[3])):
+        found = figures[way]
+        # Loopback: more than any disk or modem, less than any memory.
+        assert 20 < found["one_mbit"] < 1e6 and 20 < found["all_mbit"] < 1e6
+        assert f"{found['all_mbit']:.1f} on 2;" in line
+        if sys.platform == "linux":
+            assert 0 <= found["again"] < 0.5 and found["congestion"] in line
+    assert 0 < figures["rtt_ms"] < 50
+    advice = figures["advice"]
+    assert (advice["command"] if advice else "nothing to mend") in lines[6]
+
+
+def test_an_identity_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--identity" in error_of(capsys, "127.0.0.1:1")
+
+
+@pytest.mark.parametrize(
+    ("address", "says"),
+    [
+        ("127.0.0.1", "is no host:port"),
+        ("127.0.0.1:99999", "is no host:port"),
+        ("no-such-host.invalid:7444", "no machine is called 'no-such-host.invalid'"),
+        ("127.0.0.1:1", "nothing listens at 127.0.0.1:1"),
+    ],
+)
+def test_an_address_without_a_data_plane_is_one_clear_line(
+    identities: Path, capsys: pytest.CaptureFixture[str], address: str, says: str
+) -> None:
+    assert says in error_of(capsys, address, "--identity", str(identities / "s1"))
+
+
+def test_a_foreign_identity_is_one_clear_line(
+    plane: DataPlane, foreign_identities: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address, folder = f"127.0.0.1:{plane.port}", str(foreign_identities / "s1")
+    assert "certificate is not accepted" in error_of(capsys, address, "--identity", folder)
+
+
+@pytest.mark.parametrize(
+    ("folder", "says"),
+    [("coordinator", "a coordinator's certificate"), ("nobody", "ca.crt is missing")],
+)
+def test_a_wrong_identity_folder_is_one_clear_line(
+    plane: DataPlane, identities: Path, capsys: pytest.CaptureFixture[str], folder: str, says: str
+) -> None:
+    address = f"127.0.0.1:{plane.port}"
+    assert says in error_of(capsys, address, "--identity", str(identities / folder))
+
+
+def test_a_listener_that_says_nothing_is_given_up(
+    identities: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "DIAL_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        address = f"127.0.0.1:{mute.getsockname()[1]}"
+        text = error_of(capsys, address, "--identity", str(identities / "s1"))
+    assert "answers, but not as a data plane" in text
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--channels", "0"), ("--channels", "17"), ("--seconds", "nan"), ("--rate", "-1")],
+)
+def test_a_word_out_of_range_is_one_clear_line(
+    identities: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, str]
+) -> None:
+    text = error_of(capsys, "127.0.0.1:1", "--identity", str(identities / "s1"), *words)
+    assert f"{words[0]} = {words[1]} is out of range" in text
+
+
+def test_a_json_that_cannot_be_written_is_one_clear_line(
+    plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "no" / "folder.json")
+    words = ("--channels", "1", "--seconds", "0.5", "--json", path)
+    address = f"127.0.0.1:{plane.port}"
+    text = error_of(capsys, address, "--identity", str(identities / "s1"), *words)
+    assert path in text and "cannot be written" in text
+
+
+def test_the_command_s_limits_are_the_coordinator_s() -> None:
+    assert doctor.MOST_CHANNELS == probe.MAX_STREAMS
+    assert doctor.MOST_SECONDS == probe.MAX_SECONDS
