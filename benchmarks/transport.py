@@ -41,8 +41,8 @@ LOSSES = (0.0, 0.0001, 0.001)
 CONTROLS = ("cubic", "bbr")
 RTT_MS = 100.0
 ENDS = Path(__file__).with_name("transport_ends.py")
-WARM_UPS = 15
-"""Transfers after which the use of channels is settled; 6 if their number is given."""
+WARM_UPS = 16
+"""Transfers after which the use of channels is settled; 8 if their number is given."""
 LEAST_BYTES = 8 << 20
 PAUSE_S = 1.2
 """Idle time before a transfer that counts, as between two rounds."""
@@ -137,7 +137,7 @@ def measure(star: Star | None, case: Case) -> dict[str, Any]:
     theirs: list[float] = []
     with opened(star, case) as ends:
         rate = case.link.rate_mbit / 4
-        for _ in range(6 if case.channels else WARM_UPS):
+        for _ in range(8 if case.channels else WARM_UPS):
             time.sleep(PAUSE_S)
             rate, _ = ends.transfer(case.way, case.num_bytes(rate / 3))
         for _ in range(case.repeats):

@@ -11,6 +11,7 @@ then doubled while that brings more than a tenth.
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +19,12 @@ from contextlib import contextmanager
 
 __all__ = ["MAX_CHANNELS", "START_CHANNELS", "Stretch", "Stripes", "most_stripes"]
 
-START_CHANNELS = 2
+START_CHANNELS = 4
 MAX_CHANNELS = 16
 GAIN = 1.1
 """What doubling must bring to be kept."""
-SAMPLES = 2
-"""Stretches measured each way, of which the better counts; the first is not, it connects."""
+SAMPLES = 3
+"""Stretches measured each way, whose median counts; one before them does not, it connects."""
 LEAST_BYTES = 8 << 20
 """A shorter stretch measures the round trip, not the rate."""
 
@@ -103,7 +104,7 @@ class Stripes:
         if total.num_bytes >= LEAST_BYTES:
             self._samples.append(total.num_bytes / duration_s)
             if len(self._samples) > SAMPLES:
-                self._decide(max(self._samples[1:]))
+                self._decide(statistics.median(self._samples[1:]))
 
     def _decide(self, rate: float) -> None:
         """Standing connections were measured, or new ones, or twice as many: what comes next."""
