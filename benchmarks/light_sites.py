@@ -117,24 +117,23 @@ class _Host:
         self._weights = weights
         self._initial_sha256 = hash_state(weights)
         self._payload = payload
-        self._links: list[GrpcLink] = []
         self._lock = threading.Lock()
         self._num_updates = 0
         self.marks = Marks()
-        self.num_bytes: list[int] = []
+        self.num_bytes = [0] * case.rounds
         """Both directions, all sites, since the beginning; after each round."""
         self.channels = 0
-        """Most that a link used in the end, in one direction."""
+        """Most that a site used for its uploads."""
 
-    def _count_update(self) -> None:
-        """The last site to have an update marks the round."""
+    def _count_update(self, version: int, link: GrpcLink) -> None:
+        """A site has the update of a round; the last one to have it marks the round's end."""
         with self._lock:
+            # Site by site: others may have begun the next round.
+            self.num_bytes[version] += link.bytes_up + link.bytes_down
+            self.channels = max(self.channels, link.up.stripes.count)
             self._num_updates += 1
-            if self._num_updates % self._case.sites:
-                return
-            self.marks.add()
-            self.num_bytes.append(sum(link.bytes_up + link.bytes_down for link in self._links))
-            self.channels = max(link.up.stripes.count for link in self._links)
+            if self._num_updates % self._case.sites == 0:
+                self.marks.add()
 
     def take_part(self, name: str) -> None:
         """One site, from joining to farewell."""
@@ -154,9 +153,7 @@ class _Host:
             time.sleep(0.05)
         address = f"127.0.0.1:{json.loads(port.read_text())}"
         identity = Identity.load(self._folder / "pki" / name)
-        link = GrpcLink(address, identity, channels=self._case.channels)
-        self._links.append(link)
-        return link
+        return GrpcLink(address, identity, channels=self._case.channels)
 
     def _run(self, name: str, link: GrpcLink) -> None:
         from fedwan.link import wire_pb2 as wire
@@ -173,7 +170,7 @@ class _Host:
                 raise RuntimeError(f"{name}'s contribution was not accepted: {receipt}")
             if courier.fetch_update(0, version + 1, lambda: None).payload is None:
                 raise RuntimeError(f"{name} was too late for version {version + 1}")
-            self._count_update()
+            self._count_update(version, link)
         _stay(link, lambda: courier.report(self._case.rounds, '{"fd": 0.0}', b""))
         link.leave(wire.Farewell())
         link.close()
