@@ -50,7 +50,7 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
     spec, sites = outcome.spec, outcome.sites
     began = max(site["began"][0] for site in sites)
     ended = max(site["ended"] for site in sites)
-    bytes_up, bytes_down = outcome.traffic.between(began, ended)
+    bytes_up, bytes_down = outcome.traffic.between([site["began"][0] for site in sites], ended)
     curve = [[p["step"], round(p["at"] - began, 3), p["fd"]] for p in sites[0].get("curve", [])]
     return {
         "system": name,

@@ -6,7 +6,8 @@ import dataclasses
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from bisect import bisect
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,29 +48,42 @@ class Traffic:
 
     def __init__(self, is_star: bool) -> None:
         self._is_star = is_star
-        self._rows: list[tuple[float, int, int]] = []
+        self._rows: list[tuple[float, list[tuple[int, int]]]] = []
 
     def add(self, at: float, counts: list[dict[str, dict[str, int]]]) -> None:
-        """Note what all links have carried by now."""
-        up = sum(link["up"]["bytes"] for link in counts)
-        down = sum(link["down"]["bytes"] for link in counts)
-        # Where sites talk to each other, what one sends the other receives.
-        self._rows.append((at, up, down) if self._is_star else (at, up + down, up + down))
+        """Note what each link has carried by now, up and down."""
+        self._rows.append((at, [(c["up"]["bytes"], c["down"]["bytes"]) for c in counts]))
 
-    def between(self, began: float, ended: float) -> tuple[int, int]:
-        """Bytes that sites sent and received, all of them together."""
-        first, last = self._at(began), self._at(ended)
-        return round(last[0] - first[0]), round(last[1] - first[1])
+    def between(self, began: Sequence[float], ended: float) -> tuple[int, int]:
+        """Bytes that sites sent and received, all of them together.
 
-    def _at(self, moment: float) -> tuple[float, float]:
-        before = self._rows[0]
-        for row in self._rows:
-            if row[0] >= moment:
-                share = (moment - before[0]) / (row[0] - before[0]) if row[0] > before[0] else 1.0
-                share = min(1.0, max(0.0, share))
-                return tuple(b + share * (r - b) for b, r in zip(before, row, strict=True))[1:]
-            before = row
-        return before[1], before[2]
+        Args:
+            began: when each site did; what its link carried earlier does not count.
+            ended: for all.
+        """
+        if not self._is_star:  # what a rank sends, the other receives
+            total = sum(
+                self._carried(link, way, max(began), ended)
+                for link in range(len(self._rows[0][1]))
+                for way in (0, 1)
+            )
+            return round(total), round(total)
+        up, down = (
+            sum(self._carried(link, way, at, ended) for link, at in enumerate(began))
+            for way in (0, 1)
+        )
+        return round(up), round(down)
+
+    def _carried(self, link: int, way: int, began: float, ended: float) -> float:
+        return self._at(link, way, ended) - self._at(link, way, began)
+
+    def _at(self, link: int, way: int, moment: float) -> float:
+        """Bytes at a moment, on a line between the looks around it."""
+        place = bisect([at for at, _ in self._rows], moment)
+        before, after = self._rows[max(0, place - 1)], self._rows[min(place, len(self._rows) - 1)]
+        share = (moment - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 0.0
+        low, high = before[1][link][way], after[1][link][way]
+        return low + max(0.0, share) * (high - low)
 
 
 def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:
