@@ -50,3 +50,35 @@ def test_freed_tensors_leave_the_process() -> None:
 def test_it_may_be_called_again_and_again() -> None:
     code = "from fedwan.memory import tune_allocator as tune; tune(); tune()"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+
+
+HOLES = """
+from fedwan.memory import Tidier, tune_allocator
+tune_allocator()
+def rss_mb():
+    pages = int(open("/proc/self/statm").read().split()[1])
+    return pages * 4096 / 2**20
+now = 0.0
+tidier = Tidier(lambda: now)
+before = rss_mb()
+chunks = [bytes([i % 251]) * 1_000_000 for i in range(100)]
+pins = []
+for i in range(100):
+    pins.append(bytes(20_000))  # somewhere among the chunks, so that the heap cannot shrink
+last = chunks.pop()
+del chunks
+early = tidier.tidy()
+held = rss_mb() - before
+now = 1.0
+print(held, tidier.tidy(), rss_mb() - before, early, tidier.tidy())
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc's allocator")
+def test_free_pages_inside_a_heap_are_given_back_now_and_then() -> None:
+    out = subprocess.run(
+        [sys.executable, "-c", HOLES], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    held, did, left, early, again = out.stdout.split()
+    assert float(held) > 80 and float(left) < 15
+    assert (early, did, again) == ("False", "True", "False")

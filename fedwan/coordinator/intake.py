@@ -7,7 +7,9 @@ Not locked: the desk holds its lock around every call but `inspect`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +23,9 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.state import Layout
 
 __all__ = ["Contribution", "Intake", "Key"]
+
+MAX_CHECKS = 8
+"""Payloads checked at once, at most; as many as there are cores if these are fewer."""
 
 
 class Key(NamedTuple):
@@ -60,6 +65,9 @@ class Intake:
         self._layout: Layout = {}
         self._open: dict[Key, ChunkedReception] = {}
         self._ready: dict[Key, Contribution] = {}
+        # Threads of its own, few: each holds a record, and all sites' payloads come at once. The
+        # first to be whole is the first to be checked, so that merging begins while others wait.
+        self._checks = ThreadPoolExecutor(min(MAX_CHECKS, os.cpu_count() or 1), "check")
 
     def set_layout(self, layout: Layout, fragments: Sequence[Fragment]) -> None:
         """What payloads must look like from now on."""
@@ -115,11 +123,12 @@ class Intake:
         return self._open.get(key)
 
     def inspect(self, key: Key, payload: Source) -> dict[str, float]:
-        """See `gate.inspect`; needs no lock, takes a pass over the payload."""
+        """See `gate.inspect`; needs no lock, waits its turn and takes a pass over the payload."""
         codec, layout = self.codec_and_layout(key)
         # The limit is on what changed; the initial weights may have any norm.
         is_initial = key.kind == wire.UploadHeader.INITIAL
-        return inspect(payload, layout, codec, 0.0 if is_initial else self._max_norm)
+        max_norm = 0.0 if is_initial else self._max_norm
+        return self._checks.submit(inspect, payload, layout, codec, max_norm).result()
 
     def accept(self, key: Key, contribution: Contribution) -> None:
         """Lay a checked contribution out for merging."""

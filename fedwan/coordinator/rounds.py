@@ -28,6 +28,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.memory import Tidier
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 
@@ -111,6 +112,7 @@ class Rounds:
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
+        self._tidier = Tidier()
         self._evaluator: str | None = None
         self._began = time.monotonic()
         self.totals = Totals()
@@ -186,6 +188,7 @@ class Rounds:
                 )
                 merged.append(contribution)
                 waiting.remove(name)
+                self._tidier.tidy()
             if verdict == "close":
                 return merged
             if verdict == "stop":
@@ -205,6 +208,7 @@ class Rounds:
             ]
             if not any(self._desk.intake.ready(key) for key in keys):
                 self._desk.changed.wait(TICK_S)
+        self._tidier.tidy()  # many chunks were received meanwhile
         self._notice_lost()
         self._take_reports()
         self._heed_stop()
@@ -244,6 +248,7 @@ class Rounds:
                 payload = self._desk.initial()
                 if payload is None:
                     self._desk.changed.wait(TICK_S)
+            self._tidier.tidy()
             if payload is not None:
                 break
             self._desk.reassign_initial(self._notice_lost())

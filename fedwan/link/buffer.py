@@ -110,6 +110,8 @@ class FileBuffer:
             if len(scratch) < size:
                 scratch = self._scratch.data = memoryview(np.empty(size, np.uint8).data)
             whole = scratch[:size]
+            if offset + size == self._num_bytes:  # a pass ends here: keep no block for the next one
+                self._scratch.data = memoryview(b"")
             view = whole
             while view:
                 count = os.preadv(self._file.fileno(), [view], offset)

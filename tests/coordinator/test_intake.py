@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedwan.codecs import fp32
-from fedwan.coordinator.intake import Contribution, Intake, Key
+from fedwan.coordinator import intake as intake_module
+from fedwan.coordinator.intake import MAX_CHECKS, Contribution, Intake, Key
 from fedwan.coordinator.reception import ChunkedReception
 from fedwan.errors import PayloadError
 from fedwan.fragments import whole
@@ -139,3 +144,26 @@ def test_forgetting_one_fragment_leaves_the_others(tmp_path: Path) -> None:
     accept(intake, key(version=1))
     intake.forget(1, 5)
     assert intake.ready(key(version=1)) is not None
+
+
+def test_many_payloads_at_once_are_checked_a_few_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, active, seen = threading.Lock(), 0, []
+
+    def check(*args: object) -> dict[str, float]:
+        nonlocal active
+        with lock:
+            active += 1
+            seen.append(active)
+        time.sleep(0.01)
+        with lock:
+            active -= 1
+        return {"net": 1.0}
+
+    monkeypatch.setattr(intake_module, "inspect", check)
+    intake = make(tmp_path)
+    with ThreadPoolExecutor(32) as sites:
+        norms = list(sites.map(lambda _: intake.inspect(key(), source()), range(32)))
+    assert norms == [{"net": 1.0}] * 32
+    assert len(seen) == 32 and max(seen) <= min(MAX_CHECKS, os.cpu_count() or 1)
