@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import socket
 import threading
 import time
@@ -37,13 +38,27 @@ def post(forwarder: Forwarder, path: str = "/v1/fleet/pull-messages") -> httpx.R
         return client.post(f"http://{forwarder.address}{path}", content=b"x", timeout=30)
 
 
+def read_request(connection: socket.socket) -> None:
+    """All of a request: closing before its end would take the answer down with it."""
+    data = b""
+    while b"\r\n\r\n" not in data:
+        if not (part := connection.recv(65536)):
+            return
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)content-length: (\d+)", head)
+    missing = int(length[1]) - len(body) if length else 0
+    while missing > 0 and (part := connection.recv(65536)):
+        missing -= len(part)
+
+
 def echo_server(listener: socket.socket, identity: Path, answers: list[bytes]) -> None:
     """Speaks TLS as the door does, and gives each connection the next canned answer."""
     tls = Identity.load(identity, role="coordinator").ssl_context(server=True)
     for answer in answers:
         plain, _ = listener.accept()
         with tls.wrap_socket(plain, server_side=True) as connection:
-            connection.recv(65536)
+            read_request(connection)
             if answer:
                 connection.sendall(answer)
 
