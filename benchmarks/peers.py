@@ -5,14 +5,14 @@
         [--workload digits_flow|timed] [--rate-mbit 200] [--rtt-ms 100] [--loss 0] --json PATH
 
 PyTorch DDP over gloo, torchft's DiLoCo over gloo, Flower's FedAvg through its messages, and fedwan,
-each on an emulated wide area and, in the same namespaces, on bare links without one. `--loss` is in
+each on an emulated wide area and, between the same namespaces, on bare links. `--loss` is in
 percent on this command line. Needs root (network namespaces) and the peers' environment.
 
 Row: system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
 time_to_fd_s, and how it came about.
-Bytes are those of all sites, as the link counts them. `fd_from` says where `fd` comes from: of a
-system that takes days on the wide area a bounded number of steps is run there, and its quality over
-steps is that of the same run, bit for bit, on the fast link. `rows.py` defines every column.
+Bytes are those of all sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
+and Flower a bounded number of steps is run on the wide area, and their quality over steps is that
+of the same training, bit for bit, on bare links. `rows.py` defines every column.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ TARGET_FD = 1.4
 """Quality whose time is compared on digits: twice that of real data; untrained weights have 80."""
 
 
-def spec_of(name: str, args: argparse.Namespace, seed: int, on_wan: bool) -> Spec:
+def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) -> Spec:
     """The run of a variant with one seed."""
     variant = VARIANTS[name]
     is_timed = args.workload == "timed"
@@ -101,7 +101,7 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, on_wan: bool) -> Spe
         h,
         seed=seed,
         # Quality needs the whole training, once; how long a step takes does not.
-        stop_at=bound if bound < args.steps and (on_wan or is_timed) else 0,
+        stop_at=bound if bound < args.steps and (is_bounded or is_timed) else 0,
         points=0 if is_timed else args.points,
         words=(*args.words, *variant.words, *(args.fedwan if variant.system == "fedwan" else ())),
         options=options,
@@ -109,30 +109,40 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, on_wan: bool) -> Spe
 
 
 def measure(
-    name: str, args: argparse.Namespace, seed: int, folder: Path, link: WanLink
+    name: str, args: argparse.Namespace, start: int, folder: Path, curves: dict[str, Row]
 ) -> Iterator[Row]:
-    """One start of a variant: on bare links first, then on the wide area."""
-    fast: Row | None = None
-    for place in (BARE, link):
-        spec = spec_of(name, args, seed, on_wan=place != BARE)
-        at = folder / f"{name}-{seed}-{'bare' if place == BARE else 'wan'}"
-        outcome = run(spec, place, at, args.timeout_s, args.congestion)
-        row = make_row(name, outcome, place, args.fd)
-        if fast and spec.stop_at and spec.points:
-            row = borrow_curve(row, fast)
-        fast = row
+    """One start of a variant: on bare links first, then on the wide area.
+
+    Args:
+        name: of the variant.
+        args: the command line.
+        start: counted from 0.
+        folder: for the runs' files.
+        curves: a whole training of each variant and seed, by both; added to.
+    """
+    wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
+    seed = start % args.seeds
+    key = f"{name}, seed {seed}"
+    for link in (BARE, wan):
+        spec = spec_of(name, args, seed, is_bounded=link != BARE or key in curves)
+        at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
+        outcome = run(spec, link, at, args.timeout_s, args.congestion)
+        row = make_row(name, outcome, link, args.fd)
+        if spec.stop_at and spec.points:
+            row = borrow_curve(row, curves[key])
+        curves.setdefault(key, row)
         print_table([row | {"starts": 1}])
         yield row
 
 
 def measure_all(args: argparse.Namespace, folder: Path) -> list[Row]:
     """Every system, start by start, so that what else a machine does meets them all alike."""
-    link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     rows: list[Row] = []
+    curves: dict[str, Row] = {}
     args.json.parent.mkdir(parents=True, exist_ok=True)
-    for seed in range(args.starts):
+    for start in range(args.starts):
         for name in args.systems:
-            for row in measure(name, args, seed, folder, link):
+            for row in measure(name, args, start, folder, curves):
                 rows.append(row)
                 args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return rows
@@ -149,6 +159,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
     parser.add_argument("--h", type=int, default=0, help="0: the workload's own")
     parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=0, help="different ones; 0: one per start")
     parser.add_argument("--points", type=int, default=40, help="looks at the quality")
     parser.add_argument("--fd", type=float, default=TARGET_FD, help="quality whose time is asked")
     parser.add_argument("--words", nargs="*", default=[], help="key=value for every system")
@@ -162,6 +173,7 @@ def parse() -> argparse.Namespace:
     args.steps = args.steps or steps
     args.h = args.h or H[args.workload]
     args.starts = 1 if args.quick else args.starts
+    args.seeds = args.seeds or args.starts
     args.systems = args.systems.split(",")
     if unknown := [name for name in args.systems if name not in VARIANTS]:
         parser.error(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
