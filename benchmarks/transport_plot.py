@@ -25,7 +25,7 @@ def draw(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    links = list(dict.fromkeys((row["link"], row["rate_mbit"]) for row in rows))
+    links = sorted({(row["link"], row["rate_mbit"]) for row in rows}, key=lambda link: link[1])
     figure, axes = pyplot.subplots(
         1, len(links), figsize=(1.0 + 4.6 * len(links), 4.2), squeeze=False, layout="constrained"
     )
