@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -90,8 +91,10 @@ def utilisation(site: dict[str, Any], h: int) -> float:
     what follows the last step. For systems that exchange in every step, from the third step on.
     """
     first, last = _window(site, h)
-    seconds = site["began"][last] - site["began"][first]
-    return float(sum(site["computed"][first:last]) / seconds)
+    began, computed = site["began"][first : last + 1], site["computed"][first:last]
+    times = [after - before for before, after in pairwise(began)]
+    # What a step computes may have been measured elsewhere, but it fits between two steps.
+    return float(sum(map(min, computed, times)) / sum(times))
 
 
 def s_per_step(sites: list[dict[str, Any]], h: int) -> float:
