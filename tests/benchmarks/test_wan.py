@@ -232,8 +232,9 @@ def test_a_fat_link_is_filled_and_every_byte_is_charged() -> None:
     with Star(1, WanLink(rate_mbit=500, rtt_ms=20)) as star:
         (check,) = star.check(3)
         counts = star.counts(0)["up"]
-    assert 0.85 * 482 <= check.up_mbit <= 1.01 * 482
-    assert 0.85 * 482 <= check.down_mbit <= 1.01 * 482
+    # 482 is what headers leave of 500; a link that did not charge for them would give 3.7 % more.
+    assert 0.7 * 482 <= check.up_mbit <= 1.03 * 482
+    assert 0.7 * 482 <= check.down_mbit <= 1.03 * 482
     assert 1400 <= counts["bytes"] / counts["packets"] <= 1500
 
 
