@@ -120,6 +120,7 @@ def _check_link(link: LinkConfig) -> None:
         )
     _whole("link.channels", link.channels, 0, 64)
     _choice("link.congestion", link.congestion, ("auto", "bbr", "cubic", "system"))
+    _number("link.pace_mbit", link.pace_mbit)
     _whole("link.chunk_bytes", link.chunk_bytes, 1 << 10, 1 << 24)
     _positive("link.heartbeat_s", link.heartbeat_s)
     _positive("link.patience_s", link.patience_s)

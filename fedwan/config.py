@@ -116,10 +116,13 @@ class LinkConfig:
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
     channels: int = 0
     """Bulk channels a site opens beside its Control channel, each a TCP connection of its own; 0
-    begins with 4 and finds out whether more are faster."""
+    finds out how many are fastest. It begins with 1 under bbr or a pace, else with 4."""
     congestion: str = "auto"
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
+    pace_mbit: float = 0.0
+    """Most that transfers of a site may take of its link, Mbit/s each way with all headers; 0 sets
+    no limit. A little below the link's own rate, no queue builds up before it. Linux only."""
     chunk_bytes: int = 1 << 20
     """Bytes of payload in one message."""
     heartbeat_s: float = 2.0

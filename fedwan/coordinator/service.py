@@ -20,6 +20,7 @@ from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Plan, Rounds, Totals
 from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane, threads_per_site
+from fedwan.link.stripes import PACED_CHANNELS
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -141,4 +142,5 @@ def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
         config.sites * threads_per_site(config.link.channels) + SPARE_THREADS,
         config.link.heartbeat_s,
         config.link.congestion,
+        config.link.pace_mbit / (config.link.channels or PACED_CHANNELS),
     )

@@ -19,7 +19,7 @@ from fedwan.link.lanes import Lanes, Trunk
 from fedwan.link.methods import Stub
 from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
-from fedwan.link.stripes import Stripes, most_stripes
+from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS, Stripes, most_stripes
 from fedwan.link.tls import Identity
 from fedwan.link.upload import upload
 from fedwan.link.wiretap import ByteCounter
@@ -59,6 +59,8 @@ class GrpcLink:
         heartbeat_s: seconds between heartbeats.
         patience_s: how long to keep trying while nothing comes through.
         congestion: control of those connections, see `fedwan.link.congestion`.
+        pace_mbit: most that they may carry up together, Mbit/s with all headers; 0 sets no limit,
+            and any other is for one connection, if `channels` does not say how many.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class GrpcLink:
         heartbeat_s: float = 2.0,
         patience_s: float = 300.0,
         congestion: str = "auto",
+        pace_mbit: float = 0.0,
     ) -> None:
         self._address = address
         self._identity = identity
@@ -82,12 +85,15 @@ class GrpcLink:
         self._words = Stub(self._channel)
         self._counter = ByteCounter()
         self._trunk = Trunk(self._dial)
-        choice = Congestion(congestion)
+        if pace_mbit:
+            channels = channels or PACED_CHANNELS
+        choice = Congestion(congestion, pace_mbit / max(1, channels))
+        start = START_CHANNELS if choice.yields_to_loss else 1
 
         def lanes(name: str) -> Lanes:
             return Lanes(
                 self._trunk,
-                Stripes(channels),
+                Stripes(channels, start),
                 self._counter,
                 lambda: choice.apply_to_peer(address),
                 most_stripes(channels),

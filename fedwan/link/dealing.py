@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 __all__ = ["Dealer", "Deals"]
 
@@ -17,15 +17,29 @@ MAX_DEALS = 1024
 
 
 class Dealer(Iterator[int]):
-    """Deals chunks to whoever asks, each once; any thread may ask."""
+    """Deals chunks to whoever asks, each once; any thread may ask.
+
+    Args:
+        chunks: in this order.
+    """
 
     def __init__(self, chunks: Iterable[int]) -> None:
         self._rest = iter(chunks)
         self._lock = threading.Lock()
+        self.is_through = False
+        """Whether somebody asked in vain."""
 
     def __next__(self) -> int:
         with self._lock:
-            return next(self._rest)
+            for chunk in self._rest:
+                return chunk
+            self.is_through = True
+            raise StopIteration
+
+    def ending(self, end: Callable[[], object]) -> Iterator[int]:
+        """The same, for one who asks; `end` is called when there is nothing left."""
+        yield from self
+        end()
 
 
 class Deals:

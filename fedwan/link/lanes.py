@@ -13,6 +13,7 @@ import grpc
 
 from fedwan.link.methods import Stub
 from fedwan.link.stripes import Stripes
+from fedwan.link.turns import Line
 from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["Lanes", "Trunk"]
@@ -100,6 +101,8 @@ class Lanes:
         self.stripes = stripes
         self.counter = counter
         self.on_connected = on_connected
+        self.line = Line()
+        """Of this direction's transfers."""
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix=name)
 
     @property

@@ -27,6 +27,7 @@ from fedwan.link.methods import handlers
 from fedwan.link.probe import MAX_STREAMS, Probes
 from fedwan.link.stripes import most_stripes
 from fedwan.link.tls import Identity
+from fedwan.link.turns import Line
 
 __all__ = ["MAX_MESSAGE_BYTES", "DataPlane", "threads_per_site"]
 
@@ -69,6 +70,7 @@ class DataPlane:
             stream holds one.
         heartbeat_s: seconds between heartbeats.
         congestion: control of the sites' connections, see `fedwan.link.congestion`.
+        pace_mbit: most that one of them may carry down, Mbit/s with all headers; 0 sets no limit.
 
     Raises:
         ConfigError: the port is in use.
@@ -83,11 +85,13 @@ class DataPlane:
         num_threads: int,
         heartbeat_s: float,
         congestion: str = "auto",
+        pace_mbit: float = 0.0,
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
         self._heartbeat_s = heartbeat_s
         self._deals = Deals()
+        self._lines: dict[str, Line] = {}
         self._probes = Probes()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
         self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
@@ -103,7 +107,7 @@ class DataPlane:
                 f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
                 "of this machine; set link.port to a free port, or link.host"
             )
-        self._congestion = Congestion(congestion)
+        self._congestion = Congestion(congestion, pace_mbit)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -177,14 +181,25 @@ class DataPlane:
     ) -> Iterator[Part[wire.DownloadHeader]]:
         site = self._site(context)
         delivery = _guard(context, lambda: self._hub.download(site, request))
-        parts = _send(delivery, request, lambda chunks: self._deal(site, request, chunks))
+        parts = _send(delivery, request, lambda chunks: self._deal(site, request, chunks, context))
         while (part := _guard(context, lambda: next(parts, None))) is not None:
             yield part
 
     def _deal(
-        self, site: str, request: wire.DownloadRequest, chunks: Iterable[int]
+        self, site: str, request: wire.DownloadRequest, chunks: Iterable[int], context: Any
     ) -> Iterable[int]:
-        return self._deals.join(site, request.deal, chunks) if request.deal else chunks
+        """A call's share of the chunks; updates of one site go out one after the other."""
+        if not request.deal:
+            return chunks
+        dealer = self._deals.join(site, request.deal, chunks)
+        if request.kind != wire.DownloadRequest.UPDATE:
+            return dealer
+        line, key = self._lines.setdefault(site, Line()), request.deal
+        line.enter(key)
+        if not context.add_callback(lambda: line.leave(key)):
+            line.leave(key)  # the call is over already
+        line.wait(key, lambda: context.is_active() and not dealer.is_through)
+        return dealer.ending(lambda: line.end(key))
 
     def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.report(self._site(context), request))

@@ -17,9 +17,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["MAX_CHANNELS", "START_CHANNELS", "Stretch", "Stripes", "most_stripes"]
+__all__ = [
+    "MAX_CHANNELS",
+    "PACED_CHANNELS",
+    "START_CHANNELS",
+    "Stretch",
+    "Stripes",
+    "most_stripes",
+]
 
 START_CHANNELS = 4
+"""Where a lost packet slows a channel down; where none does, one is the place to begin, since
+several that look for the link's rate at once overfill its queue."""
+PACED_CHANNELS = 1
+"""A channel that is kept below the link's rate needs no company."""
 MAX_CHANNELS = 16
 GAIN = 1.1
 """What doubling must bring to be kept."""
@@ -51,16 +62,23 @@ class Stretch:
 class Stripes:
     """One direction of a site's transfers; any thread may transfer.
 
-    Transfers that overlap are measured as one stretch, from the beginning of the first to the end
-    of the last: what counts is what all of them get together.
+    Transfers that overlap are measured as one stretch, since what counts is what all of them get
+    together. It ends with the last of them; or sooner, with one of them, where enough has been
+    carried: a site that is never idle must find out as well.
 
     Args:
         channels: how many to use; 0 finds out.
+        start: how many to begin with, if it finds out.
         clock: monotonic seconds; a test's may differ.
     """
 
-    def __init__(self, channels: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.count = channels or START_CHANNELS
+    def __init__(
+        self,
+        channels: int,
+        start: int = START_CHANNELS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.count = channels or start
         """Channels that a transfer which begins now should use."""
         self.is_fresh = False
         """Whether a transfer that begins after a pause should dial anew."""
@@ -98,13 +116,16 @@ class Stripes:
         total.num_bytes += transfer.num_bytes
         total.is_clean &= transfer.is_clean
         self._num_active -= 1
-        duration_s = self._clock() - self._began
-        if self._num_active or self._is_settled or not total.is_clean or duration_s <= 0:
+        now = self._clock()
+        duration_s = now - self._began
+        if total.num_bytes < LEAST_BYTES or duration_s <= 0:
             return
-        if total.num_bytes >= LEAST_BYTES:
-            self._samples.append(total.num_bytes / duration_s)
-            if len(self._samples) > SAMPLES:
-                self._decide(statistics.median(self._samples[1:]))
+        self._began, self._total = now, Stretch()
+        if self._is_settled or not total.is_clean:
+            return
+        self._samples.append(total.num_bytes / duration_s)
+        if len(self._samples) > SAMPLES:
+            self._decide(statistics.median(self._samples[1:]))
 
     def _decide(self, rate: float) -> None:
         """Standing connections were measured, or new ones, or twice as many: what comes next."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -97,22 +97,28 @@ def _send_stripes(
     payload: Source,
     chunks: Sequence[int],
 ) -> list[wire.Receipt]:
-    """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE."""
+    """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE.
+
+    Chunks wait for their turn, after those of uploads that began before; a question does not.
+    """
     shared = Dealer(chunks)
 
-    def send(stub: Stub) -> wire.Receipt:
-        parts = lanes.counter.sending(_parts(header, payload, shared))
+    def send(stub: Stub, end_turn: Callable[[], object]) -> wire.Receipt:
+        parts = lanes.counter.sending(_parts(header, payload, shared.ending(end_turn)))
         receipt: wire.Receipt = stub.Upload(_tell_second(parts, lanes))
         return lanes.counter.received(receipt)
 
-    count = min(len(stubs), len(chunks))
-    if count <= 1:
-        return [send(stubs[0])]
-    futures = [lanes.pool.submit(send, stub) for stub in stubs[:count]]
-    errors = [error for future in futures if (error := future.exception()) is not None]
-    if errors:
-        raise errors[0]
-    return [future.result() for future in futures]
+    if not chunks:
+        return [send(stubs[0], lambda: None)]
+    with lanes.line.turn() as end_turn:
+        count = min(len(stubs), len(chunks))
+        if count == 1:
+            return [send(stubs[0], end_turn)]
+        futures = [lanes.pool.submit(send, stub, end_turn) for stub in stubs[:count]]
+        errors = [error for future in futures if (error := future.exception()) is not None]
+        if errors:
+            raise errors[0]
+        return [future.result() for future in futures]
 
 
 def _tell_second(parts: Iterator[T], lanes: Lanes) -> Iterator[T]:

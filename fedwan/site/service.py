@@ -102,6 +102,7 @@ def _open_link(config: LinkConfig, address: str, identity: Identity) -> Iterator
         heartbeat_s=config.heartbeat_s,
         patience_s=config.patience_s,
         congestion=config.congestion,
+        pace_mbit=config.pace_mbit,
     )
     if config.rate_mbit or config.rtt_ms or config.loss:
         link = ShapedLink(link, config.rate_mbit, config.rtt_ms, config.loss)

@@ -104,6 +104,33 @@ def test_sockets_hold_little_that_is_unsent(listener: socket.socket) -> None:
         assert limit(ours) == limit(accepted) == congestion.UNSENT_BYTES
 
 
+def test_a_pace_is_set_on_both_ends_and_what_is_accepted_has_it(listener: socket.socket) -> None:
+    def pace(sock: socket.socket) -> int:
+        raw = sock.getsockopt(socket.SOL_SOCKET, congestion.SO_MAX_PACING_RATE, 8)
+        return int.from_bytes(raw, sys.byteorder)
+
+    port, choice = listener.getsockname()[1], Congestion("system", 98.5)
+    choice.apply_to_listener(port)
+    with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as accepted:
+        choice.apply_to_peer(f"127.0.0.1:{port}")
+        assert pace(ours) == pace(accepted) == 98.5e6 / 8
+    with socket.create_connection(("127.0.0.1", port)) as ours:
+        Congestion("system").apply_to_peer(f"127.0.0.1:{port}")
+        assert pace(ours) == 2**64 - 1
+
+
+@pytest.mark.parametrize(("name", "yields"), [("bbr", False), ("cubic", True), ("", True)])
+def test_whether_losses_slow_it_down(
+    name: str, yields: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "system").write_text("cubic\n")
+    monkeypatch.setattr(congestion, "_SYSTEM", tmp_path / "system")
+    monkeypatch.setattr(congestion, "_choose", lambda wish: wish)
+    assert Congestion(name).yields_to_loss is yields
+    (tmp_path / "system").write_text("bbr\n")
+    assert Congestion("").yields_to_loss is False
+
+
 def test_no_descriptor_is_left_open(other: str, listener: socket.socket) -> None:
     def num_open() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))

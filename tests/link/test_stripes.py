@@ -45,25 +45,28 @@ def settle(stripes: Stripes, clock: Clock, rate_at: Callable[[int], float]) -> l
 
 
 def test_more_channels_are_used_as_long_as_they_bring_more(clock: Clock) -> None:
-    seen = settle(Stripes(0, clock), clock, lambda count: 1e6 * min(count, 8))
+    seen = settle(Stripes(0, clock=clock), clock, lambda count: 1e6 * min(count, 8))
     assert seen == [4, 8, 16, 8]
 
 
 def test_where_packets_are_lost_it_goes_to_the_most(clock: Clock) -> None:
-    seen = settle(Stripes(0, clock), clock, lambda count: 1e6 * count)
+    seen = settle(Stripes(0, clock=clock), clock, lambda count: 1e6 * count)
     assert seen == [4, 8, 16] and seen[-1] == MAX_CHANNELS
 
 
 def test_on_a_link_that_is_full_it_goes_back_to_where_it_began(clock: Clock) -> None:
-    assert settle(Stripes(0, clock), clock, lambda count: 2.5e7) == [4, 8, 4]
+    assert settle(Stripes(0, clock=clock), clock, lambda count: 2.5e7) == [4, 8, 4]
 
 
 def test_a_tenth_more_is_not_worth_twice_the_channels(clock: Clock) -> None:
-    assert settle(Stripes(0, clock), clock, lambda count: 1e6 * count**0.13)[-1] == START_CHANNELS
+    assert (
+        settle(Stripes(0, clock=clock), clock, lambda count: 1e6 * count**0.13)[-1]
+        == START_CHANNELS
+    )
 
 
 def test_a_number_that_was_set_stays(clock: Clock) -> None:
-    assert settle(Stripes(3, clock), clock, lambda count: 1e6 * count) == [3]
+    assert settle(Stripes(3, clock=clock), clock, lambda count: 1e6 * count) == [3]
 
 
 def try_fresh(stripes: Stripes, clock: Clock) -> None:
@@ -75,7 +78,7 @@ def try_fresh(stripes: Stripes, clock: Clock) -> None:
 
 
 def test_the_first_transfer_of_each_kind_does_not_count(clock: Clock) -> None:
-    stripes = Stripes(0, clock)
+    stripes = Stripes(0, clock=clock)
     for rate in (1e9, 1e6, 1e6, 1e6):
         transfer(stripes, clock, rate)
     try_fresh(stripes, clock)
@@ -86,7 +89,7 @@ def test_the_first_transfer_of_each_kind_does_not_count(clock: Clock) -> None:
 
 
 def test_one_odd_transfer_of_three_does_not_decide(clock: Clock) -> None:
-    stripes = Stripes(0, clock)
+    stripes = Stripes(0, clock=clock)
     for rate in (1e6, 1e6, 1e9, 1e6):
         transfer(stripes, clock, rate)
     try_fresh(stripes, clock)
@@ -97,7 +100,7 @@ def test_one_odd_transfer_of_three_does_not_decide(clock: Clock) -> None:
 
 @pytest.mark.parametrize("channels", [0, 3])
 def test_new_connections_are_kept_where_they_are_faster(clock: Clock, channels: int) -> None:
-    stripes = Stripes(channels, clock)
+    stripes = Stripes(channels, clock=clock)
     for _ in range(30):
         transfer(stripes, clock, 5e6 if stripes.is_fresh else 1e6)
     assert stripes.is_fresh
@@ -105,7 +108,7 @@ def test_new_connections_are_kept_where_they_are_faster(clock: Clock, channels: 
 
 
 def test_more_channels_are_tried_with_the_better_kind_of_connection(clock: Clock) -> None:
-    stripes = Stripes(0, clock)
+    stripes = Stripes(0, clock=clock)
     for _ in range(60):
         transfer(stripes, clock, (5e6 if stripes.is_fresh else 1e6) * min(stripes.count, 8))
     assert (stripes.is_fresh, stripes.count) == (True, 8)
@@ -115,7 +118,7 @@ def test_more_channels_are_tried_with_the_better_kind_of_connection(clock: Clock
 def test_new_connections_are_tried_and_given_up_where_they_are_not(
     clock: Clock, channels: int
 ) -> None:
-    stripes = Stripes(channels, clock)
+    stripes = Stripes(channels, clock=clock)
     tried = 0
     for _ in range(30):
         tried += stripes.is_fresh
@@ -125,14 +128,14 @@ def test_new_connections_are_tried_and_given_up_where_they_are_not(
 
 
 def test_short_transfers_are_not_measured(clock: Clock) -> None:
-    stripes = Stripes(0, clock)
+    stripes = Stripes(0, clock=clock)
     for _ in range(20):
         transfer(stripes, clock, 1e6, LEAST_BYTES - 1)
     assert stripes.count == START_CHANNELS
 
 
 def test_transfers_that_failed_or_tried_again_are_not_measured(clock: Clock) -> None:
-    stripes = Stripes(0, clock)
+    stripes = Stripes(0, clock=clock)
     for _ in range(10):
         with pytest.raises(ZeroDivisionError), stripes.measured() as stretch:
             stretch.num_bytes = LEAST_BYTES
@@ -145,7 +148,7 @@ def test_transfers_that_failed_or_tried_again_are_not_measured(clock: Clock) -> 
 
 
 def test_transfers_that_overlap_count_once_and_together(clock: Clock) -> None:
-    stripes = Stripes(0, clock)
+    stripes = Stripes(0, clock=clock)
     half = LEAST_BYTES // 2
 
     def overlap(seconds: float) -> None:
@@ -165,3 +168,18 @@ def test_transfers_that_overlap_count_once_and_together(clock: Clock) -> None:
     for _ in range(1 + SAMPLES):
         overlap(1.0)  # no faster, so it steps back
     assert stripes.count == START_CHANNELS
+
+
+def test_a_site_that_is_never_idle_finds_out_as_well(clock: Clock) -> None:
+    stripes = Stripes(0, clock=clock)
+    seen = [stripes.count]
+    with stripes.measured():  # always one on its way
+        for _ in range(60):
+            transfer(stripes, clock, 1e6 * min(stripes.count, 8))
+            if stripes.count != seen[-1]:
+                seen.append(stripes.count)
+    assert seen == [4, 8, 16, 8]
+
+
+def test_it_begins_where_it_is_told(clock: Clock) -> None:
+    assert settle(Stripes(0, 1, clock), clock, lambda count: 2.5e7) == [1, 2, 1]
