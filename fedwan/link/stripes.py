@@ -38,6 +38,8 @@ SAMPLES = 3
 """Stretches measured each way, whose median counts; one before them does not, it connects."""
 LEAST_BYTES = 8 << 20
 """A shorter stretch measures the round trip, not the rate."""
+LEAST_S = 1.0
+"""Nor does a shorter one among others: the next transfer's bytes are on their way already."""
 
 
 def most_stripes(channels: int) -> int:
@@ -63,8 +65,8 @@ class Stripes:
     """One direction of a site's transfers; any thread may transfer.
 
     Transfers that overlap are measured as one stretch, since what counts is what all of them get
-    together. It ends with the last of them; or sooner, with one of them, where enough has been
-    carried: a site that is never idle must find out as well.
+    together. It ends with the last of them; or with one of them after a second, if enough has been
+    carried, since a site that is never idle must find out as well.
 
     Args:
         channels: how many to use; 0 finds out.
@@ -118,7 +120,8 @@ class Stripes:
         self._num_active -= 1
         now = self._clock()
         duration_s = now - self._began
-        if total.num_bytes < LEAST_BYTES or duration_s <= 0:
+        least_s = LEAST_S if self._num_active else 0.0
+        if total.num_bytes < LEAST_BYTES or duration_s <= least_s:
             return
         self._began, self._total = now, Stretch()
         if self._is_settled or not total.is_clean:

@@ -176,6 +176,7 @@ def test_a_site_that_is_never_idle_finds_out_as_well(clock: Clock) -> None:
     with stripes.measured():  # always one on its way
         for _ in range(60):
             transfer(stripes, clock, 1e6 * min(stripes.count, 8))
+            transfer(stripes, clock, 1e9)  # a short while measures nothing
             if stripes.count != seen[-1]:
                 seen.append(stripes.count)
     assert seen == [4, 8, 16, 8]
