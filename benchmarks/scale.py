@@ -83,7 +83,11 @@ def serve(folder: Path, case: Case) -> dict[str, Any]:
     desk = Desk(RUN_ID, registry, intake, whole, lambda *event: None, link.chunk_bytes)
     identity = Identity.load(folder / "pki" / "coordinator", "coordinator")
     num_threads = case.sites * threads_per_site(case.channels) + SPARE_THREADS
-    plane = DataPlane(desk, identity, "127.0.0.1", 0, num_threads, link.heartbeat_s)
+    plane = DataPlane(
+        *(desk, identity, "127.0.0.1", 0, num_threads, link.heartbeat_s),
+        congestion=link.congestion,
+        num_sites=case.sites,
+    )
     plane.start()
     save_json(folder / "port.json", plane.port)
     marks = Marks()

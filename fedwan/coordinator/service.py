@@ -143,4 +143,5 @@ def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
         config.link.heartbeat_s,
         config.link.congestion,
         config.link.pace_mbit / (config.link.channels or PACED_CHANNELS),
+        config.sites,
     )

@@ -23,6 +23,7 @@ from fedwan.link.base import Delivery, Hub, Signals
 from fedwan.link.congestion import Congestion
 from fedwan.link.dealing import Deals
 from fedwan.link.framing import Part, is_intact, make_chunk
+from fedwan.link.limits import window_options
 from fedwan.link.methods import handlers
 from fedwan.link.probe import MAX_STREAMS, Probes
 from fedwan.link.stripes import most_stripes
@@ -71,6 +72,7 @@ class DataPlane:
         heartbeat_s: seconds between heartbeats.
         congestion: control of the sites' connections, see `fedwan.link.congestion`.
         pace_mbit: most that one of them may carry down, Mbit/s with all headers; 0 sets no limit.
+        num_sites: how many share the memory for what arrives.
 
     Raises:
         ConfigError: the port is in use.
@@ -86,6 +88,7 @@ class DataPlane:
         heartbeat_s: float,
         congestion: str = "auto",
         pace_mbit: float = 0.0,
+        num_sites: int = 1,
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
@@ -94,7 +97,8 @@ class DataPlane:
         self._lines: dict[str, Line] = {}
         self._probes = Probes()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
-        self._server = grpc.server(self._pool, options=SERVER_OPTIONS)
+        options = [*SERVER_OPTIONS, *window_options(num_sites)]
+        self._server = grpc.server(self._pool, options=options)
         self._server.add_generic_rpc_handlers((handlers(self),))
         try:
             self.port = self._server.add_secure_port(
