@@ -187,13 +187,14 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write rows to this file")
     parser.add_argument("--quick", action="store_true", help="few steps, two links")
     parser.add_argument("--workloads", default="flow,gan")
+    parser.add_argument("--steps", type=int, default=0, help="0: the recipe's own")
     parser.add_argument("--seeds", type=int, default=1)
     args = parser.parse_args()
     links = ["loopback", "200 Mbit/s, 100 ms"] if args.quick else list(LINKS)
     rows: list[dict[str, Any]] = []
     for workload in args.workloads.split(","):
         for seed in range(args.seeds):
-            steps = (QUICK_STEPS if args.quick else STEPS)[workload]
+            steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[workload]
             rows += compare(workload, seed, steps, links)
             if args.json:
                 write_rows(args.json, rows)
