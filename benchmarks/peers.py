@@ -97,12 +97,16 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, link: WanLink, knows
     """
     variant = VARIANTS[name]
     is_timed, is_bounded = args.workload == "timed", knows or link != BARE
-    own: tuple[str, ...] = ()
-    if variant.system == "fedwan":
-        own = tuple(args.fedwan)
-        if is_timed and link.rate_mbit and not link.loss:
-            own = (f"link.pace_mbit={PACE * link.rate_mbit:g}", "link.congestion=cubic", *own)
     h = 1 if SYSTEMS[variant.system].exchanges == "gradients" else args.h
+    own: tuple[str, ...] = ()
+    if STREAMING[0] in variant.words:
+        own = (f"stream.tau={h // 2}",)
+        if is_timed:
+            own = (f"stream.tau={4 * h // 5}", "stream.fragments=10")
+    if variant.system == "fedwan":
+        if is_timed and link.rate_mbit and not link.loss:
+            own += (f"link.pace_mbit={PACE * link.rate_mbit:g}", "link.congestion=cubic")
+        own += tuple(args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
     options = dict(variant.options.get(args.workload, {}))
     if "fragments" in options:  # the longest overlap that it allows
