@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 __all__ = ["Dealer", "Deals"]
 
@@ -35,11 +35,6 @@ class Dealer(Iterator[int]):
                 return chunk
             self.is_through = True
             raise StopIteration
-
-    def ending(self, end: Callable[[], object]) -> Iterator[int]:
-        """The same, for one who asks; `end` is called when there is nothing left."""
-        yield from self
-        end()
 
 
 class Deals:

@@ -203,7 +203,7 @@ class DataPlane:
         if not context.add_callback(lambda: line.leave(key)):
             line.leave(key)  # the call is over already
         line.wait(key, lambda: context.is_active() and not dealer.is_through)
-        return dealer.ending(lambda: line.end(key))
+        return line.following(key, dealer)
 
     def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.report(self._site(context), request))

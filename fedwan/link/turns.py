@@ -3,18 +3,24 @@
 Transfers that share a link all end late: of ten that begin together, all ten arrive at the end,
 while the other direction stood idle. One after the other, they carry the same bytes in the same
 time, the first has arrived after a tenth of it, and what it leads to is on its way back already.
+
+A transfer whose connection is gone, though nobody has noticed yet, does not hold up the others:
+whoever sees nothing move for a while goes ahead beside it.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
 __all__ = ["Line"]
 
 RECHECK_S = 1.0
+STALL_S = 5.0
+"""Without a chunk for so long, a turn no longer keeps others waiting."""
 
 
 class Line:
@@ -27,17 +33,38 @@ class Line:
     def __init__(self) -> None:
         self._places: OrderedDict[Hashable, int] = OrderedDict()
         self._moved = threading.Condition()
+        self._moved_at = time.monotonic()
 
     def enter(self, key: Hashable) -> None:
         """Stand behind the others; whoever names a key that stands there joins it."""
         with self._moved:
+            if not self._places:
+                self._moved_at = time.monotonic()
             self._places[key] = self._places.get(key, 0) + 1
 
     def wait(self, key: Hashable, is_wanted: Callable[[], bool]) -> None:
-        """Return when it is first, or once it no longer wants to be; looks at that now and then."""
+        """Return when it is first, when who is first stalls, or once it no longer wants to be.
+
+        Args:
+            key: that has entered.
+            is_wanted: asked now and then.
+        """
         with self._moved:
-            while key in self._places and next(iter(self._places)) != key and is_wanted():
+            while self._is_behind(key) and is_wanted():
                 self._moved.wait(RECHECK_S)
+
+    def _is_behind(self, key: Hashable) -> bool:
+        is_stalled = time.monotonic() - self._moved_at > STALL_S
+        return key in self._places and not self._is_first(key) and not is_stalled
+
+    def _is_first(self, key: Hashable) -> bool:
+        return next(iter(self._places), None) == key
+
+    def moved(self, key: Hashable) -> None:
+        """Note that a chunk was handed over."""
+        with self._moved:
+            if self._is_first(key):
+                self._moved_at = time.monotonic()
 
     def leave(self, key: Hashable) -> None:
         """Undo one `enter`; the place is free after the last."""
@@ -52,15 +79,23 @@ class Line:
         """The turn is over, for all who joined it; again, it does nothing."""
         with self._moved:
             if self._places.pop(key, None) is not None:
+                self._moved_at = time.monotonic()
                 self._moved.notify_all()
 
+    def following(self, key: Hashable, chunks: Iterable[int]) -> Iterator[int]:
+        """The same chunks; the turn moves with each, and is over when there are no more."""
+        for chunk in chunks:
+            self.moved(key)
+            yield chunk
+        self.end(key)
+
     @contextmanager
-    def turn(self) -> Iterator[Callable[[], None]]:
-        """Wait for a turn; what is yielded ends it, and so does leaving."""
+    def turn(self) -> Iterator[Hashable]:
+        """Wait for a turn, which ends with `following` or with the context; yields its key."""
         key = object()
         self.enter(key)
         try:
             self.wait(key, lambda: True)
-            yield lambda: self.end(key)
+            yield key
         finally:
             self.end(key)

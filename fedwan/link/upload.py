@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -101,20 +101,23 @@ def _send_stripes(
 
     Chunks wait for their turn, after those of uploads that began before; a question does not.
     """
-    shared = Dealer(chunks)
 
-    def send(stub: Stub, end_turn: Callable[[], object]) -> wire.Receipt:
-        parts = lanes.counter.sending(_parts(header, payload, shared.ending(end_turn)))
+    def send(stub: Stub, shared: Iterable[int]) -> wire.Receipt:
+        parts = lanes.counter.sending(_parts(header, payload, shared))
         receipt: wire.Receipt = stub.Upload(_tell_second(parts, lanes))
         return lanes.counter.received(receipt)
 
     if not chunks:
-        return [send(stubs[0], lambda: None)]
-    with lanes.line.turn() as end_turn:
+        return [send(stubs[0], ())]
+    shared = Dealer(chunks)
+    with lanes.line.turn() as key:
         count = min(len(stubs), len(chunks))
         if count == 1:
-            return [send(stubs[0], end_turn)]
-        futures = [lanes.pool.submit(send, stub, end_turn) for stub in stubs[:count]]
+            return [send(stubs[0], lanes.line.following(key, shared))]
+        futures = [
+            lanes.pool.submit(send, stub, lanes.line.following(key, shared))
+            for stub in stubs[:count]
+        ]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise errors[0]

@@ -46,7 +46,7 @@ def test_turns_come_in_the_order_of_arrival() -> None:
 
 def test_a_turn_may_end_before_its_context_does() -> None:
     line = Line()
-    with line.turn() as end, ThreadPoolExecutor(1) as pool:
+    with line.turn() as key, ThreadPoolExecutor(1) as pool:
 
         def other() -> bool:
             with line.turn():
@@ -55,7 +55,7 @@ def test_a_turn_may_end_before_its_context_does() -> None:
         waiting = pool.submit(other)
         time.sleep(0.05)
         assert not waiting.done()
-        end()
+        assert list(line.following(key, [4, 2])) == [4, 2]
         assert waiting.result(5)
 
 
@@ -95,6 +95,26 @@ def test_who_no_longer_wants_a_turn_stops_waiting(monkeypatch: pytest.MonkeyPatc
     line.enter("b")
     asked = iter([True, True, False])
     line.wait("b", lambda: next(asked))
+
+
+def test_a_turn_that_stalls_holds_nobody_up_and_one_that_moves_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "RECHECK_S", 0.01)
+    monkeypatch.setattr(turns, "STALL_S", 0.3)
+    line = Line()
+    with line.turn() as first, ThreadPoolExecutor(1) as pool:
+        line.enter("second")
+        waiting = pool.submit(line.wait, "second", lambda: True)
+        for _ in range(6):
+            time.sleep(0.1)
+            line.moved(first)
+            assert not waiting.done()
+        while not waiting.done():
+            line.moved("second")  # what goes ahead does not move the one that stalls
+            time.sleep(0.01)
+        third = pool.submit(line.wait, "second", lambda: True)
+        third.result(0.2)
 
 
 class Paused:
