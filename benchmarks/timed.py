@@ -177,11 +177,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="only what the project promises")
     parser.add_argument("--only", default="", help="only cases whose text holds this")
     args = parser.parse_args()
-    rows = []
-    for case in cases(args.quick):
-        if args.only in str(case):
-            rows.append(measure(case))
-            print_row(rows[-1], is_first=len(rows) == 1)
+    wanted = [case for case in cases(args.quick) if args.only in str(case)]
+    if not wanted:
+        parser.error(f"--only {args.only!r} is in none of: " + "; ".join(map(str, cases(False))))
+    rows: list[dict[str, Any]] = []
+    for case in wanted:
+        rows.append(measure(case))
+        print_row(rows[-1], is_first=len(rows) == 1)
     if args.json:
         write_rows(args.json, rows)
         draw(rows, args.json.with_suffix(".png"))

@@ -37,7 +37,8 @@ from fedwan.link import pki  # noqa: E402
 from fedwan.link.shaped import goodput_mbit  # noqa: E402
 
 RATES = (200.0, 1000.0)
-LOSSES = (0.0, 0.0001, 0.001)
+LOSSES = (0.0, 0.01, 0.1)
+"""Percent."""
 CONTROLS = ("cubic", "bbr")
 RTT_MS = 100.0
 ENDS = Path(__file__).with_name("transport_ends.py")
@@ -167,7 +168,7 @@ def cases(args: argparse.Namespace) -> list[Case]:
     """Every row that was asked for."""
     seconds, repeats = (4, 1) if args.quick else (8, 3)
     return [
-        Case(WanLink(rate, RTT_MS, loss), cc, args.way, args.channels, seconds, repeats)
+        Case(WanLink(rate, RTT_MS, loss / 100), cc, args.way, args.channels, seconds, repeats)
         for rate in args.rate_mbit
         for loss in args.loss
         for cc in args.cc
@@ -191,7 +192,9 @@ def main() -> None:
     parser.add_argument("--append", action="store_true", help="keep the rows that the file holds")
     parser.add_argument("--quick", action="store_true", help="4 s instead of 8, once")
     parser.add_argument("--rate-mbit", type=float, nargs="+", default=RATES)
-    parser.add_argument("--loss", type=float, nargs="+", default=LOSSES, help="shares, 0 to 1")
+    parser.add_argument(
+        "--loss", type=float, nargs="+", default=LOSSES, help="in percent, each way"
+    )
     parser.add_argument("--cc", nargs="+", default=CONTROLS, help="cubic, bbr or system")
     parser.add_argument("--way", choices=["up", "down"], default="up")
     parser.add_argument("--channels", type=int, default=0, help="0: what the product settles on")

@@ -72,7 +72,8 @@ class WanLink:
             if not 0 <= getattr(self, name) < 1e6:
                 raise UserError(f"{name} = {getattr(self, name)!r} is no link's; choose 0 to 1e6")
         if not 0 <= self.loss < 1:
-            raise UserError(f"loss = {self.loss!r} is no share; choose 0 or more and less than 1")
+            text = f"a loss of {100 * self.loss:g} % is no link's"
+            raise UserError(f"{text}; choose 0 or more and less than 100")
 
     @property
     def bytes_per_s(self) -> float:
@@ -295,7 +296,8 @@ def main() -> None:
         link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100, args.queue_ms)
         up(args.sites, link, args.check)
     except UserError as error:
-        sys.exit(f"{error}")
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
     except KeyboardInterrupt:
         pass
 

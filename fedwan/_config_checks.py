@@ -60,7 +60,7 @@ def check_address(key: str, value: str) -> None:
     match = _ADDRESS.fullmatch(value)
     if match is None or not 1 <= int(match[1]) <= 65535:
         raise ConfigError(
-            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7443"
+            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7444"
         )
 
 
@@ -120,7 +120,8 @@ def _check_link(link: LinkConfig) -> None:
         )
     _whole("link.channels", link.channels, 0, 64)
     _choice("link.congestion", link.congestion, ("auto", "bbr", "cubic", "system"))
-    _number("link.pace_mbit", link.pace_mbit)
+    if link.pace_mbit and not 0.1 <= link.pace_mbit <= 1e6:
+        raise _out_of_range("link.pace_mbit", link.pace_mbit, "0, or 0.1 to 1e6")
     _whole("link.chunk_bytes", link.chunk_bytes, 1 << 10, 1 << 24)
     _positive("link.heartbeat_s", link.heartbeat_s)
     _positive("link.patience_s", link.patience_s)

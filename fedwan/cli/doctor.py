@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -67,6 +69,9 @@ def link(
     _check("--channels", channels, 1, MOST_CHANNELS)
     _check("--seconds", seconds, 0.5, MOST_SECONDS)
     _check("--rate", rate, 0, 1e6)
+    if json_path is not None:
+        with _writing(json_path), json_path.open("a"):
+            pass  # told before the measurement, not after it
     # Imported late, so that a wrong word is told at once.
     from fedwan.link.advice import advise
     from fedwan.link.measure import measure
@@ -77,7 +82,9 @@ def link(
     for line in _lines(found, advice):
         typer.echo(line)
     if json_path is not None:
-        _write(json_path, found, advice)
+        figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
+        with _writing(json_path):
+            json_path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:
@@ -116,10 +123,10 @@ def _machine(machine: Machine) -> str:
     return f"allows {allowed}; buffers up to {sizes[0]} to receive, {sizes[1]} to send"
 
 
-def _write(path: Path, found: Measurement, advice: Advice | None) -> None:
-    figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
     try:
-        path.write_text(json.dumps(figures, indent=2) + "\n")
+        yield
     except OSError as error:
         raise ConfigError(
             f"--json = {str(path)!r} cannot be written ({error.strerror}); choose another path"

@@ -20,7 +20,7 @@ from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Plan, Rounds, Totals
 from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane, threads_per_site
-from fedwan.link.stripes import PACED_CHANNELS
+from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -134,14 +134,18 @@ def _desk(
 
 
 def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
+    link = config.link
+    channels = link.channels or (PACED_CHANNELS if link.pace_mbit else START_CHANNELS)
+    threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
         desk,
         identity,
-        config.link.host,
-        config.link.port,
-        config.sites * threads_per_site(config.link.channels) + SPARE_THREADS,
-        config.link.heartbeat_s,
-        config.link.congestion,
-        config.link.pace_mbit / (config.link.channels or PACED_CHANNELS),
+        link.host,
+        link.port,
+        config.sites * threads + SPARE_THREADS,
+        link.heartbeat_s,
+        link.congestion,
+        link.pace_mbit / channels,
         config.sites,
+        channels,
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fedwan.link.stripes import START_CHANNELS
-
 __all__ = ["window_options"]
 
 WINDOWS_BYTES = 64 << 20
@@ -15,11 +13,19 @@ FEW_SITES = 8
 """Up to so many, gRPC may choose."""
 
 
-def window_options(num_sites: int) -> list[tuple[str, int]]:
-    """Options of gRPC that divide `WINDOWS_BYTES` among the connections of many sites."""
+def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:
+    """Options of gRPC that divide `WINDOWS_BYTES` among the connections of many sites.
+
+    A window bounds the rate of its connection to one window in a round trip, at 100 ms and 256 KiB
+    to 21 Mbit/s; a site that finds out how many channels are fastest then takes more.
+
+    Args:
+        num_sites: all of them.
+        channels: of each, as a rule.
+    """
     if num_sites <= FEW_SITES:
         return []
-    share = WINDOWS_BYTES // (num_sites * START_CHANNELS)
+    share = WINDOWS_BYTES // (num_sites * channels)
     return [
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", max(MIN_WINDOW_BYTES, share)),

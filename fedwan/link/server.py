@@ -26,7 +26,7 @@ from fedwan.link.framing import Part, is_intact, make_chunk
 from fedwan.link.limits import window_options
 from fedwan.link.methods import handlers
 from fedwan.link.probe import MAX_STREAMS, Probes
-from fedwan.link.stripes import most_stripes
+from fedwan.link.stripes import START_CHANNELS, most_stripes
 from fedwan.link.tls import Identity
 from fedwan.link.turns import Line
 
@@ -39,7 +39,7 @@ MAX_MESSAGE_BYTES = 32 << 20
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
 MAX_WAITING = 16
-"""Fragments of one site whose updates it waits for at once."""
+"""Fragments of one site whose updates it waits for at once, unless there are more."""
 SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a port shared with a stranger
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -51,12 +51,13 @@ SERVER_OPTIONS = [
 ]
 
 
-def threads_per_site(channels: int) -> int:
+def threads_per_site(channels: int, num_fragments: int = 0) -> int:
     """Calls that a site may have open at once; a thread is made when none is idle.
 
     Control, words, downloads that wait for a round, stripes in both directions, and a probe.
     """
-    return 2 + MAX_WAITING + 2 * most_stripes(channels) + MAX_STREAMS
+    waiting = max(MAX_WAITING, num_fragments)
+    return 2 + waiting + 2 * most_stripes(channels) + MAX_STREAMS
 
 
 class DataPlane:
@@ -73,6 +74,7 @@ class DataPlane:
         congestion: control of the sites' connections, see `fedwan.link.congestion`.
         pace_mbit: most that one of them may carry down, Mbit/s with all headers; 0 sets no limit.
         num_sites: how many share the memory for what arrives.
+        channels: of each site, as a rule.
 
     Raises:
         ConfigError: the port is in use.
@@ -89,6 +91,7 @@ class DataPlane:
         congestion: str = "auto",
         pace_mbit: float = 0.0,
         num_sites: int = 1,
+        channels: int = START_CHANNELS,
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
@@ -97,7 +100,7 @@ class DataPlane:
         self._lines: dict[str, Line] = {}
         self._probes = Probes()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
-        options = [*SERVER_OPTIONS, *window_options(num_sites)]
+        options = [*SERVER_OPTIONS, *window_options(num_sites, channels)]
         self._server = grpc.server(self._pool, options=options)
         self._server.add_generic_rpc_handlers((handlers(self),))
         try:

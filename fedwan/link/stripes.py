@@ -6,7 +6,8 @@ the price of a handshake. So new ones are tried, and kept if they bring more tha
 
 Each channel is a TCP flow. Where packets are lost, or where windows are short for the round trip,
 several flows get more than one; where they are not, more flows only cost memory. So the number is
-then doubled while that brings more than a tenth.
+then doubled while that brings more than a tenth, and once more where it does not: losses come by
+chance, and one bad spell must not settle it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ PACED_CHANNELS = 1
 MAX_CHANNELS = 16
 GAIN = 1.1
 """What doubling must bring to be kept."""
+MAX_VAIN = 2
+"""Times in a row that it may bring less."""
 SAMPLES = 3
 """Stretches measured each way, whose median counts; one before them does not, it connects."""
 LEAST_BYTES = 8 << 20
@@ -94,6 +97,8 @@ class Stripes:
         self._total = Stretch()
         self._samples: list[float] = []
         self._best = 0.0  # bytes per second
+        self._best_count = self.count
+        self._num_vain = 0
 
     @contextmanager
     def measured(self) -> Iterator[Stretch]:
@@ -135,17 +140,17 @@ class Stripes:
         self._samples = []
         is_better = rate > GAIN * self._best
         if is_better:
-            self._best = rate
+            self._best, self._best_count = rate, self.count
         if not self._has_tried_fresh:
             self._has_tried_fresh = self.is_fresh
             if not self.is_fresh:
                 self.is_fresh = True
                 return
             self.is_fresh = is_better
-        elif not is_better:
-            self.count //= 2
+        else:
+            self._num_vain = 0 if is_better else self._num_vain + 1
+        if self._is_fixed or self._num_vain >= MAX_VAIN or self.count >= MAX_CHANNELS:
+            self.count = self._best_count
             self._is_settled = True
-        if self._is_fixed or self.count >= MAX_CHANNELS:
-            self._is_settled = True
-        if not self._is_settled:
+        else:
             self.count = min(2 * self.count, MAX_CHANNELS)

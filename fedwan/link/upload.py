@@ -105,6 +105,8 @@ def _send_stripes(
     def send(stub: Stub, shared: Iterable[int]) -> wire.Receipt:
         parts = lanes.counter.sending(_parts(header, payload, shared))
         receipt: wire.Receipt = stub.Upload(_tell_second(parts, lanes))
+        if len(chunks) <= len(stubs):
+            lanes.on_connected()  # there may have been no second message
         return lanes.counter.received(receipt)
 
     if not chunks:

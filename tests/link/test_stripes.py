@@ -55,12 +55,18 @@ def test_where_packets_are_lost_it_goes_to_the_most(clock: Clock) -> None:
 
 
 def test_on_a_link_that_is_full_it_goes_back_to_where_it_began(clock: Clock) -> None:
-    assert settle(Stripes(0, clock=clock), clock, lambda count: 2.5e7) == [4, 8, 4]
+    assert settle(Stripes(0, clock=clock), clock, lambda count: 2.5e7) == [4, 8, 16, 4]
+
+
+def test_one_bad_spell_does_not_settle_it(clock: Clock) -> None:
+    rates = {4: 1e6, 8: 0.9e6, 16: 3e6}
+    seen = settle(Stripes(0, clock=clock), clock, lambda count: rates[count])
+    assert seen == [4, 8, 16]
 
 
 def test_a_tenth_more_is_not_worth_twice_the_channels(clock: Clock) -> None:
     assert (
-        settle(Stripes(0, clock=clock), clock, lambda count: 1e6 * count**0.13)[-1]
+        settle(Stripes(0, clock=clock), clock, lambda count: 1e6 * count**0.06)[-1]
         == START_CHANNELS
     )
 
@@ -165,7 +171,7 @@ def test_transfers_that_overlap_count_once_and_together(clock: Clock) -> None:
     overlap(1.0)
     try_fresh(stripes, clock)
     assert stripes.count == 2 * START_CHANNELS
-    for _ in range(1 + SAMPLES):
+    for _ in range(2 * (1 + SAMPLES)):
         overlap(1.0)  # no faster, so it steps back
     assert stripes.count == START_CHANNELS
 
@@ -183,4 +189,4 @@ def test_a_site_that_is_never_idle_finds_out_as_well(clock: Clock) -> None:
 
 
 def test_it_begins_where_it_is_told(clock: Clock) -> None:
-    assert settle(Stripes(0, 1, clock), clock, lambda count: 2.5e7) == [1, 2, 1]
+    assert settle(Stripes(0, 1, clock), clock, lambda count: 2.5e7) == [1, 2, 4, 1]

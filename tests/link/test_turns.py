@@ -110,11 +110,16 @@ def test_a_turn_that_stalls_holds_nobody_up_and_one_that_moves_does(
             time.sleep(0.1)
             line.moved(first)
             assert not waiting.done()
+        line.enter("third")
         while not waiting.done():
-            line.moved("second")  # what goes ahead does not move the one that stalls
+            line.moved("third")  # who is not first does not move who is
             time.sleep(0.01)
-        third = pool.submit(line.wait, "second", lambda: True)
-        third.result(0.2)
+        third = pool.submit(line.wait, "third", lambda: True)
+        line.end(first)
+        time.sleep(0.1)
+        assert not third.done()  # one place was lost, not the line
+        line.end("second")
+        third.result(5)
 
 
 class Paused:
