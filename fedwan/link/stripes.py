@@ -2,12 +2,14 @@
 
 A flow that stood idle starts slowly again, but remembers the rate at which it last lost a packet
 and creeps from there on, if its congestion control goes by losses. A new connection does not, for
-the price of a handshake. So new ones are tried, and kept if they bring more than a tenth.
+the price of a handshake. So new ones are tried, and kept if they bring more than a tenth. They come
+first: standing ones show what they are only when they have been standing for a while.
 
 Each channel is a TCP flow. Where packets are lost, or where windows are short for the round trip,
 several flows get more than one; where they are not, more flows only cost memory. So the number is
 then doubled while that brings more than a tenth, and once more where it does not: losses come by
-chance, and one bad spell must not settle it.
+chance, and one bad spell must not settle it. Where the rate falls well below what was found, it all
+begins anew.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ GAIN = 1.1
 """What doubling must bring to be kept."""
 MAX_VAIN = 2
 """Times in a row that it may bring less."""
+FALL = 1.5
+"""Below a rate's so-manieth part it counts as fallen."""
 SAMPLES = 3
 """Stretches measured each way, whose median counts; one before them does not, it connects."""
 LEAST_BYTES = 8 << 20
@@ -83,11 +87,12 @@ class Stripes:
         start: int = START_CHANNELS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.count = channels or start
+        self._start = channels or start
+        self.count = self._start
         """Channels that a transfer which begins now should use."""
-        self.is_fresh = False
+        self.is_fresh = True
         """Whether a transfer that begins after a pause should dial anew."""
-        self._has_tried_fresh = False
+        self._fresh_rate = 0.0  # bytes per second
         self._is_fixed = bool(channels)
         self._is_settled = False
         self._clock = clock
@@ -129,26 +134,38 @@ class Stripes:
         if total.num_bytes < LEAST_BYTES or duration_s <= least_s:
             return
         self._began, self._total = now, Stretch()
-        if self._is_settled or not total.is_clean:
+        if not total.is_clean:
             return
         self._samples.append(total.num_bytes / duration_s)
         if len(self._samples) > SAMPLES:
-            self._decide(statistics.median(self._samples[1:]))
+            rate = statistics.median(self._samples[1:])
+            if self._is_settled:
+                self._look_back(rate)
+            else:
+                self._decide(rate)
+            self._samples = []
+
+    def _look_back(self, rate: float) -> None:
+        """Begin anew if what was settled on is not what it was."""
+        if rate < self._best / FALL:
+            self.count, self.is_fresh, self._is_settled = self._start, True, False
+            self._fresh_rate = self._best = 0.0
+            self._num_vain = 0
 
     def _decide(self, rate: float) -> None:
-        """Standing connections were measured, or new ones, or twice as many: what comes next."""
-        self._samples = []
-        is_better = rate > GAIN * self._best
-        if is_better:
-            self._best, self._best_count = rate, self.count
-        if not self._has_tried_fresh:
-            self._has_tried_fresh = self.is_fresh
-            if not self.is_fresh:
-                self.is_fresh = True
-                return
-            self.is_fresh = is_better
+        """New connections were measured, or standing ones, or twice as many: what comes next."""
+        if not self._fresh_rate:
+            self._fresh_rate = rate
+            self.is_fresh = False
+            return
+        if not self._best:
+            self.is_fresh = self._fresh_rate > GAIN * rate
+            self._best = self._fresh_rate if self.is_fresh else rate
+            self._best_count = self.count
+        elif rate > GAIN * self._best:
+            self._best, self._best_count, self._num_vain = rate, self.count, 0
         else:
-            self._num_vain = 0 if is_better else self._num_vain + 1
+            self._num_vain += 1
         if self._is_fixed or self._num_vain >= MAX_VAIN or self.count >= MAX_CHANNELS:
             self.count = self._best_count
             self._is_settled = True

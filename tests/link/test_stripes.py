@@ -76,7 +76,7 @@ def test_a_number_that_was_set_stays(clock: Clock) -> None:
 
 
 def try_fresh(stripes: Stripes, clock: Clock) -> None:
-    """New connections come second; here they are no better."""
+    """New connections come first; here they are no better."""
     assert stripes.is_fresh
     for _ in range(1 + SAMPLES):
         transfer(stripes, clock, 1e5)
@@ -85,9 +85,9 @@ def try_fresh(stripes: Stripes, clock: Clock) -> None:
 
 def test_the_first_transfer_of_each_kind_does_not_count(clock: Clock) -> None:
     stripes = Stripes(0, clock=clock)
+    try_fresh(stripes, clock)
     for rate in (1e9, 1e6, 1e6, 1e6):
         transfer(stripes, clock, rate)
-    try_fresh(stripes, clock)
     assert stripes.count == 2 * START_CHANNELS
     for rate in (1e3, 2e6, 2e6, 2e6):
         transfer(stripes, clock, rate)
@@ -96,9 +96,9 @@ def test_the_first_transfer_of_each_kind_does_not_count(clock: Clock) -> None:
 
 def test_one_odd_transfer_of_three_does_not_decide(clock: Clock) -> None:
     stripes = Stripes(0, clock=clock)
+    try_fresh(stripes, clock)
     for rate in (1e6, 1e6, 1e9, 1e6):
         transfer(stripes, clock, rate)
-    try_fresh(stripes, clock)
     for rate in (2e6, 2e6, 1e3, 2e6):
         transfer(stripes, clock, rate)
     assert stripes.count == 4 * START_CHANNELS
@@ -165,11 +165,11 @@ def test_transfers_that_overlap_count_once_and_together(clock: Clock) -> None:
                 clock.now += seconds / 3
             clock.now += seconds / 3
 
+    try_fresh(stripes, clock)
     for _ in range(SAMPLES):
         overlap(1.0)
-        assert not stripes.is_fresh
+        assert stripes.count == START_CHANNELS
     overlap(1.0)
-    try_fresh(stripes, clock)
     assert stripes.count == 2 * START_CHANNELS
     for _ in range(2 * (1 + SAMPLES)):
         overlap(1.0)  # no faster, so it steps back
@@ -190,3 +190,15 @@ def test_a_site_that_is_never_idle_finds_out_as_well(clock: Clock) -> None:
 
 def test_it_begins_where_it_is_told(clock: Clock) -> None:
     assert settle(Stripes(0, 1, clock), clock, lambda count: 2.5e7) == [1, 2, 4, 1]
+
+
+@pytest.mark.parametrize("channels", [0, 3])
+def test_where_the_rate_falls_it_begins_anew(clock: Clock, channels: int) -> None:
+    stripes = Stripes(channels, clock=clock)
+    settle(stripes, clock, lambda count: 1e6 * count)
+    assert stripes.count == (channels or MAX_CHANNELS) and not stripes.is_fresh
+    settle(stripes, clock, lambda count: 0.8e6 * count)
+    assert stripes.count == (channels or MAX_CHANNELS)
+    for _ in range(60):
+        transfer(stripes, clock, 4e5 if stripes.is_fresh else 2e5)
+    assert stripes.is_fresh and stripes.count == (channels or START_CHANNELS)
