@@ -1,4 +1,4 @@
-"""topk2: one value in 64, by magnitude, at 2 bits and an index each; the rest is sent later.
+"""topk2: of 4096 values the 64 largest, at 2 bits and an index each; the rest is sent later.
 
 SparseLoCo (2508.15706), algorithm 1, with its numbers:
 
@@ -9,7 +9,9 @@ SparseLoCo (2508.15706), algorithm 1, with its numbers:
 Q gives each value its sign and one of two magnitudes, in bf16, that are best for the chunk: its
 sorted magnitudes are cut where the squared error is least, and each part is sent as its mean.
 The paper's indices have 12 bits; written as `fedwan.codecs.bits` does they have 8, and a chunk has
-84 bytes, a 195th of fp32. A chunk of fewer values (the last one) keeps ceil(n / 64).
+84 bytes, a 195th of fp32. A chunk of fewer values (the last one of a tensor) keeps 64 all the same,
+as the public implementations do, or as many as it has: biases and the last layer of a network are
+small, cost little and matter much.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ _ROWS_AT_ONCE = 4096
 
 
 def _num_kept(num_values: int) -> int:
-    return -(-num_values >> LOW_BITS)
+    return min(num_values, CHUNK >> LOW_BITS)
 
 
 class _Part(NamedTuple):
@@ -234,7 +236,7 @@ class _SparseCoded:
 
 
 def topk2(beta: float = 0.95) -> Codec:
-    """A 64th of the values at 2 bits; 1/195 of fp32, with error feedback.
+    """64 of 4096 values at 2 bits; 1/195 of fp32, with error feedback.
 
     Args:
         beta: share of what is owed that is still owed after a round, in [0, 1].

@@ -37,7 +37,7 @@ GOLDEN = {
     "float4": f"{_HEAD}0300672f77050001020000000300000000000000000000000300000000000000"
     "2040f6000000000098cb441a8865fa70",
     "topk2": f"{_HEAD}0300672f77060001020000000900000000000000000000000300000000000000"
-    "20402040010100000300000000000000d5c74b80fff0af8f",
+    "803f2040034000000c0000000000000011396d09d6d2e368",
 }
 DECODED = {
     "fp32": [1.0, -2.5],
@@ -45,7 +45,7 @@ DECODED = {
     "int8": [51 * 161 * 2.0**-13, -127 * 161 * 2.0**-13],
     "int4": [3 * 183 * 2.0**-9, -7 * 183 * 2.0**-9],
     "float4": [1.25, -2.5],
-    "topk2": [0.0, -2.5],
+    "topk2": [1.0, -2.5],
 }
 # SHA-256 of the record of `long_value`, which has whole blocks and chunks and short ones.
 LONG = {
@@ -54,7 +54,7 @@ LONG = {
     "int8": "5281e89a18cea83b0056e4a359bbaf0e59a0270f5777003920cb98e339d706be",
     "int4": "683436b1f2d4c4cadae8a7453a19eeecb522b0bc85a2f11746a14132a43fc52f",
     "float4": "047c285a9f8832278d78bb2b7cd12af38ac2fb9d08af06871fcbd954ed9d2cf1",
-    "topk2": "0f8e13346a3c71095c22b6c9246f3e71ad64ca94b66259f83f430a74feae9c6e",
+    "topk2": "4023afdab4ccd7c5428923d90b2c54b06f2f28751a206be56ee6dccbf69a2fc2",
 }
 
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
