@@ -76,8 +76,8 @@ VARIANTS = {
     "fedwan": Variant("fedwan", words=(*STREAMING, *INT4)),
 }
 
-PACE = 0.985
-"""Share of the link's rate at which fedwan's big payloads are paced, as who runs it may set."""
+NO_CHECKPOINTS = "checkpoint.every=1000000"
+"""For what is timed: none of the peers writes any here."""
 STEPS = {"digits_flow": 4000, "timed": 500}
 QUICK_STEPS = {"digits_flow": 200, "timed": 200}
 H = {"digits_flow": 20, "timed": 50}
@@ -85,18 +85,10 @@ TARGET_FD = 1.4
 """Quality whose time is compared on digits: twice that of real data; untrained weights have 80."""
 
 
-def spec_of(name: str, args: argparse.Namespace, seed: int, link: WanLink, knows: bool) -> Spec:
-    """The run of a variant with one seed.
-
-    Args:
-        name: of the variant.
-        args: the command line.
-        seed: of the training.
-        link: where it runs.
-        knows: whether the whole training's quality is known already.
-    """
+def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) -> Spec:
+    """The run of a variant with one seed."""
     variant = VARIANTS[name]
-    is_timed, is_bounded = args.workload == "timed", knows or link != BARE
+    is_timed = args.workload == "timed"
     h = 1 if SYSTEMS[variant.system].exchanges == "gradients" else args.h
     own: tuple[str, ...] = ()
     if STREAMING[0] in variant.words:
@@ -104,9 +96,7 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, link: WanLink, knows
         if is_timed:
             own = (f"stream.tau={4 * h // 5}", "stream.fragments=10")
     if variant.system == "fedwan":
-        if is_timed and link.rate_mbit and not link.loss:
-            own += (f"link.pace_mbit={PACE * link.rate_mbit:g}", "link.congestion=cubic")
-        own += tuple(args.fedwan)
+        own += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
     options = dict(variant.options.get(args.workload, {}))
     if "fragments" in options:  # the longest overlap that it allows
@@ -143,7 +133,7 @@ def measure(
     seed = start % args.seeds
     key = f"{name}, seed {seed}"
     for link in (BARE, wan):
-        spec = spec_of(name, args, seed, link, key in curves)
+        spec = spec_of(name, args, seed, is_bounded=link != BARE or key in curves)
         at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
         outcome = run(spec, link, at, args.timeout_s, args.congestion)
         row = make_row(name, outcome, link, args.fd)
