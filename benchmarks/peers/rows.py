@@ -84,11 +84,12 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
 
 
 def utilisation(site: dict[str, Any], h: int) -> float:
-    """Share of a site's time that it computed, from its second exchange to its last but one.
+    """Share of a site's time that it computed, from its third exchange to its last but one.
 
-    A window from the first step of the second round to the first step of the last one: whole
-    rounds, each with its exchange, and neither the first, before which nothing was in flight, nor
-    what follows the last step. For systems that exchange in every step, from the third step on.
+    A window from the first step of the third round to the first step of the last one: whole rounds,
+    each with its exchange, and neither what follows the last step nor the first two: sites do not
+    all begin at once where one of them sends the initial weights first, and whoever overlaps
+    notices in the second. For systems that exchange in every step, from the third step on.
     """
     first, last = _window(site, h)
     began, computed = site["began"][first : last + 1], site["computed"][first:last]
@@ -105,9 +106,9 @@ def s_per_step(sites: list[dict[str, Any]], h: int) -> float:
 
 def _window(site: dict[str, Any], h: int) -> tuple[int, int]:
     steps = len(site["began"])
-    first, last = (SKIPPED_STEPS, steps - 1) if h == 1 else (h, steps - h)
+    first, last = (SKIPPED_STEPS, steps - 1) if h == 1 else (2 * h, steps - h)
     if last <= first:
-        least = SKIPPED_STEPS + 2 if h == 1 else 3 * h
+        least = SKIPPED_STEPS + 2 if h == 1 else 4 * h
         raise FedwanError(f"{steps} steps with H = {h} hold no steady part; take {least} or more")
     return first, last
 

@@ -232,8 +232,8 @@ def test_utilisation_is_of_whole_rounds_between_the_first_and_the_last() -> None
     row = table.make_row("fedwan", outcome(), LINK, 1.5)
     assert row["utilisation"] == pytest.approx(2 / 5)  # 2 s of steps, 3 s of waiting
     assert row["s_per_step"] == pytest.approx(5 / 2)
-    with pytest.raises(FedwanError, match="take 6 or more"):
-        table.make_row("fedwan", outcome(steps=4), LINK, 1.5)
+    with pytest.raises(FedwanError, match="take 8 or more"):
+        table.make_row("fedwan", outcome(steps=6), LINK, 1.5)
 
 
 def test_what_one_site_sends_to_another_counts_as_sent_and_as_received() -> None:
@@ -242,12 +242,12 @@ def test_what_one_site_sends_to_another_counts_as_sent_and_as_received() -> None
 
 
 def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
-    fast = table.make_row("ddp", outcome(), BARE, 1.5)
-    short = table.make_row("ddp", outcome(stop_at=6), LINK, 1.5)
+    fast = table.make_row("ddp", outcome(steps=10), BARE, 1.5)
+    short = table.make_row("ddp", outcome(steps=10, stop_at=8), LINK, 1.5)
     row = table.borrow_curve(short, fast)
-    assert row["fd_from"] == "fast link" and row["steps"] == 6 and row["fd_steps"] == 8
+    assert row["fd_from"] == "fast link" and row["steps"] == 8 and row["fd_steps"] == 10
     assert row["time_to_fd_s"] == pytest.approx(8 * short["s_per_step"])
-    other = table.make_row("ddp", outcome(hash_="bb"), BARE, 1.5)
+    other = table.make_row("ddp", outcome(steps=10, hash_="bb"), BARE, 1.5)
     with pytest.raises(FedwanError, match="no curve can be borrowed"):
         table.borrow_curve(short, other)
 
@@ -315,7 +315,7 @@ def test_all_systems_train_the_same_flow_and_diloco_is_the_same_in_torchft_and_f
     tmp_path: Path,
 ) -> None:
     systems = "ddp,torchft,flower,fedwan-diloco"
-    words = ["--workload", "digits_flow", "--steps", "60", "--points", "3", "--rtt-ms", "40"]
+    words = ["--workload", "digits_flow", "--steps", "80", "--points", "4", "--rtt-ms", "40"]
     rows = measure(tmp_path, "--systems", systems, *words)
     assert len(rows) == 8
     for row in rows.values():
@@ -324,8 +324,8 @@ def test_all_systems_train_the_same_flow_and_diloco_is_the_same_in_torchft_and_f
     ours, theirs = rows["fedwan-diloco", "wan"], rows["torchft", "wan"]
     assert ours["fd"] == pytest.approx(theirs["fd"], rel=1e-4)
     assert ours["fd"] == rows["fedwan-diloco", "none"]["fd"]
-    # 3 exchanges of 2.1 MB by 2 sites, and headers; DDP's 60.
-    assert 12.7e6 < theirs["bytes_up"] < 15e6 and 12.7e6 < ours["bytes_up"] < 15e6
+    # 4 exchanges of 2.1 MB by 2 sites, and headers; DDP's 80.
+    assert 16.9e6 < theirs["bytes_up"] < 20e6 and 16.9e6 < ours["bytes_up"] < 20e6
     assert rows["ddp", "wan"]["bytes_up"] > 15 * theirs["bytes_up"]
     assert rows["ddp", "wan"]["wall_s"] > 3 * rows["ddp", "none"]["wall_s"]
 
@@ -337,7 +337,7 @@ def test_all_systems_train_the_same_flow_and_diloco_is_the_same_in_torchft_and_f
 def test_the_timed_workload_runs_on_every_system(tmp_path: Path) -> None:
     systems = "ddp,torchft,torchft-streaming,fedwan-diloco,fedwan"
     words = ["--workload", "timed", "--words", "model.width=8", "model.step_s=0.02"]
-    rows = measure(tmp_path, "--systems", systems, *words, "--steps", "60", "--h", "20")
+    rows = measure(tmp_path, "--systems", systems, *words, "--steps", "80", "--h", "20")
     assert len(rows) == 10
     for system in systems.split(","):
         slow, fast = rows[system, "wan"], rows[system, "none"]
