@@ -72,8 +72,8 @@ class WanLink:
             if not 0 <= getattr(self, name) < 1e6:
                 raise UserError(f"{name} = {getattr(self, name)!r} is no link's; choose 0 to 1e6")
         if not 0 <= self.loss < 1:
-            text = f"a loss of {100 * self.loss:g} % is no link's"
-            raise UserError(f"{text}; choose 0 or more and less than 100")
+            text = f"loss = {self.loss:g} ({100 * self.loss:g} %) is no link's"
+            raise UserError(f"{text}; choose 0 or more and less than 1 (100 %)")
 
     @property
     def bytes_per_s(self) -> float:
