@@ -52,9 +52,10 @@ class Line:
         """
         with self._moved:
             while key in self._places and not self._is_first(key) and is_wanted():
-                self._moved.wait(RECHECK_S)
                 if time.monotonic() - self._moved_at > STALL_S:
                     self.end(next(iter(self._places)))
+                else:
+                    self._moved.wait(RECHECK_S)
 
     def _is_first(self, key: Hashable) -> bool:
         return next(iter(self._places), None) == key

@@ -233,8 +233,9 @@ def test_a_fat_link_is_filled_and_every_byte_is_charged() -> None:
         (check,) = star.check(3)
         counts = star.counts(0)["up"]
     # 482 is what headers leave of 500; a link that did not charge for them would give 3.7 % more.
-    assert 0.7 * 482 <= check.up_mbit <= 1.03 * 482
-    assert 0.7 * 482 <= check.down_mbit <= 1.03 * 482
+    # iperf3's clock may begin late by a hundredth of its 3 s.
+    assert 0.85 * 482 <= check.up_mbit <= 1.03 * 482
+    assert 0.85 * 482 <= check.down_mbit <= 1.03 * 482
     assert 1400 <= counts["bytes"] / counts["packets"] <= 1500
 
 
