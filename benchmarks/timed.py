@@ -199,10 +199,14 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     texts = [
         f"{r['strategy']}, {r['codec']}, H = {r['h']}, {r['sites']} sites,\n"
         f"{r['rate_mbit']:g} Mbit/s, {r['rtt_ms']:g} ms, {100 * r['loss']:g} % lost"
+        + (f", τ = {r['tau']}" if r["tau"] else "")
+        + (f", {r['cc']} paced at {r['pace_mbit']:g}" if r["pace_mbit"] else "")
         for r in rows
     ]
     colors = ["#2a6f97" if r["tau"] else "#adb5bd" for r in rows]
-    bars = axes.barh(texts, [100 * r["utilisation"] for r in rows], color=colors)
+    places = range(len(rows))
+    bars = axes.barh(places, [100 * r["utilisation"] for r in rows], color=colors)
+    axes.set_yticks(places, texts)
     axes.bar_label(bars, [f"{100 * r['utilisation']:.1f} %" for r in rows], padding=3, fontsize=8)
     axes.set_xlim(0, 112)
     axes.set_xlabel("time spent computing, %")
