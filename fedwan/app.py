@@ -186,7 +186,8 @@ def _check_codecs(config: Config) -> None:
 
     for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
         try:
-            codec_by_name(name)
+            if name:
+                codec_by_name(name)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
 

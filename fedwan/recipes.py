@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan.config import Config, OuterConfig, StreamConfig
+from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, blocks, strided
 from fedwan.workloads.base import NetworkKind
 
 __all__ = [
+    "barrier_policy",
+    "fill_arrival",
+    "fill_barrier",
+    "fill_codec",
     "fill_nesterov",
     "fill_outer",
     "fill_schedule",
@@ -18,6 +23,7 @@ __all__ = [
     "refuse_alpha",
     "refuse_h",
     "refuse_outer",
+    "refuse_round",
     "refuse_stream",
 ]
 
@@ -43,6 +49,12 @@ def fill_schedule(config: Config, h: int, checkpoint_every: int) -> None:
             f"steps={config.steps} is no multiple of h={config.h}, so the last {rest} steps would "
             f"never be merged; set steps={nearest}"
         )
+
+
+def fill_codec(config: Config, up: str = "fp32", down: str = "fp32") -> None:
+    """Fill in how both directions are coded, where the user named nothing."""
+    config.codec.up = config.codec.up or up
+    config.codec.down = config.codec.down or down
 
 
 def fill_outer(config: Config, network: str, lr: float, momentum: float) -> None:
@@ -171,3 +183,74 @@ def refuse_stream(config: Config) -> None:
                 f"stream.{key}={value} has no effect: strategy {config.strategy!r} sends the whole "
                 "model and waits; leave it out, or set strategy=streaming_diloco"
             )
+
+
+def fill_barrier(config: Config) -> None:
+    """Check the settings of rounds that wait for every site, or for a quorum.
+
+    Raises:
+        ConfigError: a setting has no effect, or no run could use it.
+    """
+    rounds = config.round
+    refuse_round(config, "warmup", "makes updates behind a barrier all along", "async_diloco")
+    if rounds.quorum in (0, config.sites):
+        for key in ("grace", "max_staleness"):
+            if getattr(rounds, key):
+                raise ConfigError(
+                    f"round.{key}={getattr(rounds, key):g} has no effect where every round waits "
+                    f"for all {config.sites} sites; set round.quorum={max(1, config.sites - 1)}"
+                )
+    if rounds.least_steps > config.h:
+        raise ConfigError(
+            f"round.least_steps={rounds.least_steps} is above h={config.h}, which the fastest site "
+            f"takes; set round.least_steps={config.h} or less"
+        )
+
+
+def barrier_policy(config: Config) -> RoundPolicy:
+    """Rounds that wait as a resolved `round` asks for."""
+    rounds = config.round
+    return barrier(
+        config.sites, rounds.quorum, rounds.patience_s, rounds.grace, rounds.max_staleness
+    )
+
+
+def fill_arrival(config: Config, warmup: int, least_steps: int) -> None:
+    """Fill in the settings of updates that are made on arrival.
+
+    A quorum of two (of one, where there is one site), so that no site trains alone unasked, and
+    contributions of up to four rounds of all sites ago.
+
+    Args:
+        config: changed in place; `h` is resolved.
+        warmup: rounds that wait for every site.
+        least_steps: see `RoundConfig`; 0 if steps are not the sites' own.
+
+    Raises:
+        ConfigError: a setting has no effect, or no run could use it.
+    """
+    rounds = config.round
+    refuse_round(config, "grace", "waits for no site", "diloco")
+    rounds.quorum = rounds.quorum or min(2, config.sites)
+    rounds.max_staleness = rounds.max_staleness or 4 * config.sites
+    rounds.warmup = rounds.warmup or warmup
+    rounds.least_steps = rounds.least_steps or least_steps
+    if rounds.least_steps > config.h:
+        raise ConfigError(
+            f"round.least_steps={rounds.least_steps} is above h={config.h}, which the fastest site "
+            f"takes; set round.least_steps={config.h} or less"
+        )
+
+
+def refuse_round(config: Config, key: str, why: str, instead: str) -> None:
+    """Refuse a setting of rounds that a strategy would ignore.
+
+    Raises:
+        ConfigError: it is set.
+    """
+    value = getattr(config.round, key)
+    if value:
+        raise ConfigError(
+            f"round.{key}={value:g} has no effect: strategy {config.strategy!r} {why}; "
+            f"leave it out, or set strategy={instead}"
+        )

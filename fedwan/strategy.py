@@ -44,3 +44,9 @@ class Strategy(NamedTuple):
     """When a round closes."""
     overlap: Overlap = Overlap()
     """How sites go on stepping while bytes travel."""
+    clock: Literal["versions", "samples"] = "versions"
+    """What ends a run: `versions`, as many rounds as the steps of a site make; `samples`, as many
+    samples as the steps of all sites make, whoever took them. Sites then keep their own pace."""
+    least_steps: int = 0
+    """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
+    their speed and the fastest takes H; 0 leaves H to all of them."""

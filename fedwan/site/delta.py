@@ -20,7 +20,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.courier import Arrival
 from fedwan.site.eager import LookAhead
-from fedwan.site.exchange import Station
+from fedwan.site.exchange import MAX_REJECTIONS, Station
 from fedwan.site.inline import InlineExecutor
 from fedwan.site.residuals import Residuals
 from fedwan.state import State
@@ -30,7 +30,6 @@ __all__ = ["DeltaExchange"]
 
 log = logging.getLogger(__name__)
 
-MAX_REJECTIONS = 3
 POLL_S = 0.2
 """How often a site that waits for an update heeds the coordinator's signals."""
 
@@ -202,6 +201,9 @@ class DeltaExchange:
         total = self._station.meter.total
         self._marks[0] = total.since(ledger.work)
         return self.after_step(step)
+
+    def finish(self) -> None:
+        """The last step's updates have landed."""
 
     def close(self) -> None:
         """See `Exchange`; threads end when their present call does."""
