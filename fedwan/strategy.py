@@ -50,3 +50,8 @@ class Strategy(NamedTuple):
     least_steps: int = 0
     """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
     their speed and the fastest takes H; 0 leaves H to all of them."""
+    owes: Literal["residual", "weights"] = "residual"
+    """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
+    next delta, as in most papers. `weights`: in its weights, which then do not quite become the
+    global ones (Xie et al. 2020, 2007.13221, CSER), so that the next delta holds it by itself and
+    the site's steps go on from what it has learned, sent or not. Not with an overlap."""

@@ -44,6 +44,7 @@ def build(config: Config) -> Strategy:
         ),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
+        owes="weights",
         policy=on_arrival(
             config.sites,
             rounds.quorum,

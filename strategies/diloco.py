@@ -46,6 +46,7 @@ def build(config: Config) -> Strategy:
         ),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
+        owes="weights",
         policy=barrier_policy(config),
         clock="samples" if config.round.least_steps else "versions",
         least_steps=config.round.least_steps,

@@ -44,6 +44,7 @@ def build(config: Config) -> Strategy:
         server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
+        owes="weights",
         policy=barrier_policy(config),
         clock="samples" if config.round.least_steps else "versions",
         least_steps=config.round.least_steps,

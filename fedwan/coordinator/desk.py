@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from fedwan.codecs import Payload
@@ -357,7 +357,7 @@ class Desk:
             self.outbox.withdraw(fragment)
 
     def publish(
-        self, fragment: int, version: int, payload: Payload, merged: Mapping[str, int] | None = None
+        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
     ) -> None:
         """Hand an update out, drop the contributions that made it, and those too late for the next.
 
@@ -365,11 +365,11 @@ class Desk:
             fragment: which.
             version: that the update leads to.
             payload: the update.
-            merged: the sites whose contributions are in it, and the version that each started from.
+            merged: sites whose contributions are in it, each with the version that it started from.
         """
         with self.changed:
             self.outbox.publish(fragment, version, payload, merged)
-            for site, start in (merged or {}).items():
+            for site, start in merged:
                 self.intake.drop(Key(wire.UploadHeader.CONTRIBUTION, fragment, start, site))
             self.dropped += self.intake.forget(fragment, version - 1 - self._max_staleness)
             self.changed.notify_all()

@@ -147,6 +147,9 @@ class Gathering:
         registry = self._desk.registry
         return [n for n in self.waiting if registry.sites[n].joins and not registry.is_live(n)]
 
-    def close(self) -> dict[str, int]:
-        """The sites that took part, and the version that each started from."""
-        return {m.contribution.site: m.start for m in self.merged}
+    def starts(self) -> list[tuple[str, int]]:
+        """The sites that took part, each with the version that its contribution started from.
+
+        A site can be named twice: with a late contribution, and with one that came in time.
+        """
+        return [(m.contribution.site, m.start) for m in self.merged]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedwan.codecs import Payload
 from fedwan.coordinator.model import GlobalModel
@@ -80,7 +80,7 @@ class Outbox:
         self._keep_bytes = keep_bytes
 
     def publish(
-        self, fragment: int, version: int, payload: Payload, merged: Mapping[str, int] | None = None
+        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
     ) -> None:
         """Hand an update out.
 
@@ -88,7 +88,7 @@ class Outbox:
             fragment: which.
             version: that it leads to.
             payload: the update.
-            merged: the sites whose contributions are in it, and the version that each started from.
+            merged: sites whose contributions are in it, each with the version that it started from.
         """
         updates = self._updates.setdefault(fragment, {})
         updates[version] = payload
@@ -96,13 +96,16 @@ class Outbox:
             del updates[next(iter(updates))]
         self.versions[fragment] = version
         self._arrived[fragment] = set()
-        for site, start in (merged or {}).items():
-            self._merged[fragment, site] = (start, version)
+        for site, start in merged:
+            self._merged[fragment, site] = max((start, version), self._merged_of(fragment, site))
 
     def is_merged(self, fragment: int, site: str, version: int) -> bool:
         """Whether a site's contribution to a version, or to a later one, has been merged."""
-        start, into = self._merged.get((fragment, site), (0, 0))
+        start, into = self._merged_of(fragment, site)
         return into > 0 and start >= version
+
+    def _merged_of(self, fragment: int, site: str) -> tuple[int, int]:
+        return self._merged.get((fragment, site), (0, 0))
 
     def withdraw(self, fragment: int) -> None:
         """Drop the update that is out; a site that still wants it takes the global weights.
@@ -165,7 +168,7 @@ class Outbox:
 
     def _address(self, header: wire.DownloadHeader, site: str, fragment: int) -> None:
         """Say what holds for this site alone."""
-        header.merged_from, header.merged_into = self._merged.get((fragment, site), (0, 0))
+        header.merged_from, header.merged_into = self._merged_of(fragment, site)
         header.steps = self.steps.get(site, 0)
 
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:

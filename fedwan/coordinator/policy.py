@@ -71,9 +71,9 @@ class RoundPolicy(NamedTuple):
         'close'
         >>> barrier(4, quorum=3, patience_s=60).decide(2, 60.0)
         'stop'
-        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 12.0, [9, 10, 10, 10, 11])
+        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.4, [9, 10, 10, 10, 11])
         'wait'
-        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 13.0, [9, 10, 10, 10, 11])
+        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.5, [9, 10, 10, 10, 11])
         'close'
         >>> on_arrival(4, quorum=2).decide(1, 0.0)
         'close'
@@ -95,7 +95,7 @@ class RoundPolicy(NamedTuple):
         """Seconds after which a round closes with a quorum.
 
         >>> round(barrier(4, quorum=3, grace=3.0).deadline_s([9, 10, 10, 10, 11]), 1)
-        12.2
+        11.5
         """
         if not self.grace or len(past_s) < LEAST_ROUNDS:
             return self.patience_s

@@ -131,6 +131,8 @@ class Rounds:
         self._paces = Paces(plan.site_names, strategy.h, strategy.least_steps)
         self._tidier = Tidier()
         self._evaluator: str | None = None
+        self._latest: list[str] = []
+        """Sites whose contributions are in the latest update."""
         self._began = time.monotonic()
         self.totals = Totals()
         self.model: GlobalModel | None = None
@@ -203,10 +205,11 @@ class Rounds:
         times = len(self._plan.site_names) if is_warmup else 1
         payload = model.commit(fragment, merger.take(), samples, times)
         self.totals.samples += samples
+        self._latest = [merged.contribution.site for merged in gathering.merged]
         for merged in gathering.merged:
             self._paces.note(merged.contribution.site, merged.contribution.work)
         self._desk.outbox.steps = self._paces.steps()
-        self._desk.publish(fragment.index, version + 1, payload, gathering.close())
+        self._desk.publish(fragment.index, version + 1, payload, gathering.starts())
         self._record_round(fragment, version + 1, gathering.merged, time.monotonic() - began)
         self._notice_lost()
         self._take_reports()
@@ -356,10 +359,11 @@ class Rounds:
         return self.totals.wall_s + time.monotonic() - self._began
 
     def _ask_quality(self) -> None:
-        """Have the first live site measure the EMA weights."""
+        """Have a live site measure the EMA weights, if possible one that keeps up."""
         with self._desk.changed:
             live = self._desk.registry.live()
-            self._evaluator = live[0] if live else None
+            present = [name for name in self._latest if name in live] or live
+            self._evaluator = present[0] if present else None
             if self._evaluator:
                 self._desk.registry.tell(self._evaluator, wire.CoordinatorSignal.EVALUATE)
 

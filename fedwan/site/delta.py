@@ -170,6 +170,17 @@ class DeltaExchange:
             flight.held if is_corrected else None,
         )
         self.versions[index] = arrival.version
+        if not is_last:
+            self._owe(flight.fragment)
+
+    def _owe(self, fragment: Fragment) -> None:
+        if self._station.strategy.owes == "weights":
+            self._station.replica.owe(self._residuals.of(fragment))
+
+    def _residual(self, fragment: Fragment) -> State:
+        """What the encoder must add: nothing where the delta holds it."""
+        is_held = self._station.strategy.owes == "weights"
+        return {} if is_held else self._residuals.of(fragment)
 
     def _start_over(self, is_refused: bool) -> int:
         """Take the global weights; the step that they stand at."""
@@ -190,6 +201,8 @@ class DeltaExchange:
         """See `Exchange`."""
         self.versions = list(versions)
         self._residuals.restore(self._station.fragments, versions, ledger)
+        for fragment in self._station.fragments:
+            self._owe(fragment)
         self._marks = [self._station.meter.total] * len(versions)
         if self._look_ahead is not None:
             self._look_ahead.forget()
@@ -240,7 +253,7 @@ class DeltaExchange:
 
         Before it leaves: once it is merged, nobody could make up for what this site forgets.
         """
-        residual = self._residuals.of(fragment)
+        residual = self._residual(fragment)
         payload, owed = self._station.strategy.up.encode(
             self._station.replica.delta(held), residual, fragment.layout
         )
@@ -262,7 +275,7 @@ class DeltaExchange:
             up.encode_into,
             growing,
             self._station.replica.delta(held),
-            self._residuals.of(fragment),
+            self._residual(fragment),
             fragment.layout,
         )
         receipt = self._station.courier.send_contribution(fragment.index, version, growing, work)

@@ -169,9 +169,10 @@ class SiteLoop:
             return self._send_again(versions[0], weights)
         usable = [v for v in kept if v <= nearest]
         ledger = self._checkpoints.load(usable[-1], with_model=False) if usable else None
-        exchange.take_over(versions, ledger)
         if weights is not None:
             self._replica.adopt(weights)
+        exchange.take_over(versions, ledger)
+        if weights is not None:
             if isinstance(exchange, GradientExchange):
                 self._replica.load_optimizers(self._courier.fetch_outer())
             log.info("goes on from version %d", versions[0])

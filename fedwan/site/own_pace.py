@@ -66,7 +66,8 @@ class OwnPaceExchange:
         total = station.meter.total
         done = total.since(self._mark)
         self._mark = total
-        residual = self._residuals.of(fragment)
+        is_held = station.strategy.owes == "weights"
+        residual = {} if is_held else self._residuals.of(fragment)
         payload, owed = station.strategy.up.encode(
             station.replica.delta({}), residual, fragment.layout
         )
@@ -81,11 +82,15 @@ class OwnPaceExchange:
             owed = residual
         follower.catch_up(sent)
         self._residuals.settle(fragment, follower.version, owed)
+        if is_held:
+            station.replica.owe(owed)
 
     def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """See `Exchange`."""
         self._follower.take_over(versions)
         self._residuals.restore(self._station.fragments, versions, ledger)
+        if self._station.strategy.owes == "weights":
+            self._station.replica.owe(self._residuals.of(self._follower.fragment))
         self._mark = self._station.meter.total
         self._since = 0
 
