@@ -79,7 +79,9 @@ class SiteLoop:
         self._replica = Replica(workload)
         self._rng = NamedGenerators(plan.seed, plan.site)
         self._stream = shard.batches(plan.batch, self._rng["data"], device)
-        self._checkpoints = SiteCheckpoints(folder, self._replica, self._stream, self._rng)
+        self._checkpoints = SiteCheckpoints(
+            folder, self._replica, self._stream, self._rng, is_beside=strategy.overlap.tau > 0
+        )
         self._meter = Meter(link)
         self._courier = Courier(link, plan.run_id, self._replica.layout, plan.poll_s)
         station = Station(
@@ -116,9 +118,12 @@ class SiteLoop:
             RunStopped: the run was ended before its last step.
         """
         try:
-            return self._stay(self._train(self._join()))
+            step = self._train(self._join())
+            self._checkpoints.settle()
+            return self._stay(step)
         finally:
             self._exchange.close()
+            self._checkpoints.close()
 
     def _train(self, step: int) -> int:
         while step < self._num_steps:
