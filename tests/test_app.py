@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedwan import app
-from fedwan.config import Config, InnerConfig, OuterConfig
+from fedwan.config import Config, InnerConfig, OuterConfig, dump
 from fedwan.errors import ConfigError
 
 WORKLOAD = """
@@ -191,6 +191,22 @@ def test_settings_of_no_network_model_or_codec_are_refused(
     root: Path, word: str, says: str
 ) -> None:
     assert says in refusal(word)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=diloco"],
+        ["strategy=eager_diloco"],
+        ["strategy=streaming_diloco", "stream.alpha=0"],
+        ["strategy=streaming_diloco", "stream.tau=0"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_run_was_resolved_to_reads_back_exactly(tmp_path: Path, words: list[str]) -> None:
+    config = app.load_run(None, words)
+    dump(config, tmp_path / "config.yaml")
+    assert app.load_run(tmp_path / "config.yaml", []) == config
 
 
 NETWORKS = """
