@@ -119,7 +119,7 @@ class SiteLoop:
         """
         try:
             step = self._train(self._join())
-            self._checkpoints.settle()
+            self._checkpoints.settle()  # before the farewell: the last one may have failed
             return self._stay(step)
         finally:
             self._exchange.close()
