@@ -212,6 +212,7 @@ class SiteLoop:
     def discard(self, version: int) -> None:
         """See `fedwan.site.exchange.Keeper`."""
         self._checkpoints.drop(version)
+        self._saved_version = min(self._saved_version, version - 1)
 
     def _stay(self, step: int) -> str:
         """Answer the coordinator until it says stop; then say farewell."""
