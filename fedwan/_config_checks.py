@@ -99,8 +99,10 @@ def _check_stream(stream: StreamConfig) -> None:
     _whole("stream.fragments", stream.fragments, 0)
     if stream.pattern:
         _choice("stream.pattern", stream.pattern, ("strided", "blocks"))
-    _whole("stream.tau", stream.tau, 0)
-    _share("stream.alpha", stream.alpha)
+    if stream.tau is not None:
+        _whole("stream.tau", stream.tau, 0)
+    if stream.alpha is not None:
+        _share("stream.alpha", stream.alpha)
 
 
 def _check_link(link: LinkConfig) -> None:

@@ -141,11 +141,11 @@ class StreamConfig:
     pattern: str = ""
     """`strided` (each fragment holds early and late layers) or `blocks` (runs of layers); empty
     takes the strategy's own."""
-    tau: int = 0
-    """Steps that a site takes between sending a fragment and mixing its update in; 0 takes the
-    strategy's own."""
-    alpha: float = 0.0
-    """Share of its own weights that a site keeps when an update is mixed in; 0 takes the
+    tau: int | None = None
+    """Steps that a site takes between sending a fragment and mixing its update in; 0 waits for it,
+    null takes the strategy's own."""
+    alpha: float | None = None
+    """Share of its own weights that a site keeps when an update is mixed in; null takes the
     strategy's own."""
 
 

@@ -8,6 +8,7 @@ from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, blocks, strided
+from fedwan.overlap import Eager, Overlap
 from fedwan.workloads.base import NetworkKind
 
 __all__ = [
@@ -20,11 +21,13 @@ __all__ = [
     "fill_schedule",
     "fill_stream",
     "fragmentation",
+    "overlap",
     "refuse_alpha",
     "refuse_h",
     "refuse_outer",
     "refuse_round",
     "refuse_stream",
+    "require_overlap",
 ]
 
 
@@ -120,24 +123,25 @@ def refuse_h(config: Config, why: str) -> None:
         )
 
 
-def fill_stream(config: Config, fragments: int, tau: int, alpha: float = 0.0) -> None:
+def fill_stream(config: Config, fragments: int, tau: int, alpha: float | None = None) -> None:
     """Fill in the stream's settings where the user named none.
 
     Args:
         config: changed in place; `h` is resolved.
         fragments: into which the model is cut.
         tau: steps between a fragment's departure and its update's landing.
-        alpha: share of its own weights that a site keeps; 0 if the strategy has no such thing.
+        alpha: share of its own weights that a site keeps; None if the strategy has no such thing.
 
     Raises:
-        ConfigError: there are more fragments than steps in a round, or an update would land after
-            the next departure.
+        ConfigError: there are more fragments than steps in a round, an update would land after the
+            next departure, or a share would be kept of steps that were not taken.
     """
     stream = config.stream
     stream.fragments = stream.fragments or min(fragments, config.h)
     stream.pattern = stream.pattern or "strided"
-    stream.tau = stream.tau or min(tau, max(1, config.h - 1))
-    stream.alpha = stream.alpha or alpha
+    stream.tau = min(tau, max(1, config.h - 1)) if stream.tau is None else stream.tau
+    if stream.alpha is None and alpha is not None:
+        stream.alpha = alpha if stream.tau else 0.0
     if stream.fragments > config.h:
         raise ConfigError(
             f"stream.fragments={stream.fragments} is more than h={config.h}, so that two would "
@@ -149,6 +153,24 @@ def fill_stream(config: Config, fragments: int, tau: int, alpha: float = 0.0) ->
             f"stream.tau={stream.tau} is not below h={config.h}, so that a fragment would leave "
             f"again before its update has landed; set {nearest}"
         )
+    if stream.alpha and not stream.tau:
+        raise ConfigError(
+            f"stream.alpha={stream.alpha:g} has no effect with stream.tau=0, where a site takes no "
+            "step before an update is mixed in; leave it out, or set stream.tau=1 or more"
+        )
+
+
+def require_overlap(config: Config, why: str) -> None:
+    """Refuse to wait for updates, where a strategy does nothing else but not to wait.
+
+    Raises:
+        ConfigError: τ is 0.
+    """
+    if config.stream.tau == 0:
+        raise ConfigError(
+            f"stream.tau=0 leaves no steps in between: strategy {config.strategy!r} {why}; "
+            "set stream.tau=1 or more, or strategy=streaming_diloco"
+        )
 
 
 def fragmentation(config: Config) -> Fragmentation:
@@ -157,13 +179,24 @@ def fragmentation(config: Config) -> Fragmentation:
     return cut(config.stream.fragments, config.h)
 
 
+def overlap(config: Config, eager: Mapping[str, Eager] | None = None) -> Overlap:
+    """The overlap that a resolved `stream` asks for.
+
+    Args:
+        config: resolved.
+        eager: what sites know of the next outer step, by network, if they take it at once.
+    """
+    assert config.stream.tau is not None, "see fill_stream"
+    return Overlap(config.stream.tau, config.stream.alpha or 0.0, eager or {})
+
+
 def refuse_alpha(config: Config, why: str) -> None:
     """Refuse the share that a strategy which does not blend updates in would ignore.
 
     Raises:
         ConfigError: there is one.
     """
-    if config.stream.alpha:
+    if config.stream.alpha is not None:
         raise ConfigError(
             f"stream.alpha={config.stream.alpha:g} has no effect: strategy {config.strategy!r} "
             f"{why}; leave it out, or set strategy=streaming_diloco"

@@ -14,7 +14,7 @@ from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.overlap import Eager, Overlap
+from fedwan.overlap import Eager
 from fedwan.recipes import (
     barrier_policy,
     fill_barrier,
@@ -23,8 +23,10 @@ from fedwan.recipes import (
     fill_schedule,
     fill_stream,
     fragmentation,
+    overlap,
     refuse_alpha,
     refuse_round,
+    require_overlap,
 )
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
@@ -37,6 +39,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     fill_barrier(config)
     refuse_round(config, "least_steps", "has all sites follow one schedule", "diloco")
     refuse_alpha(config, "keeps all of a site's progress")
+    require_overlap(config, "looks ahead of updates that are on their way")
     fill_stream(config, fragments=4, tau=5)
     for network in networks:
         fill_outer(config, network, lr=1.0, momentum=0.0)
@@ -58,5 +61,5 @@ def build(config: Config) -> Strategy:
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
         policy=barrier_policy(config),
-        overlap=Overlap(config.stream.tau, eager=known),
+        overlap=overlap(config, known),
     )

@@ -3,7 +3,8 @@
 Douillard et al. 2025 (2501.18512), algorithm 2: fragment p leaves at its own step of the round;
 its merged update is stepped as DiLoCo's; after τ more steps a site mixes it in,
 l ← α l + (1 - α) θ_p. Peak bandwidth falls by the number of fragments, and no site waits as long as
-a fragment's way there and back takes less than τ steps. Δ suits 4 bits (`codec.up=float4`, `int4`).
+a fragment's way there and back takes less than τ steps; with τ = 0 it waits for each.
+Δ suits 4 bits (`codec.up=float4`, `int4`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.overlap import Overlap
 from fedwan.recipes import (
     barrier_policy,
     fill_barrier,
@@ -23,6 +23,7 @@ from fedwan.recipes import (
     fill_schedule,
     fill_stream,
     fragmentation,
+    overlap,
     refuse_round,
 )
 from fedwan.strategy import Strategy
@@ -51,5 +52,5 @@ def build(config: Config) -> Strategy:
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
         policy=barrier_policy(config),
-        overlap=Overlap(config.stream.tau, config.stream.alpha),
+        overlap=overlap(config),
     )

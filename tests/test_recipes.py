@@ -10,6 +10,7 @@ import pytest
 
 from fedwan.config import Config, OuterConfig, RoundConfig, StreamConfig
 from fedwan.errors import ConfigError
+from fedwan.overlap import Overlap
 from fedwan.recipes import (
     fill_arrival,
     fill_barrier,
@@ -17,6 +18,7 @@ from fedwan.recipes import (
     fill_schedule,
     fill_stream,
     fragmentation,
+    overlap,
     refuse_h,
     refuse_outer,
     refuse_stream,
@@ -107,6 +109,24 @@ def test_a_stream_gets_what_was_left_open_and_keeps_what_was_not() -> None:
     assert config.stream == StreamConfig(4, "strided", 7, 0.5)
 
 
+def test_no_overlap_and_no_share_can_be_asked_for_and_stay_asked_for() -> None:
+    for asked, found in (
+        ({"alpha": 0.0}, StreamConfig(4, "strided", 5, 0.0)),
+        ({"tau": 0}, StreamConfig(4, "strided", 0, 0.0)),
+        ({"tau": 0, "alpha": 0.0}, StreamConfig(4, "strided", 0, 0.0)),
+    ):
+        config = stream_config(**asked)
+        for _ in "12":
+            fill_stream(config, fragments=4, tau=5, alpha=0.5)
+            assert config.stream == found
+        assert overlap(config) == Overlap(found.tau or 0, 0.0)
+
+
+def test_a_share_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stream.alpha=0.3 has no effect with stream.tau=0"):
+        fill_stream(stream_config(tau=0, alpha=0.3), fragments=4, tau=5, alpha=0.5)
+
+
 def test_a_streams_defaults_fit_a_short_round() -> None:
     config = stream_config()
     config.h = 2
@@ -134,6 +154,11 @@ def test_stream_settings_are_refused_where_nothing_streams() -> None:
     with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: strategy 'diloco'"):
         refuse_stream(config)
     refuse_stream(Config())
+    for key in ("alpha", "tau"):
+        zero = stream_config(**{key: 0})
+        zero.strategy = "diloco"
+        with pytest.raises(ConfigError, match=rf"stream.{key}=0 has no effect"):
+            refuse_stream(zero)
 
 
 def test_the_cut_is_the_one_asked_for() -> None:

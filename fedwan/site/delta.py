@@ -149,6 +149,8 @@ class DeltaExchange:
             if index == 0:
                 self._save(version + 1, self._residuals.ledger({}, {}, done))
         outcome = self._executor.submit(self._fly, fragment, version, held, work, done)
+        if not self._overlap.tau:
+            outcome.result()  # what went wrong is told before the next fragment leaves
         flight = _Flight(fragment, version, step + self._overlap.tau, held, outcome)
         self._flights[index] = flight
         return flight

@@ -79,7 +79,9 @@ class SiteLoop:
         self._replica = Replica(workload)
         self._rng = NamedGenerators(plan.seed, plan.site)
         self._stream = shard.batches(plan.batch, self._rng["data"], device)
-        self._checkpoints = SiteCheckpoints(folder, self._replica, self._stream, self._rng)
+        self._checkpoints = SiteCheckpoints(
+            folder, self._replica, self._stream, self._rng, is_beside=strategy.overlap.tau > 0
+        )
         self._meter = Meter(link)
         self._courier = Courier(link, plan.run_id, self._replica.layout, plan.poll_s)
         station = Station(
@@ -116,9 +118,12 @@ class SiteLoop:
             RunStopped: the run was ended before its last step.
         """
         try:
-            return self._stay(self._train(self._join()))
+            step = self._train(self._join())
+            self._checkpoints.settle()  # before the farewell: the last one may have failed
+            return self._stay(step)
         finally:
             self._exchange.close()
+            self._checkpoints.close()
 
     def _train(self, step: int) -> int:
         while step < self._num_steps:
@@ -208,6 +213,7 @@ class SiteLoop:
     def discard(self, version: int) -> None:
         """See `fedwan.site.exchange.Keeper`."""
         self._checkpoints.drop(version)
+        self._saved_version = min(self._saved_version, version - 1)
 
     def _stay(self, step: int) -> str:
         """Answer the coordinator until it says stop; then say farewell."""

@@ -11,6 +11,7 @@ import torch
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig, OuterConfig
 from fedwan.errors import ConfigError
+from fedwan.overlap import Overlap
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
@@ -170,8 +171,23 @@ def test_eager_updates_know_their_own_part_of_the_outer_step() -> None:
     assert overlap.eager["velocity"] == pytest.approx((0.6 * 1.9 / 4, 0.9))
 
 
-def test_eager_updates_have_no_share_to_keep() -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_eager_updates_have_no_share_to_keep(alpha: float) -> None:
     config = make_config("eager_diloco", FLOW)
-    config.stream.alpha = 0.5
-    with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: .*streaming_diloco"):
+    config.stream.alpha = alpha
+    with pytest.raises(ConfigError, match=r"stream.alpha=0.* has no effect: .*streaming_diloco"):
         eager_diloco.resolve(config, FLOW)
+
+
+def test_eager_updates_need_steps_in_between() -> None:
+    config = make_config("eager_diloco", FLOW)
+    config.stream.tau = 0
+    with pytest.raises(ConfigError, match=r"stream.tau=0 leaves no .*set stream.tau=1 or more, or"):
+        eager_diloco.resolve(config, FLOW)
+
+
+def test_a_stream_without_overlap_waits_for_every_fragment() -> None:
+    config = make_config("streaming_diloco", FLOW)
+    config.stream.tau = 0
+    streaming_diloco.resolve(config, FLOW)
+    assert streaming_diloco.build(config).overlap == Overlap()
