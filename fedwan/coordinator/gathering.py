@@ -147,6 +147,12 @@ class Gathering:
         registry = self._desk.registry
         return [n for n in self.waiting if registry.sites[n].joins and not registry.is_live(n)]
 
+    def owing(self) -> list[str]:
+        """Sites without which the round could not close; the desk's lock is held."""
+        registry = self._desk.registry
+        absent = [n for n in self.waiting if not registry.is_live(n)]
+        return absent if absent and self.is_on_arrival else self.waiting
+
     def starts(self) -> list[tuple[str, int]]:
         """The sites that took part, each with the version that its contribution started from.
 

@@ -250,10 +250,11 @@ class Rounds:
     def _stop(self, version: int, gathering: Gathering) -> None:
         assert self.model is not None
         self.checkpoint(self.model)
+        with self._desk.changed:
+            owing = ", ".join(gathering.owing())
         text = (
             f"round {version + 1} has waited {self._strategy.policy.patience_s:g} s for "
-            f"{', '.join(gathering.waiting)} and is below its quorum of "
-            f"{self._strategy.policy.quorum}; "
+            f"{owing} and is below its quorum of {self._strategy.policy.quorum}; "
             "bring the sites back and continue with --resume, or set round.quorum"
         )
         self._desk.finish(text)
