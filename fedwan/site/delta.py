@@ -81,6 +81,7 @@ class DeltaExchange:
         self._executor: Executor = (
             ThreadPoolExecutor(count, "flight") if self._overlap.tau else InlineExecutor()
         )
+        self._asker = ThreadPoolExecutor(count, "update")
         # One at a time: two would only share the memory's bandwidth.
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._is_grounded = threading.Event()
@@ -224,6 +225,7 @@ class DeltaExchange:
         """See `Exchange`; threads end when their present call does."""
         self._is_grounded.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._asker.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever
 
     # In a flight's thread ------------------------------------------------------------------
@@ -231,15 +233,24 @@ class DeltaExchange:
     def _fly(
         self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
     ) -> Arrival:
-        station, courier = self._station, self._station.courier
-        send = self._send_while_encoding if self._overlap.tau else self._save_and_send
-        owed = send(fragment, version, held, work, done)
+        station = self._station
+        if self._overlap.tau:
+            # Asked for before anything is sent: the answer then takes no round trip of its own.
+            is_vain = threading.Event()
+            asked = self._asker.submit(self._fetch, fragment.index, version + 1, is_vain)
+            try:
+                owed = self._send_while_encoding(fragment, version, held, work)
+            except BaseException:
+                is_vain.set()
+                raise
+        else:
+            owed = self._save_and_send(fragment, version, held, work, done)
         self._residuals.settle(fragment, version + 1, owed)
         if self._look_ahead is None:
             held.clear()
         else:
             self._look_ahead.estimate(held, fragment)
-        arrival = courier.fetch_update(fragment.index, version + 1, self._heed)
+        arrival = asked.result() if self._overlap.tau else self._fetch(fragment.index, version + 1)
         if arrival.payload is None:
             raise _Astray(is_refused=False)
         station.replica.advance(arrival.payload, fragment, station.strategy.down)
@@ -247,6 +258,18 @@ class DeltaExchange:
             self._look_ahead.correct(held, fragment)
             self._look_ahead.learn(arrival.payload, fragment, station.strategy.down)
         return Arrival(None, arrival.version, arrival.durable_version)
+
+    def _fetch(
+        self, fragment: int, version: int, is_vain: threading.Event | None = None
+    ) -> Arrival:
+        """Wait for an update, until it is of no use any more."""
+
+        def heed() -> None:
+            if is_vain is not None and is_vain.is_set():
+                raise _Astray(is_refused=False)
+            self._heed()
+
+        return self._station.courier.fetch_update(fragment, version, heed)
 
     def _save_and_send(
         self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
@@ -268,7 +291,7 @@ class DeltaExchange:
         return owed
 
     def _send_while_encoding(
-        self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
+        self, fragment: Fragment, version: int, held: State, work: wire.Work
     ) -> State:
         """Send each tensor as soon as it is coded; what error feedback owes afterwards."""
         up = self._station.strategy.up
