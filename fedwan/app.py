@@ -20,7 +20,15 @@ from fedwan.config import Config, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
-__all__ = ["find_app", "load_run", "load_strategy", "load_workload", "resolve"]
+__all__ = [
+    "find_app",
+    "load_run",
+    "load_strategy",
+    "load_workload",
+    "resolve",
+    "resolve_workload",
+    "strategy_names",
+]
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
@@ -78,6 +86,18 @@ def load_strategy(name: str, root: Path | None = None) -> ModuleType:
     return _load("strategy", name, "strategies", _STRATEGY_PARTS, root)
 
 
+def strategy_names(root: Path | None = None) -> list[str]:
+    """The strategies that the app holds, those of users among them, in name order.
+
+    Args:
+        root: the app's folder; found by `find_app` if not given.
+
+    Raises:
+        ConfigError: there is no app.
+    """
+    return _recipes((root or find_app()) / "strategies")
+
+
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     """A run's configuration from a file and `key=value` words, with the recipes' defaults under it.
 
@@ -115,18 +135,31 @@ def resolve(config: Config) -> Config:
     Raises:
         ConfigError: an unknown recipe, network or model setting, or a setting without effect.
     """
-    config = copy.deepcopy(config)
-    workload = load_workload(config.workload)
-    strategy = load_strategy(config.strategy)
-    _check_networks(config, workload.NETWORKS)
-    _check_codecs(config)
-    config.model = _resolve_model(workload.Model, config.model)
-    workload.resolve(config)
+    workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
+    config = resolve_workload(config)
     strategy.resolve(config, workload.NETWORKS)
     assert set(config.inner) | set(config.outer) <= set(workload.NETWORKS), "recipes add no network"
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
+
+
+def resolve_workload(config: Config) -> Config:
+    """A configuration in which only what the strategy's recipe fills in is left open.
+
+    Args:
+        config: checked by `fedwan.config`; it is not changed.
+
+    Raises:
+        ConfigError: see `resolve`.
+    """
+    config = copy.deepcopy(config)
+    workload = load_workload(config.workload)
+    _check_networks(config, workload.NETWORKS)
+    _check_codecs(config)
+    config.model = _resolve_model(workload.Model, config.model)
+    workload.resolve(config)
+    return config
 
 
 def _is_app(root: Path) -> bool:

@@ -55,6 +55,9 @@ class Costs:
     copy_s: float = 0.3e-9
     """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
 
+    stands_for: float = 1.0
+    """Sites for which each simulated one stands, whose contributions are merged as well."""
+
     def speed(self, codec: str) -> Speed:
         """Of a codec."""
         if codec in self.codecs:

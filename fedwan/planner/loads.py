@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fedwan.codecs import Codec, fp32
+from fedwan.codecs import fp32
 from fedwan.fragments import Fragment, whole
 from fedwan.planner.costs import Costs
 from fedwan.state import Layout
@@ -44,7 +44,7 @@ def loads_of(strategy: Strategy, fragments: Sequence[Fragment], costs: Costs) ->
 
 def global_bytes(layout: Layout) -> int:
     """Of the whole model in fp32: the initial weights, or what a site that returns is sent."""
-    return _payload_bytes(fp32(), whole(layout)[0].layout)
+    return fp32().payload_bytes(whole(layout)[0].layout)
 
 
 def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
@@ -53,17 +53,13 @@ def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
     return Load(
-        up_bytes=_payload_bytes(strategy.up, layout),
-        down_bytes=_payload_bytes(strategy.down, layout),
+        up_bytes=strategy.up.payload_bytes(layout),
+        down_bytes=strategy.down.payload_bytes(layout),
         encode_s=count * up.encode_s,
         hold_s=count * costs.copy_s if strategy.overlap.tau else 0.0,
         apply_s=count * down.add_s,
         land_s=count * costs.copy_s,
         check_s=count * costs.check_s,
-        merge_s=count * up.add_s,
+        merge_s=count * up.add_s * costs.stands_for,
         commit_s=count * (costs.outer_s + down.encode_s + followed_s),
     )
-
-
-def _payload_bytes(codec: Codec, layout: Layout) -> int:
-    return codec.payload_bytes(layout)

@@ -113,7 +113,8 @@ def run_virtually(
     ]
     coordinator.open(journeys)
     clock.run()
-    course.wall_s = clock.now_s
+    ends_s = [journey.ended_s for journey in journeys]
+    course.wall_s = clock.now_s if course.stopped else max(ends_s)
     course.compute_s = [journey.compute_s for journey in journeys]
     course.marks = [journey.marks for journey in journeys]
     course.rejoins = sum(journey.rejoins for journey in journeys)
@@ -176,22 +177,18 @@ class _Coordinator:
             self._consider()
 
     def _arrive_late(self, site: Journey, round_index: int) -> None:
+        """Its round is over: it gets the update if it can, and starts over if not."""
         fragment, version = round_index % len(self._loads), round_index // len(self._loads)
         if round_index == self._current:
-            self._rounds[round_index].late.append(site)
+            found = self._rounds[round_index]
+            if found.arrived[site.index]:
+                return  # an earlier process of this site had sent it already
+            found.late.append(site)
         elif self._updates[fragment] == version + 1:
             site.deliver(round_index)
         else:
             site.start_over()
-            self._course.late += 1
-            return
-        if not self._was_merged(site, round_index):
-            self._course.late += 1
-
-    def _was_merged(self, site: Journey, round_index: int) -> bool:
-        """Whether an earlier process of this site had contributed already."""
-        found = self._rounds.get(round_index)
-        return found is not None and bool(found.arrived[site.index])
+        self._course.late += 1
 
     def _round(self, index: int) -> _Round:
         found = self._rounds.get(index)
@@ -266,6 +263,5 @@ class _Coordinator:
             if found.arrived[journey.index]:
                 journey.deliver(index)
         for journey in found.late:
-            if not found.arrived[journey.index]:
-                journey.deliver(index)
+            journey.deliver(index)
         self._begin(index + 1)

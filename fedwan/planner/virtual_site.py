@@ -12,6 +12,7 @@ events of its own: when it is free says all.
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -96,23 +97,35 @@ class _Line:
         """The link as it is then."""
         if len(self._pipes) == 1:
             return self._pipes[0]
-        index = sum(start <= moment_s for start in self._starts) - 1
-        return self._pipes[max(0, index)]
+        return self._pipes[max(0, bisect_right(self._starts, moment_s) - 1)]
 
     def carry(self, num_bytes: float, from_s: float) -> float:
         """When the last byte has arrived, of bytes that are there at a time to be sent."""
-        begins_s = max(from_s, self.free_at_s)
-        idle_s = begins_s - self.free_at_s
-        pipe = self.pipe_at(begins_s)
-        ends_s = begins_s + pipe.transfer_s(num_bytes, idle_s)
-        for start, other in zip(self._starts, self._pipes, strict=True):
-            if begins_s < start < ends_s:
-                # What is left goes on at the new rate, without a pause.
-                left = num_bytes * (ends_s - start) / (ends_s - begins_s)
-                begins_s, num_bytes, pipe = start, left, other
-                ends_s = start + other.transfer_s(left, 0.0)
+        free_at_s = self.free_at_s
+        begins_s = from_s if from_s > free_at_s else free_at_s
+        idle_s = begins_s - free_at_s
+        if len(self._pipes) == 1:
+            pipe = self._pipes[0]
+            ends_s = begins_s + pipe.transfer_s(num_bytes, idle_s)
+        else:
+            pipe, ends_s = self._carry_through(num_bytes, begins_s, idle_s)
         self.free_at_s = ends_s
         return ends_s + pipe.rtt_s / 2
+
+    def _carry_through(
+        self, num_bytes: float, begins_s: float, idle_s: float
+    ) -> tuple[Pipe, float]:
+        """The link at the end, and when that is, whatever changes meanwhile."""
+        starts = self._starts
+        index = max(0, bisect_right(starts, begins_s) - 1)
+        ends_s = begins_s + self._pipes[index].transfer_s(num_bytes, idle_s)
+        while index + 1 < len(starts) and starts[index + 1] < ends_s:
+            # What is left goes on at the new rate, without a pause.
+            index += 1
+            num_bytes *= (ends_s - starts[index]) / (ends_s - begins_s)
+            begins_s = starts[index]
+            ends_s = begins_s + self._pipes[index].transfer_s(num_bytes, 0.0)
+        return self._pipes[index], ends_s
 
 
 class Journey:
@@ -138,6 +151,8 @@ class Journey:
         self.rejoins = 0
         self.marks = [math.nan] * (table.num_steps // table.h + 1)
         """When the step after so many times H began."""
+        self.ended_s = UNKNOWN
+        """When it had its last update."""
         self._model = model
         self._table = table
         self._clock = clock
@@ -153,7 +168,7 @@ class Journey:
         clock.at(0.0, self._go_on, 0)
         for outage in model.outages:
             clock.at(outage.from_s, self._fail)
-            clock.at(outage.until_s, self._start_over)
+            clock.at(outage.until_s, self._come_back)
 
     # The step loop --------------------------------------------------------------------------
 
@@ -177,6 +192,8 @@ class Journey:
             self.marks[step // table.h] = now_s
         if step < table.num_steps:
             self._walk(now_s)
+        else:
+            self.ended_s = now_s
 
     def _walk(self, now_s: float) -> None:
         """Step until something departs or lands."""
@@ -250,8 +267,12 @@ class Journey:
         self.compute_s -= max(0.0, self._stretch_ends_s - self._clock.now_s)
         self._stretch_ends_s = self._clock.now_s
 
-    def _start_over(self) -> None:
-        """It joins (again), and asks for the global weights."""
+    def _come_back(self) -> None:
+        if self.ended_s == UNKNOWN:
+            self.start_over()
+
+    def start_over(self) -> None:
+        """It joins again, or was told that what it contributes to is past: global weights."""
         self._fail()
         self.rejoins += 1
         now_s = self._clock.now_s
@@ -271,6 +292,3 @@ class Journey:
         self._step = reached_step(table.fragments, versions, table.h, table.num_steps)
         self._turn = sum(versions)
         self._go_on(epoch)
-
-    start_over = _start_over
-    """It was told that what it contributes to is past."""

@@ -62,23 +62,24 @@ class Pipe(NamedTuple):
         >>> Pipe(1e6, 0.1).transfer_s(5e6, idle_s=0.0)
         5.0
         """
-        window = self._window(idle_s)
+        if self.rtt_s == 0 or idle_s <= 0 or (idle_s < math.inf and not self.restarts):
+            return num_bytes / self.bytes_per_s
         full = self.bytes_per_s * self.rtt_s
-        spent = 0.0
+        window = self._first_window(idle_s, full)
+        spent_s = 0.0
         while window < full and num_bytes > window:
             num_bytes -= window
             window *= 2
-            spent += self.rtt_s
-        return spent + num_bytes / self.bytes_per_s
+            spent_s += self.rtt_s
+        return spent_s + num_bytes / self.bytes_per_s
 
-    def _window(self, idle_s: float) -> float:
-        """Bytes that may leave in the first round trip."""
-        full = self.bytes_per_s * self.rtt_s
-        if idle_s < math.inf and not self.restarts:
-            return full
-        timeouts = idle_s / (self.rtt_s + LEAST_TIMEOUT_S)
-        halved = full / 2.0 ** min(int(min(timeouts, 64.0)), 64) if full < math.inf else full
-        return max(halved if idle_s < math.inf else 0.0, FIRST_WINDOW_BYTES)
+    def _first_window(self, idle_s: float, full: float) -> float:
+        """Bytes that may leave in the first round trip; `full` is what fills the link."""
+        if full == math.inf and idle_s < math.inf:
+            return full  # nothing says how large it was
+        timeouts = min(idle_s / (self.rtt_s + LEAST_TIMEOUT_S), 64.0)
+        halved = full / 2 ** int(timeouts) if idle_s < math.inf else 0.0
+        return max(halved, FIRST_WINDOW_BYTES)
 
 
 class WireLink(NamedTuple):

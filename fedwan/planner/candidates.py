@@ -1,0 +1,171 @@
+"""The settings that a plan compares: strategies, codecs and H that make sense together.
+
+Recipes are asked what they are, never known by name: `resolve` and `build` of each strategy fill in
+and refuse as they do for a run. What the user has settled is kept; for the rest
+
+    H           10 to 100; 1 where gradients are exchanged
+    codecs      the same both ways; topk2 up with int4 down, and not under an outer momentum, which
+                it does not bear (docs/log.md, "topk2 needs many more than 64 rounds"); gradients
+                exactly or in bf16, since nothing coarser was tried
+    fragments   10 where a strategy streams, as the benchmarks have
+    τ           left open: `fedwan.planner.predict` finds the shortest that serves
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+
+from fedwan.app import load_strategy, strategy_names
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config, OuterConfig, StreamConfig, merge
+from fedwan.errors import ConfigError
+from fedwan.planner.question import ALL, Question
+from fedwan.strategy import Strategy
+
+__all__ = ["Candidate", "candidates", "with_tau"]
+
+HS = (10, 20, 50, 100)
+CODECS = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("topk2", "int4"))
+"""Up and down. float4 has int4's size and takes longer: only where it is asked for."""
+GRADIENT_CODECS = ("fp32", "bf16")
+FRAGMENTS = 10
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One setting that would run."""
+
+    config: Config
+    """Resolved by the strategy's recipe."""
+    strategy: Strategy
+    num_fragments: int
+    is_tau_open: bool
+    """Whether τ may still be chosen."""
+
+
+def candidates(question: Question) -> list[Candidate]:
+    """All that could be run.
+
+    Raises:
+        ConfigError: there is none; what was wrong with the first, and the nearest that works.
+    """
+    config = question.config
+    names = strategy_names() if config.strategy == ALL else [config.strategy]
+    found: list[Candidate] = []
+    errors: list[ConfigError] = []
+    for name in names:
+        recipe = load_strategy(name)
+        plain = _open_config(question, name)
+        try:
+            kind = _build(recipe, plain, question)
+        except ConfigError as error:
+            errors.append(error)
+            continue
+        if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
+            continue  # it would refuse them, which is no answer to somebody who wants to stream
+        for settings in _variants(question, plain, kind):
+            try:
+                found.append(_candidate(recipe, settings, question))
+            except ConfigError as error:
+                errors.append(error)
+    if not found:
+        raise errors[0] if errors else ConfigError(
+            "no strategy streams, so that stream.* has no effect; leave it out"
+        )
+    return found
+
+
+def with_tau(candidate: Candidate, question: Question, tau: int) -> Candidate:
+    """The same with another τ."""
+    config = merge(candidate.config, {"stream": {"tau": tau}})
+    return _candidate(load_strategy(config.strategy), config, question)
+
+
+def _open_config(question: Question, strategy: str) -> Config:
+    """The user's settings with everything open that was not settled."""
+    config = copy.deepcopy(question.config)
+    config.strategy = strategy
+    config.h, config.stream, config.steps = 0, StreamConfig(), 0
+    if not question.settles("outer"):
+        config.outer = {}
+    config.checkpoint.every = 0
+    return config
+
+
+def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Config]:
+    given = question.config
+    sends_gradients = kind.contributes == "gradient"
+    hs = (given.h,) if "h" in question.named else (0,) if sends_gradients else HS
+    for up, down in _codec_pairs(question):
+        if not question.settles("codec"):
+            if sends_gradients and up not in GRADIENT_CODECS:
+                continue
+            if codec_by_name(up).has_feedback and _has_momentum(question, plain):
+                continue
+        for h in hs:
+            config = copy.deepcopy(plain)
+            config.h, config.codec.up, config.codec.down = h, up, down
+            config.steps = _whole_rounds(question, h)
+            if kind.overlap.tau or question.settles("stream"):
+                config.stream = _stream(question, h)
+            yield config
+
+
+def _codec_pairs(question: Question) -> list[tuple[str, str]]:
+    codec, named = question.config.codec, question.named
+    if "codec.up" in named and "codec.down" in named:
+        return [(codec.up, codec.down)]
+    if "codec.up" in named:
+        return [(codec.up, dict(CODECS).get(codec.up, codec.up))]
+    if "codec.down" in named:
+        return [(up, codec.down) for up, _ in CODECS]
+    return list(CODECS)
+
+
+def _has_momentum(question: Question, plain: Config) -> bool:
+    config = copy.deepcopy(plain)
+    load_strategy(config.strategy).resolve(config, question.networks)
+    outer: dict[str, OuterConfig] = config.outer
+    return any(section.momentum for section in outer.values())
+
+
+def _whole_rounds(question: Question, h: int) -> int:
+    """As many steps as asked for, rounded up to whole rounds unless the user settled both."""
+    steps = question.num_steps
+    if {"h", "steps"} <= question.named:
+        return steps
+    return -(-steps // max(1, h)) * max(1, h)
+
+
+def _stream(question: Question, h: int) -> StreamConfig:
+    stream = copy.copy(question.config.stream)
+    for key, value in vars(StreamConfig()).items():
+        if f"stream.{key}" not in question.named:
+            setattr(stream, key, value)
+    if "stream.fragments" not in question.named:
+        most = max(1, len({name.rpartition(".")[0] for name in question.layout}))
+        stream.fragments = min(FRAGMENTS, h or 1, most)
+    return stream
+
+
+def _build(recipe: ModuleType, config: Config, question: Question) -> Strategy:
+    """The strategy, once its recipe has filled in the rest of a copy of these settings."""
+    config = copy.deepcopy(config)
+    recipe.resolve(config, question.networks)
+    strategy: Strategy = recipe.build(config)
+    return strategy
+
+
+def _candidate(recipe: ModuleType, config: Config, question: Question) -> Candidate:
+    config = copy.deepcopy(config)
+    recipe.resolve(config, question.networks)
+    strategy: Strategy = recipe.build(config)
+    return Candidate(
+        config,
+        strategy,
+        len(strategy.fragments(question.layout)),
+        is_tau_open=bool(strategy.overlap.tau) and "stream.tau" not in question.named,
+    )
