@@ -21,6 +21,7 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
 __all__ = [
+    "check_codecs",
     "find_app",
     "load_run",
     "load_strategy",
@@ -156,7 +157,7 @@ def resolve_workload(config: Config) -> Config:
     config = copy.deepcopy(config)
     workload = load_workload(config.workload)
     _check_networks(config, workload.NETWORKS)
-    _check_codecs(config)
+    check_codecs(config)
     config.model = _resolve_model(workload.Model, config.model)
     workload.resolve(config)
     return config
@@ -213,7 +214,12 @@ def _check_networks(config: Config, networks: Collection[str]) -> None:
                 )
 
 
-def _check_codecs(config: Config) -> None:
+def check_codecs(config: Config) -> None:
+    """Refuse codecs that do not exist.
+
+    Raises:
+        ConfigError: which key, and those that do.
+    """
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 

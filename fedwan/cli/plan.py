@@ -1,12 +1,11 @@
-"""`fedwan plan`: what a run would do on a link, for each strategy, codec and H, before it is run."""
+"""`fedwan plan`: what each strategy, codec and H would do on a link, before anything is run."""
 
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,17 +13,17 @@ import typer
 from omegaconf import OmegaConf
 
 from fedwan._config_checks import check_address
-from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan._config_tree import Tree, parse_words, read_yaml
+from fedwan.cli.plan_settings import COMPARED, PlanConfig, leaves, read_settings, run_config
 from fedwan.config import Config, merge
 from fedwan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedwan.link.measure import Measurement
     from fedwan.planner.predict import Prediction
     from fedwan.planner.question import Question
     from fedwan.planner.wire_model import WireLink
 
-__all__ = ["KEYS", "PlanConfig", "plan"]
+__all__ = ["KEYS", "plan"]
 
 KEYS = (
     "Keys of a plan alone: params step_s loss usd_per_gb. Keys of a run: strategy (or all) sites "
@@ -33,33 +32,9 @@ KEYS = (
 )
 """Below the help."""
 DEFAULT_STEPS = 10_000
-COMPARED = ("strategy", "h", "codec", "stream", "outer")
-"""Open unless a word settles them, whatever the file has."""
-WITHOUT_WORKLOAD = frozenset(
-    "params step_s loss usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
-    "stream.pattern stream.tau stream.alpha round.quorum round.patience_s link.rate_mbit "
-    "link.rtt_ms link.loss link.congestion link.pace_mbit link.channels".split()
-)
-"""Keys that mean something where no workload is given."""
 EMULATED = "# link.* emulates this link on one machine; take it out where the link is real."
 PROBE_CHANNELS = 8
 PROBE_S = 1.0
-
-
-@dataclass
-class PlanConfig(Config):
-    """A run's settings, and those that only a plan has."""
-
-    strategy: str = "all"
-    """A recipe in `strategies/`, or `all` of them."""
-    params: float = 0.0
-    """Values of the model, where no workload tells."""
-    step_s: float = 0.0
-    """Seconds of a step; 0 measures it, where there is a workload."""
-    loss: float = 0.0
-    """Short for `link.loss`: share of packets lost, 0 to 1."""
-    usd_per_gb: float = 0.0
-    """Price of what is sent, either way, for the column of costs; 0 leaves it out."""
 
 
 def plan(
@@ -108,20 +83,27 @@ def plan(
     """
     given = list(words or [])
     path = Path(given.pop(0)) if given and "=" not in given[0] else None
-    config, named = _read(path, given, link)
+    config, named = read_settings(path, given, link)
     for option, target in (("--json", json_path), ("--yaml", yaml_path)):
         if target is not None:
             with _writing(option, target), target.open("a"):
                 pass  # told before the work, not after it
-    question = _question(path, config, named, _measure(link, identity))
+    measured = _measure(link, identity)
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates
     from fedwan.planner.predict import predict
     from fedwan.planner.recommend import rank, why
     from fedwan.planner.table import row_of, summary_of, table_lines
+    from fedwan.planner.wire_model import modelled_link
 
+    ask = _of_settings if path is None else _of_workload
+    question, calibrate = ask(config, named, measured or modelled_link(config.link))
+    settings = candidates(question)  # refuses what cannot be, before anything is timed
+    own = question if path is None else _as_configured(path, question)
+    own_settings = candidates(own)
+    question = calibrate(question)
     cache: dict[object, Any] = {}
-    found = [predict(candidate, question, cache) for candidate in candidates(question)]
+    found = [predict(candidate, question, cache) for candidate in settings]
     ranked = rank(found, question)
     if not ranked:
         raise ConfigError(
@@ -130,8 +112,7 @@ def plan(
         )
     lines = [_heading(question), "", *table_lines(ranked, question), ""]
     if path is not None:
-        own = _as_configured(path, question)
-        lines.append(f"as configured: {summary_of(predict(candidates(own)[0], own, cache))}")
+        lines.append(f"as configured: {summary_of(predict(own_settings[0], question, cache))}")
     for line in (*lines, f"advice: {why(ranked, question)}"):
         typer.echo(line)
     if json_path is not None:
@@ -146,114 +127,67 @@ def plan(
 # What is asked ---------------------------------------------------------------------------------
 
 
-def _read(path: Path | None, words: list[str], link: str) -> tuple[PlanConfig, frozenset[str]]:
-    """The settings, checked, and the keys that words settle."""
-    file_tree = {} if path is None else read_yaml(path)
-    tree = parse_words(words, PlanConfig)
-    # A file's own strategy is one of those that are compared, not the only one.
-    compared = {key: value for key, value in file_tree.items() if key not in COMPARED}
-    config = overlay(PlanConfig(), file_tree)  # all of it is checked
-    config = overlay(PlanConfig(), compared, tree)
-    named = frozenset(_leaves(tree))
-    if config.loss:
-        if "link.loss" in named:
-            raise ConfigError("loss and link.loss say the same; leave one of them out")
-        config.link.loss = config.loss
-    _run_config(config)  # ranges
-    for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
-        value = getattr(config, key)
-        if key in named and not (math.isfinite(value) and value >= least):
-            raise ConfigError(f"{key} = {value!r} is out of range; choose {least:g} or more")
-    _check_sources(path, config, named, link)
-    return config, named
+_Asked = tuple["Question", Callable[["Question"], "Question"]]
+"""A question, and what completes it with what takes seconds to measure."""
 
 
-def _check_sources(
-    path: Path | None, config: PlanConfig, named: frozenset[str], link: str
-) -> None:
-    """See that model and link come from one place each."""
-    if path is not None and "params" in named:
-        raise ConfigError(
-            f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "
-            "tells; leave one of them out"
-        )
-    if path is None:
-        for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
-            if not getattr(config, key):
-                raise ConfigError(
-                    f"{key} has no value; give {example}, or a CONFIG.yaml whose workload tells"
-                )
-        for key in sorted(named - WITHOUT_WORKLOAD):
-            raise ConfigError(f"{key} has no effect on a plan without a CONFIG.yaml; leave it out")
-    if link:
-        for key in ("link.rate_mbit", "link.rtt_ms", "link.loss", "loss"):
-            if key in named:
-                raise ConfigError(f"{key} has no effect: --link tells; leave one of them out")
-    elif not config.link.rate_mbit:
-        raise ConfigError(
-            "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
-            "what `fedwan doctor link --json` wrote"
-        )
-
-
-def _run_config(config: PlanConfig) -> Config:
-    """Without a plan's own keys, checked."""
-    return merge(Config(**{field.name: getattr(config, field.name) for field in fields(Config)}))
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
-def _question(
-    path: Path | None, config: PlanConfig, named: frozenset[str], measured: WireLink | None
-) -> Question:
+def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
+    """The model and its steps as the user describes them."""
+    from fedwan.app import check_codecs
     from fedwan.planner.layouts import NETWORK, synthetic_layout
     from fedwan.planner.question import Question
-    from fedwan.planner.wire_model import modelled_link
 
-    link = measured or modelled_link(config.link)
-    run = _run_config(config)
-    if path is None:
-        return Question(
-            run,
-            named,
-            {NETWORK: "regression"},
-            synthetic_layout(round(config.params)),
-            config.step_s,
-            link,
-            config.steps or DEFAULT_STEPS,
-            config.usd_per_gb,
-        )
+    run = run_config(config)
+    check_codecs(run)
+    question = Question(
+        run,
+        named,
+        {NETWORK: "regression"},
+        synthetic_layout(round(config.params)),
+        config.step_s,
+        link,
+        config.steps or DEFAULT_STEPS,
+        config.usd_per_gb,
+    )
+    return question, lambda question: question
+
+
+def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
+    """The real workload's tensors; its steps and the codecs will be timed."""
     from fedwan.app import load_workload, resolve_workload
-    from fedwan.planner.calibrate import calibrate
+    from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
     from fedwan.planner.candidates import CODECS
+    from fedwan.planner.question import Question
 
-    resolved = resolve_workload(run)
-    names = {name for pair in CODECS for name in pair} | {run.codec.up, run.codec.down}
-    found = calibrate(resolved, sorted(names))
-    return Question(
-        resolved,
+    run = resolve_workload(run_config(config))
+    workload = open_workload(run)
+    question = Question(
+        run,
         named,
         load_workload(run.workload).NETWORKS,
-        found.layout,
-        config.step_s or found.step_s,
+        trained_layout(workload),
+        config.step_s,
         link,
-        resolved.steps,
+        run.steps,
         config.usd_per_gb,
-        found.costs,
     )
+
+    def calibrate(question: Question) -> Question:
+        names = {name for pair in CODECS for name in pair} | {run.codec.up, run.codec.down}
+        return replace(
+            question,
+            step_s=config.step_s or step_seconds(run, workload),
+            costs=coding_costs(sorted(names), question.layout),
+        )
+
+    return question, calibrate
 
 
 def _as_configured(path: Path, question: Question) -> Question:
     """The same, with all that the file settles."""
     tree = {key: value for key, value in read_yaml(path).items() if key in COMPARED}
     tree.setdefault("strategy", Config().strategy)
-    named = question.named | set(_leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
+    named = question.named | set(leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
     config = merge(question.config, tree)
     return replace(question, config=config, named=frozenset(named))
 
@@ -264,10 +198,10 @@ def _measure(link: str, identity: Path | None) -> WireLink | None:
         if identity is not None:
             raise ConfigError("--identity has no effect without --link HOST:PORT; leave it out")
         return None
-    from fedwan.planner.wire_model import measured_link
+    from fedwan.planner.measured import measured_link, read_measurement
 
     if Path(link).is_file():
-        return measured_link(_read_measurement(Path(link)))
+        return measured_link(read_measurement(Path(link)))
     check_address("--link", link)
     if identity is None:
         raise ConfigError(f"--link {link} is measured with a site's identity; add --identity DIR")
@@ -275,21 +209,6 @@ def _measure(link: str, identity: Path | None) -> WireLink | None:
     from fedwan.link.tls import Identity
 
     return measured_link(measure(link, Identity.load(identity), PROBE_CHANNELS, PROBE_S))
-
-
-def _read_measurement(path: Path) -> Measurement:
-    from fedwan.link.measure import Machine, Measurement, Way
-
-    try:
-        figures = json.loads(path.read_text())
-        figures.pop("advice")
-        ways = {way: Way(**figures.pop(way)) for way in ("up", "down")}
-        machines = {place: Machine(**figures.pop(place)) for place in ("here", "there")}
-        return Measurement(**figures, **ways, **machines)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigError(
-            f"--link = {str(path)!r} is no measurement; write one with `fedwan doctor link --json`"
-        ) from None
 
 
 # What is told ----------------------------------------------------------------------------------

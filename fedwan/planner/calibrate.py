@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import torch
 
@@ -21,9 +20,9 @@ from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
 from fedwan.site.service import choose_device
 from fedwan.state import Layout, Role, State, layout_of
-from fedwan.workloads.base import keep_local
+from fedwan.workloads.base import Workload, keep_local
 
-__all__ = ["Calibration", "calibrate", "coding_speed"]
+__all__ = ["coding_costs", "coding_speed", "open_workload", "step_seconds", "trained_layout"]
 
 WARM_UP_STEPS = 3
 LEAST_STEPS = 5
@@ -34,31 +33,36 @@ SAMPLE_VALUES = 1 << 22
 REPEATS = 3
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """What was measured."""
-
-    layout: Layout
-    step_s: float
-    """Median."""
-    costs: Costs
-
-
-def calibrate(config: Config, codecs: Iterable[str]) -> Calibration:
-    """Build the workload, take some steps, code some values.
-
-    Args:
-        config: resolved.
-        codecs: names of those to time.
+def open_workload(config: Config) -> Workload:
+    """The workload, freshly built where its steps will be timed.
 
     Raises:
-        ConfigError: the data or the device that it asks for is not here.
+        ConfigError: the device that it asks for is not here.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
+    workload: Workload = load_workload(config.workload).build(config, choose_device(config.device))
+    return workload
+
+
+def trained_layout(workload: Workload) -> Layout:
+    """Of what will travel."""
+    networks, optimizers = workload.networks, workload.optimizers
+    return layout_of({name: networks[name] for name in networks if name in optimizers})
+
+
+def step_seconds(config: Config, workload: Workload) -> float:
+    """Seconds of a step, the median of some; the workload's weights move.
+
+    Args:
+        config: resolved.
+        workload: as `open_workload` made it.
+
+    Raises:
+        ConfigError: the data are not here.
+    """
     device = choose_device(config.device)
     shard = open_shard(config.data, 0, config.sites, config.seed)
-    workload = load_workload(config.workload).build(config, device)
     rng = NamedGenerators(config.seed, "calibration")
     stream = shard.batches(config.data.batch, rng["data"], device)
 
@@ -69,14 +73,16 @@ def calibrate(config: Config, codecs: Iterable[str]) -> Calibration:
 
     for _ in range(WARM_UP_STEPS):
         step()
-    trained = {n: m for n, m in workload.networks.items() if n in workload.optimizers}
-    layout = layout_of(trained)
     durations: list[float] = []
     while len(durations) < LEAST_STEPS or sum(durations) < BUDGET_S:
         durations.append(_seconds(step))
+    return statistics.median(durations)
+
+
+def coding_costs(codecs: Iterable[str], layout: Layout) -> Costs:
+    """What coding a part of this layout takes here, by codec."""
     sample = _sample(layout)
-    speeds = {name: coding_speed(codec_by_name(name), sample) for name in codecs}
-    return Calibration(layout, statistics.median(durations), Costs(codecs=speeds))
+    return Costs(codecs={name: coding_speed(codec_by_name(name), sample) for name in codecs})
 
 
 def coding_speed(codec: Codec, layout: Layout) -> Speed:

@@ -4,9 +4,9 @@ Recipes are asked what they are, never known by name: `resolve` and `build` of e
 and refuse as they do for a run. What the user has settled is kept; for the rest
 
     H           10 to 100; 1 where gradients are exchanged
-    codecs      the same both ways; topk2 up with int4 down, and not under an outer momentum, which
-                it does not bear (docs/log.md, "topk2 needs many more than 64 rounds"); gradients
-                exactly or in bf16, since nothing coarser was tried
+    codecs      the same both ways; topk2 up with int4 down, but not under an outer momentum, which
+                it does not bear (docs/log.md, "topk2 needs many more than 64 rounds"), nor where
+                updates land late; gradients exactly or in bf16: nothing coarser was tried
     fragments   10 where a strategy streams, as the benchmarks have
     τ           left open: `fedwan.planner.predict` finds the shortest that serves
 """
@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 from fedwan.app import load_strategy, strategy_names
 from fedwan.codecs import codec_by_name
-from fedwan.config import Config, OuterConfig, StreamConfig, merge
+from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.errors import ConfigError
 from fedwan.planner.question import ALL, Question
 from fedwan.strategy import Strategy
@@ -72,15 +72,17 @@ def candidates(question: Question) -> list[Candidate]:
             except ConfigError as error:
                 errors.append(error)
     if not found:
-        raise errors[0] if errors else ConfigError(
-            "no strategy streams, so that stream.* has no effect; leave it out"
+        raise (
+            errors[0]
+            if errors
+            else ConfigError("no strategy streams, so that stream.* has no effect; leave it out")
         )
     return found
 
 
 def with_tau(candidate: Candidate, question: Question, tau: int) -> Candidate:
     """The same with another τ."""
-    config = merge(candidate.config, {"stream": {"tau": tau}})
+    config = replace(candidate.config, stream=replace(candidate.config.stream, tau=tau))
     return _candidate(load_strategy(config.strategy), config, question)
 
 
@@ -98,19 +100,19 @@ def _open_config(question: Question, strategy: str) -> Config:
 def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Config]:
     given = question.config
     sends_gradients = kind.contributes == "gradient"
+    has_momentum = _has_momentum(question, plain)
     hs = (given.h,) if "h" in question.named else (0,) if sends_gradients else HS
     for up, down in _codec_pairs(question):
         if not question.settles("codec"):
             if sends_gradients and up not in GRADIENT_CODECS:
                 continue
-            if codec_by_name(up).has_feedback and _has_momentum(question, plain):
+            if codec_by_name(up).has_feedback and (kind.overlap.tau or has_momentum):
                 continue
         for h in hs:
             config = copy.deepcopy(plain)
             config.h, config.codec.up, config.codec.down = h, up, down
             config.steps = _whole_rounds(question, h)
-            if kind.overlap.tau or question.settles("stream"):
-                config.stream = _stream(question, h)
+            config.stream = _stream(question, h, bool(kind.overlap.tau))
             yield config
 
 
@@ -140,12 +142,12 @@ def _whole_rounds(question: Question, h: int) -> int:
     return -(-steps // max(1, h)) * max(1, h)
 
 
-def _stream(question: Question, h: int) -> StreamConfig:
+def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
     stream = copy.copy(question.config.stream)
     for key, value in vars(StreamConfig()).items():
         if f"stream.{key}" not in question.named:
             setattr(stream, key, value)
-    if "stream.fragments" not in question.named:
+    if streams and "stream.fragments" not in question.named:
         most = max(1, len({name.rpartition(".")[0] for name in question.layout}))
         stream.fragments = min(FRAGMENTS, h or 1, most)
     return stream

@@ -36,8 +36,8 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
         take = f"if its quality holds (see docs/plan.md), {take}"
     if best.utilisation >= ENOUGH:
         return (
-            f"{take}: of the settings whose sites compute {ENOUGH:.0%} of the time or more, it "
-            f"sends the fewest bytes, {bytes_}"
+            f"{take}: its sites compute {best.utilisation:.1%} of the time, and of the settings "
+            f"known to train well that come to {ENOUGH:.0%} it sends the fewest bytes, {bytes_}"
         )
     return (
         f"{take}: no setting's sites compute {ENOUGH:.0%} of the time, and with it they come "
@@ -79,9 +79,7 @@ def _is_trusted(prediction: Prediction, question: Question) -> bool:
     return is_codec and (strategy.h <= MOST_H or "h" in question.named)
 
 
-def _is_needless(
-    prediction: Prediction, others: Sequence[Prediction], question: Question
-) -> bool:
+def _is_needless(prediction: Prediction, others: Sequence[Prediction], question: Question) -> bool:
     """Whether a smaller H of the same strategy and codecs is enough already."""
     if "h" in question.named:
         return False

@@ -30,10 +30,14 @@ def row_of(prediction: Prediction, question: Question) -> dict[str, Any]:
 
 
 def table_lines(predictions: Sequence[Prediction], question: Question) -> list[str]:
-    """A header and a line per setting, in columns."""
+    """A header and a line per setting, in columns; strategies that take the same time share one."""
     head = ["strategy", "codec", "H", "fragments", "τ", "computing", "bytes/site/hour", "time"]
     rows = [head + (["cost"] if question.usd_per_gb else [])]
-    rows += [_cells(prediction, question) for prediction in predictions]
+    names: dict[tuple[str, ...], list[str]] = {}
+    for prediction in predictions:
+        cells = tuple(_cells(prediction, question))
+        names.setdefault(cells, []).append(prediction.candidate.config.strategy)
+    rows += [[", ".join(strategies), *cells] for cells, strategies in names.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
 
@@ -53,7 +57,6 @@ def _cells(prediction: Prediction, question: Question) -> list[str]:
     strategy = prediction.candidate.strategy
     hourly = prediction.bytes_per_step / question.step_s * prediction.utilisation * 3600
     cells = [
-        prediction.candidate.config.strategy,
         codec_text(prediction),
         str(strategy.h),
         str(prediction.candidate.num_fragments),

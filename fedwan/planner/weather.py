@@ -39,7 +39,9 @@ def draw_outages(
         mean_up_s: between a return and the next failure.
         mean_down_s: until it is back.
     """
-    return tuple(_outages(random.Random(f"{seed} outage {site}"), horizon_s, mean_up_s, mean_down_s))
+    return tuple(
+        _outages(random.Random(f"{seed} outage {site}"), horizon_s, mean_up_s, mean_down_s)
+    )
 
 
 def _outages(

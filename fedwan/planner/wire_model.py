@@ -23,15 +23,15 @@ from typing import NamedTuple
 
 from fedwan.config import LinkConfig
 from fedwan.link.advice import flow_mbit
-from fedwan.link.measure import Measurement, Way
 from fedwan.link.shaped import MSS_BYTES
 from fedwan.link.stripes import MAX_CHANNELS, PACED_CHANNELS
 
-__all__ = ["Pipe", "WireLink", "measured_link", "modelled_link"]
+__all__ = ["ACK_SHARE", "Pipe", "WireLink", "modelled_link"]
 
 PACKET_BYTES = 1500
 ACK_BYTES = 52
 ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))
+"""What is left of a direction while the other one is as busy."""
 OVERSHOOT = 0.04
 """Of what bbr sends without a pace, what is lost at the queue; 0.02 to 0.06 were seen."""
 PROBE_EVERY_S = 10.0
@@ -115,14 +115,3 @@ def modelled_link(link: LinkConfig) -> WireLink:
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
     pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
     return WireLink(pipe, pipe)
-
-
-def measured_link(found: Measurement) -> WireLink:
-    """The link that `fedwan doctor link` measured: goodput is what it saw, theory has no say."""
-    rtt_s = found.rtt_ms / 1e3
-    return WireLink(_measured_pipe(found.up, rtt_s), _measured_pipe(found.down, rtt_s))
-
-
-def _measured_pipe(way: Way, rtt_s: float) -> Pipe:
-    mbit = max(way.one_mbit, way.all_mbit, 1e-6)
-    return Pipe(mbit * ACK_SHARE * 1e6 / 8, rtt_s, not way.congestion.startswith("bbr"))
