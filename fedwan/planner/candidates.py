@@ -22,6 +22,7 @@ from fedwan.app import load_strategy, strategy_names
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.errors import ConfigError
+from fedwan.fragments import most_fragments
 from fedwan.planner.question import ALL, Question
 from fedwan.strategy import Strategy
 
@@ -148,8 +149,7 @@ def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
         if f"stream.{key}" not in question.named:
             setattr(stream, key, value)
     if streams and "stream.fragments" not in question.named:
-        most = max(1, len({name.rpartition(".")[0] for name in question.layout}))
-        stream.fragments = min(FRAGMENTS, h or 1, most)
+        stream.fragments = min(FRAGMENTS, h or 1, max(1, most_fragments(question.layout)))
     return stream
 
 
