@@ -1,4 +1,4 @@
-"""Whole runs in virtual time: against the real engine, against what was measured, and with faults."""
+"""Whole runs in virtual time: against the real engine, what was measured, and with faults."""
 
 from __future__ import annotations
 
