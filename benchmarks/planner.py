@@ -137,7 +137,7 @@ def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> dict[str, Any]:
         "sites": num_sites,
         "rounds": len(course.rounds),
         "contributions": course.contributions,
-        "late": course.late,
+        "dropped": course.dropped,
         "rejoins": course.rejoins,
         "virtual_s": round(course.wall_s, 1),
         "wall_s": round(time.perf_counter() - began, 2),

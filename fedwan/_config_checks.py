@@ -36,13 +36,15 @@ def check(config: Config) -> None:
     _text("data.name", config.data.name)
     _text("data.split", config.data.split)
     _whole("data.batch", config.data.batch, 0)
-    _text("codec.up", config.codec.up)
-    _text("codec.down", config.codec.down)
     _check_optimizers(config)
     _check_stream(config.stream)
     _check_link(config.link)
     _whole("round.quorum", config.round.quorum, 0, config.sites, f"0 to sites ({config.sites})")
     _positive("round.patience_s", config.round.patience_s)
+    _number("round.grace", config.round.grace)
+    _whole("round.max_staleness", config.round.max_staleness, 0)
+    _whole("round.least_steps", config.round.least_steps, 0)
+    _whole("round.warmup", config.round.warmup, 0)
     _number("round.max_norm", config.round.max_norm)
     _number("ema.half_life", config.ema.half_life)
     _whole("checkpoint.every", config.checkpoint.every, 0)
@@ -97,8 +99,10 @@ def _check_stream(stream: StreamConfig) -> None:
     _whole("stream.fragments", stream.fragments, 0)
     if stream.pattern:
         _choice("stream.pattern", stream.pattern, ("strided", "blocks"))
-    _whole("stream.tau", stream.tau, 0)
-    _share("stream.alpha", stream.alpha)
+    if stream.tau is not None:
+        _whole("stream.tau", stream.tau, 0)
+    if stream.alpha is not None:
+        _share("stream.alpha", stream.alpha)
 
 
 def _check_link(link: LinkConfig) -> None:

@@ -1,7 +1,8 @@
 """Configuration as written: words and YAML into nested values, and wrong keys into clear errors.
 
-A schema is a dataclass whose fields are scalars, lists of text, sections (dataclasses), dicts of
-sections (`inner`, by network) or open dicts (`model`, which its recipe checks).
+A schema is a dataclass whose fields are scalars, scalars or None (null leaves the setting open),
+lists of text, sections (dataclasses), dicts of sections (`inner`, by network) or open dicts
+(`model`, which its recipe checks).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import dataclasses
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, TypeVar
 
 import yaml
@@ -58,6 +60,8 @@ def parse_words(words: Sequence[str], schema: type) -> Tree:
 
 
 def _parse_value(key: str, text: str, kind: Any) -> Any:
+    if not text and _may_be_open(kind):
+        raise _type_error(key, None, kind)  # whoever wants to leave it open says null
     try:
         value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload, index]
     except (OmegaConfBaseException, yaml.YAMLError):
@@ -153,9 +157,11 @@ def _check_leaf(path: str, value: Any, kind: Any) -> None:
     if typing.get_origin(kind) is list:
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise ConfigError(f"{path} = {value!r} is no list of names; write it like [paris,rome]")
+    elif value is None and _may_be_open(kind):
+        return
     elif value is None or isinstance(value, Mapping | list):
         raise _type_error(path, value, kind)
-    elif isinstance(value, bool) is not (kind is bool):
+    elif isinstance(value, bool) is not (_when_given(kind) is bool):
         # YAML reads `off` as false: as text that would silently become "False".
         raise _type_error(path, value, kind)
 
@@ -181,7 +187,7 @@ def _key_error(path: str, value: Any, schema: type) -> ConfigError:
 
 def _type_error(path: str, value: Any, kind: Any) -> ConfigError:
     """The error for a value of the wrong type."""
-    wanted, example = _KIND_WORDS.get(kind, ("a value of this kind", ""))
+    wanted, example = _KIND_WORDS.get(_when_given(kind), ("a value of this kind", ""))
     if value is None:
         return ConfigError(f"{path} has no value; give {wanted}{example}")
     mend = "put it in quotes" if kind is str and isinstance(value, bool) else f"give one{example}"
@@ -199,6 +205,18 @@ def _kind_at(schema: type, path: str) -> Any:
         else:
             return None
     return kind
+
+
+def _may_be_open(kind: Any) -> bool:
+    return isinstance(kind, UnionType) and NoneType in typing.get_args(kind)
+
+
+def _when_given(kind: Any) -> Any:
+    """`int` for `int | None`; any other type as it is."""
+    if not _may_be_open(kind):
+        return kind
+    (given,) = (part for part in typing.get_args(kind) if part is not NoneType)
+    return given
 
 
 def _is_section(kind: Any) -> bool:

@@ -13,12 +13,16 @@ import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import fedwan
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
 from fedwan.config import Config, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+
+if TYPE_CHECKING:
+    from fedwan.workloads.base import Workload
 
 __all__ = [
     "check_codecs",
@@ -134,12 +138,14 @@ def resolve(config: Config) -> Config:
         config: checked by `fedwan.config`; it is not changed.
 
     Raises:
-        ConfigError: an unknown recipe, network or model setting, or a setting without effect.
+        ConfigError: an unknown recipe, network or model setting, a setting without effect, or more
+            fragments than the model has modules.
     """
     workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
     config = resolve_workload(config)
     strategy.resolve(config, workload.NETWORKS)
     assert set(config.inner) | set(config.outer) <= set(workload.NETWORKS), "recipes add no network"
+    _check_fragments(config, workload, strategy)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
@@ -225,9 +231,31 @@ def check_codecs(config: Config) -> None:
 
     for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
         try:
-            codec_by_name(name)
+            if name:
+                codec_by_name(name)
         except ConfigError as error:
             raise ConfigError(f"{key}: {error}") from None
+
+
+def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType) -> None:
+    """Cut the model as the sites will: they refuse the same, but each on its own, and too late.
+
+    Its networks are built on torch's meta device, without memory. A recipe that cannot be built
+    there, since it reads its own values, is left to the sites.
+    """
+    if config.stream.fragments < 2:
+        return
+    import torch
+
+    from fedwan.state import layout_of
+
+    try:
+        with torch.device("meta"):
+            built: Workload = workload.build(config, torch.device("meta"))
+    except RuntimeError:
+        return
+    trained = {name: built.networks[name] for name in built.optimizers}
+    strategy.build(config).fragments(layout_of(trained))
 
 
 def _resolve_model(model: type, given: Tree) -> Tree:

@@ -90,9 +90,10 @@ class DataConfig:
 class CodecConfig:
     """How tensors are written on the wire."""
 
-    up: str = "fp32"
-    """Of contributions, site to coordinator: `fp32`, `bf16`, `int8`, `int4`, `float4`, `topk2`."""
-    down: str = "fp32"
+    up: str = ""
+    """Of contributions, site to coordinator: `fp32`, `bf16`, `int8`, `int4`, `float4`, `topk2`;
+    empty takes the strategy's own, which is `fp32` for most."""
+    down: str = ""
     """Of updates, coordinator to sites: any of the same."""
 
 
@@ -140,11 +141,11 @@ class StreamConfig:
     pattern: str = ""
     """`strided` (each fragment holds early and late layers) or `blocks` (runs of layers); empty
     takes the strategy's own."""
-    tau: int = 0
-    """Steps that a site takes between sending a fragment and mixing its update in; 0 takes the
-    strategy's own."""
-    alpha: float = 0.0
-    """Share of its own weights that a site keeps when an update is mixed in; 0 takes the
+    tau: int | None = None
+    """Steps that a site takes between sending a fragment and mixing its update in; 0 waits for it,
+    null takes the strategy's own."""
+    alpha: float | None = None
+    """Share of its own weights that a site keeps when an update is mixed in; null takes the
     strategy's own."""
 
 
@@ -153,9 +154,23 @@ class RoundConfig:
     """When a round closes."""
 
     quorum: int = 0
-    """Fewest sites a round may close with; 0 means all of them."""
+    """Fewest sites a round may close with, or, where nobody waits for others, fewest that must be
+    live; 0 takes the strategy's own, which is all of them for most."""
     patience_s: float = 600.0
     """Seconds to wait for missing sites before a round closes with a quorum, or the run stops."""
+    grace: float = 0.0
+    """k: with a quorum, a round closes at median + k · MAD of past rounds' times already; 0 waits
+    `patience_s`."""
+    max_staleness: int = 0
+    """Versions by which a contribution may be late and still be merged; 0 takes the strategy's own,
+    which drops late ones where rounds wait for all sites."""
+    least_steps: int = 0
+    """Lets slow sites take fewer steps than H between uploads, by their measured speed, but no
+    fewer than this; a run then ends when all sites together have taken `sites` x `steps`. 0 takes
+    the strategy's own, which is H steps for every site for most."""
+    warmup: int = 0
+    """Rounds that wait for every site before updates are made on arrival; 0 takes the strategy's
+    own."""
     max_norm: float = 0.0
     """Refuse contributions whose norm exceeds this; 0 refuses only what is not finite."""
 
@@ -203,8 +218,8 @@ class Config:
     workload: str = "gan"
     """A recipe in `sites/`: `gan` or `flow`."""
     strategy: str = "diloco"
-    """A recipe in `strategies/`: `sync`, `local_sgd`, `diloco`, `streaming_diloco` or
-    `eager_diloco`."""
+    """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
+    `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
     sites: int = 4
     """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""
     site_names: list[str] = field(default_factory=list)

@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan.config import Config, OuterConfig, StreamConfig
+from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, blocks, strided
+from fedwan.overlap import Eager, Overlap
 from fedwan.workloads.base import NetworkKind
 
 __all__ = [
+    "barrier_policy",
+    "fill_arrival",
+    "fill_barrier",
+    "fill_codec",
     "fill_nesterov",
     "fill_outer",
     "fill_schedule",
     "fill_stream",
     "fragmentation",
+    "overlap",
     "refuse_alpha",
     "refuse_h",
     "refuse_outer",
+    "refuse_round",
     "refuse_stream",
+    "require_overlap",
 ]
 
 
@@ -43,6 +52,12 @@ def fill_schedule(config: Config, h: int, checkpoint_every: int) -> None:
             f"steps={config.steps} is no multiple of h={config.h}, so the last {rest} steps would "
             f"never be merged; set steps={nearest}"
         )
+
+
+def fill_codec(config: Config, up: str = "fp32", down: str = "fp32") -> None:
+    """Fill in how both directions are coded, where the user named nothing."""
+    config.codec.up = config.codec.up or up
+    config.codec.down = config.codec.down or down
 
 
 def fill_outer(config: Config, network: str, lr: float, momentum: float) -> None:
@@ -108,24 +123,25 @@ def refuse_h(config: Config, why: str) -> None:
         )
 
 
-def fill_stream(config: Config, fragments: int, tau: int, alpha: float = 0.0) -> None:
+def fill_stream(config: Config, fragments: int, tau: int, alpha: float | None = None) -> None:
     """Fill in the stream's settings where the user named none.
 
     Args:
         config: changed in place; `h` is resolved.
         fragments: into which the model is cut.
         tau: steps between a fragment's departure and its update's landing.
-        alpha: share of its own weights that a site keeps; 0 if the strategy has no such thing.
+        alpha: share of its own weights that a site keeps; None if the strategy has no such thing.
 
     Raises:
-        ConfigError: there are more fragments than steps in a round, or an update would land after
-            the next departure.
+        ConfigError: there are more fragments than steps in a round, an update would land after the
+            next departure, or a share would be kept of steps that were not taken.
     """
     stream = config.stream
     stream.fragments = stream.fragments or min(fragments, config.h)
     stream.pattern = stream.pattern or "strided"
-    stream.tau = stream.tau or min(tau, max(1, config.h - 1))
-    stream.alpha = stream.alpha or alpha
+    stream.tau = min(tau, max(1, config.h - 1)) if stream.tau is None else stream.tau
+    if stream.alpha is None and alpha is not None:
+        stream.alpha = alpha if stream.tau else 0.0
     if stream.fragments > config.h:
         raise ConfigError(
             f"stream.fragments={stream.fragments} is more than h={config.h}, so that two would "
@@ -137,6 +153,24 @@ def fill_stream(config: Config, fragments: int, tau: int, alpha: float = 0.0) ->
             f"stream.tau={stream.tau} is not below h={config.h}, so that a fragment would leave "
             f"again before its update has landed; set {nearest}"
         )
+    if stream.alpha and not stream.tau:
+        raise ConfigError(
+            f"stream.alpha={stream.alpha:g} has no effect with stream.tau=0, where a site takes no "
+            "step before an update is mixed in; leave it out, or set stream.tau=1 or more"
+        )
+
+
+def require_overlap(config: Config, why: str) -> None:
+    """Refuse to wait for updates, where a strategy does nothing else but not to wait.
+
+    Raises:
+        ConfigError: τ is 0.
+    """
+    if config.stream.tau == 0:
+        raise ConfigError(
+            f"stream.tau=0 leaves no steps in between: strategy {config.strategy!r} {why}; "
+            "set stream.tau=1 or more, or strategy=streaming_diloco"
+        )
 
 
 def fragmentation(config: Config) -> Fragmentation:
@@ -145,13 +179,24 @@ def fragmentation(config: Config) -> Fragmentation:
     return cut(config.stream.fragments, config.h)
 
 
+def overlap(config: Config, eager: Mapping[str, Eager] | None = None) -> Overlap:
+    """The overlap that a resolved `stream` asks for.
+
+    Args:
+        config: resolved.
+        eager: what sites know of the next outer step, by network, if they take it at once.
+    """
+    assert config.stream.tau is not None, "see fill_stream"
+    return Overlap(config.stream.tau, config.stream.alpha or 0.0, eager or {})
+
+
 def refuse_alpha(config: Config, why: str) -> None:
     """Refuse the share that a strategy which does not blend updates in would ignore.
 
     Raises:
         ConfigError: there is one.
     """
-    if config.stream.alpha:
+    if config.stream.alpha is not None:
         raise ConfigError(
             f"stream.alpha={config.stream.alpha:g} has no effect: strategy {config.strategy!r} "
             f"{why}; leave it out, or set strategy=streaming_diloco"
@@ -171,3 +216,74 @@ def refuse_stream(config: Config) -> None:
                 f"stream.{key}={value} has no effect: strategy {config.strategy!r} sends the whole "
                 "model and waits; leave it out, or set strategy=streaming_diloco"
             )
+
+
+def fill_barrier(config: Config) -> None:
+    """Check the settings of rounds that wait for every site, or for a quorum.
+
+    Raises:
+        ConfigError: a setting has no effect, or no run could use it.
+    """
+    rounds = config.round
+    refuse_round(config, "warmup", "makes updates behind a barrier all along", "async_diloco")
+    if rounds.quorum in (0, config.sites):
+        for key in ("grace", "max_staleness"):
+            if getattr(rounds, key):
+                raise ConfigError(
+                    f"round.{key}={getattr(rounds, key):g} has no effect where every round waits "
+                    f"for all {config.sites} sites; set round.quorum={max(1, config.sites - 1)}"
+                )
+    if rounds.least_steps > config.h:
+        raise ConfigError(
+            f"round.least_steps={rounds.least_steps} is above h={config.h}, which the fastest site "
+            f"takes; set round.least_steps={config.h} or less"
+        )
+
+
+def barrier_policy(config: Config) -> RoundPolicy:
+    """Rounds that wait as a resolved `round` asks for."""
+    rounds = config.round
+    return barrier(
+        config.sites, rounds.quorum, rounds.patience_s, rounds.grace, rounds.max_staleness
+    )
+
+
+def fill_arrival(config: Config, warmup: int, least_steps: int) -> None:
+    """Fill in the settings of updates that are made on arrival.
+
+    A quorum of two (of one, where there is one site), so that no site trains alone unasked, and
+    contributions of up to four rounds of all sites ago.
+
+    Args:
+        config: changed in place; `h` is resolved.
+        warmup: rounds that wait for every site.
+        least_steps: see `RoundConfig`; 0 if steps are not the sites' own.
+
+    Raises:
+        ConfigError: a setting has no effect, or no run could use it.
+    """
+    rounds = config.round
+    refuse_round(config, "grace", "waits for no site", "diloco")
+    rounds.quorum = rounds.quorum or min(2, config.sites)
+    rounds.max_staleness = rounds.max_staleness or 4 * config.sites
+    rounds.warmup = rounds.warmup or warmup
+    rounds.least_steps = rounds.least_steps or least_steps
+    if rounds.least_steps > config.h:
+        raise ConfigError(
+            f"round.least_steps={rounds.least_steps} is above h={config.h}, which the fastest site "
+            f"takes; set round.least_steps={config.h} or less"
+        )
+
+
+def refuse_round(config: Config, key: str, why: str, instead: str) -> None:
+    """Refuse a setting of rounds that a strategy would ignore.
+
+    Raises:
+        ConfigError: it is set.
+    """
+    value = getattr(config.round, key)
+    if value:
+        raise ConfigError(
+            f"round.{key}={value:g} has no effect: strategy {config.strategy!r} {why}; "
+            f"leave it out, or set strategy={instead}"
+        )

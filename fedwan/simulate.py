@@ -96,6 +96,7 @@ def simulate(
             {"kind": "event", "event": event, "site": site, "text": text}
         ),
         1 << 20,
+        strategy.policy.max_staleness,
     )
     plan = Plan(
         site_names=tuple(sites),

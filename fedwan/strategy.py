@@ -44,3 +44,14 @@ class Strategy(NamedTuple):
     """When a round closes."""
     overlap: Overlap = Overlap()
     """How sites go on stepping while bytes travel."""
+    clock: Literal["versions", "samples"] = "versions"
+    """What ends a run: `versions`, as many rounds as the steps of a site make; `samples`, as many
+    samples as the steps of all sites make, whoever took them. Sites then keep their own pace."""
+    least_steps: int = 0
+    """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
+    their speed and the fastest takes H; 0 leaves H to all of them."""
+    owes: Literal["residual", "weights"] = "residual"
+    """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
+    next delta, as in most papers. `weights`: in its weights, which then do not quite become the
+    global ones (Xie et al. 2020, 2007.13221, CSER), so that the next delta holds it by itself and
+    the site's steps go on from what it has learned, sent or not. Not with an overlap."""

@@ -12,10 +12,16 @@ from collections.abc import Mapping
 from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
-from fedwan.recipes import fill_nesterov, fill_schedule, refuse_stream
+from fedwan.recipes import (
+    barrier_policy,
+    fill_barrier,
+    fill_codec,
+    fill_nesterov,
+    fill_schedule,
+    refuse_stream,
+)
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -23,8 +29,10 @@ from fedwan.workloads.base import NetworkKind
 def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20 and each network's outer settings."""
     fill_schedule(config, h=20, checkpoint_every=1)
+    fill_codec(config)
     fill_nesterov(config, networks)
     refuse_stream(config)
+    fill_barrier(config)
 
 
 def build(config: Config) -> Strategy:
@@ -38,5 +46,8 @@ def build(config: Config) -> Strategy:
         ),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
-        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
+        owes="weights",
+        policy=barrier_policy(config),
+        clock="samples" if config.round.least_steps else "versions",
+        least_steps=config.round.least_steps,
     )

@@ -13,10 +13,21 @@ from collections.abc import Mapping
 from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
-from fedwan.overlap import Eager, Overlap
-from fedwan.recipes import fill_outer, fill_schedule, fill_stream, fragmentation, refuse_alpha
+from fedwan.overlap import Eager
+from fedwan.recipes import (
+    barrier_policy,
+    fill_barrier,
+    fill_codec,
+    fill_outer,
+    fill_schedule,
+    fill_stream,
+    fragmentation,
+    overlap,
+    refuse_alpha,
+    refuse_round,
+    require_overlap,
+)
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -24,7 +35,11 @@ from fedwan.workloads.base import NetworkKind
 def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20, 4 strided fragments, τ = 5, and outer lr 1 without momentum."""
     fill_schedule(config, h=20, checkpoint_every=1)
+    fill_codec(config)
+    fill_barrier(config)
+    refuse_round(config, "least_steps", "has all sites follow one schedule", "diloco")
     refuse_alpha(config, "keeps all of a site's progress")
+    require_overlap(config, "looks ahead of updates that are on their way")
     fill_stream(config, fragments=4, tau=5)
     for network in networks:
         fill_outer(config, network, lr=1.0, momentum=0.0)
@@ -45,6 +60,6 @@ def build(config: Config) -> Strategy:
         ),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
-        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
-        overlap=Overlap(config.stream.tau, eager=known),
+        policy=barrier_policy(config),
+        overlap=overlap(config, known),
     )

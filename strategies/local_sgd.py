@@ -12,10 +12,16 @@ from collections.abc import Mapping
 from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
-from fedwan.recipes import fill_schedule, refuse_outer, refuse_stream
+from fedwan.recipes import (
+    barrier_policy,
+    fill_barrier,
+    fill_codec,
+    fill_schedule,
+    refuse_outer,
+    refuse_stream,
+)
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -23,8 +29,10 @@ from fedwan.workloads.base import NetworkKind
 def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20; averaging has no outer settings."""
     fill_schedule(config, h=20, checkpoint_every=1)
+    fill_codec(config)
     refuse_outer(config, networks, "averages the weights")
     refuse_stream(config)
+    fill_barrier(config)
 
 
 def build(config: Config) -> Strategy:
@@ -36,5 +44,8 @@ def build(config: Config) -> Strategy:
         server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
-        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
+        owes="weights",
+        policy=barrier_policy(config),
+        clock="samples" if config.round.least_steps else "versions",
+        least_steps=config.round.least_steps,
     )

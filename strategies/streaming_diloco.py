@@ -3,7 +3,8 @@
 Douillard et al. 2025 (2501.18512), algorithm 2: fragment p leaves at its own step of the round;
 its merged update is stepped as DiLoCo's; after τ more steps a site mixes it in,
 l ← α l + (1 - α) θ_p. Peak bandwidth falls by the number of fragments, and no site waits as long as
-a fragment's way there and back takes less than τ steps. Δ suits 4 bits (`codec.up=float4`, `int4`).
+a fragment's way there and back takes less than τ steps; with τ = 0 it waits for each.
+Δ suits 4 bits (`codec.up=float4`, `int4`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,18 @@ from collections.abc import Mapping
 from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
-from fedwan.overlap import Overlap
-from fedwan.recipes import fill_nesterov, fill_schedule, fill_stream, fragmentation
+from fedwan.recipes import (
+    barrier_policy,
+    fill_barrier,
+    fill_codec,
+    fill_nesterov,
+    fill_schedule,
+    fill_stream,
+    fragmentation,
+    overlap,
+    refuse_round,
+)
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -24,6 +33,9 @@ from fedwan.workloads.base import NetworkKind
 def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20, 4 strided fragments, τ = 5, α = 0.5, and each network's outer settings."""
     fill_schedule(config, h=20, checkpoint_every=1)
+    fill_codec(config)
+    fill_barrier(config)
+    refuse_round(config, "least_steps", "has all sites follow one schedule", "diloco")
     fill_stream(config, fragments=4, tau=5, alpha=0.5)
     fill_nesterov(config, networks)
 
@@ -39,6 +51,6 @@ def build(config: Config) -> Strategy:
         ),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
-        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
-        overlap=Overlap(config.stream.tau, config.stream.alpha),
+        policy=barrier_policy(config),
+        overlap=overlap(config),
     )

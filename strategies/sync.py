@@ -11,10 +11,18 @@ from collections.abc import Mapping
 
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import mirror_inner
 from fedwan.fragments import whole
-from fedwan.recipes import fill_schedule, refuse_h, refuse_outer, refuse_stream
+from fedwan.recipes import (
+    barrier_policy,
+    fill_barrier,
+    fill_codec,
+    fill_schedule,
+    refuse_h,
+    refuse_outer,
+    refuse_round,
+    refuse_stream,
+)
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -23,8 +31,12 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """One step a round, and rarer looks: a round is as short as a step."""
     refuse_h(config, "exchanges gradients in every step")
     fill_schedule(config, h=1, checkpoint_every=50)
+    fill_codec(config)
     refuse_outer(config, networks, "steps the inner optimisers on the mean gradient")
     refuse_stream(config)
+    fill_barrier(config)
+    refuse_round(config, "max_staleness", "cannot use gradients of past steps", "parameter_server")
+    refuse_round(config, "least_steps", "exchanges gradients in every step", "diloco")
 
 
 def build(config: Config) -> Strategy:
@@ -36,5 +48,5 @@ def build(config: Config) -> Strategy:
         server_step=mirror_inner(config.inner),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
-        policy=barrier(config.sites, config.round.quorum, config.round.patience_s),
+        policy=barrier_policy(config),
     )

@@ -15,10 +15,10 @@ from fedwan.config import InnerConfig
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
-from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.policy import barrier, on_arrival
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Plan, Rounds
-from fedwan.coordinator.server_step import mirror_inner, step_outer
+from fedwan.coordinator.server_step import mirror_inner, step_inner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
@@ -38,6 +38,18 @@ def delta_strategy(
 ) -> Strategy:
     step = step_outer({"net": outer.nesterov(0.7, 0.5)})
     return Strategy("delta", h, whole, step, fp32(), fp32(), barrier(num_sites, quorum, patience_s))
+
+
+def arrival_strategy(num_sites: int, quorum: int, patience_s: float = 60.0) -> Strategy:
+    step = step_outer({"net": outer.delayed_nesterov(0.7, 0.5, num_sites)})
+    policy = on_arrival(num_sites, quorum, patience_s, max_staleness=20)
+    return Strategy("delta", H, whole, step, fp32(), fp32(), policy, clock="samples", least_steps=1)
+
+
+def push_pull_strategy(num_sites: int) -> Strategy:
+    policy = on_arrival(num_sites, 1, max_staleness=20, discount=1.0)
+    step = step_inner(INNER)
+    return Strategy("gradient", 1, whole, step, fp32(), fp32(), policy, clock="samples")
 
 
 def gradient_strategy(num_sites: int) -> Strategy:
@@ -90,6 +102,7 @@ class TinyRun:
                 {"kind": "event", "event": event, "site": site, "text": text}
             ),
             1 << 16,
+            strategy.policy.max_staleness,
         )
         plan = Plan(
             site_names=tuple(sites),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedwan import app
-from fedwan.config import Config, InnerConfig, OuterConfig
+from fedwan.config import Config, InnerConfig, OuterConfig, dump
 from fedwan.errors import ConfigError
 
 WORKLOAD = """
@@ -191,6 +191,68 @@ def test_settings_of_no_network_model_or_codec_are_refused(
     root: Path, word: str, says: str
 ) -> None:
     assert says in refusal(word)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["strategy=diloco"],
+        ["strategy=eager_diloco"],
+        ["strategy=streaming_diloco", "stream.alpha=0"],
+        ["strategy=streaming_diloco", "stream.tau=0"],
+    ],
+    ids=" ".join,
+)
+def test_what_a_run_was_resolved_to_reads_back_exactly(tmp_path: Path, words: list[str]) -> None:
+    config = app.load_run(None, words)
+    dump(config, tmp_path / "config.yaml")
+    assert app.load_run(tmp_path / "config.yaml", []) == config
+
+
+NETWORKS = """
+import torch
+from torch import nn
+
+class Built:
+    def __init__(self, depth):
+        layers = [nn.Linear(50_000, 50_000) for _ in range(depth)]  # 10 GB each
+        self.networks = {"generator": nn.Sequential(*layers), "discriminator": nn.Linear(2, 2)}
+        self.networks["frozen"] = nn.Sequential(*(nn.Linear(1, 1) for _ in range(9)))
+        self.optimizers = {"generator": None, "discriminator": None}
+
+def build(config, device):
+    return Built(config.model["width"])
+"""
+CUTTING = """
+from fedwan.codecs import fp32
+from fedwan.coordinator.policy import barrier
+from fedwan.recipes import fill_stream, fragmentation
+from fedwan.strategy import Strategy
+
+def resolve(config, networks):
+    config.h = config.h or 20
+    fill_stream(config, fragments=4, tau=5)
+
+def build(config):
+    cut, policy = fragmentation(config), barrier(config.sites)
+    return Strategy("delta", config.h, cut, None, fp32(), fp32(), policy)
+"""
+
+
+def test_more_fragments_than_modules_are_refused_before_anything_is_built(root: Path) -> None:
+    (root / "sites" / "mine.py").write_text(WORKLOAD + NETWORKS)
+    (root / "strategies" / "gentle.py").write_text(CUTTING)
+    words = ("model.width=5", "stream.fragments=6")
+    assert "the largest network has 5 modules" in refusal(*words)
+    assert refusal(*words).endswith("set stream.fragments=5 or less")
+    assert load_run("model.width=5", "stream.fragments=5").stream.fragments == 5
+
+
+def test_a_model_that_must_read_its_own_values_is_left_to_the_sites(root: Path) -> None:
+    text = NETWORKS.replace("layers =", "torch.ones(1).item()\n        layers =")
+    (root / "sites" / "mine.py").write_text(WORKLOAD + text)
+    (root / "strategies" / "gentle.py").write_text(CUTTING)
+    assert load_run("model.width=5", "stream.fragments=6").stream.fragments == 6
 
 
 def test_a_package_that_hides_the_apps_own_is_named(

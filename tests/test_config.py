@@ -18,6 +18,7 @@ from fedwan.config import (
     InnerConfig,
     LinkConfig,
     OuterConfig,
+    StreamConfig,
     dump,
     from_json,
     load,
@@ -92,6 +93,10 @@ def test_an_unknown_key_in_a_file_is_refused_alike(tmp_path: Path) -> None:
         ("steps=2.5", "steps = 2.5 is not a whole number"),
         ("steps=", "steps has no value; give a whole number, like 20"),
         ("steps=true", "steps = True is not a whole number"),
+        ("stream.tau=", "stream.tau has no value; give a whole number, like 20"),
+        ("stream.tau=some", "stream.tau = 'some' is not a whole number; give one, like 20"),
+        ("stream.tau=2.5", "stream.tau = 2.5 is not a whole number"),
+        ("stream.alpha=true", "stream.alpha = True is not a number; give one, like 0.5"),
         ("link.loss=[1]", "link.loss = [1] is not a number"),
         ("outer.generator.lr=high", "outer.generator.lr = 'high' is not a number"),
         ("site_names=a,b", "write it like [paris,rome]"),
@@ -106,6 +111,14 @@ def test_an_unknown_key_in_a_file_is_refused_alike(tmp_path: Path) -> None:
 )
 def test_a_value_of_the_wrong_type_is_named_with_its_key(word: str, says: str) -> None:
     assert says in refusal(word)
+
+
+def test_zero_is_a_value_and_null_leaves_a_setting_open(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("stream:\n  tau: 3\n  alpha: 0\n")
+    assert load(path, []).stream == StreamConfig(tau=3, alpha=0.0)
+    assert load(path, ["stream.tau=null"]).stream == StreamConfig(tau=None, alpha=0.0)
+    assert load(path, ["stream.tau=0"]).stream == StreamConfig(tau=0, alpha=0.0)
 
 
 def test_text_is_taken_as_it_was_typed() -> None:
@@ -142,6 +155,8 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
         (["link.heartbeat_s=0"], "link.heartbeat_s = 0.0"),
         (["round.quorum=5"], "round.quorum = 5 is out of range; choose 0 to sites"),
         (["checkpoint.every=-1"], "checkpoint.every = -1"),
+        (["stream.tau=-1"], "stream.tau = -1 is out of range; choose 0 or more"),
+        (["stream.alpha=1"], "stream.alpha = 1.0 is out of range; choose 0 or more and less"),
         (["inner.g.beta1=1"], "inner.g.beta1 = 1.0"),
         (["inner.g.lr=0"], "inner.g.lr = 0.0 is out of range; choose more than 0"),
         (["outer.g.lr=inf"], "outer.g.lr = inf"),
@@ -198,6 +213,11 @@ configs = st.builds(
     inner=st.dictionaries(network, st.builds(InnerConfig, lr=positive), max_size=3),
     outer=st.dictionaries(
         network, st.builds(OuterConfig, lr=positive, momentum=st.floats(0, 0.999)), max_size=3
+    ),
+    stream=st.builds(
+        StreamConfig,
+        tau=st.one_of(st.none(), st.integers(0, 10**6)),
+        alpha=st.one_of(st.none(), st.floats(0, 0.999)),
     ),
     link=st.builds(LinkConfig, rate_mbit=positive, address=st.sampled_from(["", "a.b:1"])),
 )

@@ -36,6 +36,9 @@ SUMMARY_KEYS = {
     "contributions",
     "rejected",
     "rejoins",
+    "late",
+    "dropped",
+    "staleness",
     "quality",
     "global_sha256",
 }

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 
-from fedwan.config import Config, OuterConfig, StreamConfig
+from fedwan.config import Config, OuterConfig, RoundConfig, StreamConfig
 from fedwan.errors import ConfigError
+from fedwan.overlap import Overlap
 from fedwan.recipes import (
+    fill_arrival,
+    fill_barrier,
     fill_outer,
     fill_schedule,
     fill_stream,
     fragmentation,
+    overlap,
     refuse_h,
     refuse_outer,
     refuse_stream,
@@ -103,6 +109,24 @@ def test_a_stream_gets_what_was_left_open_and_keeps_what_was_not() -> None:
     assert config.stream == StreamConfig(4, "strided", 7, 0.5)
 
 
+def test_no_overlap_and_no_share_can_be_asked_for_and_stay_asked_for() -> None:
+    for asked, found in (
+        ({"alpha": 0.0}, StreamConfig(4, "strided", 5, 0.0)),
+        ({"tau": 0}, StreamConfig(4, "strided", 0, 0.0)),
+        ({"tau": 0, "alpha": 0.0}, StreamConfig(4, "strided", 0, 0.0)),
+    ):
+        config = stream_config(**asked)
+        for _ in "12":
+            fill_stream(config, fragments=4, tau=5, alpha=0.5)
+            assert config.stream == found
+        assert overlap(config) == Overlap(found.tau or 0, 0.0)
+
+
+def test_a_share_without_effect_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"stream.alpha=0.3 has no effect with stream.tau=0"):
+        fill_stream(stream_config(tau=0, alpha=0.3), fragments=4, tau=5, alpha=0.5)
+
+
 def test_a_streams_defaults_fit_a_short_round() -> None:
     config = stream_config()
     config.h = 2
@@ -130,6 +154,11 @@ def test_stream_settings_are_refused_where_nothing_streams() -> None:
     with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: strategy 'diloco'"):
         refuse_stream(config)
     refuse_stream(Config())
+    for key in ("alpha", "tau"):
+        zero = stream_config(**{key: 0})
+        zero.strategy = "diloco"
+        with pytest.raises(ConfigError, match=rf"stream.{key}=0 has no effect"):
+            refuse_stream(zero)
 
 
 def test_the_cut_is_the_one_asked_for() -> None:
@@ -139,3 +168,36 @@ def test_the_cut_is_the_one_asked_for() -> None:
         fragments = fragmentation(config)(layout)
         assert list(fragments[0].layout) == [f"net/{i}.weight" for i in first]
         assert [f.offset for f in fragments] == [0, 5]
+
+
+def test_a_barrier_s_settings_without_effect_are_refused_with_what_would_give_them_one() -> None:
+    for key, value in (("grace", 3.0), ("max_staleness", 2)):
+        config = Config(strategy="diloco", steps=100, h=20)
+        setattr(config.round, key, value)
+        with pytest.raises(ConfigError) as raised:
+            fill_barrier(config)
+        assert message(raised).endswith("waits for all 4 sites; set round.quorum=3")
+        config.round.quorum = 3
+        fill_barrier(config)
+
+
+def test_a_warm_up_is_refused_where_all_rounds_wait() -> None:
+    config = Config(strategy="diloco", steps=100, h=20, round=RoundConfig(warmup=3))
+    with pytest.raises(ConfigError, match="round.warmup=3 has no effect.*strategy=async_diloco"):
+        fill_barrier(config)
+
+
+@pytest.mark.parametrize("fill", [fill_barrier, partial(fill_arrival, warmup=0, least_steps=1)])
+def test_a_least_above_h_is_refused(fill: Callable[[Config], None]) -> None:
+    config = Config(strategy="diloco", steps=100, h=20, round=RoundConfig(least_steps=21))
+    with pytest.raises(ConfigError, match="least_steps=21 is above h=20.*least_steps=20 or less"):
+        fill(config)
+
+
+def test_on_arrival_two_sites_must_be_live_unless_the_user_says_otherwise() -> None:
+    for sites, asked, quorum in ((4, 0, 2), (1, 0, 1), (4, 1, 1), (4, 3, 3)):
+        config = Config(sites=sites, h=20, round=RoundConfig(quorum=asked))
+        fill_arrival(config, warmup=5, least_steps=1)
+        rounds = config.round
+        assert (rounds.quorum, rounds.warmup, rounds.least_steps) == (quorum, 5, 1)
+        assert rounds.max_staleness == 4 * sites

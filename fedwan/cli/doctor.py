@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedwan._config_checks import check_address
+from fedwan.cli.run import Words
+from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
+from fedwan.names import nearest
 
 if TYPE_CHECKING:
     from fedwan.link.advice import Advice
@@ -20,9 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "link"]
 
+CHANNELS = 8
+KEYS = ("link.congestion", "link.pace_mbit", "link.channels")
 MOST_CHANNELS = 16
 MOST_SECONDS = 10.0
-"""As `fedwan.link.probe` has them, which is loaded only when it is needed."""
+PACED_CHANNELS = 1
+"""As `fedwan.link.probe` and `stripes` have them, which are loaded only when they are needed."""
 
 app = typer.Typer(
     name="doctor",
@@ -50,7 +56,24 @@ def link(
             "--identity", metavar="DIR", help="The site's identity folder.", show_default=False
         ),
     ],
-    channels: Annotated[int, typer.Option("--channels", help="Channels of the second try.")] = 8,
+    words: Words = None,
+    config_path: Annotated[
+        Path | None,
+        typer.Option(
+            "--config",
+            metavar="CONFIG.yaml",
+            help="The run's: measure with its link.congestion, link.pace_mbit, link.channels.",
+            show_default=False,
+        ),
+    ] = None,
+    channels: Annotated[
+        int | None,
+        typer.Option(
+            "--channels",
+            help="Channels of the second try; 8, or as many as a site has that keeps a pace.",
+            show_default=False,
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Of each of the four tries.")] = 3.0,
     rate: Annotated[
         float, typer.Option("--rate", metavar="MBIT", help="What the path should carry, if known.")
@@ -62,10 +85,17 @@ def link(
 ) -> None:
     """Measure the link from this site to the coordinator, and say what would speed it up.
 
+    It measures as the run's file or words such as link.congestion=cubic link.pace_mbit=97 say.
+
     The coordinator must be running. A run that is going on is slowed for some seconds, and makes
     the link look slower than it is.
     """
     check_address("HOST:PORT", address)
+    settings = _link_settings(config_path, words or [])
+    if channels is None:
+        channels = min(settings.channels, MOST_CHANNELS) or (
+            PACED_CHANNELS if settings.pace_mbit else CHANNELS
+        )
     _check("--channels", channels, 1, MOST_CHANNELS)
     _check("--seconds", seconds, 0.5, MOST_SECONDS)
     _check("--rate", rate, 0, 1e6)
@@ -77,7 +107,10 @@ def link(
     from fedwan.link.measure import measure
     from fedwan.link.tls import Identity
 
-    found = measure(address, Identity.load(identity), channels, seconds)
+    found = measure(
+        *(address, Identity.load(identity), channels, seconds),
+        *(settings.congestion, settings.pace_mbit),
+    )
     advice = advise(found, rate)
     for line in _lines(found, advice):
         typer.echo(line)
@@ -87,6 +120,22 @@ def link(
             json_path.write_text(json.dumps(figures, indent=2) + "\n")
 
 
+def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
+    """A run's link, as far as a file and words say.
+
+    Raises:
+        ConfigError: see `fedwan.config.load`; or a word says what no measurement heeds.
+    """
+    for word in words:
+        key, equals, _ = word.partition("=")
+        if equals and key not in KEYS:
+            raise ConfigError(
+                f"{word!r} has no effect on a measurement, which heeds {', '.join(KEYS)}"
+                f"{nearest(key, KEYS)}"
+            )
+    return load(path, words).link
+
+
 def _check(name: str, value: float, least: float, most: float) -> None:
     if not least <= value <= most:
         raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
@@ -94,8 +143,9 @@ def _check(name: str, value: float, least: float, most: float) -> None:
 
 def _lines(found: Measurement, advice: Advice | None) -> list[str]:
     loaded_ms = max(found.up.rtt_ms, found.down.rtt_ms)
+    pace = f", up at {found.pace_mbit:g} Mbit/s at most" if found.pace_mbit else ""
     rows = [
-        ("link", f"{found.site} to {found.address}"),
+        ("link", f"{found.site} to {found.address}{pace}"),
         ("round trip", f"{found.rtt_ms:.1f} ms, {loaded_ms:.1f} ms under load"),
         ("up", _way(found.up, found.channels)),
         ("down", _way(found.down, found.channels)),

@@ -156,7 +156,6 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     """The real workload's tensors; its steps and the codecs will be timed."""
     from fedwan.app import load_workload, resolve_workload
     from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
-    from fedwan.planner.candidates import CODECS
     from fedwan.planner.question import Question
 
     run = resolve_workload(run_config(config))
@@ -173,11 +172,10 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     )
 
     def calibrate(question: Question) -> Question:
-        names = {name for pair in CODECS for name in pair} | {run.codec.up, run.codec.down}
         return replace(
             question,
             step_s=config.step_s or step_seconds(run, workload),
-            costs=coding_costs(sorted(names), question.layout),
+            costs=coding_costs(question.layout),
         )
 
     return question, calibrate

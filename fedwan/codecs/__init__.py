@@ -11,6 +11,7 @@ from fedwan.codecs.int8 import int8
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
 from fedwan.errors import ConfigError
+from fedwan.names import nearest
 
 __all__ = [
     "Coded",
@@ -37,5 +38,6 @@ def codec_by_name(name: str) -> Codec:
     """
     codecs = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), topk2())}
     if name not in codecs:
-        raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}")
+        near = nearest(name, codecs)
+        raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}{near}")
     return codecs[name]

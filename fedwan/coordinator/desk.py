@@ -41,6 +41,7 @@ class Desk:
         fragments: the strategy's, by layout.
         on_event: called for what a user should see in the log.
         chunk_bytes: of downloads.
+        max_staleness: versions by which a contribution may be late and still be taken in.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Desk:
         fragments: Fragmentation,
         on_event: Event,
         chunk_bytes: int,
+        max_staleness: int = 0,
     ) -> None:
         self.changed = threading.Condition()
         self.registry = registry
@@ -58,11 +60,15 @@ class Desk:
         self.reports: SimpleQueue[tuple[str, wire.QualityReport]] = SimpleQueue()
         self.farewells: dict[str, wire.Farewell] = {}
         self.rejected = 0
+        self.dropped = 0
+        """Contributions that came too late to be merged."""
         self.rejoins = 0
         self.layout: Layout = {}
         self.frozen_sha256 = ""
         self.initial_sha256 = ""
         self._run_id = run_id
+        self._max_staleness = max_staleness
+        self._is_complete = False
         self._fragments = fragments
         self._event = on_event
         self._num_fragments = 0
@@ -202,6 +208,8 @@ class Desk:
             self._check_key(key)
             settled = self._settled(key)
             if settled is not None:
+                if settled.status == wire.Receipt.STALE and not self.stop_text:
+                    self.dropped += 1
                 return settled
             try:
                 if key.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
@@ -283,8 +291,11 @@ class Desk:
         if key.kind == wire.UploadHeader.INITIAL:
             return wire.Receipt(status=wire.Receipt.ACCEPTED) if self.outbox.model else None
         present = self.outbox.versions[key.fragment] if self.outbox.versions else 0
+        if self._max_staleness and self.outbox.is_merged(key.fragment, key.site, key.version):
+            return wire.Receipt(status=wire.Receipt.ACCEPTED)
         # A site that took the global weights may be ahead of the update that leads to them.
-        if key.version not in (present, present + 1) or self.stop_text:
+        is_wanted = present - self._max_staleness <= key.version <= present + 1
+        if not is_wanted or self.stop_text:
             text = f"version {key.version} is not wanted, the present one is {present}"
             return wire.Receipt(status=wire.Receipt.STALE, text=text)
         return None
@@ -312,10 +323,16 @@ class Desk:
 
     # For the round loop --------------------------------------------------------------------
 
-    def set_model(self, model: GlobalModel) -> None:
-        """The global weights are here: contributions can be taken."""
+    def set_model(self, model: GlobalModel, keeps_updates: bool = False) -> None:
+        """The global weights are here: contributions can be taken.
+
+        Args:
+            model: the global model.
+            keeps_updates: past updates stay out, as many as weigh what the weights do, for sites
+                that are at different versions.
+        """
         with self.changed:
-            self.outbox.open(model)
+            self.outbox.open(model, model.num_bytes() if keeps_updates else 0)
             self._set_layout(model.layout)
             self.changed.notify_all()
 
@@ -339,19 +356,31 @@ class Desk:
         with self.changed:
             self.outbox.withdraw(fragment)
 
-    def publish(self, fragment: int, version: int, payload: Payload) -> None:
-        """Hand an update out, and drop the contributions that made it."""
+    def publish(
+        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """Hand an update out, drop the contributions that made it, and those too late for the next.
+
+        Args:
+            fragment: which.
+            version: that the update leads to.
+            payload: the update.
+            merged: sites whose contributions are in it, each with the version that it started from.
+        """
         with self.changed:
-            self.outbox.publish(fragment, version, payload)
-            self.intake.forget(fragment, version - 1)
+            self.outbox.publish(fragment, version, payload, merged)
+            for site, start in merged:
+                self.intake.drop(Key(wire.UploadHeader.CONTRIBUTION, fragment, start, site))
+            self.dropped += self.intake.forget(fragment, version - 1 - self._max_staleness)
             self.changed.notify_all()
 
-    def finish(self, text: str) -> None:
-        """Tell every site that the run is over."""
+    def finish(self, text: str, is_complete: bool = False) -> None:
+        """Tell every site that the run is over, and whether it has done what it was to do."""
         with self.changed:
             self.stop_text = self.stop_text or text
+            self._is_complete = self._is_complete or is_complete
             for name in self.registry.sites:
-                self.registry.tell(name, wire.CoordinatorSignal.STOP, text)
+                self.registry.tell(name, wire.CoordinatorSignal.STOP, text, self._is_complete)
             self.changed.notify_all()
 
 

@@ -145,12 +145,32 @@ class Intake:
         """The contribution under a key, if it is whole."""
         return self._ready.get(key)
 
-    def forget(self, fragment: int, up_to_version: int) -> None:
-        """Drop everything of a fragment up to and including a version, and the disk it took."""
+    def whole(self, fragment: int) -> list[tuple[Key, Contribution]]:
+        """A fragment's contributions that are ready, in the order in which they became whole."""
+        return [
+            (key, contribution)
+            for key, contribution in self._ready.items()
+            if key.kind == wire.UploadHeader.CONTRIBUTION and key.fragment == fragment
+        ]
+
+    def drop(self, key: Key) -> None:
+        """Forget one contribution, and the disk it took."""
+        contribution = self._ready.pop(key, None)
+        if contribution is not None:
+            contribution.reception.close()
+
+    def forget(self, fragment: int, up_to_version: int) -> int:
+        """Drop everything of a fragment up to and including a version, and the disk it took.
+
+        Returns:
+            How many contributions were whole among them.
+        """
         for key in [k for k in self._open if self._is_past(k, fragment, up_to_version)]:
             self._open.pop(key).close()
-        for key in [k for k in self._ready if self._is_past(k, fragment, up_to_version)]:
+        past = [k for k in self._ready if self._is_past(k, fragment, up_to_version)]
+        for key in past:
             self._ready.pop(key).reception.close()
+        return sum(key.kind == wire.UploadHeader.CONTRIBUTION for key in past)
 
     @staticmethod
     def _is_past(key: Key, fragment: int, version: int) -> bool:

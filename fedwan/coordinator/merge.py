@@ -13,6 +13,8 @@ is a square times a weight, so that nothing cancels and the result is never belo
 count in units of the first one: contributions of equal weight are summed without any rounding of
 weights, and a single contribution is returned as it is.
 
+Late contributions are scaled: their parameters' deltas by s_i, while their weight w_i stays in W.
+
 Memory: one accumulator of the fragment's size, however many sites there are, and copies of the
 running means and variances of the contribution at hand, which are small. Its parameters are added
 from their coded form, so that no decoded copy of them exists.
@@ -47,19 +49,36 @@ class Merger:
         self._sums: State = {}
         self._unit = 0.0
         self._total = 0.0
+        self._stats_total = 0.0
+        """As `_total`, with the weight of statistics that were kept."""
 
     @property
     def total_weight(self) -> float:
         """Sum of the weights so far."""
         return self._total * self._unit
 
-    def add(self, tensors: Iterable[tuple[str, Coded]], weight: float) -> None:
+    def keep(self, state: State, weight: float) -> None:
+        """Let present running statistics take part, where one contribution must not replace them.
+
+        Args:
+            state: the global state; no copies of its parameters are made.
+            weight: above 0, in units of an ordinary contribution's.
+        """
+        assert not self._total, "statistics are kept before contributions are added"
+        self._unit = 1.0
+        for name, spec in self._layout.items():
+            if spec.role in (Role.MEAN, Role.VARIANCE):
+                self._sums[name] = state[name].to(torch.float32) * weight
+        self._stats_total = weight
+
+    def add(self, tensors: Iterable[tuple[str, Coded]], weight: float, scale: float = 1.0) -> None:
         """Add one checked contribution.
 
         Args:
             tensors: see `Codec.read_each`, all of the layout; taken one at a time, and free to
                 change once the next one is taken.
             weight: above 0, e.g. samples over nominal samples (1 for an ordinary contribution).
+            scale: of the parameters' deltas, above 0; running statistics are not scaled.
         """
         assert weight > 0, f"weight {weight} of a contribution"
         self._unit = self._unit or weight
@@ -76,28 +95,31 @@ class Merger:
             elif role is Role.MEAN:
                 means[name] = coded.tensor().to(torch.float32, copy=True)
             elif self._total:
-                coded.add_to(self._sums[name], share)
+                coded.add_to(self._sums[name], share * scale)
             else:
                 self._sums[name] = torch.empty(self._layout[name].shape)
                 coded.write_to(self._sums[name])
+                if share * scale != 1.0:
+                    self._sums[name].mul_(share * scale)
         # Variances before means: they need the mean of those that came before.
         for name, value in variances.items():
             self._pool(name, value, means.get(_mean_of_variance(name)), share)
         for name, value in means.items():
             self._accumulate(name, value, share)
         self._total += share
+        self._stats_total += share
 
     def _accumulate(self, name: str, value: Tensor, share: float) -> None:
-        if self._total:
+        if self._stats_total:
             self._sums[name].add_(value, alpha=share)
         else:
             self._sums[name] = value
 
     def _pool(self, name: str, value: Tensor, mean: Tensor | None, share: float) -> None:
         """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""
-        if self._total and mean is not None:
-            distance = mean - self._sums[_mean_of_variance(name)] / self._total
-            between = self._total / (self._total + share)
+        if self._stats_total and mean is not None:
+            distance = mean - self._sums[_mean_of_variance(name)] / self._stats_total
+            between = self._stats_total / (self._stats_total + share)
             value = torch.add(value, distance.square(), alpha=between)
         self._accumulate(name, value, share)
 
@@ -109,7 +131,9 @@ class Merger:
         assert self._total > 0, "nothing was merged"
         merged, self._sums = self._sums, {}
         for name, value in merged.items():
-            if self._layout[name].role is not Role.COUNTER and self._total != 1.0:
-                value.div_(self._total)
-        self._unit = self._total = 0.0
+            role = self._layout[name].role
+            total = self._total if role is Role.PARAMETER else self._stats_total
+            if role is not Role.COUNTER and total != 1.0:
+                value.div_(total)
+        self._unit = self._total = self._stats_total = 0.0
         return {name: merged[name] for name in self._layout}

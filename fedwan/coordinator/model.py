@@ -70,18 +70,19 @@ class GlobalModel:
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
 
-    def commit(self, fragment: Fragment, merged: State, samples: int) -> Payload:
+    def commit(self, fragment: Fragment, merged: State, samples: int, times: int = 1) -> Payload:
         """One outer update: all of the fragment's tensors, of every network, or none.
 
         Args:
             fragment: whose turn it is.
             merged: see `Merger.take`; emptied on the way.
             samples: over all sites since the fragment's last update.
+            times: see `ServerStep.propose`.
 
         Returns:
             The update as every site will get it.
         """
-        proposal = self._server_step.propose(merged)
+        proposal = self._server_step.propose(merged, times)
         payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
         # What the sites decode, which for a lossy codec is not what was proposed.
         update = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from fedwan.codecs import Payload
 from fedwan.coordinator.model import GlobalModel
@@ -48,9 +48,16 @@ class Outbox:
         self.versions: list[int] = []
         """Per fragment, what sites can have: the model itself is ahead while it is committed."""
         self.durable_version = 0
-        self._updates: dict[int, tuple[int, Payload]] = {}
+        self.steps: Mapping[str, int] = {}
+        """By site, steps to take until its next upload; absent for the strategy's H."""
+        self._keep_bytes = 0
+        self._updates: dict[int, dict[int, Payload]] = {}
+        """By fragment and version, in the order of versions."""
         self._arrived: dict[int, set[str]] = {}
         """Sites that are known to hold the update that is out, by fragment."""
+        self._merged: dict[tuple[int, str], tuple[int, int]] = {}
+        """By fragment and site, the version that its latest merged contribution started from, and
+        the one that it became part of."""
         self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
 
     # With the lock held ---------------------------------------------------------------------
@@ -60,25 +67,58 @@ class Outbox:
         """What every fragment has reached."""
         return min(self.versions, default=0)
 
-    def open(self, model: GlobalModel) -> None:
-        """The global weights are here."""
+    def open(self, model: GlobalModel, keep_bytes: int = 0) -> None:
+        """The global weights are here.
+
+        Args:
+            model: the global model.
+            keep_bytes: of each fragment, past updates are kept up to so many bytes, for sites that
+                fetch one after the other; the newest is kept in any case.
+        """
         self.model = model
         self.versions = list(model.versions)
+        self._keep_bytes = keep_bytes
 
-    def publish(self, fragment: int, version: int, payload: Payload) -> None:
-        """Hand an update out."""
-        self._updates[fragment] = (version, payload)
+    def publish(
+        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
+    ) -> None:
+        """Hand an update out.
+
+        Args:
+            fragment: which.
+            version: that it leads to.
+            payload: the update.
+            merged: sites whose contributions are in it, each with the version that it started from.
+        """
+        updates = self._updates.setdefault(fragment, {})
+        updates[version] = payload
+        while len(updates) > 1 and sum(u.num_bytes for u in updates.values()) > self._keep_bytes:
+            del updates[next(iter(updates))]
         self.versions[fragment] = version
         self._arrived[fragment] = set()
+        for site, start in merged:
+            self._merged[fragment, site] = max((start, version), self._merged_of(fragment, site))
+
+    def is_merged(self, fragment: int, site: str, version: int) -> bool:
+        """Whether a site's contribution to a version, or to a later one, has been merged."""
+        start, into = self._merged_of(fragment, site)
+        return into > 0 and start >= version
+
+    def _merged_of(self, fragment: int, site: str) -> tuple[int, int]:
+        return self._merged.get((fragment, site), (0, 0))
 
     def withdraw(self, fragment: int) -> None:
-        """Drop the update that is out; a site that still wants it takes the global weights."""
-        self._updates.pop(fragment, None)
-        self._snapshots.clear()
+        """Drop the update that is out; a site that still wants it takes the global weights.
+
+        Where past updates are kept, nothing is dropped: sites are at different versions.
+        """
+        if not self._keep_bytes:
+            self._updates.pop(fragment, None)
+            self._snapshots.clear()
 
     def note_arrived(self, fragment: int, version: int, site: str, sites: Collection[str]) -> None:
         """Who contributes to a version has its update: once all do, its memory is free to go."""
-        if self._updates.get(fragment, (-1, None))[0] == version:
+        if not self._keep_bytes and version in self._updates.get(fragment, {}):
             arrived = self._arrived.setdefault(fragment, set())
             arrived.add(site)
             if arrived.issuperset(sites):
@@ -93,7 +133,7 @@ class Outbox:
             PayloadError: it names nothing that this run has.
         """
         if request.kind == wire.DownloadRequest.UPDATE:
-            return self._update(request)
+            return self._update(site, request)
         if request.kind in _SNAPSHOTS:
             return self._snapshot(site, request)
         raise PayloadError(
@@ -101,23 +141,35 @@ class Outbox:
             "start site and coordinator from the same app"
         )
 
-    def _update(self, request: wire.DownloadRequest) -> Delivery:
+    def _update(self, site: str, request: wire.DownloadRequest) -> Delivery:
         deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)  # in this order for NaN
         with self._changed:
             while True:
-                version, payload = self._updates.get(request.fragment, (0, None))
-                if payload is not None and version == request.version:
-                    return self._ready((version,), payload)
+                payload = self._updates.get(request.fragment, {}).get(request.version)
+                if payload is not None:
+                    delivery = self._ready((request.version,), payload)
+                    self._address(delivery.header, site, request.fragment)
+                    return delivery
                 present = self.versions[request.fragment] if self.versions else 0
                 if present >= request.version:
-                    status = wire.DownloadHeader.SUPERSEDED
-                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
+                    return self._without(wire.DownloadHeader.SUPERSEDED, site, request.fragment)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or self._is_over():
                     over = wire.DownloadHeader.DONE
                     status = over if self._is_over() else wire.DownloadHeader.NOT_YET
-                    return Delivery(wire.DownloadHeader(status=status, version=present), None)
+                    return self._without(status, site, request.fragment)
                 self._changed.wait(remaining)
+
+    def _without(self, status: wire.DownloadHeader.Status, site: str, fragment: int) -> Delivery:
+        present = self.versions[fragment] if self.versions else 0
+        header = wire.DownloadHeader(status=status, version=present)
+        self._address(header, site, fragment)
+        return Delivery(header, None)
+
+    def _address(self, header: wire.DownloadHeader, site: str, fragment: int) -> None:
+        """Say what holds for this site alone."""
+        header.merged_from, header.merged_into = self._merged_of(fragment, site)
+        header.steps = self.steps.get(site, 0)
 
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
         key = (site, request.kind)
@@ -131,7 +183,10 @@ class Outbox:
             with self._changed:
                 self._snapshots[key] = kept
         payload, versions = kept
-        return self._ready(versions, payload)
+        delivery = self._ready(versions, payload)
+        with self._changed:
+            self._address(delivery.header, site, 0)
+        return delivery
 
     def _ready(self, versions: _Versions, payload: Payload) -> Delivery:
         header = wire.DownloadHeader(

@@ -1,23 +1,69 @@
-"""When a round closes: a pure function of what has arrived and how long it took."""
+"""When contributions become an update: pure functions of what has arrived, and when.
+
+Two kinds of rounds. A barrier waits for every site; `grace` ends the wait of rounds that a quorum
+has reached at median + k · MAD of past rounds (fixed deadlines are wrong both ways: too short for a
+slow link, too long for a fast one), and what comes later is merged into a later version or dropped.
+On arrival, every contribution makes a version of its own, and nobody waits for anybody.
+
+Fewer sites than the quorum never go on by themselves: the round pauses, and after `patience_s` the
+run stops.
+"""
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["RoundPolicy", "Verdict", "barrier"]
+__all__ = ["RoundPolicy", "Verdict", "barrier", "on_arrival"]
 
 Verdict = Literal["wait", "close", "stop"]
 
+LEAST_ROUNDS = 5
+"""Past rounds without which no deadline is set."""
+LEAST_SPREAD = 0.05
+"""Of the median: a deviation below it is taken for this much, lest a hiccup miss the deadline."""
+MAD_TO_SIGMA = 1.4826
+"""What makes a median absolute deviation comparable with a standard deviation."""
+
 
 class RoundPolicy(NamedTuple):
-    """Waits for all sites; after `patience_s` a quorum will do, and below it the run stops."""
+    """When a round closes, and what becomes of contributions that come too late for theirs."""
 
     num_sites: int
     quorum: int
+    """Fewest sites that a round may close with; on arrival, fewest that must be live."""
     patience_s: float
+    """How long to wait for missing sites before a round closes with a quorum, or the run stops."""
+    grace: float = 0.0
+    """k of the deadline median + k · 1.4826 MAD; 0 sets none before `patience_s`."""
+    max_staleness: int = 0
+    """Versions by which a contribution may be late and still be merged; those later are dropped."""
+    discount: float = 0.0
+    """p in (1 + staleness)^-p, by which a late contribution's parameters are scaled."""
+    arrivals_from: int | None = None
+    """Version from which every contribution makes a version of its own; None for never."""
 
-    def decide(self, num_arrived: int, elapsed_s: float) -> Verdict:
+    def is_on_arrival(self, version: int) -> bool:
+        """Whether the update after `version` is made of one contribution."""
+        return self.arrivals_from is not None and version >= self.arrivals_from
+
+    def decide(
+        self,
+        num_arrived: int,
+        elapsed_s: float,
+        past_s: Sequence[float] = (),
+        version: int = 0,
+        num_live: int | None = None,
+    ) -> Verdict:
         """What to do `elapsed_s` seconds after the round's first contribution could have come.
+
+        Args:
+            num_arrived: sites whose contribution to `version` is here.
+            elapsed_s: of this round.
+            past_s: of past rounds, when the last contribution came that was in time.
+            version: that the round's contributions started from.
+            num_live: sites that are there; all of them if not given.
 
         >>> barrier(4, quorum=3, patience_s=60).decide(3, 59.0)
         'wait'
@@ -25,14 +71,72 @@ class RoundPolicy(NamedTuple):
         'close'
         >>> barrier(4, quorum=3, patience_s=60).decide(2, 60.0)
         'stop'
+        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.4, [9, 10, 10, 10, 11])
+        'wait'
+        >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.5, [9, 10, 10, 10, 11])
+        'close'
+        >>> on_arrival(4, quorum=2).decide(1, 0.0)
+        'close'
+        >>> on_arrival(4, quorum=2).decide(1, 0.0, num_live=1)
+        'wait'
         """
+        if self.is_on_arrival(version):
+            is_enough = num_live is None or num_live >= self.quorum
+            if num_arrived and is_enough:
+                return "close"
+            return "wait" if elapsed_s < self.patience_s else "stop"
         if num_arrived >= self.num_sites:
             return "close"
-        if elapsed_s < self.patience_s:
-            return "wait"
-        return "close" if num_arrived >= self.quorum else "stop"
+        if num_arrived >= self.quorum and elapsed_s >= self.deadline_s(past_s):
+            return "close"
+        return "wait" if elapsed_s < self.patience_s else "stop"
+
+    def deadline_s(self, past_s: Sequence[float]) -> float:
+        """Seconds after which a round closes with a quorum.
+
+        >>> round(barrier(4, quorum=3, grace=3.0).deadline_s([9, 10, 10, 10, 11]), 1)
+        11.5
+        """
+        if not self.grace or len(past_s) < LEAST_ROUNDS:
+            return self.patience_s
+        median = statistics.median(past_s)
+        spread = MAD_TO_SIGMA * statistics.median(abs(s - median) for s in past_s)
+        return min(self.patience_s, median + self.grace * max(spread, LEAST_SPREAD * median))
+
+    def scale(self, staleness: int) -> float:
+        """What a contribution's parameters are multiplied by that is so many versions late.
+
+        >>> on_arrival(4, quorum=2, discount=0.5).scale(3)
+        0.5
+        """
+        return float((1.0 + staleness) ** -self.discount)
 
 
-def barrier(num_sites: int, quorum: int = 0, patience_s: float = 600.0) -> RoundPolicy:
-    """A round needs every site; with `quorum` > 0 it makes do with that many after `patience_s`."""
-    return RoundPolicy(num_sites, quorum or num_sites, patience_s)
+def barrier(
+    num_sites: int,
+    quorum: int = 0,
+    patience_s: float = 600.0,
+    grace: float = 0.0,
+    max_staleness: int = 0,
+) -> RoundPolicy:
+    """A round needs every site; with `quorum` > 0 it makes do with that many after the deadline."""
+    return RoundPolicy(num_sites, quorum or num_sites, patience_s, grace, max_staleness)
+
+
+def on_arrival(
+    num_sites: int,
+    quorum: int,
+    patience_s: float = 600.0,
+    max_staleness: int = 0,
+    discount: float = 0.0,
+    warmup: int = 0,
+) -> RoundPolicy:
+    """Every contribution makes a version of its own, after `warmup` versions behind a barrier."""
+    return RoundPolicy(
+        num_sites,
+        quorum,
+        patience_s,
+        max_staleness=max_staleness,
+        discount=discount,
+        arrivals_from=warmup,
+    )

@@ -138,9 +138,15 @@ class Registry:
         if site is not None and site.session == session:
             site.heard_s = min(site.heard_s, self._clock() - self._silence_s * 0.6)
 
-    def tell(self, name: str, kind: wire.CoordinatorSignal.Kind, text: str = "") -> None:
+    def tell(
+        self,
+        name: str,
+        kind: wire.CoordinatorSignal.Kind,
+        text: str = "",
+        is_complete: bool = False,
+    ) -> None:
         """Say something to a site, until `settle` says that it was acted on."""
-        signal = wire.CoordinatorSignal(kind=kind, text=text)
+        signal = wire.CoordinatorSignal(kind=kind, text=text, is_complete=is_complete)
         self.sites[name].owed[kind] = signal
         self.sites[name].signals.put(signal)
 

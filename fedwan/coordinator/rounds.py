@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -22,9 +23,10 @@ from typing import Any
 
 from fedwan.codecs import fp32
 from fedwan.coordinator.desk import Desk
-from fedwan.coordinator.intake import Contribution, Key
+from fedwan.coordinator.gathering import Gathering, Merged
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.paces import Paces
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
@@ -36,6 +38,9 @@ __all__ = ["Plan", "Rounds", "Totals"]
 
 TICK_S = 0.5
 """How often the loop looks for lost sites while nothing arrives."""
+
+PAST_ROUNDS = 50
+"""Rounds whose times a deadline is drawn from."""
 
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
@@ -72,6 +77,14 @@ class Totals:
     contributions: int = 0
     rejected: int = 0
     rejoins: int = 0
+    samples: int = 0
+    """Behind all contributions."""
+    late: int = 0
+    """Contributions that were merged into a later version than the one they were made for."""
+    staleness: int = 0
+    """Versions by which contributions were late, summed."""
+    dropped: int = 0
+    """Contributions that came too late to be merged."""
     wall_s: float = 0.0
     untrained: dict[str, Any] = field(default_factory=dict)
     """Quality of version 0."""
@@ -112,8 +125,14 @@ class Rounds:
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
+        self._past_s: dict[int, deque[float]] = {}
+        self._progress_at: dict[int, int] = {0: 0}
+        """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
+        self._paces = Paces(plan.site_names, strategy.h, strategy.least_steps)
         self._tidier = Tidier()
         self._evaluator: str | None = None
+        self._latest: list[str] = []
+        """Sites whose contributions are in the latest update."""
         self._began = time.monotonic()
         self.totals = Totals()
         self.model: GlobalModel | None = None
@@ -128,13 +147,14 @@ class Rounds:
         """
         model = self.model or self._await_initial()
         self.model = model
-        self._desk.set_model(model)
-        while min(model.versions) < self._plan.num_versions:
+        self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
+        while self._progress(model) < self._plan.num_versions:
+            before = self._progress(model)
             for fragment in model.fragments:  # in the order in which the schedule has them due
                 self._round(model, fragment)
-            self._after_version(model)
+            self._after_version(model, before)
         self._final_quality(model)
-        self._desk.finish("the run is complete")
+        self._desk.finish("the run is complete", is_complete=True)
         # A live site on a slow link may still be fetching the last update.
         self._await_farewells(self._plan.patience_s)
         self._check_agreement()
@@ -146,85 +166,90 @@ class Rounds:
         self.model = model
         self.totals = totals
         self._desk.rejected, self._desk.rejoins = totals.rejected, totals.rejoins
+        self._desk.dropped = totals.dropped
         self._desk.initial_sha256 = model.initial_sha256
         self._desk.frozen_sha256 = frozen_sha256
         self._desk.outbox.durable_version = min(model.versions)
-        self._desk.set_model(model)
+        self._progress_at[min(model.versions)] = self._progress(model)
+        self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
+
+    def _progress(self, model: GlobalModel) -> int:
+        """Outer updates so far; where sites keep their own pace, as many as their samples make."""
+        if self._strategy.clock == "versions":
+            return min(model.versions)
+        per_round = self._plan.samples_per_contribution * len(self._plan.site_names)
+        return self.totals.samples // per_round
 
     def _round(self, model: GlobalModel, fragment: Fragment) -> None:
         began = time.monotonic()
         version = model.versions[fragment.index]
         merger = self._mergers.setdefault(fragment.index, Merger(fragment.layout))
-        merged = self._collect(fragment, version, merger)
+        past_s = self._past_s.setdefault(fragment.index, deque(maxlen=PAST_ROUNDS))
+        gathering = Gathering(
+            self._desk,
+            self._strategy.policy,
+            self._strategy.up,
+            merger,
+            self._plan.site_names,
+            self._plan.samples_per_contribution,
+            fragment,
+            version,
+            past_s,
+        )
+        self._gather(model, gathering, version)
+        past_s.append(gathering.last_s)
         self._desk.withdraw_update(fragment.index)
-        samples = sum(c.work.samples for c in merged)
-        payload = model.commit(fragment, merger.take(), samples)
-        self._desk.publish(fragment.index, version + 1, payload)
-        self._record_round(fragment, version + 1, merged, time.monotonic() - began)
+        samples = sum(m.contribution.work.samples for m in gathering.merged)
+        # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
+        is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
+        times = len(self._plan.site_names) if is_warmup else 1
+        payload = model.commit(fragment, merger.take(), samples, times)
+        self.totals.samples += samples
+        self._latest = [merged.contribution.site for merged in gathering.merged]
+        for merged in gathering.merged:
+            self._paces.note(merged.contribution.site, merged.contribution.work)
+        self._desk.outbox.steps = self._paces.steps()
+        self._desk.publish(fragment.index, version + 1, payload, gathering.starts())
+        self._record_round(fragment, version + 1, gathering.merged, time.monotonic() - began)
         self._notice_lost()
         self._take_reports()
 
-    def _collect(self, fragment: Fragment, version: int, merger: Merger) -> list[Contribution]:
-        """Merge in site order as contributions become whole, until the policy closes the round."""
-        began = time.monotonic()
-        waiting = list(self._plan.site_names)
-        merged: list[Contribution] = []
-        paused = False
+    def _gather(self, model: GlobalModel, gathering: Gathering, version: int) -> None:
+        """Merge contributions until the policy closes the round."""
+        is_paused = False
         while True:
-            ready = {n: c for n in waiting if (c := self._ready(fragment, version, n))}
-            verdict = self._strategy.policy.decide(
-                len(merged) + len(ready), time.monotonic() - began
-            )
-            # While waiting, only a site whose predecessors are all merged can be merged.
-            for name in list(waiting):
-                if name not in ready:
-                    if verdict == "wait":
-                        break
-                    continue
-                contribution = ready[name]
-                merger.add(
-                    self._strategy.up.read_each(contribution.payload, fragment.layout),
-                    contribution.work.samples / self._plan.samples_per_contribution,
-                )
-                merged.append(contribution)
-                waiting.remove(name)
-                self._tidier.tidy()
+            verdict = gathering.advance(model.state, self._tidier.tidy)
             if verdict == "close":
-                return merged
+                return
             if verdict == "stop":
-                self._stop(version, waiting)
-            paused = self._idle(fragment, version, waiting, paused)
+                self._stop(version, gathering)
+            is_paused = self._idle(gathering, version, is_paused)
 
-    def _ready(self, fragment: Fragment, version: int, site: str) -> Contribution | None:
-        key = Key(wire.UploadHeader.CONTRIBUTION, fragment.index, version, site)
-        with self._desk.changed:
-            return self._desk.intake.ready(key)
-
-    def _idle(self, fragment: Fragment, version: int, waiting: list[str], paused: bool) -> bool:
+    def _idle(self, gathering: Gathering, version: int, is_paused: bool) -> bool:
         """Wait for the next contribution; notice sites that fell silent."""
         with self._desk.changed:
-            keys = [
-                Key(wire.UploadHeader.CONTRIBUTION, fragment.index, version, n) for n in waiting[:1]
-            ]
-            if not any(self._desk.intake.ready(key) for key in keys):
+            if gathering.is_idle():
                 self._desk.changed.wait(TICK_S)
         self._tidier.tidy()  # many chunks were received meanwhile
         self._notice_lost()
         self._take_reports()
         self._heed_stop()
-        registry = self._desk.registry
         with self._desk.changed:
-            missing = [n for n in waiting if registry.sites[n].joins and not registry.is_live(n)]
-        if missing and not paused:
+            missing = gathering.missing()
+            num_live = len(self._desk.registry.live())
+        if gathering.is_on_arrival and num_live >= self._strategy.policy.quorum:
+            missing = []
+        if missing and not is_paused:
             self._event("paused", None, f"round {version + 1} waits for {', '.join(missing)}")
         return bool(missing)
 
-    def _stop(self, version: int, waiting: list[str]) -> None:
+    def _stop(self, version: int, gathering: Gathering) -> None:
         assert self.model is not None
         self.checkpoint(self.model)
         text = (
             f"round {version + 1} has waited {self._strategy.policy.patience_s:g} s for "
-            f"{', '.join(waiting)} and is below its quorum of {self._strategy.policy.quorum}; "
+            f"{', '.join(gathering.waiting)} and is below its quorum of "
+            f"{self._strategy.policy.quorum}; "
             "bring the sites back and continue with --resume, or set round.quorum"
         )
         self._desk.finish(text)
@@ -310,18 +335,19 @@ class Rounds:
 
     # After each version --------------------------------------------------------------------
 
-    def _after_version(self, model: GlobalModel) -> None:
-        version = min(model.versions)
-        is_last = version == self._plan.num_versions
-        if is_last or (self._plan.eval_every and version % self._plan.eval_every == 0):
+    def _after_version(self, model: GlobalModel, before: int) -> None:
+        now = self._progress(model)
+        self._progress_at[min(model.versions)] = now
+        if now >= self._plan.num_versions or _crosses(self._plan.eval_every, before, now):
             self._ask_quality()
-        if version % self._plan.checkpoint_every == 0:
+        if _crosses(self._plan.checkpoint_every, before, now):
             self.checkpoint(model)
 
     def checkpoint(self, model: GlobalModel) -> None:
         """Write everything that a resumed run needs."""
         self.totals.rejected = self._desk.rejected
         self.totals.rejoins = self._desk.rejoins
+        self.totals.dropped = self._desk.dropped
         totals = asdict(self.totals)
         totals["wall_s"] += time.monotonic() - self._began
         meta = {"totals": totals, "frozen_sha256": self._desk.frozen_sha256}
@@ -333,10 +359,11 @@ class Rounds:
         return self.totals.wall_s + time.monotonic() - self._began
 
     def _ask_quality(self) -> None:
-        """Have the first live site measure the EMA weights."""
+        """Have a live site measure the EMA weights, if possible one that keeps up."""
         with self._desk.changed:
             live = self._desk.registry.live()
-            self._evaluator = live[0] if live else None
+            present = [name for name in self._latest if name in live] or live
+            self._evaluator = present[0] if present else None
             if self._evaluator:
                 self._desk.registry.tell(self._evaluator, wire.CoordinatorSignal.EVALUATE)
 
@@ -355,18 +382,20 @@ class Rounds:
                 self.totals.quality = figures
                 self.totals.quality_version = report.version
                 self._on_samples(report.version, report.samples)
-            step = report.version * self._strategy.h
+            step = self._progress_at.get(report.version, report.version) * self._strategy.h
             self._record(
                 figures | {"kind": "quality", "version": report.version, "step": step, "site": site}
             )
 
     def _record_round(
-        self, fragment: Fragment, version: int, merged: list[Contribution], round_s: float
+        self, fragment: Fragment, version: int, merged: list[Merged], round_s: float
     ) -> None:
-        for contribution in merged:
+        for contribution, _, staleness in merged:
             work = contribution.work
             self.totals.add_work(work)
             self.totals.contributions += 1
+            self.totals.late += staleness > 0
+            self.totals.staleness += staleness
             self._record(
                 {
                     "kind": "round",
@@ -381,6 +410,7 @@ class Rounds:
                     "bytes_up": work.bytes_up,
                     "bytes_down": work.bytes_down,
                     "norms": contribution.norms,
+                    "staleness": staleness,
                     "round_s": round_s,
                 }
             )
@@ -394,3 +424,8 @@ class Rounds:
 
     def _event(self, event: str, site: str | None, text: str) -> None:
         self._record({"kind": "event", "event": event, "site": site, "text": text})
+
+
+def _crosses(every: int, before: int, now: int) -> bool:
+    """Whether a multiple of `every` lies above `before` and not above `now`; never if it is 0."""
+    return bool(every) and now // every > before // every

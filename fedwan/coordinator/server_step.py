@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedwan.codecs import Coded
+from fedwan.codecs import Coded, plain
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.optim_state import load_optimizer, optimizer_state
@@ -22,14 +22,20 @@ from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
 from fedwan.workloads.optim import build_optimizer, clip
 
-__all__ = ["ServerStep", "mirror_inner", "step_outer"]
+__all__ = ["ServerStep", "mirror_inner", "step_inner", "step_outer"]
 
 
 class ServerStep(Protocol):
     """Turns merged contributions into new global weights."""
 
-    def propose(self, merged: State) -> State:
-        """What to broadcast. Takes its tensors out of `merged`, to free each as it goes."""
+    def propose(self, merged: State, times: int = 1) -> State:
+        """What to broadcast.
+
+        Args:
+            merged: its tensors are taken out, to free each as it goes.
+            times: as how many contributions, one after the other, their mean is to be taken, where
+                the optimiser counts them.
+        """
         ...
 
     def commit(self, update: Mapping[str, Coded]) -> None:
@@ -64,7 +70,7 @@ class _Outer:
             self._state[network] = transform.init({n: model[n] for n in names})
             self._names[network] = _names_by_tensor(self._state[network], names)
 
-    def propose(self, merged: State) -> State:
+    def propose(self, merged: State, times: int = 1) -> State:
         order = list(merged)
         out = {n: merged.pop(n) for n in order if self._layout[n].role is not Role.PARAMETER}
         by_network: dict[str, list[str]] = {network: [] for network in self._transforms}
@@ -74,7 +80,12 @@ class _Outer:
             transform = self._transforms[network]
             groups = [[name] for name in names] if transform.per_tensor else [names]
             for group in groups:
-                out |= self._update(network, transform, {n: merged.pop(n) for n in group})
+                delta = {n: merged.pop(n) for n in group}
+                update = self._update(network, transform, delta)
+                for _ in range(times - 1):
+                    again = self._update(network, transform, delta)
+                    update = {name: value.add_(again[name]) for name, value in update.items()}
+                out |= update
         return {name: out[name] for name in order}
 
     def _update(self, network: str, transform: Transform, delta: State) -> State:
@@ -89,11 +100,7 @@ class _Outer:
         return update
 
     def commit(self, update: Mapping[str, Coded]) -> None:
-        for name, coded in update.items():
-            if self._layout[name].role is Role.PARAMETER:
-                coded.add_to(self._model[name])
-            else:
-                coded.write_to(self._model[name])
+        _move(self._model, self._layout, update)
 
     def state(self) -> State:
         flat: State = {}
@@ -130,7 +137,7 @@ class _Mirror:
             self._params[network] = params
             self._optimizers[network] = build_optimizer(config, list(params.values()))
 
-    def propose(self, merged: State) -> State:
+    def propose(self, merged: State, times: int = 1) -> State:
         return {name: merged.pop(name) for name in list(merged)}
 
     def commit(self, update: Mapping[str, Coded]) -> None:
@@ -157,6 +164,53 @@ class _Mirror:
         for network, optimizer in self._optimizers.items():
             names = list(self._params[network])
             load_optimizer(optimizer, names, select_prefix(network, state))
+
+
+class _Inner:
+    """Gradients go to inner optimisers that the coordinator alone has: a parameter server."""
+
+    def __init__(self, model: State, layout: Layout, inner: Mapping[str, InnerConfig]) -> None:
+        self._model = model
+        self._layout = layout
+        # Steps on copies: what sites decode may differ from what was stepped, and it is this that
+        # moves the global weights.
+        self._params = {
+            name: torch.zeros_like(value)
+            for name, value in model.items()
+            if layout[name].role is Role.PARAMETER
+        }
+        self._mirror = _Mirror(self._params, _parameters_only(layout), inner)
+
+    def propose(self, merged: State, times: int = 1) -> State:
+        order = list(merged)
+        out = {n: merged.pop(n) for n in order if self._layout[n].role is not Role.PARAMETER}
+        for name, value in self._params.items():
+            value.copy_(self._model[name])
+        self._mirror.commit(plain(merged))
+        out |= {name: value - self._model[name] for name, value in self._params.items()}
+        return {name: out[name] for name in order}
+
+    def commit(self, update: Mapping[str, Coded]) -> None:
+        _move(self._model, self._layout, update)
+
+    def state(self) -> State:
+        return self._mirror.state()
+
+    def load_state(self, state: State) -> None:
+        self._mirror.load_state(state)
+
+
+def _move(model: State, layout: Layout, update: Mapping[str, Coded]) -> None:
+    """Parameters += update; everything else is set."""
+    for name, coded in update.items():
+        if layout[name].role is Role.PARAMETER:
+            coded.add_to(model[name])
+        else:
+            coded.write_to(model[name])
+
+
+def _parameters_only(layout: Layout) -> Layout:
+    return {name: spec for name, spec in layout.items() if spec.role is Role.PARAMETER}
 
 
 def _check_networks(layout: Layout, stepped: Iterable[str]) -> None:
@@ -209,3 +263,12 @@ def mirror_inner(inner: Mapping[str, InnerConfig]) -> Callable[[State, Layout], 
     site.
     """
     return lambda model, layout: _Mirror(model, layout, inner)
+
+
+def step_inner(inner: Mapping[str, InnerConfig]) -> Callable[[State, Layout], ServerStep]:
+    """Inner optimisers by network, stepped on every merged gradient: a parameter server.
+
+    What is broadcast is the step itself, so that sites need no optimiser. Costs the optimisers'
+    state and one more copy of the parameters.
+    """
+    return lambda model, layout: _Inner(model, layout, inner)

@@ -130,6 +130,7 @@ def _desk(
         strategy.fragments,
         on_event,
         config.link.chunk_bytes,
+        strategy.policy.max_staleness,
     )
 
 

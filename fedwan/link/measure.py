@@ -94,9 +94,18 @@ class Measurement:
     """The site."""
     there: Machine
     """The coordinator."""
+    pace_mbit: float = 0.0
+    """Of the site, all channels together; 0 for none."""
 
 
-def measure(address: str, identity: Identity, channels: int, seconds: float) -> Measurement:
+def measure(
+    address: str,
+    identity: Identity,
+    channels: int,
+    seconds: float,
+    congestion: str = "auto",
+    pace_mbit: float = 0.0,
+) -> Measurement:
     """Measure the link to a coordinator; takes four times `seconds` and a little.
 
     Args:
@@ -104,6 +113,9 @@ def measure(address: str, identity: Identity, channels: int, seconds: float) -> 
         identity: the site's.
         channels: TCP connections of the second measurement each way.
         seconds: of each measurement.
+        congestion: control of this site's connections, see `fedwan.link.congestion`; what comes
+            down has the coordinator's.
+        pace_mbit: most that they may carry up together; 0 sets no limit.
 
     Raises:
         ConfigError: nothing answers there, or no data plane that can be probed.
@@ -114,7 +126,7 @@ def measure(address: str, identity: Identity, channels: int, seconds: float) -> 
     if complaint := handshake_complaint(address, identity):
         raise IdentityError(complaint)
     request = wire.ProbeRequest(probe=random.getrandbits(64), seconds=seconds)
-    prober = _Prober(address, identity, request)
+    prober = _Prober(address, identity, request, congestion, pace_mbit)
     down_one, down_all = prober.run(1, _down), prober.run(channels, _down)
     up_one, up_all = prober.run(1, _up), prober.run(channels, _up)
     least_ms = [
@@ -131,24 +143,35 @@ def measure(address: str, identity: Identity, channels: int, seconds: float) -> 
         down=_way(down_one, down_all, seconds),
         here=_machine(tcp_settings()),
         there=_machine(up_one[0][2]),
+        pace_mbit=pace_mbit,
     )
 
 
 class _Prober:
     """Runs streams of one probe."""
 
-    def __init__(self, address: str, identity: Identity, request: wire.ProbeRequest) -> None:
+    def __init__(
+        self,
+        address: str,
+        identity: Identity,
+        request: wire.ProbeRequest,
+        congestion: str,
+        pace_mbit: float,
+    ) -> None:
         self._address = address
         self._credentials = identity.grpc_channel_credentials()
         self._request = request
-        self._congestion = Congestion("auto")
+        # Chosen once: a control that this machine refuses is told of once.
+        self._control = Congestion(congestion).name or "system"
+        self._pace_mbit = pace_mbit
 
     def run(
         self, channels: int, stream: Callable[[Stub, wire.ProbeRequest], Stream]
     ) -> list[Stream]:
         """One stream on each of so many new channels, at once."""
+        choice = Congestion(self._control, self._pace_mbit / channels)
         with self._dialled(channels) as stubs, ThreadPoolExecutor(channels) as pool:
-            self._congestion.apply_to_peer(self._address)
+            choice.apply_to_peer(self._address)
             watch = TcpWatch(self._address)
             try:
                 streams = list(pool.map(lambda stub: stream(stub, self._request), stubs))

@@ -131,6 +131,9 @@ class Outputs:
             contributions=totals.contributions,
             rejected=totals.rejected,
             rejoins=totals.rejoins,
+            late=totals.late,
+            dropped=totals.dropped,
+            staleness=totals.staleness / max(1, totals.contributions),
             quality=totals.quality,
             global_sha256=sha256,
         )

@@ -63,6 +63,8 @@ class RoundRecord:
     """From the round's first contribution to its update."""
     fragment: int = 0
     """Which of the strategy's fragments."""
+    staleness: int = 0
+    """Versions by which it came late."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,7 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     kind, t = rest.pop("kind"), float(rest.pop("t"))
     if kind == "round":
         rest.setdefault("fragment", 0)  # earlier versions had one
+        rest.setdefault("staleness", 0)
         return RoundRecord(t, **{name: rest[name] for name in _ROUND_FIELDS})
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)

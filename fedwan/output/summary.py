@@ -46,6 +46,12 @@ class Summary:
     contributions: int
     rejected: int
     rejoins: int
+    late: int
+    """Contributions that were merged into a later version than the one they were made for."""
+    dropped: int
+    """Contributions that came too late to be merged."""
+    staleness: float
+    """Versions between a contribution's start and the update that it is part of, less one; mean."""
     quality: dict[str, Any]
     """Of the EMA weights on held-out real data: `fd`, `fd_floor`, …"""
     global_sha256: str
@@ -139,6 +145,14 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> list[tuple
             f"{summary.rejected} rejected; sites rejoined {summary.rejoins} times",
         )
     )
+    if summary.late or summary.dropped:
+        lines.append(
+            (
+                "staleness",
+                f"{summary.staleness:.1f} versions on average; {summary.late:,} contributions "
+                f"merged late, {summary.dropped:,} dropped",
+            )
+        )
     lines.append(("weights", f"sha256 {summary.global_sha256[:16]}…"))
     lines.append(("samples", f"[cyan]{out / 'samples.png'}[/]"))
     lines.append(("report", f"[cyan]{out / 'report.html'}[/]"))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 
@@ -79,10 +79,11 @@ def step_seconds(config: Config, workload: Workload) -> float:
     return statistics.median(durations)
 
 
-def coding_costs(codecs: Iterable[str], layout: Layout) -> Costs:
-    """What coding a part of this layout takes here, by codec."""
+def coding_costs(layout: Layout) -> Costs:
+    """What coding a part of this layout takes here, for every codec that has a default."""
     sample = _sample(layout)
-    return Costs(codecs={name: coding_speed(codec_by_name(name), sample) for name in codecs})
+    names = Costs().codecs
+    return Costs(codecs={name: coding_speed(codec_by_name(name), sample) for name in names})
 
 
 def coding_speed(codec: Codec, layout: Layout) -> Speed:

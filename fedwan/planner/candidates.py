@@ -4,9 +4,8 @@ Recipes are asked what they are, never known by name: `resolve` and `build` of e
 and refuse as they do for a run. What the user has settled is kept; for the rest
 
     H           10 to 100; 1 where gradients are exchanged
-    codecs      the same both ways; topk2 up with int4 down, but not under an outer momentum, which
-                it does not bear (docs/log.md, "topk2 needs many more than 64 rounds"), nor where
-                updates land late; gradients exactly or in bf16: nothing coarser was tried
+    codecs      the same both ways; a strategy with error feedback its own; gradients exactly or in
+                bf16, since nothing coarser was tried
     fragments   10 where a strategy streams, as the benchmarks have
     τ           left open: `fedwan.planner.predict` finds the shortest that serves
 """
@@ -19,8 +18,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 
 from fedwan.app import load_strategy, strategy_names
-from fedwan.codecs import codec_by_name
-from fedwan.config import Config, OuterConfig, StreamConfig
+from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import most_fragments
 from fedwan.planner.question import ALL, Question
@@ -29,8 +27,8 @@ from fedwan.strategy import Strategy
 __all__ = ["Candidate", "candidates", "with_tau"]
 
 HS = (10, 20, 50, 100)
-CODECS = (("fp32", "fp32"), ("bf16", "bf16"), ("int8", "int8"), ("int4", "int4"), ("topk2", "int4"))
-"""Up and down. float4 has int4's size and takes longer: only where it is asked for."""
+CODECS = ("fp32", "bf16", "int8", "int4")
+"""float4 has int4's size and takes longer: only where it is asked for."""
 GRADIENT_CODECS = ("fp32", "bf16")
 FRAGMENTS = 10
 
@@ -57,6 +55,7 @@ def candidates(question: Question) -> list[Candidate]:
     names = strategy_names() if config.strategy == ALL else [config.strategy]
     found: list[Candidate] = []
     errors: list[ConfigError] = []
+    own_pace: list[str] = []
     for name in names:
         recipe = load_strategy(name)
         plain = _open_config(question, name)
@@ -65,6 +64,9 @@ def candidates(question: Question) -> list[Candidate]:
         except ConfigError as error:
             errors.append(error)
             continue
+        if kind.clock != "versions":
+            own_pace.append(name)
+            continue
         if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
             continue  # it would refuse them, which is no answer to somebody who wants to stream
         for settings in _variants(question, plain, kind):
@@ -72,13 +74,16 @@ def candidates(question: Question) -> list[Candidate]:
                 found.append(_candidate(recipe, settings, question))
             except ConfigError as error:
                 errors.append(error)
-    if not found:
-        raise (
-            errors[0]
-            if errors
-            else ConfigError("no strategy streams, so that stream.* has no effect; leave it out")
+    if found:
+        return found
+    if errors:
+        raise errors[0]
+    if own_pace:
+        raise ConfigError(
+            f"strategy={own_pace[0]} lets sites keep a pace of their own, which a plan cannot "
+            "predict yet; set strategy=diloco, and leave round.least_steps out"
         )
-    return found
+    raise ConfigError("no strategy here streams, so that stream.* has no effect; leave it out")
 
 
 def with_tau(candidate: Candidate, question: Question, tau: int) -> Candidate:
@@ -95,20 +100,17 @@ def _open_config(question: Question, strategy: str) -> Config:
     if not question.settles("outer"):
         config.outer = {}
     config.checkpoint.every = 0
+    for key in vars(CodecConfig()):
+        if f"codec.{key}" not in question.named:
+            setattr(config.codec, key, "")
     return config
 
 
 def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Config]:
     given = question.config
     sends_gradients = kind.contributes == "gradient"
-    has_momentum = _has_momentum(question, plain)
     hs = (given.h,) if "h" in question.named else (0,) if sends_gradients else HS
-    for up, down in _codec_pairs(question):
-        if not question.settles("codec"):
-            if sends_gradients and up not in GRADIENT_CODECS:
-                continue
-            if codec_by_name(up).has_feedback and (kind.overlap.tau or has_momentum):
-                continue
+    for up, down in _codec_pairs(question, kind):
         for h in hs:
             config = copy.deepcopy(plain)
             config.h, config.codec.up, config.codec.down = h, up, down
@@ -117,22 +119,15 @@ def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Con
             yield config
 
 
-def _codec_pairs(question: Question) -> list[tuple[str, str]]:
+def _codec_pairs(question: Question, kind: Strategy) -> list[tuple[str, str]]:
+    """Up and down."""
     codec, named = question.config.codec, question.named
-    if "codec.up" in named and "codec.down" in named:
-        return [(codec.up, codec.down)]
-    if "codec.up" in named:
-        return [(codec.up, dict(CODECS).get(codec.up, codec.up))]
-    if "codec.down" in named:
-        return [(up, codec.down) for up, _ in CODECS]
-    return list(CODECS)
-
-
-def _has_momentum(question: Question, plain: Config) -> bool:
-    config = copy.deepcopy(plain)
-    load_strategy(config.strategy).resolve(config, question.networks)
-    outer: dict[str, OuterConfig] = config.outer
-    return any(section.momentum for section in outer.values())
+    own = kind.up.name, kind.down.name  # what is settled, and the strategy's own for the rest
+    if "codec.up" in named or kind.up.has_feedback:
+        is_open = "codec.down" not in named and not kind.up.has_feedback
+        return [(own[0], own[0] if is_open else own[1])]
+    ups = GRADIENT_CODECS if kind.contributes == "gradient" else CODECS
+    return [(up, codec.down if "codec.down" in named else up) for up in ups]
 
 
 def _whole_rounds(question: Question, h: int) -> int:

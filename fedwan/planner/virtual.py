@@ -6,18 +6,21 @@
                              publishes
     lines (`wire_model`)     rate, round trip, slow start, loss; they change, sites fail and return
 
-What arrives for a round that is over counts for nothing: its site gets the update if it is still
-out, else the global weights, as from `fedwan.coordinator.outbox`.
+What arrives for a round that is over is merged into the fragment's next version, if the policy
+bears its staleness, or dropped; its site gets the update if it is still out, else the global
+weights, as from `fedwan.coordinator.outbox`. Sites at a pace of their own are not simulated yet.
 """
 
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from fedwan.coordinator.rounds import TICK_S
+from fedwan.coordinator.rounds import PAST_ROUNDS, TICK_S
+from fedwan.errors import ConfigError
 from fedwan.planner.clock import Clock
 from fedwan.planner.costs import Costs
 from fedwan.planner.loads import Load, global_bytes, loads_of
@@ -50,7 +53,9 @@ class Course:
     contributions: int = 0
     """That were merged."""
     late: int = 0
-    """That came when their round was over."""
+    """Of these, into a later version than the one they were made for."""
+    dropped: int = 0
+    """That came too late to be merged."""
     rejoins: int = 0
     compute_s: list[float] = field(default_factory=list)
     """By site; steps that were lost count too."""
@@ -95,8 +100,14 @@ def run_virtually(
         costs: of coding and merging.
 
     Raises:
-        ConfigError: the layout cannot be cut as the strategy wants.
+        ConfigError: the layout cannot be cut as the strategy wants, or its sites keep a pace of
+            their own.
     """
+    if strategy.clock != "versions":
+        raise ConfigError(
+            "a plan cannot follow sites that keep a pace of their own yet; take a strategy whose "
+            "rounds wait for all sites, or leave round.least_steps out"
+        )
     fragments = strategy.fragments(layout)
     table = Timetable(
         strategy.h,
@@ -126,12 +137,13 @@ def run_virtually(
 class _Round:
     """What has come for a version of a fragment."""
 
-    __slots__ = ("arrived", "count", "late", "merged", "next_site")
+    __slots__ = ("arrived", "count", "last_s", "late", "merged", "next_site")
 
     def __init__(self, num_sites: int) -> None:
         self.arrived = bytearray(num_sites)
         self.count = 0
         self.merged = 0
+        self.last_s = 0.0  # when the last one came that was in time
         self.next_site = 0  # all before it are merged
         self.late: list[Journey] = []
 
@@ -151,6 +163,8 @@ class _Coordinator:
         self._is_collecting = False
         self._began_s = 0.0
         self._free_at_s = 0.0  # when all merging so far is done
+        self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in self._loads]
+        self._num_late = [0] * len(self._loads)  # to be merged into the next version
         self._updates = [0] * len(self._loads)  # the version that is out, by fragment
         self.versions = [0] * len(self._loads)
 
@@ -173,6 +187,7 @@ class _Coordinator:
             found.arrived[site.index] = 1
             found.count += 1
         if round_index == self._current:
+            found.last_s = self._clock.now_s - self._began_s
             self._merge_ahead(found)
             self._consider()
 
@@ -184,11 +199,23 @@ class _Coordinator:
             if found.arrived[site.index]:
                 return  # an earlier process of this site had sent it already
             found.late.append(site)
-        elif self._updates[fragment] == version + 1:
+            self._take_late(fragment, 1)
+            return
+        # Where the round of the present version is closing, it will be in the one after that.
+        present = self.versions[fragment]
+        is_closing = not self._is_collecting and self._current % len(self._loads) == fragment
+        self._take_late(fragment, present + is_closing - version)
+        if self._updates[fragment] == version + 1:
             site.deliver(round_index)
         else:
             site.start_over()
-        self._course.late += 1
+
+    def _take_late(self, fragment: int, staleness: int) -> None:
+        """Keep it for the next version, or drop it."""
+        if staleness <= self._policy.max_staleness:
+            self._num_late[fragment] += 1
+        else:
+            self._course.dropped += 1
 
     def _round(self, index: int) -> _Round:
         found = self._rounds.get(index)
@@ -230,21 +257,25 @@ class _Coordinator:
     def _consider(self) -> None:
         """Ask the policy, and do what it says."""
         found, now_s = self._rounds[self._current], self._clock.now_s
-        verdict = self._policy.decide(found.count, now_s - self._began_s)
+        fragment, version = self._current % len(self._loads), self._current // len(self._loads)
+        past_s = self._past_s[fragment]
+        verdict = self._policy.decide(found.count, now_s - self._began_s, past_s, version)
         if verdict == "wait":
             return
         self._is_collecting = False
         if verdict == "stop":
             self._course.stopped = (
-                f"round {self._current // len(self._loads) + 1} had {found.count} of "
+                f"round {version + 1} had {found.count} of "
                 f"{len(self._journeys)} contributions after {now_s - self._began_s:g} s"
             )
             self._clock.stop()
             return
-        self._merge(found, found.count - found.merged)
-        fragment, version = self._current % len(self._loads), self._current // len(self._loads)
+        num_late, self._num_late[fragment] = self._num_late[fragment], 0
+        self._merge(found, found.count - found.merged + num_late)
+        past_s.append(found.last_s)
         self._updates[fragment] = 0
-        self._course.contributions += found.count
+        self._course.contributions += found.count + num_late
+        self._course.late += num_late
         self._course.rounds.append(
             RoundNote(fragment, version + 1, self._began_s, now_s, found.count)
         )

@@ -4,19 +4,28 @@ The checkpoint of a version is taken when the steps that lead to it are complete
 contribution leaves: networks, inner optimisers, random generators, the loader's position, and what
 error feedback owes. So whenever a site dies, its successor either sends the same contribution again
 or goes on from the version that it became part of; no step is lost, and none is taken twice.
+
+Where sites go on stepping while bytes travel, a successor sends nothing again: it takes the global
+weights, and of its nearest checkpoint the rest. There the checkpoint is written beside the steps.
 """
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedwan.data.stream import BatchStream
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
+from fedwan.site.host_copy import HostCopy
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
 
 __all__ = ["Ledger", "SiteCheckpoints", "Work"]
+
+log = logging.getLogger(__name__)
 
 
 class _Parts(NamedTuple):
@@ -51,21 +60,37 @@ class Ledger(NamedTuple):
 class SiteCheckpoints:
     """Checkpoints of one site in one run.
 
+    Written beside the steps, a checkpoint costs the step loop a copy of what goes into it. Memory:
+    that copy, as large as the file, kept until `close`; and while the file is written, what error
+    feedback owed when it was taken. One is written at a time. A disk that takes longer than the
+    time between two makes the next `save` wait: none is left out, so that it depends on versions
+    alone what a successor finds.
+
     Args:
         folder: theirs alone.
         replica: networks and optimisers.
         stream: of batches.
         rng: of draws.
+        is_beside: write from a copy, in a thread; else `save` returns with the file on disk.
     """
 
     def __init__(
-        self, folder: Path, replica: Replica, stream: BatchStream, rng: NamedGenerators
+        self,
+        folder: Path,
+        replica: Replica,
+        stream: BatchStream,
+        rng: NamedGenerators,
+        *,
+        is_beside: bool = False,
     ) -> None:
         self._folder = folder
         self._parts = _Parts(replica, stream, rng)
+        self._writer = ThreadPoolExecutor(1, "checkpoint") if is_beside else None
+        self._writing: Future[None] | None = None
+        self._copy = HostCopy()
 
     def versions(self) -> list[int]:
-        """Versions that there are checkpoints of, in order."""
+        """Versions that there are whole checkpoints of, in order."""
         return sorted(int(path.stem[5:]) for path in self._folder.glob("site-*.safetensors"))
 
     def _path(self, version: int) -> Path:
@@ -78,30 +103,71 @@ class SiteCheckpoints:
             version: that the completed steps lead to.
             durable_version: that the coordinator would resume from, as far as this site knows.
             ledger: what went into the contribution, and what is owed.
+
+        Raises:
+            OSError: it cannot be written; or the one before could not, beside the steps.
         """
+        self.settle()
         replica, stream, rng = self._parts
-        # Where nothing was sent since, both are the same tensors: written once.
-        owed = {n: v for n, v in ledger.owed.items() if v is not ledger.residual.get(n)}
-        tensors = (
+        moving = (
             add_prefix("model", replica.live)
             | add_prefix("local", replica.local)
             | add_prefix("optimizer", replica.optimizer_state())
             | add_prefix("stream", stream.state())
             | add_prefix("rng", rng.state())
             | add_prefix("torch", torch_random_state())
-            | add_prefix("residual", ledger.residual)
-            | add_prefix("owed", owed)
         )
+        # Where nothing was sent since, both are the same tensors: written once.
+        owed = {n: v for n, v in ledger.owed.items() if v is not ledger.residual.get(n)}
+        # Codecs make what is owed anew each time: it needs no copy.
+        still = add_prefix("residual", ledger.residual) | add_prefix("owed", owed)
         meta = {"version": version, "versions": ledger.versions, **ledger.work._asdict()}
+        if self._writer is None:
+            self._write(version, durable_version, moving | still, meta)
+        else:
+            tensors = self._copy.take(moving) | still
+            self._writing = self._writer.submit(
+                self._write, version, durable_version, tensors, meta
+            )
+
+    def _write(
+        self, version: int, durable_version: int, tensors: State, meta: Mapping[str, Any]
+    ) -> None:
         write_tensors(self._path(version), tensors, meta)
         for old in self.versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
 
+    def settle(self) -> None:
+        """Wait until nothing is being written.
+
+        Raises:
+            OSError: what was could not be.
+        """
+        writing = self._writing
+        if writing is not None:
+            wait([writing])
+            self._writing = None
+            writing.result()
+
     def drop(self, version: int) -> None:
-        """Remove the checkpoint of a version, if there is one."""
+        """Remove the checkpoint of a version, if there is one or it is being written."""
+        writing = self._writing
+        if writing is not None:
+            wait([writing])  # whether it could be written is told to who saves next
         self._path(version).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Wait until nothing is being written, and give the copy's memory back.
+
+        Raises nothing, so that it can end what failed for another reason: see `settle`.
+        """
+        if self._writer is not None:
+            self._writer.shutdown()
+        if self._writing is not None and (error := self._writing.exception()) is not None:
+            log.warning("the last checkpoint could not be written: %s", error)
+        self._copy = HostCopy()
 
     def load(self, version: int, with_model: bool) -> Ledger:
         """Restore everything as it stood when the steps to `version` were complete.

@@ -30,6 +30,8 @@ class Arrival(NamedTuple):
     """None: the version asked for is past, take the global weights."""
     version: int
     durable_version: int
+    header: wire.DownloadHeader = wire.DownloadHeader()
+    """As it came."""
 
 
 class Courier:
@@ -102,9 +104,9 @@ class Courier:
             )
             header, payload = self._link.download(request)
             if payload is not None:
-                return Arrival(payload, header.version, header.durable_version)
+                return Arrival(payload, header.version, header.durable_version, header)
             if header.status == wire.DownloadHeader.SUPERSEDED:
-                return Arrival(None, header.version, header.durable_version)
+                return Arrival(None, header.version, header.durable_version, header)
             between()
             if header.status == wire.DownloadHeader.DONE:
                 over_since = over_since or time.monotonic()

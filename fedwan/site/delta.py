@@ -20,7 +20,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.courier import Arrival
 from fedwan.site.eager import LookAhead
-from fedwan.site.exchange import Station
+from fedwan.site.exchange import MAX_REJECTIONS, Station
 from fedwan.site.inline import InlineExecutor
 from fedwan.site.residuals import Residuals
 from fedwan.state import State
@@ -30,7 +30,6 @@ __all__ = ["DeltaExchange"]
 
 log = logging.getLogger(__name__)
 
-MAX_REJECTIONS = 3
 POLL_S = 0.2
 """How often a site that waits for an update heeds the coordinator's signals."""
 
@@ -150,6 +149,8 @@ class DeltaExchange:
             if index == 0:
                 self._save(version + 1, self._residuals.ledger({}, {}, done))
         outcome = self._executor.submit(self._fly, fragment, version, held, work, done)
+        if not self._overlap.tau:
+            outcome.result()  # what went wrong is told before the next fragment leaves
         flight = _Flight(fragment, version, step + self._overlap.tau, held, outcome)
         self._flights[index] = flight
         return flight
@@ -171,6 +172,17 @@ class DeltaExchange:
             flight.held if is_corrected else None,
         )
         self.versions[index] = arrival.version
+        if not is_last:
+            self._owe(flight.fragment)
+
+    def _owe(self, fragment: Fragment) -> None:
+        if self._station.strategy.owes == "weights":
+            self._station.replica.owe(self._residuals.of(fragment))
+
+    def _residual(self, fragment: Fragment) -> State:
+        """What the encoder must add: nothing where the delta holds it."""
+        is_held = self._station.strategy.owes == "weights"
+        return {} if is_held else self._residuals.of(fragment)
 
     def _start_over(self, is_refused: bool) -> int:
         """Take the global weights; the step that they stand at."""
@@ -191,6 +203,8 @@ class DeltaExchange:
         """See `Exchange`."""
         self.versions = list(versions)
         self._residuals.restore(self._station.fragments, versions, ledger)
+        for fragment in self._station.fragments:
+            self._owe(fragment)
         self._marks = [self._station.meter.total] * len(versions)
         if self._look_ahead is not None:
             self._look_ahead.forget()
@@ -202,6 +216,9 @@ class DeltaExchange:
         total = self._station.meter.total
         self._marks[0] = total.since(ledger.work)
         return self.after_step(step)
+
+    def finish(self) -> None:
+        """The last step's updates have landed."""
 
     def close(self) -> None:
         """See `Exchange`; threads end when their present call does."""
@@ -238,7 +255,7 @@ class DeltaExchange:
 
         Before it leaves: once it is merged, nobody could make up for what this site forgets.
         """
-        residual = self._residuals.of(fragment)
+        residual = self._residual(fragment)
         payload, owed = self._station.strategy.up.encode(
             self._station.replica.delta(held), residual, fragment.layout
         )
@@ -260,7 +277,7 @@ class DeltaExchange:
             up.encode_into,
             growing,
             self._station.replica.delta(held),
-            self._residuals.of(fragment),
+            self._residual(fragment),
             fragment.layout,
         )
         receipt = self._station.courier.send_contribution(fragment.index, version, growing, work)

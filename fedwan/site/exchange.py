@@ -19,6 +19,10 @@ from fedwan.strategy import Strategy
 __all__ = ["Exchange", "Keeper", "Station"]
 
 
+MAX_REJECTIONS = 3
+"""Contributions refused in a row, after which a site gives up."""
+
+
 class Keeper(Protocol):
     """Remembers what a successor of this process would need."""
 
@@ -34,8 +38,10 @@ class Keeper(Protocol):
 class Exchange(Protocol):
     """What the step loop sees of a strategy."""
 
-    versions: list[int]
-    """Per fragment, what this site holds."""
+    @property
+    def versions(self) -> list[int]:
+        """Per fragment, what this site holds."""
+        ...
 
     @property
     def expected(self) -> list[int]:
@@ -58,6 +64,10 @@ class Exchange(Protocol):
         """Go on from these versions, with what a predecessor of this process left."""
         ...
 
+    def finish(self) -> None:
+        """The run is complete: hold the weights that it ended with."""
+        ...
+
     def close(self) -> None:
         """Give up what is still on its way."""
         ...
@@ -77,3 +87,5 @@ class Station:
     keeper: Keeper
     num_steps: int
     """Of the run."""
+    is_over: Callable[[], bool]
+    """Whether the coordinator has said that the run is complete."""

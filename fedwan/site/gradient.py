@@ -10,9 +10,23 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.exchange import Station
 from fedwan.site.residuals import Residuals
-from fedwan.state import Role
+from fedwan.state import Layout, Role, network_of
 
-__all__ = ["GradientExchange"]
+__all__ = ["GradientExchange", "check_networks"]
+
+
+def check_networks(networks: Sequence[str], layout: Layout) -> None:
+    """Refuse a workload that reduces its networks in parts, where all of them travel together.
+
+    Raises:
+        FedwanError: it does.
+    """
+    trained = {network_of(n) for n, spec in layout.items() if spec.role is Role.PARAMETER}
+    if set(networks) != trained:
+        raise FedwanError(
+            f"the workload reduces {sorted(networks)} on their own, but {sorted(trained)} travel "
+            "together; compute all gradients first and call reduce once a step"
+        )
 
 
 class GradientExchange:
@@ -27,11 +41,6 @@ class GradientExchange:
         self._residuals = Residuals(len(station.fragments))
         self._mark = Work(0, 0)
         self._durable_version = 0
-        self._networks = {
-            name.partition("/")[0]
-            for name, spec in station.replica.layout.items()
-            if spec.role is Role.PARAMETER
-        }
 
     @property
     def expected(self) -> list[int]:
@@ -45,12 +54,7 @@ class GradientExchange:
             FedwanError: the workload reduces its networks in parts, or the contribution is refused,
                 which repeating the same step would not mend.
         """
-        if set(networks) != self._networks:
-            raise FedwanError(
-                f"the workload reduces {sorted(networks)} on their own, but "
-                f"{sorted(self._networks)} travel together; compute all gradients first and call "
-                "reduce once a step"
-            )
+        check_networks(networks, self._station.replica.layout)
         total = self._station.meter.total
         with self._station.meter.waiting():
             for fragment in self._station.fragments:
@@ -95,6 +99,9 @@ class GradientExchange:
         """See `Exchange`."""
         self.versions = list(versions)
         self._residuals.restore(self._station.fragments, versions, ledger)
+
+    def finish(self) -> None:
+        """The last step was the last version."""
 
     def close(self) -> None:
         """Nothing is on its way between steps."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -33,7 +34,9 @@ from fedwan.site.delta import DeltaExchange
 from fedwan.site.exchange import Exchange, Station
 from fedwan.site.gradient import GradientExchange
 from fedwan.site.meter import Meter
+from fedwan.site.own_pace import OwnPaceExchange
 from fedwan.site.plan import SitePlan
+from fedwan.site.push_pull import PushPullExchange
 from fedwan.site.replica import Replica
 from fedwan.state import State, layout_to_json
 from fedwan.strategy import Strategy
@@ -76,7 +79,9 @@ class SiteLoop:
         self._replica = Replica(workload)
         self._rng = NamedGenerators(plan.seed, plan.site)
         self._stream = shard.batches(plan.batch, self._rng["data"], device)
-        self._checkpoints = SiteCheckpoints(folder, self._replica, self._stream, self._rng)
+        self._checkpoints = SiteCheckpoints(
+            folder, self._replica, self._stream, self._rng, is_beside=strategy.overlap.tau > 0
+        )
         self._meter = Meter(link)
         self._courier = Courier(link, plan.run_id, self._replica.layout, plan.poll_s)
         station = Station(
@@ -88,11 +93,13 @@ class SiteLoop:
             self._listen,
             self,
             plan.num_steps,
+            lambda: self._is_stopped,
         )
         self._fragments = station.fragments
-        kind = DeltaExchange if strategy.contributes == "delta" else GradientExchange
-        self._exchange: Exchange = kind(station)
+        self._exchange = _exchange(strategy, station)
+        self._num_steps = plan.num_steps if strategy.clock == "versions" else sys.maxsize
         self._device = device
+        self._saved_version = 0
         self._is_stopped = False
 
     # The story -----------------------------------------------------------------------------
@@ -111,13 +118,18 @@ class SiteLoop:
             RunStopped: the run was ended before its last step.
         """
         try:
-            return self._stay(self._train(self._join()))
+            step = self._train(self._join())
+            self._checkpoints.settle()  # before the farewell: the last one may have failed
+            return self._stay(step)
         finally:
             self._exchange.close()
+            self._checkpoints.close()
 
     def _train(self, step: int) -> int:
-        while step < self._plan.num_steps:
+        while step < self._num_steps:
             self._listen()
+            if self._is_stopped:
+                break
             batch = self._stream.next_batch()
             self._meter.begin_step(len(batch.x))
             with self._meter.computing():
@@ -126,6 +138,7 @@ class SiteLoop:
             self._meter.add_losses(losses)
             self._link.heartbeat(step)
             step = self._exchange.after_step(step)
+        self._exchange.finish()
         return step
 
     def _join(self) -> int:
@@ -155,22 +168,30 @@ class SiteLoop:
             weights, versions = self._courier.fetch_global()
         kept = self._checkpoints.versions()
         nearest = versions[0]
-        if isinstance(exchange, DeltaExchange):
+        if self._strategy.contributes == "delta":
             nearest += 1  # deltas save before their contribution leaves
-            if exchange.is_exact and nearest in kept:
-                return self._send_again(versions[0], weights)
+        if isinstance(exchange, DeltaExchange) and exchange.is_exact and nearest in kept:
+            return self._send_again(versions[0], weights)
         usable = [v for v in kept if v <= nearest]
         ledger = self._checkpoints.load(usable[-1], with_model=False) if usable else None
-        exchange.take_over(versions, ledger)
         if weights is not None:
             self._replica.adopt(weights)
-            if self._strategy.contributes == "gradient":
+        exchange.take_over(versions, ledger)
+        if weights is not None:
+            if isinstance(exchange, GradientExchange):
                 self._replica.load_optimizers(self._courier.fetch_outer())
             log.info("goes on from version %d", versions[0])
             if versions[0] not in kept:
                 at = f"version {usable[-1]}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
-        return reached_step(self._fragments, versions, self._strategy.h, self._plan.num_steps)
+        return self._step_at(versions)
+
+    def _step_at(self, versions: list[int]) -> int:
+        """The step at which the run stands at these versions; at a pace of its own, about that."""
+        policy, h = self._strategy.policy, self._strategy.h
+        if self._strategy.clock == "samples":
+            return versions[0] * h // (1 if policy.arrivals_from is None else policy.num_sites)
+        return reached_step(self._fragments, versions, h, self._num_steps)
 
     def _send_again(self, version: int, weights: State | None) -> int:
         """The steps to the next version are complete: only their contribution may be missing."""
@@ -184,12 +205,15 @@ class SiteLoop:
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """See `fedwan.site.exchange.Keeper`."""
-        if version % self._plan.checkpoint_every == 0:
+        every = self._plan.checkpoint_every
+        if version // every > self._saved_version // every or version < self._saved_version:
+            self._saved_version = version
             self._checkpoints.save(version, durable_version, ledger)
 
     def discard(self, version: int) -> None:
         """See `fedwan.site.exchange.Keeper`."""
         self._checkpoints.drop(version)
+        self._saved_version = min(self._saved_version, version - 1)
 
     def _stay(self, step: int) -> str:
         """Answer the coordinator until it says stop; then say farewell."""
@@ -224,14 +248,17 @@ class SiteLoop:
             elif signal.kind == wire.CoordinatorSignal.SEND_INITIAL:
                 self._open_run()
             elif signal.kind == wire.CoordinatorSignal.STOP:
-                self._stop(signal.text)
+                self._stop(signal)
             elif signal.kind == wire.CoordinatorSignal.GONE:
                 raise SessionLost(signal.text)
 
-    def _stop(self, text: str) -> None:
+    def _stop(self, signal: wire.CoordinatorSignal) -> None:
         self._is_stopped = True
+        text = signal.text
+        if self._strategy.clock == "samples" and signal.is_complete:
+            return
         # What is in flight may have been published: then it lands, or else its flight says why not.
-        versions, h, num_steps = self._exchange.expected, self._strategy.h, self._plan.num_steps
+        versions, h, num_steps = self._exchange.expected, self._strategy.h, self._num_steps
         if reached_step(self._fragments, versions, h, num_steps) < num_steps:
             self._leave(wire.Farewell(work=self._meter.work(0, Work(0, 0)), error=text))
             raise RunStopped(f"the coordinator ended the run: {text}")
@@ -262,6 +289,13 @@ class SiteLoop:
         text = json.dumps(_plain(figures))
         self._courier.report(version, text, safetensors.torch.save(shown))
         log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+
+def _exchange(strategy: Strategy, station: Station) -> Exchange:
+    if strategy.clock == "samples":
+        is_delta = strategy.contributes == "delta"
+        return OwnPaceExchange(station) if is_delta else PushPullExchange(station)
+    return DeltaExchange(station) if strategy.contributes == "delta" else GradientExchange(station)
 
 
 def _plain(figures: Mapping[str, object]) -> dict[str, object]:

@@ -116,6 +116,13 @@ class Replica:
                 live.copy_(base)
         refresh_spectral_norm(self._trained)
 
+    def owe(self, owed: State) -> None:
+        """L ← l - e: keep in the local weights what error feedback has not sent yet."""
+        for name, value in owed.items():
+            self.live[name].sub_(value.to(self.live[name].device, self.live[name].dtype))
+        if owed:
+            refresh_spectral_norm(self._trained)
+
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Put the mean gradient in place of the local one, and set merged buffers.
 

@@ -6,6 +6,9 @@ A recipe is one page. The engine knows it only through the names below, and neve
     Model: a dataclass                       the settings under `model.*`, a docstring under each
     def resolve(config) -> None              fill in `inner.NETWORK.*`, `data.batch`, `steps`
     def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
+
+Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
+networks consist of: it should put no tensor into a cache.
 """
 
 from __future__ import annotations

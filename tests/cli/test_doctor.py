@@ -13,7 +13,7 @@ import pytest
 
 from fedwan.cli import doctor
 from fedwan.cli.main import main
-from fedwan.link import measure, probe
+from fedwan.link import measure, probe, stripes
 from fedwan.link.server import DataPlane
 from tests.planes import Bench, serving
 
@@ -137,3 +137,36 @@ def test_a_json_that_cannot_be_written_is_one_clear_line(
 def test_the_command_s_limits_are_the_coordinator_s() -> None:
     assert doctor.MOST_CHANNELS == probe.MAX_STREAMS
     assert doctor.MOST_SECONDS == probe.MAX_SECONDS
+    assert doctor.PACED_CHANNELS == stripes.PACED_CHANNELS
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+def test_it_measures_as_the_run_is_configured_and_words_beat_its_file(
+    plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, path = tmp_path / "run.yaml", tmp_path / "link.json"
+    config.write_text("steps: 100\nlink:\n  congestion: cubic\n  pace_mbit: 900\n")
+    address = f"127.0.0.1:{plane.port}"
+    words = ("--identity", str(identities / "s1"), "--seconds", "0.5", "--json", str(path))
+    asked = (address, "link.pace_mbit=8", "--config", str(config), *words)
+    assert fedwan("doctor", "link", *asked) == 0
+    assert "up at 8 Mbit/s at most" in capsys.readouterr().out
+    figures = json.loads(path.read_text())
+    assert (figures["pace_mbit"], figures["channels"]) == (8.0, 1)
+    assert figures["up"]["congestion"] == "cubic"
+    assert figures["up"]["one_mbit"] < 20 < figures["down"]["one_mbit"]
+
+
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("link.rtt_ms=100", "'link.rtt_ms=100' has no effect on a measurement, which heeds link.c"),
+        ("link.pace=90", "did you mean 'link.pace_mbit'?"),
+        ("link.congestion=brr", "is none of auto, bbr, cubic, system; did you mean 'bbr'?"),
+        ("cubic", "'cubic' is no key=value"),
+    ],
+)
+def test_a_setting_that_no_measurement_heeds_is_one_clear_line(
+    identities: Path, capsys: pytest.CaptureFixture[str], word: str, says: str
+) -> None:
+    assert says in error_of(capsys, "127.0.0.1:1", word, "--identity", str(identities / "s1"))

@@ -238,3 +238,28 @@ def test_a_merge_of_nothing_is_our_own_bug() -> None:
         Merger(LAYOUT).take()
     with pytest.raises(AssertionError):
         Merger(LAYOUT).add(plain(contribution(1)).items(), 0.0)
+
+
+def test_a_scale_shrinks_deltas_and_leaves_their_weight() -> None:
+    merger = Merger(LAYOUT)
+    merger.add(plain(contribution(1)).items(), 2.0, scale=0.5)
+    merger.add(plain(contribution(2)).items(), 1.0)
+    first, second = contribution(1)["g/weight"], contribution(2)["g/weight"]
+    merged = merger.take()
+    torch.testing.assert_close(merged["g/weight"], (2 * 0.5 * first + second) / 3)
+    means = [contribution(seed)["g/bn.running_mean"] for seed in (1, 2)]
+    torch.testing.assert_close(merged["g/bn.running_mean"], (2 * means[0] + means[1]) / 3)
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.25])
+def test_statistics_that_are_kept_count_as_contributions_and_parameters_do_not(
+    weight: float,
+) -> None:
+    merger = Merger(LAYOUT)
+    merger.keep(contribution(3), 2.0)
+    merger.add(plain(contribution(1)).items(), weight)
+    merged = merger.take()
+    assert same_bits({"g/weight": merged["g/weight"]}, {"g/weight": contribution(1)["g/weight"]})
+    both = merge([contribution(3), contribution(1)], [2.0, weight])
+    for name in ("g/bn.running_mean", "g/bn.running_var"):
+        torch.testing.assert_close(merged[name], both[name])

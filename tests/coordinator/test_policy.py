@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.coordinator.policy import barrier
+from fedwan.coordinator.policy import barrier, on_arrival
 
 sites = st.integers(1, 20)
 seconds = st.floats(0, 1e6)
@@ -38,3 +38,44 @@ def test_a_quorum_is_asked_for_only_when_patience_is_over(num: int, quorum: int,
 
 def test_a_round_never_closes_with_nothing() -> None:
     assert barrier(1, patience_s=0.0).decide(0, 1e9) == "stop"
+
+
+past = st.lists(st.floats(0.01, 1e3), max_size=60)
+
+
+@settings(deadline=None)
+@given(sites, sites, st.integers(0, 20), seconds, past)
+def test_a_deadline_never_closes_a_round_below_its_quorum(
+    num: int, quorum: int, seen: int, elapsed: float, seconds_of_past: list[float]
+) -> None:
+    policy = barrier(num, quorum=min(quorum, num), patience_s=10.0, grace=3.0)
+    if policy.decide(seen, elapsed, seconds_of_past) == "close":
+        assert seen >= min(num, policy.quorum)
+    assert policy.deadline_s(seconds_of_past) <= 10.0
+
+
+def test_without_enough_past_rounds_there_is_no_deadline() -> None:
+    policy = barrier(4, quorum=3, patience_s=60.0, grace=2.0)
+    assert policy.deadline_s([1.0] * 4) == 60.0
+    assert policy.deadline_s([1.0] * 5) == 1.1
+
+
+def test_one_long_round_hardly_moves_the_deadline() -> None:
+    policy = barrier(4, quorum=3, patience_s=600.0, grace=3.0)
+    usual = [10.0, 10.2, 9.9, 10.1, 10.0, 10.3]
+    assert policy.deadline_s([*usual, 300.0]) < 1.2 * policy.deadline_s(usual)
+
+
+@settings(deadline=None)
+@given(st.integers(1, 20), st.integers(0, 20), seconds)
+def test_on_arrival_one_contribution_is_enough_while_a_quorum_is_there(
+    quorum: int, live: int, elapsed: float
+) -> None:
+    verdict = on_arrival(20, quorum, patience_s=10.0).decide(1, elapsed, num_live=live)
+    assert (verdict == "close") == (live >= quorum)
+    assert (verdict == "stop") == (live < quorum and elapsed >= 10.0)
+
+
+def test_a_warm_up_waits_for_every_site() -> None:
+    policy = on_arrival(4, quorum=2, warmup=3)
+    assert [policy.decide(2, 0.0, version=v) for v in range(5)] == ["wait"] * 3 + ["close"] * 2

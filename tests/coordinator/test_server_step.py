@@ -11,7 +11,7 @@ from torch import nn
 from fedwan import outer
 from fedwan.codecs import plain
 from fedwan.config import InnerConfig
-from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_outer
+from fedwan.coordinator.server_step import ServerStep, mirror_inner, step_inner, step_outer
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.state import Layout, Role, State, clone, read_tensors, write_tensors
 from fedwan.workloads.optim import build_optimizer, clip
@@ -257,3 +257,42 @@ def test_a_mirror_refuses_the_state_of_outer_transforms() -> None:
     inner = {"discriminator": InnerConfig(), "generator": InnerConfig()}
     with pytest.raises(CheckpointError):
         mirror_inner(inner)(random_state(0), LAYOUT).load_state(momentum.state())
+
+
+def test_a_parameter_server_broadcasts_the_step_that_the_optimiser_takes() -> None:
+    inner = {"discriminator": InnerConfig(lr=0.1), "generator": InnerConfig("sgd", 0.2, beta1=0.5)}
+    model, theirs = random_state(0), random_state(0)
+    step = step_inner(inner)(model, LAYOUT)
+    parameters = [n for n, s in LAYOUT.items() if s.role is Role.PARAMETER]
+    optimizers = [
+        build_optimizer(config, [theirs[n] for n in parameters if n.startswith(network)])
+        for network, config in inner.items()
+    ]
+    for seed in range(1, 6):
+        gradient = random_state(seed)
+        for name in parameters:
+            theirs[name].grad = gradient[name].clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        before = clone(model)
+        update = step.propose(clone(gradient))
+        assert same_bits(model, before), "nothing moves before the update is decoded"
+        step.commit(plain(update))
+    for name in parameters:
+        torch.testing.assert_close(model[name], theirs[name].detach())
+    assert torch.equal(model["generator/n"], torch.tensor(5))
+
+
+def test_a_mean_taken_for_several_contributions_is_stepped_as_often() -> None:
+    transforms = {
+        "discriminator": outer.sgd(0.5),
+        "generator": outer.delayed_nesterov(0.5, 0.5, every=3),
+    }
+    once, thrice = random_state(0), random_state(0)
+    step = step_outer(transforms)(once, LAYOUT)
+    step.commit(plain(step.propose(random_state(1), times=3)))
+    other = step_outer(transforms)(thrice, LAYOUT)
+    for _ in range(3):
+        other.commit(plain(other.propose(random_state(1))))
+    torch.testing.assert_close(once, thrice)
+    assert same_bits(step.state(), other.state())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedwan.outer import Transform, chain, clip_by_norm, nesterov, sgd
+from fedwan.outer import Transform, chain, clip_by_norm, delayed_nesterov, nesterov, sgd
 from fedwan.state import State, clone, read_tensors, write_tensors
 from tests.support import same_bits
 
@@ -15,6 +15,7 @@ TRANSFORMS = {
     "sgd": sgd(0.7),
     "nesterov": nesterov(0.7, 0.9),
     "nesterov_without_momentum": nesterov(0.7, 0.0),
+    "delayed_nesterov": delayed_nesterov(0.7, 0.9, every=3),
     "clip": clip_by_norm(0.5),
     "clip_never": clip_by_norm(1e9),
     "chain": chain(clip_by_norm(0.5), nesterov(0.7, 0.9)),

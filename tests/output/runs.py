@@ -25,6 +25,9 @@ class FakeTotals:
     contributions: int = 4
     rejected: int = 0
     rejoins: int = 1
+    late: int = 0
+    dropped: int = 0
+    staleness: int = 0
     quality: dict[str, Any] = field(default_factory=lambda: {"fd": 0.9, "fd_floor": 0.4})
 
 

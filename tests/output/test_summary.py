@@ -23,7 +23,7 @@ from fedwan.output.summary import (
 
 PROMISED = """
 strategy workload sites h steps seed wall_s compute_s wait_s utilisation bytes_up bytes_down
-rounds contributions rejected rejoins quality global_sha256
+rounds contributions rejected rejoins late dropped staleness quality global_sha256
 """.split()
 
 
@@ -45,6 +45,9 @@ def make_summary(**changes: Any) -> Summary:
         "contributions": 240,
         "rejected": 0,
         "rejoins": 1,
+        "late": 0,
+        "dropped": 0,
+        "staleness": 0.0,
         "quality": {"fd": 0.82, "fd_floor": 0.41, "precision": 0.9, "recall": 0.8},
         "global_sha256": "ab" * 32,
     }

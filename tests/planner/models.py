@@ -20,13 +20,14 @@ FAST = WireLink(Pipe(1e9, 0.0), Pipe(1e9, 0.0))
 def strategy_of(
     name: str, sites: int, h: int, codec: str = "fp32", quorum: int = 0, **settings: Any
 ) -> Strategy:
-    """A recipe's strategy; `stream` and `patience_s` may be set besides."""
+    """A recipe's strategy; `stream` and settings of `RoundConfig` may be set besides."""
     config = Config(strategy=name, sites=sites, h=h, steps=8 * h)
     config.codec.up = config.codec.down = codec
     config.round.quorum = quorum
-    config.round.patience_s = settings.get("patience_s", 600.0)
-    if stream := settings.get("stream"):
+    if stream := settings.pop("stream", None):
         config.stream = StreamConfig(fragments=stream[0], tau=stream[1])
+    for key, value in settings.items():
+        setattr(config.round, key, value)
     recipe = load_strategy(name)
     recipe.resolve(config, {"model": "regression"})
     strategy: Strategy = recipe.build(config)

@@ -11,9 +11,10 @@ from fedwan.planner.candidates import candidates, with_tau
 from tests.planner.models import question
 
 
-def test_every_strategy_of_the_app_takes_part() -> None:
+def test_every_strategy_whose_rounds_are_all_sites_takes_part() -> None:
     found = candidates(question())
-    assert {candidate.config.strategy for candidate in found} == set(strategy_names())
+    own_pace = {"async_diloco", "parameter_server"}
+    assert {c.config.strategy for c in found} == set(strategy_names()) - own_pace
     keys = [
         (c.config.strategy, c.strategy.h, c.strategy.up.name, c.strategy.down.name) for c in found
     ]
@@ -36,11 +37,10 @@ def test_what_is_settled_is_kept() -> None:
     assert all(candidate.strategy.contributes == "delta" for candidate in found)
 
 
-def test_error_feedback_goes_with_neither_outer_momentum_nor_late_updates() -> None:
-    for candidate in candidates(question()):
-        if candidate.strategy.up.has_feedback:
-            assert not candidate.strategy.overlap.tau
-            assert not any(outer.momentum for outer in candidate.config.outer.values())
+def test_a_strategy_with_error_feedback_keeps_its_own_codecs() -> None:
+    found = [c for c in candidates(question()) if c.strategy.up.has_feedback]
+    assert {c.config.strategy for c in found} == {"sparse_loco"}
+    assert {(c.strategy.up.name, c.strategy.down.name) for c in found} == {("topk2", "int4")}
 
 
 def test_settled_streams_leave_those_out_that_do_not_stream() -> None:
@@ -72,6 +72,7 @@ def test_another_tau_is_the_same_setting_otherwise() -> None:
             {"strategy": "diloco", "stream": StreamConfig(tau=5)},
             "stream.tau=5 has no effect",
         ),
+        (("strategy",), {"strategy": "async_diloco"}, "lets sites keep a pace of their own"),
         (("strategy",), {"strategy": "dilco"}, "did you mean 'diloco'?"),
     ],
 )

@@ -57,7 +57,7 @@ def test_rows_have_the_keys_that_programs_rely_on() -> None:
     keys = "strategy h codec fragments tau utilisation bytes_per_step wall_s usd".split()
     assert all(list(row) == keys for row in rows)
     assert {row["usd"] for row in rows} == {None}
-    assert {row["codec"] for row in rows} == {"fp32", "bf16", "int8", "int4", "topk2/int4"}
+    assert {row["codec"] for row in rows} == {"fp32", "bf16", "int8", "int4"}
 
 
 def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:

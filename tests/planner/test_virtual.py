@@ -10,6 +10,7 @@ import pytest
 
 from fedwan.config import LinkConfig
 from fedwan.coordinator.policy import RoundPolicy
+from fedwan.errors import ConfigError
 from fedwan.planner.layouts import synthetic_layout
 from fedwan.planner.virtual import Course, run_virtually
 from fedwan.planner.virtual_site import SiteModel
@@ -92,11 +93,13 @@ class RecordingPolicy:
         self._close_at = close_at
         self._inner = inner
 
-    def decide(self, num_arrived: int, elapsed_s: float) -> str:
+    max_staleness = 0
+
+    def decide(self, num_arrived: int, elapsed_s: float, *more: object) -> str:
         self.asked.append((num_arrived, elapsed_s))
-        return (
-            "close" if num_arrived >= self._close_at else self._inner.decide(num_arrived, elapsed_s)
-        )
+        if num_arrived >= self._close_at:
+            return "close"
+        return self._inner.decide(num_arrived, elapsed_s, *more)  # type: ignore[arg-type]
 
 
 def test_the_strategy_s_own_policy_closes_rounds() -> None:
@@ -109,7 +112,7 @@ def test_the_strategy_s_own_policy_closes_rounds() -> None:
         80,
     )
     assert {note.contributions for note in course.rounds} == {2}
-    assert course.late == 8 and max(n for n, _ in policy.asked) == 2
+    assert course.dropped == 8 and max(n for n, _ in policy.asked) == 2
     # And in between it is asked as the round loop asks it, every half second.
     assert any(n == 0 and elapsed == pytest.approx(0.5) for n, elapsed in policy.asked)
 
@@ -135,6 +138,31 @@ def test_below_its_quorum_a_run_stops_and_says_so() -> None:
     course = run_virtually(strategy, LAYOUT, [site(), site(0.1, FAST, (2.5, 1e6))], 80)
     assert course.stopped == "round 3 had 1 of 2 contributions after 5 s"
     assert len(course.rounds) == 2 and course.wall_s < 10
+
+
+def test_a_quorum_with_grace_does_not_wait_for_a_slow_site_and_merges_it_late() -> None:
+    sites = [site(), site(), site(), site(0.16)]
+    settings = {"patience_s": 60.0, "grace": 3.0}
+    strict, lenient = (
+        run_virtually(
+            strategy_of("diloco", 4, 10, quorum=3, max_staleness=most, **settings),
+            LAYOUT,
+            sites,
+            400,
+        )
+        for most in (0, 2)
+    )
+    for course in (strict, lenient):
+        # The first rounds wait for all; then a deadline is known, and it adapts.
+        assert [note.contributions for note in course.rounds[:5]] == [4] * 5
+        assert not course.stopped and len(course.rounds) == 40
+    assert (strict.late, lenient.dropped) == (0, 0)
+    assert lenient.contributions >= strict.contributions
+
+
+def test_sites_at_a_pace_of_their_own_are_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot follow sites that keep a pace of their own yet"):
+        run_virtually(strategy_of("async_diloco", 2, 10), LAYOUT, [site(), site()], 80)
 
 
 def unruly(num: int, seed: int, horizon_s: float) -> Sequence[SiteModel]:

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from fedwan.errors import CheckpointError
 from fedwan.rng import NamedGenerators
+from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
+from fedwan.state import write_tensors
 from fedwan.workloads.base import keep_local
+from tests.planes import in_thread
 from tests.runs import BATCH, SameStart, tiny_workload
 from tests.support import same_bits, tiny_shard
 
 
 class Site:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, is_beside: bool = False) -> None:
         self.workload: SameStart = tiny_workload()  # type: ignore[assignment]
         self.replica = Replica(self.workload)
         self.rng = NamedGenerators(0, "s1")
         self.stream = tiny_shard(1).batches(BATCH, self.rng["data"])
-        self.checkpoints = SiteCheckpoints(folder, self.replica, self.stream, self.rng)
+        self.checkpoints = SiteCheckpoints(
+            folder, self.replica, self.stream, self.rng, is_beside=is_beside
+        )
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):
@@ -92,3 +100,103 @@ def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="site-00000001"):
         site.checkpoints.load(1, with_model=True)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Writes one checkpoint for each permit, and all of them when the test is over."""
+    permits = threading.Semaphore(0)
+
+    def write_when_allowed(*args: Any) -> None:
+        assert permits.acquire(timeout=20)
+        write_tensors(*args)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", write_when_allowed)
+    yield permits
+    permits.release(100)
+
+
+def test_beside_the_steps_what_is_written_is_what_stood_when_it_was_taken(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    first = Site(tmp_path, is_beside=True)
+    disk.release()
+    first.train(1)
+    first.save(1)
+    first.checkpoints.settle()
+    first.train(2)
+    first.save(2)  # into the memory of the first
+    torch_draw = torch.rand(3)
+    first.train(4)
+    disk.release()
+    first.checkpoints.settle()
+
+    second = Site(tmp_path)
+    restored = second.checkpoints.load(2, with_model=True)
+    assert torch.equal(torch.rand(3), torch_draw)
+    second.train(4)
+    assert same_bits(second.replica.live, first.replica.live)
+    assert same_bits(second.replica.optimizer_state(), first.replica.optimizer_state())
+    assert restored.residual["net/owed"].tolist() == [0.5]
+    assert restored.owed["net/owed"].tolist() == [1.5]
+
+
+def test_one_that_is_being_written_is_not_there_before_it_is_whole(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    site = Site(tmp_path, is_beside=True)
+    site.save(1)
+    assert site.checkpoints.versions() == []
+    disk.release()
+    site.checkpoints.settle()
+    assert site.checkpoints.versions() == [1]
+
+
+def test_the_next_waits_for_one_that_is_still_being_written(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    site = Site(tmp_path, is_beside=True)
+    site.save(1)
+    saving = in_thread(lambda: site.save(2))
+    with pytest.raises(AssertionError, match="still running"):
+        saving(0.1)
+    disk.release(2)
+    saving(10.0)
+    site.checkpoints.close()
+    assert site.checkpoints.versions() == [1, 2]
+
+
+def test_one_that_is_dropped_while_it_is_written_does_not_stay(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    site = Site(tmp_path, is_beside=True)
+    site.save(1)
+    dropping = in_thread(lambda: site.checkpoints.drop(1))
+    disk.release()
+    dropping(10.0)
+    site.checkpoints.close()
+    assert site.checkpoints.versions() == []
+
+
+def test_the_next_save_and_the_last_settling_tell_that_one_could_not_be_written(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "s1"
+    folder.write_text("no folder")
+    site = Site(folder, is_beside=True)
+    for ask in (lambda: site.save(2), site.checkpoints.settle):
+        site.save(1)
+        with pytest.raises(OSError, match="s1"):
+            ask()
+    site.checkpoints.settle()  # told once
+
+
+def test_closing_tells_the_log_alone_since_another_error_may_be_under_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "s1"
+    folder.write_text("no folder")
+    site = Site(folder, is_beside=True)
+    site.save(1)
+    site.checkpoints.close()
+    assert "the last checkpoint could not be written" in caplog.text

@@ -134,6 +134,22 @@ def test_a_site_steps_on_while_its_fragments_fly(tmp_path: Path) -> None:
     assert stepped_on.is_set()
 
 
+@pytest.mark.parametrize(
+    ("overlap", "contributions"), [(Overlap(), 0), (BLEND, 3)], ids=["barrier", "blend"]
+)
+def test_a_checkpoint_that_cannot_be_written_ends_the_site(
+    tmp_path: Path, overlap: Overlap, contributions: int
+) -> None:
+    """Without overlap before its contribution leaves; with overlap before it says farewell."""
+    run = TinyRun(tmp_path, streaming(1, overlap), sites=("s1",), num_versions=1)
+    run.start()
+    (tmp_path / "s1").write_text("no folder")
+    with pytest.raises(OSError, match="s1"):
+        run.site("s1")(20.0)
+    assert run.rounds.totals.contributions == contributions
+    run.desk.finish("test over")
+
+
 def test_what_was_owed_is_forgotten_once_its_version_is_past() -> None:
     fragments = [Fragment(i, {f"net/{i}": spec((1,))}) for i in range(2)]
     owed = {f"net/{i}": torch.tensor([float(i)]) for i in range(2)}

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from fedwan.config import InnerConfig
 from fedwan.errors import FedwanError, JoinRefused, RunStopped, SessionLost
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.loopback import LoopbackLink
 from fedwan.rng import NamedGenerators
+from fedwan.site.checkpoint import Ledger, Work
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, Reduce
 from tests.planes import eventually
@@ -196,6 +198,20 @@ def test_three_refusals_in_a_row_end_the_site_with_the_reason(tmp_path: Path) ->
     assert model is not None and min(model.versions) == 0
     assert all(bool(v.isfinite().all()) for v in model.state.values())
     run.desk.finish("test over")
+
+
+def test_a_version_whose_contribution_was_refused_is_saved_anew(tmp_path: Path) -> None:
+    run = TinyRun(tmp_path, delta_strategy(1), sites=("s1",))
+    link = LoopbackLink(run.desk, "s1")
+    loop = run.loop("s1", tiny_workload(), link)
+    ledger = Ledger({}, {}, Work(H, H), (0,))
+    path = tmp_path / "s1" / "site-00000001.safetensors"
+    loop.save(1, 0, ledger)
+    loop.discard(1)
+    assert not path.exists()
+    loop.save(1, 0, ledger)
+    assert path.exists()
+    link.close()
 
 
 def test_stop_before_the_end_is_run_stopped_with_the_coordinator_s_reason(tmp_path: Path) -> None:

@@ -130,7 +130,7 @@ def test_fragments_and_overlap_follow_the_equations(
         fp32(),
         fp32(),
         barrier(SITES),
-        overlap,
+        overlap=overlap,
     )
     workloads = [TinyWorkload(NET) for _ in range(SITES)]
     members = {f"s{i + 1}": SimulatedSite(w, tiny_shard(i)) for i, w in enumerate(workloads)}

@@ -11,19 +11,34 @@ import torch
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig, OuterConfig
 from fedwan.errors import ConfigError
+from fedwan.overlap import Overlap
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
-from strategies import diloco, eager_diloco, local_sgd, streaming_diloco, sync
+from strategies import (
+    async_diloco,
+    diloco,
+    eager_diloco,
+    local_sgd,
+    parameter_server,
+    sparse_loco,
+    streaming_diloco,
+    sync,
+)
 from tests.support import spec
 
 RECIPES = {
+    "async_diloco": async_diloco,
     "diloco": diloco,
     "eager_diloco": eager_diloco,
     "local_sgd": local_sgd,
+    "parameter_server": parameter_server,
+    "sparse_loco": sparse_loco,
     "streaming_diloco": streaming_diloco,
     "sync": sync,
 }
+GRADIENTS = {"parameter_server", "sync"}
+ON_ARRIVAL = {"async_diloco", "parameter_server"}
 GAN: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 FLOW: dict[str, NetworkKind] = {"velocity": "regression"}
 
@@ -54,7 +69,7 @@ def test_resolving_twice_changes_nothing(name: str, networks: dict[str, NetworkK
 @pytest.mark.parametrize("networks", [GAN, FLOW], ids=["gan", "flow"])
 def test_it_builds_for_every_workload(name: str, networks: dict[str, NetworkKind]) -> None:
     config = resolved(name, networks, sites=3)
-    config.codec.up = "bf16"
+    config.codec.up, config.codec.down = "bf16", "fp32"
     strategy: Strategy = RECIPES[name].build(config)
     assert (strategy.h, strategy.up.name, strategy.down.name) == (config.h, "bf16", "fp32")
     assert strategy.policy.num_sites == 3
@@ -69,22 +84,24 @@ def test_it_builds_for_every_workload(name: str, networks: dict[str, NetworkKind
 def test_a_quorum_reaches_the_policy(name: str) -> None:
     config = resolved(name, FLOW, sites=4)
     config.round.quorum, config.round.patience_s = 3, 9.0
-    assert RECIPES[name].build(config).policy == (4, 3, 9.0)
+    policy = RECIPES[name].build(config).policy
+    assert policy[:3] == (4, 3, 9.0)
+    assert (policy.arrivals_from is None) == (name not in ON_ARRIVAL)
 
 
 @every_recipe
 def test_steps_that_no_round_would_merge_are_refused(name: str) -> None:
     config = make_config(name, FLOW)
-    config.steps, config.h = 201, 1 if name == "sync" else 20
+    config.steps, config.h = 201, 1 if name in GRADIENTS else 20
     recipe: ModuleType = RECIPES[name]
-    if name == "sync":
+    if name in GRADIENTS:
         recipe.resolve(config, FLOW)
         return
     with pytest.raises(ConfigError, match="steps=201 is no multiple of h=20"):
         recipe.resolve(config, FLOW)
 
 
-@pytest.mark.parametrize("name", ["local_sgd", "sync"])
+@pytest.mark.parametrize("name", ["local_sgd", "parameter_server", "sparse_loco", "sync"])
 def test_outer_settings_are_refused_where_there_is_no_outer_optimiser(name: str) -> None:
     config = make_config(name, FLOW)
     config.outer["velocity"] = OuterConfig(0.5, 0.5)
@@ -101,7 +118,7 @@ def test_sync_refuses_an_h() -> None:
 
 def test_sync_exchanges_gradients_and_the_others_deltas() -> None:
     kinds = {n: r.build(resolved(n, FLOW)).contributes for n, r in RECIPES.items()}
-    assert kinds == {name: "gradient" if name == "sync" else "delta" for name in RECIPES}
+    assert kinds == {name: "gradient" if name in GRADIENTS else "delta" for name in RECIPES}
 
 
 @pytest.mark.parametrize(
@@ -154,8 +171,23 @@ def test_eager_updates_know_their_own_part_of_the_outer_step() -> None:
     assert overlap.eager["velocity"] == pytest.approx((0.6 * 1.9 / 4, 0.9))
 
 
-def test_eager_updates_have_no_share_to_keep() -> None:
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_eager_updates_have_no_share_to_keep(alpha: float) -> None:
     config = make_config("eager_diloco", FLOW)
-    config.stream.alpha = 0.5
-    with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: .*streaming_diloco"):
+    config.stream.alpha = alpha
+    with pytest.raises(ConfigError, match=r"stream.alpha=0.* has no effect: .*streaming_diloco"):
         eager_diloco.resolve(config, FLOW)
+
+
+def test_eager_updates_need_steps_in_between() -> None:
+    config = make_config("eager_diloco", FLOW)
+    config.stream.tau = 0
+    with pytest.raises(ConfigError, match=r"stream.tau=0 leaves no .*set stream.tau=1 or more, or"):
+        eager_diloco.resolve(config, FLOW)
+
+
+def test_a_stream_without_overlap_waits_for_every_fragment() -> None:
+    config = make_config("streaming_diloco", FLOW)
+    config.stream.tau = 0
+    streaming_diloco.resolve(config, FLOW)
+    assert streaming_diloco.build(config).overlap == Overlap()

@@ -1,0 +1,116 @@
+"""Following the global weights where every site is at a version of its own.
+
+Updates are fetched one after the other, from the version that a site has up to the one that its own
+contribution became part of. A site that is further behind than the coordinator keeps updates for
+takes the whole weights.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from fedwan.errors import FedwanError
+from fedwan.fragments import Fragment
+from fedwan.link import wire_pb2 as wire
+from fedwan.site.exchange import MAX_REJECTIONS, Station
+
+__all__ = ["Follower", "Over"]
+
+log = logging.getLogger(__name__)
+
+
+class Over(Exception):  # noqa: N818
+    """The run is complete: nothing more will come."""
+
+
+class Follower:
+    """What a site has of the global weights.
+
+    Args:
+        station: what it works with; its strategy has one fragment.
+    """
+
+    def __init__(self, station: Station) -> None:
+        assert len(station.fragments) == 1, "sites at a pace of their own send the whole model"
+        self.version = 0
+        self.durable_version = 0
+        self.steps = station.strategy.h
+        """That this site shall take until its next upload."""
+        self._rejections = 0
+        self._station = station
+
+    @property
+    def fragment(self) -> Fragment:
+        """The whole model."""
+        return self._station.fragments[0]
+
+    def take_over(self, versions: Sequence[int]) -> None:
+        """The weights at hand are of this version."""
+        (self.version,) = versions
+
+    def catch_up(self, sent: int | None) -> None:
+        """Fetch updates until this site's contribution is in them, and put them into both weights.
+
+        Args:
+            sent: the version that the contribution started from; None if it was not taken, so that
+                the present weights will do.
+
+        Raises:
+            Over: the run is complete.
+        """
+        if sent is None:
+            self.take_weights()
+            return
+        station = self._station
+        # One that could not be merged any more is not waited for.
+        last = sent + 1 + station.strategy.policy.max_staleness
+        while True:
+            header = self._next()
+            is_merged = header.merged_into > 0 and header.merged_from >= sent
+            if is_merged and self.version >= header.merged_into or self.version > last:
+                break
+        station.replica.land(self.fragment, 0.0)
+
+    def take_weights(self) -> None:
+        """Take the present global weights whole, as both global and local."""
+        weights, (self.version,) = self._station.courier.fetch_global()
+        self._station.replica.adopt(weights)
+
+    def _next(self) -> wire.DownloadHeader:
+        """One update, or, where it is held no longer, the whole weights."""
+        station = self._station
+        index = self.fragment.index
+        arrival = station.courier.fetch_update(index, self.version + 1, self._heed)
+        header = arrival.header
+        if arrival.payload is None:
+            self.take_weights()
+        else:
+            station.replica.advance(arrival.payload, self.fragment, station.strategy.down)
+            self.version, self.durable_version = arrival.version, arrival.durable_version
+        self.steps = int(header.steps) or station.strategy.h
+        return header
+
+    def settle(self, receipt: wire.Receipt) -> int | None:
+        """The version that a contribution started from, or None if it will not be merged.
+
+        Raises:
+            FedwanError: it is one of several in a row that were refused.
+        """
+        if receipt.status == wire.Receipt.REJECTED:
+            self._rejections += 1
+            log.warning("contribution to version %d was refused: %s", self.version, receipt.text)
+            if self._rejections >= MAX_REJECTIONS:
+                raise FedwanError(
+                    f"{self._rejections} contributions in a row were refused: {receipt.text}"
+                )
+            # Moments that are not finite would spoil every later step.
+            self._station.replica.reset_optimizers()
+            return None
+        self._rejections = 0
+        return self.version if receipt.status == wire.Receipt.ACCEPTED else None
+
+    def _heed(self) -> None:
+        self._station.listen()
+        if self._station.is_over():
+            raise Over

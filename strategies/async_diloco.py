@@ -1,0 +1,57 @@
+"""Asynchronous DiLoCo: every site's delta moves the weights when it comes.
+
+Liu et al. 2024 (2401.09135): deltas on arrival with delayed Nesterov (algorithm 3: momentum once
+per N arrivals), dynamic local updates (section 5: a slow site takes fewer steps, so that its delta
+is not staler than others'), after a synchronous warm-up. No site waits for another's steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedwan import outer
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config
+from fedwan.coordinator.policy import on_arrival
+from fedwan.coordinator.server_step import step_outer
+from fedwan.fragments import whole
+from fedwan.recipes import fill_arrival, fill_codec, fill_nesterov, fill_schedule, refuse_stream
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+
+
+def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+    """Fill in H = 20, 5 rounds of warm-up, steps by speed, and each network's outer settings."""
+    fill_schedule(config, h=20, checkpoint_every=1)
+    fill_codec(config)
+    fill_nesterov(config, networks)
+    refuse_stream(config)
+    fill_arrival(config, warmup=5, least_steps=1)
+
+
+def build(config: Config) -> Strategy:
+    """The recipe."""
+    rounds = config.round
+    return Strategy(
+        contributes="delta",
+        h=config.h,
+        fragments=whole,
+        server_step=step_outer(
+            {
+                network: outer.delayed_nesterov(o.lr, o.momentum, every=config.sites)
+                for network, o in config.outer.items()
+            }
+        ),
+        up=codec_by_name(config.codec.up),
+        down=codec_by_name(config.codec.down),
+        owes="weights",
+        policy=on_arrival(
+            config.sites,
+            rounds.quorum,
+            rounds.patience_s,
+            rounds.max_staleness,
+            warmup=rounds.warmup,
+        ),
+        clock="samples",
+        least_steps=rounds.least_steps,
+    )

@@ -1,0 +1,226 @@
+"""Golden trajectories where updates are made on arrival, against plain loops in the same order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan import outer
+from fedwan.codecs import fp32
+from fedwan.coordinator.policy import on_arrival
+from fedwan.coordinator.server_step import step_inner, step_outer
+from fedwan.data.stream import BatchStream
+from fedwan.fragments import whole
+from fedwan.link.base import Link
+from fedwan.rng import NamedGenerators
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
+from fedwan.state import State, hash_state, state_of
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import keep_local
+from fedwan.workloads.optim import build_optimizer
+from tests.support import ADAM, TinyWorkload, tiny_shard
+
+NET = {"velocity": ADAM}
+SITES, H, BATCH = 3, 4, 5
+LR, MOMENTUM = 0.6, 0.9
+UNEVEN = (0, 1, 2, 2, 0, 2, 1, 2, 0, 2, 1, 0)
+"""Who contributes, one after the other: the third site is fast, the second slow."""
+
+
+class Turnstile:
+    """Lets contributions pass in a given order, each once the one before has landed."""
+
+    def __init__(self, order: Sequence[int], free: int) -> None:
+        self._order = order
+        self._free = free
+        self._passed = 0
+        self._changed = threading.Condition()
+
+    def wrap(self, name: str, link: Link) -> Link:
+        """A site's link; its first `free` contributions pass at once."""
+        return _Turned(link, self, int(name[1:]) - 1, self._free)  # type: ignore[return-value]
+
+    def enter(self, site: int) -> bool:
+        """Wait for this site's turn; whether it is one of the order's."""
+        with self._changed:
+            assert self._changed.wait_for(
+                lambda: self._passed >= len(self._order) or self._order[self._passed] == site,
+                timeout=60,
+            )
+            return self._passed < len(self._order)
+
+    def leave(self) -> None:
+        with self._changed:
+            self._passed += 1
+            self._changed.notify_all()
+
+
+class _Turned:
+    def __init__(self, inner: Link, turnstile: Turnstile, site: int, free: int) -> None:
+        self._inner = inner
+        self._turnstile = turnstile
+        self._site = site
+        self._left = free
+        self._is_inside = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def upload(self, header: Any, payload: Any) -> Any:
+        if header.work.samples:  # the initial weights have none
+            if self._left:
+                self._left -= 1
+            else:
+                self._is_inside = self._turnstile.enter(self._site)
+        return self._inner.upload(header, payload)
+
+    def heartbeat(self, step: int) -> None:
+        """A step was taken: what was sent before it has landed."""
+        self._inner.heartbeat(step)
+        if self._is_inside:
+            self._is_inside = False
+            self._turnstile.leave()
+
+
+class Site:
+    """A site of the reference loop."""
+
+    def __init__(self, index: int) -> None:
+        self.workload = TinyWorkload(NET)
+        self.rng = NamedGenerators(0, f"s{index + 1}")
+        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.weights: State = dict(state_of(self.workload.networks))
+        self.base = {name: value.clone() for name, value in self.weights.items()}
+        self.version = 0
+
+    def adopt(self, theta: State, version: int) -> None:
+        self.base = {name: value.clone() for name, value in theta.items()}
+        self.version = version
+        for name, value in theta.items():
+            self.weights[name].copy_(value)
+
+
+def run(strategy: Strategy, folder: Path, order: Sequence[int], free: int = 0) -> SimulatedRun:
+    """A run whose contributions come in a given order, after `free` rounds of all sites."""
+    workloads = [TinyWorkload(NET) for _ in range(SITES)]
+    members = {f"s{i + 1}": SimulatedSite(w, tiny_shard(i)) for i, w in enumerate(workloads)}
+    turnstile = Turnstile(order, free)
+    steps = strategy.h * (len(order) // SITES + free)
+    ran = simulate(members, strategy, folder, num_steps=steps, batch=BATCH, wrap=turnstile.wrap)
+    assert {hash_state(ran.model.state)} == set(ran.site_sha256.values())
+    return ran
+
+
+def steps_of(ran: SimulatedRun, key: str) -> list[Any]:
+    return [row[key] for row in ran.records if row["kind"] == "round"]
+
+
+def test_async_diloco_follows_the_equations(tmp_path: Path) -> None:
+    """θ' = θ - lr Δ_i / N; every N arrivals m' = β m + Σ Δ / N and θ' -= lr β m'."""
+    strategy = Strategy(
+        "delta",
+        H,
+        whole,
+        step_outer({"velocity": outer.delayed_nesterov(LR, MOMENTUM, SITES)}),
+        fp32(),
+        fp32(),
+        on_arrival(SITES, quorum=2, max_staleness=8),
+        clock="samples",
+    )
+    ran = run(strategy, tmp_path, UNEVEN)
+    sites = [Site(index) for index in range(SITES)]
+    theta = {name: value.clone() for name, value in sites[0].weights.items()}
+    momentum = {name: torch.zeros_like(value) for name, value in theta.items()}
+    total = {name: torch.zeros_like(value) for name, value in theta.items()}
+    staleness = []
+    for arrived, index in enumerate(UNEVEN, 1):
+        site = sites[index]
+        for _ in range(H):
+            site.workload.step(site.stream.next_batch(), site.rng, keep_local)
+        staleness.append(arrived - 1 - site.version)
+        for name, value in theta.items():
+            delta = site.base[name] - site.weights[name]
+            total[name] = total[name] + delta
+            theta[name] = value - LR * delta / SITES
+            if arrived % SITES == 0:
+                momentum[name] = MOMENTUM * momentum[name] + total[name] / SITES
+                theta[name] = theta[name] - LR * MOMENTUM * momentum[name]
+                total[name] = torch.zeros_like(value)
+        site.adopt(theta, arrived)
+    torch.testing.assert_close(ran.model.state, theta, rtol=1e-4, atol=1e-5)
+    assert steps_of(ran, "staleness") == staleness
+    assert max(staleness) == 4
+
+
+def test_a_warm_up_is_diloco_behind_a_barrier(tmp_path: Path) -> None:
+    """The same sum of updates as outer Nesterov on the mean delta."""
+    warm = Strategy(
+        "delta",
+        H,
+        whole,
+        step_outer({"velocity": outer.delayed_nesterov(LR, MOMENTUM, SITES)}),
+        fp32(),
+        fp32(),
+        on_arrival(SITES, quorum=2, max_staleness=8, warmup=3),
+        clock="samples",
+    )
+    plain = warm._replace(
+        server_step=step_outer({"velocity": outer.nesterov(LR, MOMENTUM)}), clock="versions"
+    )
+    plain = plain._replace(policy=plain.policy._replace(arrivals_from=None, max_staleness=0))
+    ran, other = run(warm, tmp_path / "a", (), 3), run(plain, tmp_path / "b", (), 3)
+    torch.testing.assert_close(ran.model.state, other.model.state, rtol=1e-4, atol=1e-5)
+
+
+def test_parameter_server_follows_the_equations(tmp_path: Path) -> None:
+    """θ' = Adam(θ, g_i / (1 + s)) at the coordinator, for every gradient that comes."""
+    strategy = Strategy(
+        "gradient",
+        1,
+        whole,
+        step_inner(NET),
+        fp32(),
+        fp32(),
+        on_arrival(SITES, quorum=2, max_staleness=8, discount=1.0),
+        clock="samples",
+    )
+    ran = run(strategy, tmp_path, UNEVEN)
+    sites = [Site(index) for index in range(SITES)]
+    theta = {name: value.clone() for name, value in sites[0].weights.items()}
+    optimizer = build_optimizer(ADAM, list(theta.values()))
+    for arrived, index in enumerate(UNEVEN, 1):
+        site = sites[index]
+        site.workload.step(site.stream.next_batch(), site.rng, keep_local)
+        network = site.workload.networks["velocity"]
+        for name, parameter in network.named_parameters():
+            assert parameter.grad is not None
+            theta[f"velocity/{name}"].grad = parameter.grad / (arrived - site.version)
+        optimizer.step()
+        site.adopt(theta, arrived)
+    torch.testing.assert_close(ran.model.state, theta, rtol=1e-4, atol=1e-5)
+    assert max(steps_of(ran, "staleness")) == 4
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2) * 3, UNEVEN])
+def test_a_run_ends_with_the_samples_of_all_sites_together(
+    order: Sequence[int], tmp_path: Path
+) -> None:
+    strategy = Strategy(
+        "delta",
+        H,
+        whole,
+        step_outer({"velocity": outer.sgd(0.3)}),
+        fp32(),
+        fp32(),
+        on_arrival(SITES, quorum=2, max_staleness=8),
+        clock="samples",
+    )
+    ran = run(strategy, tmp_path, order)
+    assert ran.totals.contributions == len(order)
+    assert ran.totals.samples == len(order) * H * BATCH
+    assert ran.totals.dropped == 0
