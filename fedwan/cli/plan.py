@@ -19,6 +19,7 @@ from fedwan.config import Config, merge
 from fedwan.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fedwan.planner.candidates import Candidate
     from fedwan.planner.predict import Prediction
     from fedwan.planner.question import Question
     from fedwan.planner.wire_model import WireLink
@@ -99,8 +100,7 @@ def plan(
     ask = _of_settings if path is None else _of_workload
     question, calibrate = ask(config, named, measured or modelled_link(config.link))
     settings = candidates(question)  # refuses what cannot be, before anything is timed
-    own = question if path is None else _as_configured(path, question)
-    own_settings = candidates(own)
+    own = _own_settings(path, question)
     question = calibrate(question)
     cache: dict[object, Any] = {}
     found = [predict(candidate, question, cache) for candidate in settings]
@@ -111,8 +111,8 @@ def plan(
             f"{config.round.patience_s:g} allows; raise it"
         )
     lines = [_heading(question), "", *table_lines(ranked, question), ""]
-    if path is not None:
-        lines.append(f"as configured: {summary_of(predict(own_settings[0], question, cache))}")
+    if own is not None:
+        lines.append(f"as configured: {summary_of(predict(own, question, cache))}")
     for line in (*lines, f"advice: {why(ranked, question)}"):
         typer.echo(line)
     if json_path is not None:
@@ -181,13 +181,20 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     return question, calibrate
 
 
-def _as_configured(path: Path, question: Question) -> Question:
-    """The same, with all that the file settles."""
+def _own_settings(path: Path | None, question: Question) -> Candidate | None:
+    """What the file itself settles; None if there is no file, or nothing that can be predicted."""
+    from fedwan.planner.candidates import OwnPaceError, candidates
+
+    if path is None:
+        return None
     tree = {key: value for key, value in read_yaml(path).items() if key in COMPARED}
     tree.setdefault("strategy", Config().strategy)
     named = question.named | set(leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
     config = merge(question.config, tree)
-    return replace(question, config=config, named=frozenset(named))
+    try:
+        return candidates(replace(question, config=config, named=frozenset(named)))[0]
+    except OwnPaceError:
+        return None
 
 
 def _measure(link: str, identity: Path | None) -> WireLink | None:

@@ -24,13 +24,17 @@ from fedwan.fragments import most_fragments
 from fedwan.planner.question import ALL, Question
 from fedwan.strategy import Strategy
 
-__all__ = ["Candidate", "candidates", "with_tau"]
+__all__ = ["Candidate", "OwnPaceError", "candidates", "with_tau"]
 
 HS = (10, 20, 50, 100)
 CODECS = ("fp32", "bf16", "int8", "int4")
 """float4 has int4's size and takes longer: only where it is asked for."""
 GRADIENT_CODECS = ("fp32", "bf16")
 FRAGMENTS = 10
+
+
+class OwnPaceError(ConfigError):
+    """Sites keep a pace of their own, which is not predicted yet."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,7 @@ def candidates(question: Question) -> list[Candidate]:
     """All that could be run.
 
     Raises:
+        OwnPaceError: all strategies that remain are of that kind.
         ConfigError: there is none; what was wrong with the first, and the nearest that works.
     """
     config = question.config
@@ -79,7 +84,7 @@ def candidates(question: Question) -> list[Candidate]:
     if errors:
         raise errors[0]
     if own_pace:
-        raise ConfigError(
+        raise OwnPaceError(
             f"strategy={own_pace[0]} lets sites keep a pace of their own, which a plan cannot "
             "predict yet; set strategy=diloco, and leave round.least_steps out"
         )
