@@ -7,7 +7,9 @@ random generator, so workloads that draw from it are not reproducible here.
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -31,10 +33,12 @@ from fedwan.site.plan import SitePlan
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload
 
-__all__ = ["SimulatedRun", "SimulatedSite", "simulate"]
+__all__ = ["Absence", "SimulatedRun", "SimulatedSite", "simulate"]
 
 RUN_ID = "simulated"
 SILENCE_S = 600.0
+POLL_S = 0.1
+STANDSTILL_S = 2.0
 CPU = torch.device("cpu")
 
 
@@ -43,6 +47,19 @@ class SimulatedSite(NamedTuple):
 
     workload: Workload
     shard: Shard
+    rebuild: Callable[[], Workload] | None = None
+    """Makes the workload anew, for a site that leaves and returns."""
+
+
+class Absence(NamedTuple):
+    """A site's process dies, and a new one takes its place later.
+
+    Where the others wait for it, it returns after two seconds of standstill.
+    """
+
+    leaves_at: float
+    """Share of the run that is done by then."""
+    returns_at: float
 
 
 @dataclass
@@ -68,6 +85,7 @@ def simulate(
     ema_half_life: float = 1e4,
     eval_every: int = 0,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
+    absences: Mapping[str, Absence] | None = None,
 ) -> SimulatedRun:
     """Train to the end.
 
@@ -81,12 +99,12 @@ def simulate(
         ema_half_life: in samples.
         eval_every: versions between evaluations; 0 for none but the first and the last.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
+        absences: by site; each of these needs its `rebuild`.
 
     Raises:
         FedwanError: the first that any party raised.
     """
     records: list[dict[str, Any]] = []
-    errors: list[BaseException] = []
     desk = Desk(
         RUN_ID,
         Registry(list(sites), SILENCE_S),
@@ -109,37 +127,111 @@ def simulate(
         folder=folder / "checkpoint",
     )
     rounds = Rounds(plan, strategy, desk, records.append, lambda version, samples: None)
-    hashes: dict[str, str] = {}
-
-    def live(name: str, site: SimulatedSite) -> None:
-        link = wrap(name, LoopbackLink(desk, name))
+    parties = _Parties(desk, rounds, strategy, folder, wrap)
+    for name, site in sites.items():
         site_plan = SitePlan(RUN_ID, name, seed, batch, num_steps, 16, num_steps, 0.2)
+        parties.start(site_plan, site, (absences or {}).get(name))
+    try:
+        model = rounds.run()
+    except BaseException as error:
+        parties.errors.append(error)
+    desk.finish("the simulation ended")
+    parties.join()
+    if parties.errors:
+        raise parties.errors[0]
+    return SimulatedRun(model, rounds.totals, records, parties.hashes)
+
+
+class _Left(BaseException):
+    """A site's process dies."""
+
+
+class _Parties:
+    """The sites' threads.
+
+    Args:
+        desk: that they talk to.
+        rounds: the coordinator's loop.
+        strategy: the recipe.
+        folder: for checkpoints.
+        wrap: see `simulate`.
+    """
+
+    def __init__(
+        self,
+        desk: Desk,
+        rounds: Rounds,
+        strategy: Strategy,
+        folder: Path,
+        wrap: Callable[[str, Link], Link],
+    ) -> None:
+        self.errors: list[BaseException] = []
+        self.hashes: dict[str, str] = {}
+        self._desk = desk
+        self._rounds = rounds
+        self._strategy = strategy
+        self._folder = folder
+        self._wrap = wrap
+        self._threads: list[threading.Thread] = []
+
+    def start(self, plan: SitePlan, site: SimulatedSite, absence: Absence | None) -> None:
+        """Let a site live."""
+        thread = threading.Thread(target=self._live, args=(plan, site, absence), name=plan.site)
+        thread.start()
+        self._threads.append(thread)
+
+    def join(self) -> None:
+        """Wait for all of them."""
+        for thread in self._threads:
+            thread.join()
+
+    def _live(self, plan: SitePlan, site: SimulatedSite, absence: Absence | None) -> None:
+        name = plan.site
+        link = self._wrap(name, LoopbackLink(self._desk, name))
+        if absence is not None:
+            link = _Leaving(link, lambda: self._rounds.share_done() >= absence.leaves_at)
         try:
             loop = SiteLoop(
-                site_plan, site.workload, site.shard, strategy, link, folder / name, CPU
+                plan, site.workload, site.shard, self._strategy, link, self._folder / name, CPU
             )
-            hashes[name] = loop.run()
+            self.hashes[name] = loop.run()
+        except _Left:
+            self._return(plan, site, absence)
         except BaseException as error:
-            errors.append(error)
-            desk.finish(f"{name} failed: {error}")
+            self.errors.append(error)
+            self._desk.finish(f"{name} failed: {error}")
             # No other process will take this site's place: do not wait for it.
             with suppress(FedwanError):
                 link.leave(wire.Farewell(error=str(error)))
         finally:
             link.close()
 
-    threads = [
-        threading.Thread(target=live, args=(name, site), name=name) for name, site in sites.items()
-    ]
-    for thread in threads:
-        thread.start()
-    try:
-        model = rounds.run()
-    except BaseException as error:
-        errors.append(error)
-    desk.finish("the simulation ended")
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
-    return SimulatedRun(model, rounds.totals, records, hashes)
+    def _return(self, plan: SitePlan, site: SimulatedSite, absence: Absence | None) -> None:
+        assert absence is not None and site.rebuild is not None, "a site that leaves has `rebuild`"
+        with self._desk.changed:
+            entry = self._desk.registry.sites[plan.site]
+            entry.heard_s = -math.inf  # as after the silence that a dead process leaves
+            done, since = -1.0, time.monotonic()
+            while not self._desk.stop_text and done < absence.returns_at:
+                if self._rounds.share_done() > done:
+                    done, since = self._rounds.share_done(), time.monotonic()
+                elif time.monotonic() - since > STANDSTILL_S:
+                    break  # the others wait for it
+                self._desk.changed.wait(POLL_S)
+        self._live(plan, site._replace(workload=site.rebuild()), None)
+
+
+class _Leaving:
+    """A link whose site dies between two steps."""
+
+    def __init__(self, inner: Link, is_due: Callable[[], bool]) -> None:
+        self._inner = inner
+        self._is_due = is_due
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def heartbeat(self, step: int) -> None:
+        self._inner.heartbeat(step)
+        if self._is_due():
+            raise _Left

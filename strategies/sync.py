@@ -35,6 +35,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     refuse_outer(config, networks, "steps the inner optimisers on the mean gradient")
     refuse_stream(config)
     fill_barrier(config)
+    refuse_round(config, "grace", "goes nowhere without all gradients", "parameter_server")
     refuse_round(config, "max_staleness", "cannot use gradients of past steps", "parameter_server")
     refuse_round(config, "least_steps", "exchanges gradients in every step", "diloco")
 

@@ -173,6 +173,10 @@ class Rounds:
         self._progress_at[min(model.versions)] = self._progress(model)
         self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
 
+    def share_done(self) -> float:
+        """Of the run, 0 to 1."""
+        return self._progress(self.model) / self._plan.num_versions if self.model else 0.0
+
     def _progress(self, model: GlobalModel) -> int:
         """Outer updates so far; where sites keep their own pace, as many as their samples make."""
         if self._strategy.clock == "versions":

@@ -134,10 +134,11 @@ class Courier:
         header, payload = self._fetch(wire.DownloadRequest.EMA)
         return fp32().decode(payload, self._layout), header.version
 
-    def fetch_outer(self) -> State:
-        """The state of the optimiser that the coordinator steps."""
-        _, payload = self._fetch(wire.DownloadRequest.OUTER)
-        return safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+    def fetch_outer(self) -> tuple[State, list[int]]:
+        """The state of the optimiser that the coordinator steps, and the version of it."""
+        header, payload = self._fetch(wire.DownloadRequest.OUTER)
+        state = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+        return state, list(header.versions)
 
     def _fetch(self, kind: wire.DownloadRequest.Kind) -> tuple[wire.DownloadHeader, Source]:
         header, payload = self._link.download(wire.DownloadRequest(run_id=self._run_id, kind=kind))

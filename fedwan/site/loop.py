@@ -164,8 +164,14 @@ class SiteLoop:
         """
         exchange = self._exchange
         weights: State | None = None
+        outer: State = {}
         if any(versions):
             weights, versions = self._courier.fetch_global()
+        if weights is not None and isinstance(exchange, GradientExchange):
+            outer, stepped = self._courier.fetch_outer()
+            while stepped != versions:  # a quorum went on meanwhile
+                weights, versions = self._courier.fetch_global()
+                outer, stepped = self._courier.fetch_outer()
         kept = self._checkpoints.versions()
         nearest = versions[0]
         if self._strategy.contributes == "delta":
@@ -178,8 +184,8 @@ class SiteLoop:
             self._replica.adopt(weights)
         exchange.take_over(versions, ledger)
         if weights is not None:
-            if isinstance(exchange, GradientExchange):
-                self._replica.load_optimizers(self._courier.fetch_outer())
+            if outer:
+                self._replica.load_optimizers(outer)
             log.info("goes on from version %d", versions[0])
             if versions[0] not in kept:
                 at = f"version {usable[-1]}" if usable else "the beginning"
