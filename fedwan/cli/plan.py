@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from fedwan._config_checks import check_address
 from fedwan._config_tree import Tree, parse_words, read_yaml
 from fedwan.cli.plan_settings import COMPARED, PlanConfig, leaves, read_settings, run_config
-from fedwan.config import Config, merge
+from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def plan(
         if target is not None:
             with _writing(option, target), target.open("a"):
                 pass  # told before the work, not after it
-    measured = _measure(link, identity)
+    measured = _measure(link, identity, config.link)
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates
     from fedwan.planner.predict import predict
@@ -197,7 +197,7 @@ def _own_settings(path: Path | None, question: Question) -> Candidate | None:
         return None
 
 
-def _measure(link: str, identity: Path | None) -> WireLink | None:
+def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | None:
     """The link as measured, now or before; None where the settings describe it."""
     if not link:
         if identity is not None:
@@ -213,7 +213,10 @@ def _measure(link: str, identity: Path | None) -> WireLink | None:
     from fedwan.link.measure import measure
     from fedwan.link.tls import Identity
 
-    return measured_link(measure(link, Identity.load(identity), PROBE_CHANNELS, PROBE_S))
+    loaded = Identity.load(identity)
+    return measured_link(
+        measure(link, loaded, PROBE_CHANNELS, PROBE_S, run.congestion, run.pace_mbit)
+    )
 
 
 # What is told ----------------------------------------------------------------------------------
