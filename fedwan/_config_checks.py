@@ -39,7 +39,7 @@ def check(config: Config) -> None:
     _check_optimizers(config)
     _check_stream(config.stream)
     _check_link(config.link)
-    _whole("round.quorum", config.round.quorum, 0, config.sites, "0 to sites")
+    _whole("round.quorum", config.round.quorum, 0, config.sites, f"0 to sites ({config.sites})")
     _positive("round.patience_s", config.round.patience_s)
     _number("round.grace", config.round.grace)
     _whole("round.max_staleness", config.round.max_staleness, 0)

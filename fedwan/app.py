@@ -24,7 +24,16 @@ from fedwan.names import nearest
 if TYPE_CHECKING:
     from fedwan.workloads.base import Workload
 
-__all__ = ["find_app", "load_run", "load_strategy", "load_workload", "resolve"]
+__all__ = [
+    "check_codecs",
+    "find_app",
+    "load_run",
+    "load_strategy",
+    "load_workload",
+    "resolve",
+    "resolve_workload",
+    "strategy_names",
+]
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
@@ -82,6 +91,18 @@ def load_strategy(name: str, root: Path | None = None) -> ModuleType:
     return _load("strategy", name, "strategies", _STRATEGY_PARTS, root)
 
 
+def strategy_names(root: Path | None = None) -> list[str]:
+    """The strategies that the app holds, those of users among them, in name order.
+
+    Args:
+        root: the app's folder; found by `find_app` if not given.
+
+    Raises:
+        ConfigError: there is no app.
+    """
+    return _recipes((root or find_app()) / "strategies")
+
+
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     """A run's configuration from a file and `key=value` words, with the recipes' defaults under it.
 
@@ -120,19 +141,32 @@ def resolve(config: Config) -> Config:
         ConfigError: an unknown recipe, network or model setting, a setting without effect, or more
             fragments than the model has modules.
     """
-    config = copy.deepcopy(config)
-    workload = load_workload(config.workload)
-    strategy = load_strategy(config.strategy)
-    _check_networks(config, workload.NETWORKS)
-    _check_codecs(config)
-    config.model = _resolve_model(workload.Model, config.model)
-    workload.resolve(config)
+    workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
+    config = resolve_workload(config)
     strategy.resolve(config, workload.NETWORKS)
     assert set(config.inner) | set(config.outer) <= set(workload.NETWORKS), "recipes add no network"
     _check_fragments(config, workload, strategy)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
+
+
+def resolve_workload(config: Config) -> Config:
+    """A configuration in which only what the strategy's recipe fills in is left open.
+
+    Args:
+        config: checked by `fedwan.config`; it is not changed.
+
+    Raises:
+        ConfigError: see `resolve`.
+    """
+    config = copy.deepcopy(config)
+    workload = load_workload(config.workload)
+    _check_networks(config, workload.NETWORKS)
+    check_codecs(config)
+    config.model = _resolve_model(workload.Model, config.model)
+    workload.resolve(config)
+    return config
 
 
 def _is_app(root: Path) -> bool:
@@ -186,7 +220,12 @@ def _check_networks(config: Config, networks: Collection[str]) -> None:
                 )
 
 
-def _check_codecs(config: Config) -> None:
+def check_codecs(config: Config) -> None:
+    """Refuse codecs that do not exist.
+
+    Raises:
+        ConfigError: which key, and those that do.
+    """
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 

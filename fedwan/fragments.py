@@ -17,7 +17,16 @@ from dataclasses import dataclass
 from fedwan.errors import ConfigError
 from fedwan.state import Layout, Role, TensorSpec, network_of
 
-__all__ = ["Fragment", "Fragmentation", "blocks", "due_step", "reached_step", "strided", "whole"]
+__all__ = [
+    "Fragment",
+    "Fragmentation",
+    "blocks",
+    "due_step",
+    "most_fragments",
+    "reached_step",
+    "strided",
+    "whole",
+]
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,11 @@ def reached_step(
     )
 
 
+def most_fragments(layout: Layout) -> int:
+    """Into how many a model can be cut: the modules of its largest network."""
+    return max(map(len, _units(layout).values()), default=0)
+
+
 _Unit = list[tuple[str, TensorSpec]]
 """A module's own tensors, which stay together."""
 
@@ -100,7 +114,7 @@ _Deal = Callable[[list[_Unit], int, list[int]], list[int]]
 
 def _cut(layout: Layout, count: int, h: int, deal: _Deal) -> tuple[Fragment, ...]:
     by_network = _units(layout)
-    most = max(map(len, by_network.values()), default=0)
+    most = most_fragments(layout)
     if count > most:
         raise ConfigError(
             f"stream.fragments={count} where the largest network has {most} modules to cut "

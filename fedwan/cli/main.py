@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import coordinator, demo, doctor, pki, report, run, site
+from fedwan.cli import coordinator, demo, doctor, pki, plan, report, run, site
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import FedwanError, UserError
 
@@ -30,6 +30,7 @@ app.command("demo", epilog=run.KEYS)(demo.demo)
 app.command("run", epilog=run.KEYS)(run.run)
 app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
 app.command("site")(site.site)
+app.command("plan", epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
 app.command("report")(report.report)
 app.add_typer(doctor.app, name="doctor")

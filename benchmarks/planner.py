@@ -1,0 +1,183 @@
+"""Predicted beside measured utilisation, on the emulated wide area.
+
+    python benchmarks/planner.py [--quick] [--only TEXT] --json PATH
+    python benchmarks/planner.py --simulator [--sites N] [--rounds N]
+
+Three links, four settings each: the workload, the processes and the measurement are those of
+`benchmarks/timed.py`, the predictions those of `fedwan plan` for its tensors. No point is among
+those that the model's constants were taken from (docs/plan.md), and nothing is fitted to them.
+
+`--simulator` times the simulator alone: sites of different speeds on links that change, which fail
+and return, rounds that close with a quorum.
+
+Row: strategy codec h rate_mbit rtt_ms loss predicted measured; sites fragments tau error besides
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+# Works from a checkout that is not installed, too.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.peers.recipes.timed import Layers, patchgan_shapes, unet_shapes  # noqa: E402
+from benchmarks.rows import print_row, write_rows  # noqa: E402
+from benchmarks.timed import STEP_S, Case, measure  # noqa: E402
+from fedwan.app import load_strategy  # noqa: E402
+from fedwan.config import Config, LinkConfig, StreamConfig  # noqa: E402
+from fedwan.planner.layouts import synthetic_layout  # noqa: E402
+from fedwan.planner.virtual import run_virtually  # noqa: E402
+from fedwan.planner.virtual_site import SiteModel  # noqa: E402
+from fedwan.planner.weather import Season, changing_link, draw_outages  # noqa: E402
+from fedwan.planner.wire_model import modelled_link  # noqa: E402
+from fedwan.state import Layout, layout_of  # noqa: E402
+
+WIDTH = 64
+LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
+"""Mbit/s, ms, share lost."""
+TOLERANCE = 0.15
+
+
+def cases(is_quick: bool) -> list[Case]:
+    """Four settings on every link; one link in quick form."""
+    found: list[Case] = []
+    for rate, rtt, loss in LINKS[1:2] if is_quick else LINKS:
+        on = {"rate_mbit": rate, "rtt_ms": rtt, "loss": loss}
+        found += [
+            Case("streaming_diloco", "int4", 20, 2, rounds=16, skipped=6, **on),
+            Case("streaming_diloco", "int8", 50, 2, rounds=7, skipped=3, **on),
+            Case("diloco", "int4", 50, 2, rounds=5, skipped=1, **on),
+            Case("diloco", "bf16", 20, 2, rounds=5, skipped=1, **on),
+        ]
+    return found
+
+
+def predict(case: Case, layout: Layout) -> float:
+    """Utilisation in virtual time, of the same rounds."""
+    config = Config(strategy=case.strategy, sites=case.sites, h=case.h, steps=case.rounds * case.h)
+    config.codec.up = config.codec.down = case.codec
+    words = dict(word.split("=") for word in case.words if word.startswith("stream."))
+    if words:
+        fragments, tau = int(words["stream.fragments"]), int(words["stream.tau"])
+        config.stream = StreamConfig(fragments=fragments, tau=tau)
+    recipe = load_strategy(case.strategy)
+    recipe.resolve(config, {name: "adversarial" for name in ("generator", "discriminator")})
+    link = modelled_link(
+        LinkConfig(
+            rate_mbit=case.rate_mbit,
+            rtt_ms=case.rtt_ms,
+            loss=case.loss,
+            congestion=case.congestion,
+            pace_mbit=case.pace_mbit,
+        )
+    )
+    site = SiteModel(STEP_S, (Season(0.0, link),))
+    strategy = recipe.build(config)
+    course = run_virtually(strategy, layout, [site] * case.sites, config.steps)
+    return course.utilisation([STEP_S] * case.sites, case.h, case.skipped, case.rounds - 1)
+
+
+def pix2pix_layout() -> Layout:
+    """Of the timed workload."""
+    shapes = {"generator": unet_shapes(WIDTH), "discriminator": patchgan_shapes(WIDTH)}
+    return layout_of({network: Layers(layers) for network, layers in shapes.items()})
+
+
+def compare(case: Case, layout: Layout) -> dict[str, Any]:
+    """One point, as a row; predicted before it is measured."""
+    predicted = predict(case, layout)
+    row = measure(case)
+    measured = row["utilisation"]
+    return {
+        "strategy": case.strategy,
+        "codec": case.codec,
+        "h": case.h,
+        "rate_mbit": case.rate_mbit,
+        "rtt_ms": case.rtt_ms,
+        "loss": case.loss,
+        "predicted": round(predicted, 4),
+        "measured": measured,
+        "sites": case.sites,
+        "fragments": row["fragments"],
+        "tau": case.tau,
+        "error": round(predicted / measured - 1, 3),
+        "emulation": row["emulation"],
+    }
+
+
+def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> dict[str, Any]:
+    """The simulator's own time, for a run in which much goes wrong."""
+    h = 20
+    config = Config(strategy="diloco", sites=num_sites, h=h, steps=num_rounds * h)
+    config.codec.up = config.codec.down = "int4"
+    config.round.quorum = max(1, 9 * num_sites // 10)
+    config.round.patience_s = 30.0
+    recipe = load_strategy(config.strategy)
+    recipe.resolve(config, {"model": "regression"})
+    link = modelled_link(LinkConfig(rate_mbit=1000.0, rtt_ms=50.0))
+    horizon_s = 100.0 * num_rounds
+    draw = random.Random(seed)
+    sites = [
+        SiteModel(
+            draw.uniform(0.09, 0.11),
+            changing_link(seed, index, link, horizon_s, mean_s=300.0, least=0.3),
+            draw_outages(seed, index, horizon_s, mean_up_s=20_000.0, mean_down_s=120.0),
+        )
+        for index in range(num_sites)
+    ]
+    began, cpu = time.perf_counter(), time.process_time()
+    course = run_virtually(recipe.build(config), synthetic_layout(10_000_000), sites, config.steps)
+    return {
+        "sites": num_sites,
+        "rounds": len(course.rounds),
+        "contributions": course.contributions,
+        "dropped": course.dropped,
+        "rejoins": course.rejoins,
+        "virtual_s": round(course.wall_s, 1),
+        "wall_s": round(time.perf_counter() - began, 2),
+        "cpu_s": round(time.process_time() - cpu, 2),
+    }
+
+
+def main() -> None:
+    """Compare every case, print a table and how many agree, write rows."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="write rows to this file")
+    parser.add_argument("--quick", action="store_true", help="one link instead of three")
+    parser.add_argument("--only", default="", help="only cases whose text holds this")
+    parser.add_argument("--simulator", action="store_true", help="time the simulator instead")
+    parser.add_argument("--sites", type=int, default=1000, help="of the simulator")
+    parser.add_argument("--rounds", type=int, default=1000, help="of the simulator")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    if args.simulator:
+        rows.append(simulate(args.sites, args.rounds))
+        print_row(rows[0], is_first=True)
+    else:
+        wanted = [case for case in cases(args.quick) if args.only in str(case)]
+        if not wanted:
+            texts = "; ".join(map(str, cases(False)))
+            parser.error(f"--only {args.only!r} is in none of: {texts}")
+        layout = pix2pix_layout()
+        for case in wanted:
+            rows.append(compare(case, layout))
+            print_row(rows[-1], is_first=len(rows) == 1)
+        print(agreement(rows))
+    if args.json:
+        write_rows(args.json, rows)
+
+
+def agreement(rows: Sequence[dict[str, Any]]) -> str:
+    """How many points the prediction comes near to."""
+    near = sum(abs(row["error"]) <= TOLERANCE for row in rows)
+    return f"{near} of {len(rows)} predicted within {TOLERANCE:.0%} of what was measured"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""A short calibration: how large the real workload is, how long its steps and its codecs take here.
+
+The first site's shard and a freshly built workload; a few seconds of steps, nothing is kept. What
+is measured holds for this machine: run it on one that is like the sites'.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from fedwan.app import load_workload
+from fedwan.codecs import Codec, codec_by_name
+from fedwan.config import Config
+from fedwan.data.shard import open_shard
+from fedwan.planner.costs import Costs, Speed
+from fedwan.rng import NamedGenerators
+from fedwan.site.service import choose_device
+from fedwan.state import Layout, Role, State, layout_of
+from fedwan.workloads.base import Workload, keep_local
+
+__all__ = ["coding_costs", "coding_speed", "open_workload", "step_seconds", "trained_layout"]
+
+WARM_UP_STEPS = 3
+LEAST_STEPS = 5
+BUDGET_S = 2.0
+"""Of steps, after the warm-up."""
+SAMPLE_VALUES = 1 << 22
+"""That codecs are timed with, at most: 16 MiB."""
+REPEATS = 3
+
+
+def open_workload(config: Config) -> Workload:
+    """The workload, freshly built where its steps will be timed.
+
+    Raises:
+        ConfigError: the device that it asks for is not here.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    workload: Workload = load_workload(config.workload).build(config, choose_device(config.device))
+    return workload
+
+
+def trained_layout(workload: Workload) -> Layout:
+    """Of what will travel."""
+    networks, optimizers = workload.networks, workload.optimizers
+    return layout_of({name: networks[name] for name in networks if name in optimizers})
+
+
+def step_seconds(config: Config, workload: Workload) -> float:
+    """Seconds of a step, the median of some; the workload's weights move.
+
+    Args:
+        config: resolved.
+        workload: as `open_workload` made it.
+
+    Raises:
+        ConfigError: the data are not here.
+    """
+    device = choose_device(config.device)
+    shard = open_shard(config.data, 0, config.sites, config.seed)
+    rng = NamedGenerators(config.seed, "calibration")
+    stream = shard.batches(config.data.batch, rng["data"], device)
+
+    def step() -> None:
+        workload.step(stream.next_batch(), rng, keep_local)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    for _ in range(WARM_UP_STEPS):
+        step()
+    durations: list[float] = []
+    while len(durations) < LEAST_STEPS or sum(durations) < BUDGET_S:
+        durations.append(_seconds(step))
+    return statistics.median(durations)
+
+
+def coding_costs(layout: Layout) -> Costs:
+    """What coding a part of this layout takes here, for every codec that has a default."""
+    sample = _sample(layout)
+    names = Costs().codecs
+    return Costs(codecs={name: coding_speed(codec_by_name(name), sample) for name in names})
+
+
+def coding_speed(codec: Codec, layout: Layout) -> Speed:
+    """Seconds per value to encode, and to decode and add, on this machine; the best of a few."""
+    generator = torch.Generator().manual_seed(0)
+    tensors: State = {
+        name: torch.zeros(spec.shape, dtype=spec.dtype)
+        if spec.role is not Role.PARAMETER
+        else 1e-3 * torch.randn(spec.shape, generator=generator)
+        for name, spec in layout.items()
+    }
+    sums = {name: value.clone() for name, value in tensors.items()}
+    payload, _ = codec.encode(tensors, {}, layout)
+
+    def add() -> None:
+        for name, coded in codec.read_each(payload, layout):
+            if layout[name].role is Role.PARAMETER:
+                coded.add_to(sums[name])
+
+    count = max(1, sum(spec.num_values for spec in layout.values()))
+    encode_s = min(_seconds(lambda: codec.encode(tensors, {}, layout)) for _ in range(REPEATS))
+    return Speed(encode_s / count, min(_seconds(add) for _ in range(REPEATS)) / count)
+
+
+def _sample(layout: Layout) -> Layout:
+    """As many tensors as make up the sample, the first one in any case."""
+    sample: Layout = {}
+    count = 0
+    for name, spec in layout.items():
+        if not sample or count + spec.num_values <= SAMPLE_VALUES:
+            sample[name] = spec
+            count += spec.num_values
+    return sample
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

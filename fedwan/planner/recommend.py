@@ -1,0 +1,115 @@
+"""Which setting to take, and why: one sentence.
+
+The fewest bytes among those whose sites compute 95 % of the time or more; if there is none, the
+best utilisation, and what holds it back. Recommended is only what has shown its quality: H up to 50
+(docs/results.md, "What coding costs in quality", has 20), and no error feedback, which needs many
+more rounds (docs/log.md), unless the user has settled on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from fedwan.output.units import bytes_text
+from fedwan.planner.predict import Prediction
+from fedwan.planner.question import Question
+
+__all__ = ["ENOUGH", "codec_text", "rank", "setting_text", "why"]
+
+ENOUGH = 0.95
+MOST_H = 50
+
+
+def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
+    """Best first; without those whose H is larger than it must be, and those that would stop."""
+    kept = [p for p in predictions if not p.stopped and not _is_needless(p, predictions, question)]
+    return sorted(kept, key=lambda p: _order(p, question))
+
+
+def why(ranked: Sequence[Prediction], question: Question) -> str:
+    """The sentence that recommends the first of them."""
+    best = ranked[0]
+    bytes_ = f"{bytes_text(best.bytes_per_step)} a step and site"
+    take = f"take {setting_text(best)}"
+    if not _is_trusted(best, question):
+        take = f"if its quality holds (see docs/plan.md), {take}"
+    if best.utilisation >= ENOUGH:
+        return (
+            f"{take}: its sites compute {best.utilisation:.1%} of the time, and of the settings "
+            f"known to train well that come to {ENOUGH:.0%} it sends the fewest bytes, {bytes_}"
+        )
+    return (
+        f"{take}: no setting's sites compute {ENOUGH:.0%} of the time, and with it they come "
+        f"nearest, {best.utilisation:.1%}; {_limit(best, question)}"
+    )
+
+
+def setting_text(prediction: Prediction) -> str:
+    """A setting in words."""
+    config, strategy = prediction.candidate.config, prediction.candidate.strategy
+    text = f"{config.strategy}, {codec_text(prediction)}, H = {strategy.h}"
+    if strategy.overlap.tau:
+        text += f", {prediction.candidate.num_fragments} fragments, τ = {strategy.overlap.tau}"
+    return text
+
+
+def codec_text(prediction: Prediction) -> str:
+    """The codec, or both."""
+    up, down = prediction.candidate.strategy.up.name, prediction.candidate.strategy.down.name
+    return up if up == down else f"{up}/{down}"
+
+
+def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
+    strategy = prediction.candidate.strategy
+    is_enough = prediction.utilisation >= ENOUGH
+    return (
+        not is_enough,
+        not _is_trusted(prediction, question),
+        prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
+        *(strategy.overlap.tau, prediction.bytes_per_step),
+        # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
+        *(bool(strategy.overlap.eager), not prediction.candidate.config.outer),
+    )
+
+
+def _is_trusted(prediction: Prediction, question: Question) -> bool:
+    strategy = prediction.candidate.strategy
+    is_codec = not strategy.up.has_feedback or "codec.up" in question.named
+    return is_codec and (strategy.h <= MOST_H or "h" in question.named)
+
+
+def _is_needless(prediction: Prediction, others: Sequence[Prediction], question: Question) -> bool:
+    """Whether a smaller H of the same strategy and codecs is enough already."""
+    if "h" in question.named:
+        return False
+    mine = _family(prediction)
+    return any(
+        other.utilisation >= ENOUGH
+        and other.candidate.strategy.h < prediction.candidate.strategy.h
+        and _family(other) == mine
+        for other in others
+    )
+
+
+def _family(prediction: Prediction) -> tuple[str, str]:
+    return prediction.candidate.config.strategy, codec_text(prediction)
+
+
+def _limit(best: Prediction, question: Question) -> str:
+    strategy = best.candidate.strategy
+    steps_s = strategy.h * question.step_s
+    rest_s = best.round_s - steps_s
+    if best.wire_s >= max(0.9 * best.round_s, best.coordinator_s):
+        what = f"the link is full: a round's bytes take {best.wire_s:.3g} s each way"
+    elif best.coordinator_s >= 0.9 * best.round_s:
+        what = f"the coordinator is busy: merging a round takes {best.coordinator_s:.3g} s"
+    else:
+        round_trips = f", round trips of {1e3 * question.link.up.rtt_s:.0f} ms"
+        if math.isclose(question.link.up.rtt_s, 0.0):
+            round_trips = ""
+        what = (
+            f"sites wait {rest_s:.3g} s a round: a round's bytes take {best.wire_s:.3g} s each "
+            f"way, merging {best.coordinator_s:.3g} s{round_trips}"
+        )
+    return f"{what}, its steps {steps_s:.3g} s"

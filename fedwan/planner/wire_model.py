@@ -1,0 +1,117 @@
+"""How long bytes take on a link: rate, round trip, slow start, loss and what TCP loses itself.
+
+Of a link's rate payloads get
+
+    0.965   of every 1500 bytes 1448 are payload
+    0.983   the other direction's acknowledgements, 52 bytes for every two segments
+    0.96    without a pace: bbr keeps up to two bandwidth-delay products under way, and 2 to 6 % of
+            what it sends is lost where link and queue hold no more (docs/log.md)
+    0.97    at 100 ms: every ten seconds bbr empties the link to see the round trip, for 200 ms or
+            a round trip, whichever is longer, and takes another to fill it (Cardwell et al. 2016)
+
+bbr takes losses for what they are. Reno and cubic get what theory gives them (`fedwan.link.advice`)
+times the channels, and after a pause their window starts small: halved for every timeout that they
+stood idle (RFC 2861, RFC 9293), it doubles in each round trip until the link is full.
+
+None of these was fitted to `benchmarks/planner.py`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from fedwan.config import LinkConfig
+from fedwan.link.advice import flow_mbit
+from fedwan.link.shaped import MSS_BYTES
+from fedwan.link.stripes import MAX_CHANNELS, PACED_CHANNELS
+
+__all__ = ["ACK_SHARE", "Pipe", "WireLink", "modelled_link"]
+
+PACKET_BYTES = 1500
+ACK_BYTES = 52
+ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))
+"""What is left of a direction while the other one is as busy."""
+OVERSHOOT = 0.04
+"""Of what bbr sends without a pace, what is lost at the queue; 0.02 to 0.06 were seen."""
+PROBE_EVERY_S = 10.0
+PROBE_S = 0.2
+FIRST_WINDOW_BYTES = 10 * MSS_BYTES
+"""RFC 6928."""
+LEAST_TIMEOUT_S = 0.2
+"""Linux's, beyond the round trip."""
+
+
+class Pipe(NamedTuple):
+    """One direction of a link, as payloads see it."""
+
+    bytes_per_s: float
+    """Of payload, once TCP has found the rate; infinite where nothing limits it."""
+    rtt_s: float
+    """Of an empty link."""
+    restarts: bool = False
+    """Whether the window starts small again after a pause."""
+
+    def transfer_s(self, num_bytes: float, idle_s: float) -> float:
+        """Seconds from the first byte that leaves to the last.
+
+        Args:
+            num_bytes: of payload.
+            idle_s: since the last transfer; infinite for a new connection.
+
+        >>> Pipe(1e6, 0.1).transfer_s(5e6, idle_s=0.0)
+        5.0
+        """
+        if self.rtt_s == 0 or idle_s <= 0 or (idle_s < math.inf and not self.restarts):
+            return num_bytes / self.bytes_per_s
+        full = self.bytes_per_s * self.rtt_s
+        window = self._first_window(idle_s, full)
+        spent_s = 0.0
+        while window < full and num_bytes > window:
+            num_bytes -= window
+            window *= 2
+            spent_s += self.rtt_s
+        return spent_s + num_bytes / self.bytes_per_s
+
+    def _first_window(self, idle_s: float, full: float) -> float:
+        """Bytes that may leave in the first round trip; `full` is what fills the link."""
+        if full == math.inf and idle_s < math.inf:
+            return full  # nothing says how large it was
+        timeouts = min(idle_s / (self.rtt_s + LEAST_TIMEOUT_S), 64.0)
+        halved = full / 2 ** int(timeouts) if idle_s < math.inf else 0.0
+        return max(halved, FIRST_WINDOW_BYTES)
+
+
+class WireLink(NamedTuple):
+    """Both directions, each with a line of its own."""
+
+    up: Pipe
+    down: Pipe
+
+
+def modelled_link(link: LinkConfig) -> WireLink:
+    """The link that a configuration describes, alike both ways.
+
+    Args:
+        link: `rate_mbit` (0 for no limit), `rtt_ms`, `loss`, `congestion`, `pace_mbit`, `channels`
+            are looked at. `auto` is taken for bbr, `system` for cubic.
+
+    >>> pipe = modelled_link(LinkConfig(rate_mbit=100.0, rtt_ms=100.0)).up
+    >>> round(pipe.bytes_per_s * 8 / 1e6, 1)
+    88.4
+    """
+    rtt_s = link.rtt_ms / 1e3
+    is_bbr = link.congestion in ("auto", "bbr")
+    rate = link.rate_mbit or math.inf
+    is_paced = bool(link.pace_mbit) and link.pace_mbit < rate
+    mbit = min(rate, link.pace_mbit or math.inf)
+    mbit *= MSS_BYTES / PACKET_BYTES * ACK_SHARE
+    if is_bbr:
+        mbit *= 1 - link.loss
+        mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
+        mbit *= 1.0 if is_paced else 1 - OVERSHOOT
+    else:
+        channels = link.channels or (PACED_CHANNELS if link.pace_mbit else MAX_CHANNELS)
+        mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
+    pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
+    return WireLink(pipe, pipe)

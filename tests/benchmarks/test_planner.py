@@ -1,0 +1,36 @@
+"""The planner's benchmark: its points, its predictions, and the simulator's own time."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import planner, timed
+
+
+def test_three_links_and_four_settings_none_of_which_was_looked_at_before() -> None:
+    cases = planner.cases(False)
+    links = {(case.rate_mbit, case.rtt_ms, case.loss) for case in cases}
+    assert len(links) == 3 and len(cases) == 12
+    seen = {(case.rate_mbit, case.rtt_ms, case.loss) for case in timed.cases(False)}
+    assert not links & seen
+    assert len(planner.cases(True)) == 4
+
+
+def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = planner.pix2pix_layout()
+    assert sum(spec.num_values for spec in layout.values()) == 57_182_660
+    row = {"utilisation": 0.5, "fragments": 1, "emulation": "tun"}
+    monkeypatch.setattr(planner, "measure", lambda case: row)
+    found = planner.compare(planner.cases(True)[2], layout)
+    keys = "strategy codec h rate_mbit rtt_ms loss predicted measured".split()
+    assert list(found)[: len(keys)] == keys
+    assert found["measured"] == 0.5 and 0 < found["predicted"] < 1
+    assert found["error"] == pytest.approx(found["predicted"] / 0.5 - 1, abs=1e-3)
+    rows = [{"error": 0.2}, {"error": -0.1}, {"error": 0.15}]
+    assert planner.agreement(rows).startswith("2 of 3 predicted within 15%")
+
+
+def test_the_simulator_is_timed_on_a_run_with_faults() -> None:
+    row = planner.simulate(30, 30)
+    assert (row["sites"], row["rounds"]) == (30, 30)
+    assert row["contributions"] <= 900 and row["cpu_s"] >= 0

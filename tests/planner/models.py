@@ -1,0 +1,53 @@
+"""What the planner's tests share: strategies as their recipes build them, and plain sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedwan.app import load_strategy
+from fedwan.config import Config, LinkConfig, StreamConfig
+from fedwan.planner.layouts import synthetic_layout
+from fedwan.planner.question import Question
+from fedwan.planner.virtual_site import SiteModel
+from fedwan.planner.weather import Outage, Season
+from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
+from fedwan.strategy import Strategy
+
+LAYOUT = synthetic_layout(100_000)
+FAST = WireLink(Pipe(1e9, 0.0), Pipe(1e9, 0.0))
+
+
+def strategy_of(
+    name: str, sites: int, h: int, codec: str = "fp32", quorum: int = 0, **settings: Any
+) -> Strategy:
+    """A recipe's strategy; `stream` and settings of `RoundConfig` may be set besides."""
+    config = Config(strategy=name, sites=sites, h=h, steps=8 * h)
+    config.codec.up = config.codec.down = codec
+    config.round.quorum = quorum
+    if stream := settings.pop("stream", None):
+        config.stream = StreamConfig(fragments=stream[0], tau=stream[1])
+    for key, value in settings.items():
+        setattr(config.round, key, value)
+    recipe = load_strategy(name)
+    recipe.resolve(config, {"model": "regression"})
+    strategy: Strategy = recipe.build(config)
+    return strategy
+
+
+def site(step_s: float = 0.1, link: WireLink = FAST, *outages: tuple[float, float]) -> SiteModel:
+    """A site on one link; outages as (from, until)."""
+    return SiteModel(step_s, (Season(0.0, link),), tuple(Outage(*outage) for outage in outages))
+
+
+def question(named: tuple[str, ...] = (), rate_mbit: float = 100.0, **settings: Any) -> Question:
+    """About a model of 57.2 million values; settings are those of `Config`."""
+    config = Config(**({"strategy": "all", "sites": 4} | settings))
+    return Question(
+        config,
+        frozenset(named),
+        {"model": "regression"},
+        synthetic_layout(57_182_660),
+        0.1,
+        modelled_link(LinkConfig(rate_mbit=rate_mbit, rtt_ms=100.0)),
+        config.steps or 10_000,
+    )

@@ -1,0 +1,35 @@
+"""A short calibration of a real workload."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedwan.app import resolve_workload
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config, DataConfig
+from fedwan.planner import calibrate
+from fedwan.planner.costs import Costs
+from fedwan.planner.layouts import synthetic_layout
+
+
+def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "BUDGET_S", 0.0)
+    config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
+    workload = calibrate.open_workload(config)
+    layout = calibrate.trained_layout(workload)
+    assert sum(spec.num_values for spec in layout.values()) == sum(
+        p.numel() for network in workload.networks.values() for p in network.parameters()
+    )
+    assert 0 < calibrate.step_seconds(config, workload) < 60
+
+
+@pytest.mark.parametrize("name", ["fp32", "int4", "topk2"])
+def test_codecs_are_timed_both_ways(name: str) -> None:
+    speed = calibrate.coding_speed(codec_by_name(name), synthetic_layout(50_000))
+    assert 0 < speed.encode_s < 1e-3 and 0 < speed.add_s < 1e-3
+
+
+def test_no_more_is_coded_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "SAMPLE_VALUES", 10_000)
+    costs = calibrate.coding_costs(synthetic_layout(400_000))
+    assert costs.codecs.keys() == Costs().codecs.keys()

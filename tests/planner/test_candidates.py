@@ -1,0 +1,84 @@
+"""Which settings a plan compares."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedwan.app import strategy_names
+from fedwan.config import CodecConfig, StreamConfig
+from fedwan.errors import ConfigError
+from fedwan.planner.candidates import candidates, with_tau
+from tests.planner.models import question
+
+
+def test_every_strategy_whose_rounds_are_all_sites_takes_part() -> None:
+    found = candidates(question())
+    own_pace = {"async_diloco", "parameter_server"}
+    assert {c.config.strategy for c in found} == set(strategy_names()) - own_pace
+    keys = [
+        (c.config.strategy, c.strategy.h, c.strategy.up.name, c.strategy.down.name) for c in found
+    ]
+    assert len(set(keys)) == len(keys)
+
+
+def test_every_one_would_run() -> None:
+    for candidate in candidates(question()):
+        config = candidate.config
+        assert config.steps % candidate.strategy.h == 0 and config.steps >= 10_000
+        assert candidate.num_fragments <= candidate.strategy.h
+        assert candidate.strategy.overlap.tau < candidate.strategy.h
+
+
+def test_what_is_settled_is_kept() -> None:
+    settled = question(("h", "codec.up"), h=25, codec=CodecConfig(up="int8"))
+    found = candidates(settled)
+    assert {candidate.strategy.h for candidate in found} == {25}
+    assert {candidate.strategy.up.name for candidate in found} == {"int8"}
+    assert all(candidate.strategy.contributes == "delta" for candidate in found)
+
+
+def test_a_strategy_with_error_feedback_keeps_its_own_codecs() -> None:
+    found = [c for c in candidates(question()) if c.strategy.up.has_feedback]
+    assert {c.config.strategy for c in found} == {"sparse_loco"}
+    assert {(c.strategy.up.name, c.strategy.down.name) for c in found} == {("topk2", "int4")}
+
+
+def test_settled_streams_leave_those_out_that_do_not_stream() -> None:
+    found = candidates(question(("stream.tau",), stream=StreamConfig(tau=15)))
+    assert found and all(candidate.strategy.overlap.tau == 15 for candidate in found)
+    assert min(candidate.strategy.h for candidate in found) == 20
+    assert not any(candidate.is_tau_open for candidate in found)
+
+
+def test_another_tau_is_the_same_setting_otherwise() -> None:
+    asked = question()
+    candidate = next(c for c in candidates(asked) if c.is_tau_open)
+    other = with_tau(candidate, asked, 3)
+    assert other.strategy.overlap.tau == 3
+    assert other.num_fragments == candidate.num_fragments
+    assert other.config.codec == candidate.config.codec
+
+
+@pytest.mark.parametrize(
+    ("named", "settings", "says"),
+    [
+        (("h", "stream.tau"), {"h": 20, "stream": StreamConfig(tau=25)}, "set stream.tau=19"),
+        (("h", "stream.fragments"), {"h": 20, "stream": StreamConfig(30)}, "fragments=20 or less"),
+        (("h", "stream.fragments"), {"h": 99, "stream": StreamConfig(60)}, "fragments=40 or less"),
+        (("h", "steps"), {"h": 20, "steps": 1001}, "set steps=1000 or 1020"),
+        (("strategy", "h"), {"strategy": "sync", "h": 20}, "has no effect: strategy 'sync'"),
+        (
+            ("strategy", "stream.tau"),
+            {"strategy": "diloco", "stream": StreamConfig(tau=5)},
+            "stream.tau=5 has no effect",
+        ),
+        (("strategy",), {"strategy": "async_diloco"}, "lets sites keep a pace of their own"),
+        (("strategy",), {"strategy": "dilco"}, "did you mean 'diloco'?"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_nearest_that_works(
+    named: tuple[str, ...], settings: dict[str, object], says: str
+) -> None:
+    with pytest.raises(ConfigError) as raised:
+        candidates(question(named, **settings))
+    assert says in str(raised.value) and "\n" not in str(raised.value)

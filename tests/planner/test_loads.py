@@ -1,0 +1,33 @@
+"""What a fragment weighs."""
+
+from __future__ import annotations
+
+from fedwan.codecs import codec_by_name
+from fedwan.planner.costs import Costs
+from fedwan.planner.loads import global_bytes, loads_of
+from tests.planner.models import LAYOUT, strategy_of
+
+
+def test_bytes_are_those_of_the_codec_s_own_payloads() -> None:
+    strategy = strategy_of("streaming_diloco", 2, 20, "int4", stream=(5, 10))
+    fragments = strategy.fragments(LAYOUT)
+    loads = loads_of(strategy, fragments, Costs())
+    assert [load.up_bytes for load in loads] == [
+        codec_by_name("int4").payload_bytes(fragment.layout) for fragment in fragments
+    ]
+    assert sum(load.up_bytes for load in loads) * 7 < global_bytes(LAYOUT)
+
+
+def test_a_site_holds_a_copy_only_where_it_goes_on_meanwhile() -> None:
+    for name, stream, holds in (("streaming_diloco", (2, 5), True), ("diloco", None, False)):
+        strategy = strategy_of(name, 2, 20, stream=stream)
+        load = loads_of(strategy, strategy.fragments(LAYOUT), Costs())[0]
+        assert (load.hold_s > 0) is holds
+
+
+def test_sites_that_are_not_simulated_are_merged_all_the_same() -> None:
+    strategy = strategy_of("diloco", 2, 20)
+    one, ten = (
+        loads_of(strategy, strategy.fragments(LAYOUT), Costs(stands_for=n))[0] for n in (1, 10)
+    )
+    assert ten.merge_s == 10 * one.merge_s and ten._replace(merge_s=one.merge_s) == one

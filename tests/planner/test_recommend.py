@@ -1,0 +1,69 @@
+"""Which setting is recommended, and what is said of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedwan.config import CodecConfig
+from fedwan.planner.candidates import candidates
+from fedwan.planner.predict import Prediction, predict
+from fedwan.planner.question import Question
+from fedwan.planner.recommend import ENOUGH, rank, why
+from fedwan.planner.table import row_of, summary_of, table_lines
+from tests.planner.models import question
+
+
+def ranked(asked: Question) -> list[Prediction]:
+    cache: dict[object, Any] = {}
+    return rank([predict(candidate, asked, cache) for candidate in candidates(asked)], asked)
+
+
+def test_the_fewest_bytes_win_among_those_that_compute_enough() -> None:
+    asked = question()
+    best, *others = ranked(asked)
+    assert best.utilisation >= ENOUGH
+    assert not best.candidate.strategy.up.has_feedback and best.candidate.strategy.h <= 50
+    assert all(
+        best.bytes_per_step <= other.bytes_per_step
+        for other in others
+        if other.utilisation >= ENOUGH and not other.candidate.strategy.up.has_feedback
+    )
+    text = why(ranked(asked), asked)
+    assert text.startswith("take streaming_diloco, int4, H = 50, 10 fragments, τ = ")
+    assert "fewest bytes, 1.18 MB a step and site" in text
+
+
+def test_no_round_is_longer_than_it_must_be() -> None:
+    asked = question(rate_mbit=1000.0)
+    longest: dict[tuple[str, str], list[Prediction]] = {}
+    for prediction in ranked(asked):
+        strategy = prediction.candidate.strategy
+        key = (prediction.candidate.config.strategy, strategy.up.name)
+        longest.setdefault(key, []).append(prediction)
+    for family in longest.values():
+        assert sum(prediction.utilisation >= ENOUGH for prediction in family) <= 1
+
+
+def test_where_nothing_is_enough_the_best_is_named_with_what_limits_it() -> None:
+    asked = question(("h", "codec.up", "codec.down"), h=20, codec=CodecConfig("fp32", "fp32"))
+    text = why(ranked(asked), asked)
+    assert "no setting's sites compute 95% of the time" in text
+    assert "the link is full: a round's bytes take 20.7 s each way, its steps 2 s" in text
+
+
+def test_rows_have_the_keys_that_programs_rely_on() -> None:
+    asked = question(("strategy", "h"), strategy="local_sgd", h=50)
+    rows = [row_of(prediction, asked) for prediction in ranked(asked)]
+    keys = "strategy h codec fragments tau utilisation bytes_per_step wall_s usd".split()
+    assert all(list(row) == keys for row in rows)
+    assert {row["usd"] for row in rows} == {None}
+    assert {row["codec"] for row in rows} == {"fp32", "bf16", "int8", "int4"}
+
+
+def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:
+    asked = question(("h",), h=50)
+    found = ranked(asked)
+    lines = table_lines(found, asked)
+    assert len(lines) < 1 + len(found)
+    assert any(line.startswith("diloco, local_sgd ") for line in lines)
+    assert summary_of(found[0]).startswith("streaming_diloco, int4, H = 50")
