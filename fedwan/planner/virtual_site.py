@@ -236,8 +236,9 @@ class Journey:
         arrives_s = self._up.carry(load.up_bytes, now_s if table.tau else coded_s)
         rtt_s = self._up.pipe_at(now_s).rtt_s
         whole_s = max(arrives_s, coded_s + rtt_s / 2) + load.check_s
-        # The receipt goes down, the question for the update comes up.
-        self._flights.append(_Flight(turn, self._step + table.tau, whole_s + rtt_s))
+        # With overlap it asks at once; else the receipt goes down, then the question comes up.
+        asks_at_s = now_s + rtt_s / 2 if table.tau else whole_s + rtt_s
+        self._flights.append(_Flight(turn, self._step + table.tau, asks_at_s))
         self.bytes_up += load.up_bytes
         self._clock.at(whole_s, self._hub.arrive, self, turn, self.epoch)
         return now_s
