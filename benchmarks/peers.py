@@ -92,9 +92,7 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     h = 1 if SYSTEMS[variant.system].exchanges == "gradients" else args.h
     own: tuple[str, ...] = ()
     if STREAMING[0] in variant.words:
-        own = (f"stream.tau={h // 2}",)
-        if is_timed:
-            own = (f"stream.tau={4 * h // 5}", "stream.fragments=10")
+        own = (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
     if variant.system == "fedwan":
         own += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
