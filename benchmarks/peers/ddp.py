@@ -11,6 +11,7 @@ parameters. Options: `bucket_cap_mb`; `flows`, see `role.name_interface`.
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
@@ -111,3 +112,6 @@ def train(spec: Spec, site: int, folder: Path) -> None:
 if __name__ == "__main__":
     role = Role.from_command_line(__doc__)
     train(role.spec, role.site, role.folder)
+    # Everything is written; gloo's threads can hang the interpreter's own way out.
+    sys.stdout.flush()
+    os._exit(0)
