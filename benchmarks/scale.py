@@ -67,7 +67,8 @@ def serve(folder: Path, case: Case) -> dict[str, Any]:
     from fedwan.coordinator.intake import Intake
     from fedwan.coordinator.policy import barrier
     from fedwan.coordinator.registry import Registry
-    from fedwan.coordinator.rounds import Plan, Rounds
+    from fedwan.coordinator.plan import Plan
+    from fedwan.coordinator.rounds import Rounds
     from fedwan.coordinator.server_step import step_outer
     from fedwan.coordinator.service import SILENT_HEARTBEATS, SPARE_THREADS
     from fedwan.fragments import whole

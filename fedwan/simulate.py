@@ -21,8 +21,10 @@ import torch
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.registry import Registry
-from fedwan.coordinator.rounds import Plan, Rounds, Totals
+from fedwan.coordinator.rounds import Rounds
+from fedwan.coordinator.totals import Totals
 from fedwan.data.shard import Shard
 from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire

@@ -15,9 +15,10 @@ from fedwan.config import InnerConfig
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.policy import barrier, on_arrival
 from fedwan.coordinator.registry import Registry
-from fedwan.coordinator.rounds import Plan, Rounds
+from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.server_step import mirror_inner, step_inner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link

@@ -10,15 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedwan.codecs import Codec
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Contribution, Key
 from fedwan.coordinator.merge import Merger
-from fedwan.coordinator.policy import RoundPolicy, Verdict
+from fedwan.coordinator.policy import Verdict
 from fedwan.fragments import Fragment
 from fedwan.state import State
+from fedwan.strategy import Strategy
 
-__all__ = ["Gathering", "Merged"]
+__all__ = ["Gathering", "Merged", "Round"]
 
 
 class Merged(NamedTuple):
@@ -31,32 +31,36 @@ class Merged(NamedTuple):
     """Versions between that and the present one."""
 
 
+class Round(NamedTuple):
+    """Which round it is."""
+
+    fragment: Fragment
+    version: int
+    """That it starts from."""
+    past_s: Sequence[float]
+    """Of past rounds, when the last contribution came that was in time."""
+
+
 class Gathering:
     """One round of one fragment.
 
     Args:
         desk: where contributions lie.
-        policy: the strategy's.
-        up: codec of contributions.
+        strategy: says how they are coded, and when the round closes.
         merger: the fragment's.
         site_names: in merge order.
-        samples_per_contribution: a contribution of as many has weight 1.
-        fragment: which.
-        version: that the round starts from.
-        past_s: of past rounds, when the last contribution came that was in time.
+        nominal: samples; a contribution of as many has weight 1.
+        round_: which it is.
     """
 
     def __init__(
         self,
         desk: Desk,
-        policy: RoundPolicy,
-        up: Codec,
+        strategy: Strategy,
         merger: Merger,
         site_names: Sequence[str],
-        samples_per_contribution: int,
-        fragment: Fragment,
-        version: int,
-        past_s: Sequence[float],
+        nominal: int,
+        round_: Round,
     ) -> None:
         self.waiting = list(site_names)
         """Sites whose contribution has not been merged, in site order."""
@@ -64,14 +68,12 @@ class Gathering:
         self.last_s = 0.0
         """When the last contribution came that was in time, in seconds from the beginning."""
         self._desk = desk
-        self._policy = policy
-        self._up = up
+        self._policy = strategy.policy
+        self._up = strategy.up
         self._merger = merger
-        self._nominal = samples_per_contribution
+        self._nominal = nominal
         self._num_sites = len(site_names)
-        self._fragment = fragment
-        self._version = version
-        self._past_s = past_s
+        self._fragment, self._version, self._past_s = round_
         self._began = time.monotonic()
         self._num_seen = 0
 

@@ -16,17 +16,18 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import asdict
 from queue import Empty
 from typing import Any
 
 from fedwan.codecs import fp32
 from fedwan.coordinator.desk import Desk
-from fedwan.coordinator.gathering import Gathering, Merged
+from fedwan.coordinator.gathering import Gathering, Merged, Round
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
+from fedwan.coordinator.plan import Plan
+from fedwan.coordinator.totals import Totals
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
@@ -34,7 +35,7 @@ from fedwan.memory import Tidier
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 
-__all__ = ["Plan", "Rounds", "Totals"]
+__all__ = ["Rounds"]
 
 TICK_S = 0.5
 """How often the loop looks for lost sites while nothing arrives."""
@@ -44,60 +45,6 @@ PAST_ROUNDS = 50
 
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What the loop must know of the run."""
-
-    site_names: tuple[str, ...]
-    """In merge order."""
-    num_versions: int
-    """Outer updates per fragment until the end."""
-    samples_per_contribution: int
-    """Nominal; a contribution of as many has weight 1."""
-    ema_half_life: float
-    checkpoint_every: int
-    eval_every: int
-    """Versions between evaluations; 0 for none but the first and the last."""
-    patience_s: float
-    """For the initial weights and the final evaluation."""
-    folder: Path
-    """Where checkpoints go."""
-
-
-@dataclass
-class Totals:
-    """Sums over the run; part of every checkpoint."""
-
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    contributions: int = 0
-    rejected: int = 0
-    rejoins: int = 0
-    samples: int = 0
-    """Behind all contributions."""
-    late: int = 0
-    """Contributions that were merged into a later version than the one they were made for."""
-    staleness: int = 0
-    """Versions by which contributions were late, summed."""
-    dropped: int = 0
-    """Contributions that came too late to be merged."""
-    wall_s: float = 0.0
-    untrained: dict[str, Any] = field(default_factory=dict)
-    """Quality of version 0."""
-    quality: dict[str, Any] = field(default_factory=dict)
-    """The latest quality."""
-    quality_version: int = -1
-
-    def add_work(self, work: wire.Work) -> None:
-        """Count what a site did since its last contribution."""
-        self.compute_s += work.compute_s
-        self.wait_s += work.wait_s
-        self.bytes_up += work.bytes_up
-        self.bytes_down += work.bytes_down
 
 
 class Rounds:
@@ -191,14 +138,11 @@ class Rounds:
         past_s = self._past_s.setdefault(fragment.index, deque(maxlen=PAST_ROUNDS))
         gathering = Gathering(
             self._desk,
-            self._strategy.policy,
-            self._strategy.up,
+            self._strategy,
             merger,
             self._plan.site_names,
             self._plan.samples_per_contribution,
-            fragment,
-            version,
-            past_s,
+            Round(fragment, version, past_s),
         )
         self._gather(model, gathering, version)
         past_s.append(gathering.last_s)

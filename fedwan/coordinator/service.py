@@ -16,8 +16,10 @@ from fedwan.config import Config, site_names, to_json
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.registry import Registry
-from fedwan.coordinator.rounds import Plan, Rounds, Totals
+from fedwan.coordinator.rounds import Rounds
+from fedwan.coordinator.totals import Totals
 from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane, threads_per_site
 from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS

@@ -20,7 +20,7 @@ from fedwan.output.sinks import Sink, open_sinks
 from fedwan.output.summary import Summary, write_summary
 
 if TYPE_CHECKING:
-    from fedwan.coordinator.rounds import Totals
+    from fedwan.coordinator.totals import Totals
 
 __all__ = ["Outputs"]
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fedwan.errors import FedwanError
 from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
+from fedwan.site.asking import POLL_S, Asker
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.courier import Arrival
 from fedwan.site.eager import LookAhead
@@ -29,9 +30,6 @@ from fedwan.workloads.base import keep_local
 __all__ = ["DeltaExchange"]
 
 log = logging.getLogger(__name__)
-
-POLL_S = 0.2
-"""How often a site that waits for an update heeds the coordinator's signals."""
 
 
 class _Astray(Exception):  # noqa: N818
@@ -81,7 +79,7 @@ class DeltaExchange:
         self._executor: Executor = (
             ThreadPoolExecutor(count, "flight") if self._overlap.tau else InlineExecutor()
         )
-        self._asker = ThreadPoolExecutor(count, "update")
+        self._asker = Asker(station.courier, count)
         # One at a time: two would only share the memory's bandwidth.
         self._encoder = ThreadPoolExecutor(1, "encode")
         self._is_grounded = threading.Event()
@@ -225,7 +223,7 @@ class DeltaExchange:
         """See `Exchange`; threads end when their present call does."""
         self._is_grounded.set()
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._asker.shutdown(wait=False, cancel_futures=True)
+        self._asker.close()
         self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever
 
     # In a flight's thread ------------------------------------------------------------------
@@ -234,23 +232,15 @@ class DeltaExchange:
         self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
     ) -> Arrival:
         station = self._station
-        if self._overlap.tau:
-            # Asked for before anything is sent: the answer then takes no round trip of its own.
-            is_vain = threading.Event()
-            asked = self._asker.submit(self._fetch, fragment.index, version + 1, is_vain)
-            try:
-                owed = self._send_while_encoding(fragment, version, held, work)
-            except BaseException:
-                is_vain.set()
-                raise
-        else:
-            owed = self._save_and_send(fragment, version, held, work, done)
+        send = self._send_while_encoding if self._overlap.tau else self._save_and_send
+        with self._asker.ask(fragment.index, version + 1) as asked:
+            owed = send(fragment, version, held, work, done)
         self._residuals.settle(fragment, version + 1, owed)
         if self._look_ahead is None:
             held.clear()
         else:
             self._look_ahead.estimate(held, fragment)
-        arrival = asked.result() if self._overlap.tau else self._fetch(fragment.index, version + 1)
+        arrival = asked.wait(self._heed)
         if arrival.payload is None:
             raise _Astray(is_refused=False)
         station.replica.advance(arrival.payload, fragment, station.strategy.down)
@@ -258,18 +248,6 @@ class DeltaExchange:
             self._look_ahead.correct(held, fragment)
             self._look_ahead.learn(arrival.payload, fragment, station.strategy.down)
         return Arrival(None, arrival.version, arrival.durable_version)
-
-    def _fetch(
-        self, fragment: int, version: int, is_vain: threading.Event | None = None
-    ) -> Arrival:
-        """Wait for an update, until it is of no use any more."""
-
-        def heed() -> None:
-            if is_vain is not None and is_vain.is_set():
-                raise _Astray(is_refused=False)
-            self._heed()
-
-        return self._station.courier.fetch_update(fragment, version, heed)
 
     def _save_and_send(
         self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
@@ -291,7 +269,7 @@ class DeltaExchange:
         return owed
 
     def _send_while_encoding(
-        self, fragment: Fragment, version: int, held: State, work: wire.Work
+        self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
     ) -> State:
         """Send each tensor as soon as it is coded; what error feedback owes afterwards."""
         up = self._station.strategy.up

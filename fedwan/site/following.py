@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fedwan.errors import FedwanError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.site.asking import Asked, Asker
 from fedwan.site.exchange import MAX_REJECTIONS, Station
 
 __all__ = ["Follower", "Over"]
@@ -39,6 +40,7 @@ class Follower:
         """That this site shall take until its next upload."""
         self._rejections = 0
         self._station = station
+        self._asker = Asker(station.courier, 2)  # one may still end that was given up
 
     @property
     def fragment(self) -> Fragment:
@@ -49,27 +51,34 @@ class Follower:
         """The weights at hand are of this version."""
         (self.version,) = versions
 
-    def catch_up(self, sent: int | None) -> None:
+    def ask(self) -> Asked:
+        """Ask for the next update."""
+        return self._asker.ask(self.fragment.index, self.version + 1)
+
+    def catch_up(self, sent: int | None, asked: Asked) -> None:
         """Fetch updates until this site's contribution is in them, and put them into both weights.
 
         Args:
             sent: the version that the contribution started from; None if it was not taken, so that
                 the present weights will do.
+            asked: for the first of them, before the contribution left.
 
         Raises:
             Over: the run is complete.
         """
         if sent is None:
+            asked.give_up()
             self.take_weights()
             return
         station = self._station
         # One that could not be merged any more is not waited for.
         last = sent + 1 + station.strategy.policy.max_staleness
         while True:
-            header = self._next()
+            header = self._take(asked)
             is_merged = header.merged_into > 0 and header.merged_from >= sent
             if is_merged and self.version >= header.merged_into or self.version > last:
                 break
+            asked = self.ask()
         station.replica.land(self.fragment, 0.0)
 
     def take_weights(self) -> None:
@@ -77,11 +86,10 @@ class Follower:
         weights, (self.version,) = self._station.courier.fetch_global()
         self._station.replica.adopt(weights)
 
-    def _next(self) -> wire.DownloadHeader:
+    def _take(self, asked: Asked) -> wire.DownloadHeader:
         """One update, or, where it is held no longer, the whole weights."""
         station = self._station
-        index = self.fragment.index
-        arrival = station.courier.fetch_update(index, self.version + 1, self._heed)
+        arrival = asked.wait(self._heed)
         header = arrival.header
         if arrival.payload is None:
             self.take_weights()
@@ -109,6 +117,10 @@ class Follower:
             return None
         self._rejections = 0
         return self.version if receipt.status == wire.Receipt.ACCEPTED else None
+
+    def close(self) -> None:
+        """Nothing is asked any more."""
+        self._asker.close()
 
     def _heed(self) -> None:
         self._station.listen()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fedwan.errors import FedwanError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.site.asking import Asker
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.exchange import Station
 from fedwan.site.residuals import Residuals
@@ -41,6 +42,7 @@ class GradientExchange:
         self._residuals = Residuals(len(station.fragments))
         self._mark = Work(0, 0)
         self._durable_version = 0
+        self._asker = Asker(station.courier, len(station.fragments))
 
     @property
     def expected(self) -> list[int]:
@@ -68,11 +70,14 @@ class GradientExchange:
         residual = self._residuals.of(fragment)
         payload, owed = strategy.up.encode(replica.gradients(), residual, fragment.layout)
         work = self._station.meter.work(version + 1, done)
-        receipt = courier.send_contribution(fragment.index, version, payload, work)
+        with self._asker.ask(fragment.index, version + 1) as asked:
+            receipt = courier.send_contribution(fragment.index, version, payload, work)
         is_lost = receipt.status == wire.Receipt.REJECTED
-        if not is_lost:
+        if is_lost:
+            asked.give_up()
+        else:
             self._residuals.settle(fragment, version + 1, owed)
-            arrival = courier.fetch_update(fragment.index, version + 1, self._station.listen)
+            arrival = asked.wait(self._station.listen)
             is_lost = arrival.payload is None
         if is_lost:
             raise FedwanError(
@@ -105,3 +110,4 @@ class GradientExchange:
 
     def close(self) -> None:
         """Nothing is on its way between steps."""
+        self._asker.close()

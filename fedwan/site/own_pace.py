@@ -73,14 +73,14 @@ class OwnPaceExchange:
         )
         ledger = self._residuals.ledger(residual, owed, done)
         station.keeper.save(start + 1, follower.durable_version, ledger)
-        receipt = station.courier.send_contribution(
-            fragment.index, start, payload, station.meter.work(step, done)
-        )
+        work = station.meter.work(step, done)
+        with follower.ask() as asked:
+            receipt = station.courier.send_contribution(fragment.index, start, payload, work)
         sent = follower.settle(receipt)
         if sent is None:
             station.keeper.discard(start + 1)
             owed = residual
-        follower.catch_up(sent)
+        follower.catch_up(sent, asked)
         self._residuals.settle(fragment, follower.version, owed)
         if is_held:
             station.replica.owe(owed)
@@ -100,3 +100,4 @@ class OwnPaceExchange:
 
     def close(self) -> None:
         """Nothing is on its way between steps."""
+        self._follower.close()

@@ -67,9 +67,11 @@ class PushPullExchange:
         )
         work = station.meter.work(self._step + 1, total.since(self._mark))
         self._mark = total
-        receipt = station.courier.send_contribution(fragment.index, follower.version, payload, work)
+        start = follower.version
+        with follower.ask() as asked:
+            receipt = station.courier.send_contribution(fragment.index, start, payload, work)
         sent = follower.settle(receipt)
-        follower.catch_up(sent)
+        follower.catch_up(sent, asked)
         self._residuals.settle(fragment, follower.version, residual if sent is None else owed)
 
     def after_step(self, step: int) -> int:
@@ -95,3 +97,4 @@ class PushPullExchange:
 
     def close(self) -> None:
         """Nothing is on its way between steps."""
+        self._follower.close()
