@@ -99,8 +99,8 @@ def run_coordinator(folder: Path, rounds: int) -> dict[str, Any]:
     """Serve a run to its end; the port goes into a file for the sites."""
     from fedwan.coordinator.desk import Desk
     from fedwan.coordinator.intake import Intake
-    from fedwan.coordinator.registry import Registry
     from fedwan.coordinator.plan import Plan
+    from fedwan.coordinator.registry import Registry
     from fedwan.coordinator.rounds import Rounds
     from fedwan.link.server import DataPlane
     from fedwan.link.tls import Identity

@@ -65,9 +65,9 @@ def serve(folder: Path, case: Case) -> dict[str, Any]:
     from fedwan.config import LinkConfig
     from fedwan.coordinator.desk import Desk
     from fedwan.coordinator.intake import Intake
+    from fedwan.coordinator.plan import Plan
     from fedwan.coordinator.policy import barrier
     from fedwan.coordinator.registry import Registry
-    from fedwan.coordinator.plan import Plan
     from fedwan.coordinator.rounds import Rounds
     from fedwan.coordinator.server_step import step_outer
     from fedwan.coordinator.service import SILENT_HEARTBEATS, SPARE_THREADS
