@@ -56,8 +56,7 @@ class Asked:
             FedwanError: see `Courier.fetch_update`.
         """
         try:
-            while not self._outcome.done():
-                wait([self._outcome], POLL_S)
+            while not wait([self._outcome], POLL_S).done:
                 heed()
             return self._outcome.result()
         except BaseException:

@@ -126,8 +126,13 @@ class Courier:
 
     def fetch_global(self) -> tuple[State, list[int]]:
         """The present global weights, and the version of each fragment."""
+        weights, header = self.fetch_present()
+        return weights, list(header.versions)
+
+    def fetch_present(self) -> tuple[State, wire.DownloadHeader]:
+        """The present global weights, and what was said about them and to this site."""
         header, payload = self._fetch(wire.DownloadRequest.GLOBAL)
-        return fp32().decode(payload, self._layout), list(header.versions)
+        return fp32().decode(payload, self._layout), header
 
     def fetch_ema(self) -> tuple[State, int]:
         """The moving average of the global weights, and the version that all of it has."""

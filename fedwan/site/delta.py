@@ -73,6 +73,8 @@ class DeltaExchange:
         self._residuals = Residuals(count)
         self._marks = [Work(0, 0)] * count
         self._flights: dict[int, _Flight] = {}
+        self._departing: set[int] = set()
+        """Fragments whose flight lasts as long as their departure: those without overlap."""
         self._look_ahead: LookAhead | None = None
         if self._overlap.eager:
             self._look_ahead = LookAhead(self._overlap.eager, station.replica.base)
@@ -94,7 +96,8 @@ class DeltaExchange:
     @property
     def expected(self) -> list[int]:
         """See `Exchange`."""
-        return [v + (index in self._flights) for index, v in enumerate(self.versions)]
+        ahead = self._flights.keys() | self._departing
+        return [v + (index in ahead) for index, v in enumerate(self.versions)]
 
     def reduce(self, networks: Sequence[str]) -> None:
         """Gradients stay at the site."""
@@ -147,7 +150,9 @@ class DeltaExchange:
                 self._look_ahead.estimate(replica.live, fragment)
             if index == 0:
                 self._save(version + 1, self._residuals.ledger({}, {}, done))
+        self._departing.add(index)
         outcome = self._executor.submit(self._fly, fragment, version, held, work, done)
+        self._departing.discard(index)
         if not self._overlap.tau:
             outcome.result()  # what went wrong is told before the next fragment leaves
         flight = _Flight(fragment, version, step + self._overlap.tau, held, outcome)

@@ -81,10 +81,12 @@ class Follower:
             asked = self.ask()
         station.replica.land(self.fragment, 0.0)
 
-    def take_weights(self) -> None:
+    def take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
-        weights, (self.version,) = self._station.courier.fetch_global()
+        weights, header = self._station.courier.fetch_present()
         self._station.replica.adopt(weights)
+        (self.version,) = header.versions
+        return header
 
     def _take(self, asked: Asked) -> wire.DownloadHeader:
         """One update, or, where it is held no longer, the whole weights."""
@@ -92,7 +94,8 @@ class Follower:
         arrival = asked.wait(self._heed)
         header = arrival.header
         if arrival.payload is None:
-            self.take_weights()
+            # Its own contribution may be in them, and was not when the question was answered.
+            header = self.take_weights()
         else:
             station.replica.advance(arrival.payload, self.fragment, station.strategy.down)
             self.version, self.durable_version = arrival.version, arrival.durable_version

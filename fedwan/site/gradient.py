@@ -42,12 +42,14 @@ class GradientExchange:
         self._residuals = Residuals(len(station.fragments))
         self._mark = Work(0, 0)
         self._durable_version = 0
+        self._swapping = -1
+        """The fragment that is on its way."""
         self._asker = Asker(station.courier, len(station.fragments))
 
     @property
     def expected(self) -> list[int]:
         """See `Exchange`."""
-        return self.versions
+        return [v + (index == self._swapping) for index, v in enumerate(self.versions)]
 
     def reduce(self, networks: Sequence[str]) -> None:
         """Replace gradients by their mean over the sites.
@@ -60,7 +62,9 @@ class GradientExchange:
         total = self._station.meter.total
         with self._station.meter.waiting():
             for fragment in self._station.fragments:
+                self._swapping = fragment.index
                 self._swap(fragment, total.since(self._mark))
+            self._swapping = -1
         self._mark = total
 
     def _swap(self, fragment: Fragment, done: Work) -> None:
