@@ -339,6 +339,8 @@ class Rounds:
     def _record_round(
         self, fragment: Fragment, version: int, merged: list[Merged], round_s: float
     ) -> None:
+        assert self.model is not None
+        run_step = self._progress(self.model) * self._strategy.h
         for contribution, _, staleness in merged:
             work = contribution.work
             self.totals.add_work(work)
@@ -349,6 +351,7 @@ class Rounds:
                 {
                     "kind": "round",
                     "version": version,
+                    "run_step": run_step,
                     "fragment": fragment.index,
                     "site": contribution.site,
                     "step": work.step,

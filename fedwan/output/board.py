@@ -68,6 +68,8 @@ class Board:
         self._since = since
         self.sites = {name: SiteRow(name) for name in site_names(config)}
         self.version = 0
+        self.step = 0
+        """Steps of every site that have been merged."""
         self.fd: float | None = None
         self.fd_floor: float | None = None
         self.fd_untrained: float | None = None
@@ -80,6 +82,7 @@ class Board:
         """Account for one record."""
         if isinstance(record, RoundRecord):
             self.version = max(self.version, record.version)
+            self.step = max(self.step, record.run_step)
             row = self.sites.setdefault(record.site, SiteRow(record.site))
             row.take(record, is_now=record.t >= self._since)
         elif isinstance(record, QualityRecord):
@@ -100,16 +103,6 @@ class Board:
             self.news.append(record)
 
     @property
-    def num_rounds(self) -> int:
-        """Rounds that the run will have."""
-        return self.config.steps // max(1, self.config.h)
-
-    @property
-    def step(self) -> int:
-        """Steps that every site has completed and contributed."""
-        return self.version * self.config.h
-
-    @property
     def phase(self) -> str:
         """What the run is doing, in a few words."""
         waiting = [row.name for row in self.sites.values() if row.state in ("expected", "silent")]
@@ -117,7 +110,7 @@ class Board:
             return "done"
         if not self.is_listening:
             return "starting services"
-        if self.version >= self.num_rounds > 0:
+        if self.step >= self.config.steps > 0:
             return "measuring quality"
         if waiting and len(waiting) == len(self.sites):
             return "waiting for sites"

@@ -122,7 +122,7 @@ def _plain_line(board: Board) -> str:
     if board.version:
         up, down = sum(row.bytes_up for row in sites), sum(row.bytes_down for row in sites)
         parts += [
-            f"round {board.version}/{board.num_rounds}",
+            f"round {board.version}",
             f"step {board.step}/{board.config.steps}",
             f"{bytes_text(up)} up, {bytes_text(down)} down",
         ]
@@ -153,8 +153,8 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
         times += f", about {duration_text(left)} left"
     progress = Table.grid(padding=(0, 2))
     progress.add_row(
-        ProgressBar(total=max(1, board.num_rounds), completed=board.version, width=30),
-        Text(f"round {board.version}/{board.num_rounds}"),
+        ProgressBar(total=max(1, config.steps), completed=board.step, width=30),
+        Text(f"step {board.step:,}/{config.steps:,}, round {board.version:,}"),
         Text(times),
         Text(board.phase, style="green" if board.phase in ("training", "done") else "yellow"),
     )

@@ -65,6 +65,8 @@ class RoundRecord:
     """Which of the strategy's fragments."""
     staleness: int = 0
     """Versions by which it came late."""
+    run_step: int = 0
+    """Steps of every site that the run has come to; at a pace of their own, on average."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     if kind == "round":
         rest.setdefault("fragment", 0)  # earlier versions had one
         rest.setdefault("staleness", 0)
+        rest.setdefault("run_step", 0)
         return RoundRecord(t, **{name: rest[name] for name in _ROUND_FIELDS})
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)

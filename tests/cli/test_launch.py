@@ -34,7 +34,7 @@ def test_a_run_that_ends_well_shows_its_summary(tmp_path: Path) -> None:
 
     console, stream = make_console()
     launch(make_config(tmp_path), services, console)
-    assert "done, round 2/2" in stream.getvalue()
+    assert "done, round 2, step 20/20" in stream.getvalue()
     assert "Fréchet distance 0.9; real data itself 0.4" in stream.getvalue()
 
 

@@ -46,6 +46,7 @@ def round_row(version: int, site: str, loss: float = 0.7) -> dict[str, Any]:
     return {
         "kind": "round",
         "version": version,
+        "run_step": 10 * version,
         "site": site,
         "step": 10 * version,
         "samples": 160 * version,

@@ -27,8 +27,17 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
     console = Console(width=110, file=io.StringIO(), record=True)
     console.print(render_board(board, 75.0))
     text = console.export_text()
-    for part in ("s1", "s2", "discriminator", "generator", "1:15 elapsed", "round 1/2", "80 %"):
+    for part in (
+        "s1",
+        "s2",
+        "discriminator",
+        "generator",
+        "1:15 elapsed",
+        "step 10/20, round 1",
+        "80 %",
+    ):
         assert part in text
+    assert "step 10/20, round 1" in text
     assert "Fréchet distance 80 (floor 0.4, untrained 80)" in text
     assert "warning s2 warning" in text
 
@@ -57,7 +66,7 @@ def test_a_terminal_is_left_with_the_last_state(
 ) -> None:
     monkeypatch.setattr(live, "_TICK_S", 0.0)
     text = show(tmp_path, is_terminal=True)
-    assert "round 2/2" in text.rsplit("fedwan ", 1)[1]
+    assert "step 20/20, round 2" in text.rsplit("fedwan ", 1)[1]
 
 
 def test_elsewhere_there_are_plain_lines_without_control_characters(
@@ -69,7 +78,7 @@ def test_elsewhere_there_are_plain_lines_without_control_characters(
     first, *_, last = text.splitlines()
     assert first == "0 s: starting services"
     assert "rejoin: s2 <rejoined> & is back" in text
-    assert "done, round 2/2, step 20/20, 4.00 kB up, 4.10 kB down, utilisation 80 %" in last
+    assert "done, round 2, step 20/20, 4.00 kB up, 4.10 kB down, utilisation 80 %" in last
 
 
 def test_a_run_that_never_wrote_a_record_can_be_watched(
