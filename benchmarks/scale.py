@@ -145,8 +145,9 @@ def _await_all(children: list[subprocess.Popen[bytes]]) -> None:
     """Wait for all; if one fails, end the others, which would wait for it."""
     deadline = time.monotonic() + LIMIT_S
     try:
-        while any(child.poll() is None for child in children):
-            if any(child.returncode for child in children) or time.monotonic() > deadline:
+        # All are polled each time: the first may wait for one that has failed.
+        while None in (codes := [child.poll() for child in children]):
+            if any(codes) or time.monotonic() > deadline:
                 break
             time.sleep(0.05)
         if any(child.returncode != 0 for child in children):
