@@ -69,6 +69,8 @@ class Desk:
         self._run_id = run_id
         self._max_staleness = max_staleness
         self._is_complete = False
+        self._last_dropped: dict[tuple[int, str], int] = {}
+        """By fragment and site, the version of its latest contribution that was too late."""
         self._fragments = fragments
         self._event = on_event
         self._num_fragments = 0
@@ -208,8 +210,8 @@ class Desk:
             self._check_key(key)
             settled = self._settled(key)
             if settled is not None:
-                if settled.status == wire.Receipt.STALE and not self.stop_text:
-                    self.dropped += 1
+                if settled.status == wire.Receipt.STALE:
+                    self._note_dropped(key)
                 return settled
             try:
                 if key.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
@@ -266,6 +268,14 @@ class Desk:
                 self.registry.settle(key.site, wire.CoordinatorSignal.SEND_INITIAL)
             self.changed.notify_all()
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
+
+    def _note_dropped(self, key: Key) -> None:
+        """Count a contribution that is too late, once: it may come in stripes, or again."""
+        is_merged = self.outbox.is_merged(key.fragment, key.site, key.version)
+        is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
+        if not (is_merged or is_last or self.stop_text):
+            self._last_dropped[key.fragment, key.site] = key.version
+            self.dropped += 1
 
     def _drop(self, key: Key, reception: ChunkedReception) -> None:
         if self.intake.find(key) is reception:

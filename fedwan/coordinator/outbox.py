@@ -118,7 +118,12 @@ class Outbox:
 
     def note_arrived(self, fragment: int, version: int, site: str, sites: Collection[str]) -> None:
         """Who contributes to a version has its update: once all do, its memory is free to go."""
-        if not self._keep_bytes and version in self._updates.get(fragment, {}):
+        if self._keep_bytes:
+            # Rounds do not clear them here, and a copy of the average that is out costs another
+            # with every update.
+            for kind in _SNAPSHOTS:
+                self._snapshots.pop((site, kind), None)
+        elif version in self._updates.get(fragment, {}):
             arrived = self._arrived.setdefault(fragment, set())
             arrived.add(site)
             if arrived.issuperset(sites):

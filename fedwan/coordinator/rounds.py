@@ -40,6 +40,9 @@ __all__ = ["Rounds"]
 TICK_S = 0.5
 """How often the loop looks for lost sites while nothing arrives."""
 
+PAST_VERSIONS = 1000
+"""Versions whose progress is remembered, for reports of quality that come later."""
+
 PAST_ROUNDS = 50
 """Rounds whose times a deadline is drawn from."""
 
@@ -286,7 +289,10 @@ class Rounds:
 
     def _after_version(self, model: GlobalModel, before: int) -> None:
         now = self._progress(model)
-        self._progress_at[min(model.versions)] = now
+        if self._strategy.clock == "samples":  # elsewhere a version is the progress
+            self._progress_at[min(model.versions)] = now
+            while len(self._progress_at) > PAST_VERSIONS:
+                del self._progress_at[next(iter(self._progress_at))]
         if now >= self._plan.num_versions or _crosses(self._plan.eval_every, before, now):
             self._ask_quality()
         if _crosses(self._plan.checkpoint_every, before, now):

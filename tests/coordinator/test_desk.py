@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
@@ -224,6 +225,39 @@ def test_an_upload_that_the_round_did_not_wait_for_ends_as_stale(tmp_path: Path)
     bench.publish(1, payload)
     reception.write(CHUNK, read_all(payload)[CHUNK : 2 * CHUNK])
     assert bench.desk.close_stripe("s1", header).status == wire.Receipt.STALE
+
+
+def test_a_contribution_that_is_too_late_is_counted_once(bench: Bench) -> None:
+    bench.publish(1, payload_of(1.0, bench.layout))
+    bench.publish(2, payload_of(1.0, bench.layout))
+    header = prepared(payload_of(1.0, bench.layout))
+    for _ in range(3):  # stripes, or attempts
+        receipt = bench.desk.open_upload("s1", header)
+        assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.STALE
+    assert bench.desk.dropped == 1
+
+
+def test_what_was_merged_and_comes_again_was_not_dropped(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    bench.desk.publish(0, 1, payload, [("s1", 0)])
+    bench.publish(2, payload)
+    bench.desk.open_upload("s1", prepared(payload))
+    assert bench.desk.dropped == 0
+
+
+def test_where_updates_are_kept_a_site_that_contributes_lets_its_snapshots_go(
+    bench: Bench,
+) -> None:
+    model = bench.set_model()
+    bench.desk.set_model(model, keeps_updates=True)
+    request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.EMA)
+    assert bench.desk.download("s1", request).payload is not None
+    average = model.ema
+    upload(bench, prepared(payload_of(1.0, bench.layout)), payload_of(1.0, bench.layout))
+    for _ in range(2):
+        delta = {"net/w": torch.ones_like(model.state["net/w"])}
+        model.commit(model.fragments[0], delta, 1)
+    assert model.ema is average, "nobody reads it: no copy is made"
 
 
 def test_receptions_that_are_replaced_or_past_hold_no_descriptor(tmp_path: Path) -> None:
