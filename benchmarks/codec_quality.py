@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,10 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 
 from benchmarks.rows import print_row, write_rows  # noqa: E402
-from fedwan.app import load_run, load_strategy, load_workload  # noqa: E402
-from fedwan.config import site_names  # noqa: E402
-from fedwan.data.shard import open_shard  # noqa: E402
-from fedwan.simulate import SimulatedSite, simulate  # noqa: E402
+from benchmarks.simulated import run_simulated  # noqa: E402
+from fedwan.app import load_run  # noqa: E402
 
 SITES = 4
 STEPS = {"flow": 4000, "gan": 2800}
@@ -73,23 +70,7 @@ def measure(workload: str, case: Case, seed: int, steps: int) -> dict[str, Any]:
             f"codec.down={case.down}",
         ],
     )
-    recipe = load_workload(workload)
-    sites = {
-        name: SimulatedSite(
-            recipe.build(config, "cpu"), open_shard(config.data, index, SITES, seed)
-        )
-        for index, name in enumerate(site_names(config))
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        run = simulate(
-            sites,
-            load_strategy(case.strategy).build(config),
-            Path(folder),
-            num_steps=steps,
-            batch=config.data.batch,
-            seed=seed,
-            ema_half_life=config.ema.half_life,
-        )
+    run = run_simulated(config)
     quality, totals = run.totals.quality, run.totals
     return {
         "workload": workload,

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,10 +27,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch  # noqa: E402
 
 from benchmarks.rows import print_row, write_rows  # noqa: E402
-from fedwan.app import load_run, load_strategy, load_workload  # noqa: E402
-from fedwan.config import site_names  # noqa: E402
-from fedwan.data.shard import open_shard  # noqa: E402
-from fedwan.simulate import SimulatedSite, simulate  # noqa: E402
+from benchmarks.simulated import run_simulated  # noqa: E402
+from fedwan.app import load_run  # noqa: E402
 from fedwan.workloads.base import Workload  # noqa: E402
 
 SITES = 4
@@ -73,27 +70,13 @@ def measure(workload: str, case: str, seed: int, steps: int) -> dict[str, Any]:
     """One run, as a row."""
     words = [f"workload={workload}", f"sites={SITES}", f"seed={seed}", f"steps={steps}", "h=20"]
     config = load_run(None, [*words, *CASES[case]])
-    recipe = load_workload(workload)
-    sites = {
-        name: SimulatedSite(
-            PacedWorkload(  # type: ignore[arg-type]
-                recipe.build(config, "cpu"), STEP_S if index else SLOW_FACTOR * STEP_S
-            ),
-            open_shard(config.data, index, SITES, seed),
-        )
-        for index, name in enumerate(site_names(config))
-    }
+
+    def paced(index: int, inner: Workload) -> Workload:
+        step_s = STEP_S if index else SLOW_FACTOR * STEP_S
+        return PacedWorkload(inner, step_s)  # type: ignore[return-value]
+
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder:
-        run = simulate(
-            sites,
-            load_strategy(config.strategy).build(config),
-            Path(folder),
-            num_steps=steps,
-            batch=config.data.batch,
-            seed=seed,
-            ema_half_life=config.ema.half_life,
-        )
+    run = run_simulated(config, paced)
     quality, totals = run.totals.quality, run.totals
     return {
         "workload": workload,

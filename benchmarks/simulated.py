@@ -1,0 +1,44 @@
+"""A configured run in one process, for benchmarks that compare qualities and not links."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from fedwan.app import load_strategy, load_workload
+from fedwan.config import Config, site_names
+from fedwan.data.shard import open_shard
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
+from fedwan.workloads.base import Workload
+
+__all__ = ["run_simulated"]
+
+
+def run_simulated(
+    config: Config, wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload
+) -> SimulatedRun:
+    """The real engine, round loop, codecs and strategy over loopback links.
+
+    Args:
+        config: resolved.
+        wrap: gets a site's number, counted from 0, and its workload; returns the one to use.
+    """
+    recipe = load_workload(config.workload)
+    sites = {
+        name: SimulatedSite(
+            wrap(index, recipe.build(config, "cpu")),
+            open_shard(config.data, index, config.sites, config.seed),
+        )
+        for index, name in enumerate(site_names(config))
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        return simulate(
+            sites,
+            load_strategy(config.strategy).build(config),
+            Path(folder),
+            num_steps=config.steps,
+            batch=config.data.batch,
+            seed=config.seed,
+            ema_half_life=config.ema.half_life,
+        )
