@@ -82,6 +82,14 @@ class _Turned:
     def heartbeat(self, step: int) -> None:
         """A step was taken: what was sent before it has landed."""
         self._inner.heartbeat(step)
+        self._pass()
+
+    def leave(self, farewell: Any) -> None:
+        """The run was over before another step was taken."""
+        self._pass()
+        self._inner.leave(farewell)
+
+    def _pass(self) -> None:
         if self._is_inside:
             self._is_inside = False
             self._turnstile.leave()
