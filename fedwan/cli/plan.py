@@ -182,8 +182,8 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
 
 
 def _own_settings(path: Path | None, question: Question) -> Candidate | None:
-    """What the file itself settles; None if there is no file, or nothing that can be predicted."""
-    from fedwan.planner.candidates import OwnPaceError, candidates
+    """What the file itself settles; None if there is no file."""
+    from fedwan.planner.candidates import candidates
 
     if path is None:
         return None
@@ -191,10 +191,7 @@ def _own_settings(path: Path | None, question: Question) -> Candidate | None:
     tree.setdefault("strategy", Config().strategy)
     named = question.named | set(leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
     config = merge(question.config, tree)
-    try:
-        return candidates(replace(question, config=config, named=frozenset(named)))[0]
-    except OwnPaceError:
-        return None
+    return candidates(replace(question, config=config, named=frozenset(named)))[0]
 
 
 def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | None:

@@ -49,6 +49,7 @@ class Paces:
         self._h = h
         self._least = least_steps
         self._speeds: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
         self._known = set(site_names)
 
     def note(self, site: str, work: wire.Work) -> None:
@@ -57,11 +58,12 @@ class Paces:
             return
         speed = work.steps / work.compute_s
         if math.isfinite(speed) and speed > 0:
-            old = self._speeds.get(site, speed)
-            self._speeds[site] = MEMORY * old + (1.0 - MEMORY) * speed
+            old = self._speeds.get(site)
+            new = speed if old is None else MEMORY * old + (1.0 - MEMORY) * speed
+            if new != old:
+                self._speeds[site] = new
+                self._steps = balanced_steps(self._speeds, self._h, self._least)
 
     def steps(self) -> dict[str, int]:
         """By site; empty where the pace is the same for all, or not known yet."""
-        if not self._least:
-            return {}
-        return balanced_steps(self._speeds, self._h, self._least)
+        return self._steps if self._least else {}

@@ -24,17 +24,13 @@ from fedwan.fragments import most_fragments
 from fedwan.planner.question import ALL, Question
 from fedwan.strategy import Strategy
 
-__all__ = ["Candidate", "OwnPaceError", "candidates", "with_tau"]
+__all__ = ["Candidate", "candidates", "with_tau"]
 
 HS = (10, 20, 50, 100)
 CODECS = ("fp32", "bf16", "int8", "int4")
 """float4 has int4's size and takes longer: only where it is asked for."""
 GRADIENT_CODECS = ("fp32", "bf16")
 FRAGMENTS = 10
-
-
-class OwnPaceError(ConfigError):
-    """Sites keep a pace of their own, which is not predicted yet."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +49,12 @@ def candidates(question: Question) -> list[Candidate]:
     """All that could be run.
 
     Raises:
-        OwnPaceError: all strategies that remain are of that kind.
         ConfigError: there is none; what was wrong with the first, and the nearest that works.
     """
     config = question.config
     names = strategy_names() if config.strategy == ALL else [config.strategy]
     found: list[Candidate] = []
     errors: list[ConfigError] = []
-    own_pace: list[str] = []
     for name in names:
         recipe = load_strategy(name)
         plain = _open_config(question, name)
@@ -68,9 +62,6 @@ def candidates(question: Question) -> list[Candidate]:
             kind = _build(recipe, plain, question)
         except ConfigError as error:
             errors.append(error)
-            continue
-        if kind.clock != "versions":
-            own_pace.append(name)
             continue
         if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
             continue  # it would refuse them, which is no answer to somebody who wants to stream
@@ -83,11 +74,6 @@ def candidates(question: Question) -> list[Candidate]:
         return found
     if errors:
         raise errors[0]
-    if own_pace:
-        raise OwnPaceError(
-            f"strategy={own_pace[0]} lets sites keep a pace of their own, which a plan cannot "
-            "predict yet; set strategy=diloco, and leave round.least_steps out"
-        )
     raise ConfigError("no strategy here streams, so that stream.* has no effect; leave it out")
 
 

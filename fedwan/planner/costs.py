@@ -56,7 +56,8 @@ class Costs:
     """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
 
     stands_for: float = 1.0
-    """Sites for which each simulated one stands, whose contributions are merged as well."""
+    """Sites for which each simulated one stands, whose contributions are merged as well, and whose
+    updates are fetched where each makes one."""
 
     def speed(self, codec: str) -> Speed:
         """Of a codec."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -34,7 +35,7 @@ class Load(NamedTuple):
     merge_s: float
     """At the coordinator, for each contribution, one after the other."""
     commit_s: float
-    """At the coordinator, once a round: outer step and coding of the update."""
+    """At the coordinator, once a version: outer step and coding of the update."""
 
 
 def loads_of(strategy: Strategy, fragments: Sequence[Fragment], costs: Costs) -> list[Load]:
@@ -52,14 +53,19 @@ def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
     up, down = costs.speed(strategy.up.name), costs.speed(strategy.down.name)
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
+    # Where every contribution makes a version, those of the sites that one stands for do, too.
+    versions = 1.0 if strategy.policy.arrivals_from is None else costs.stands_for
+    down_bytes = math.ceil(versions * strategy.down.payload_bytes(layout))
+    if versions > 1.0:  # a site that would have to fetch more takes the whole weights
+        down_bytes = min(down_bytes, global_bytes(layout))
     return Load(
         up_bytes=strategy.up.payload_bytes(layout),
-        down_bytes=strategy.down.payload_bytes(layout),
+        down_bytes=down_bytes,
         encode_s=count * up.encode_s,
         hold_s=count * costs.copy_s if strategy.overlap.tau else 0.0,
-        apply_s=count * down.add_s,
+        apply_s=versions * count * down.add_s,
         land_s=count * costs.copy_s,
         check_s=count * costs.check_s,
         merge_s=count * up.add_s * costs.stands_for,
-        commit_s=count * (costs.outer_s + down.encode_s + followed_s),
+        commit_s=versions * count * (costs.outer_s + down.encode_s + followed_s),
     )

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 
 from fedwan.app import load_strategy
 from fedwan.planner.candidates import Candidate, with_tau
+from fedwan.planner.course import Course
 from fedwan.planner.loads import global_bytes, loads_of
 from fedwan.planner.question import Question
-from fedwan.planner.virtual import Course, run_virtually
+from fedwan.planner.virtual import run_virtually
 from fedwan.planner.virtual_site import SiteModel
 from fedwan.planner.weather import Season
 from fedwan.strategy import Strategy
@@ -46,7 +47,7 @@ class Prediction:
     wire_s: float
     """That a round's bytes take on the fuller direction of the link."""
     coordinator_s: float
-    """That the coordinator merges and commits in a round."""
+    """That the coordinator merges and commits in a round; on arrival, in H steps of each site."""
     bytes_per_step: float
     """Per step and site, both ways."""
     wall_s: float
@@ -87,7 +88,7 @@ def _predict(candidate: Candidate, question: Question, cache: dict[object, Cours
     num_sites = question.config.sites
     fragments = strategy.fragments(layout)
     loads = loads_of(strategy, fragments, question.costs)
-    up, down = sum(load.up_bytes for load in loads), sum(load.down_bytes for load in loads)
+    up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
     if not course.stopped:
         steps_s = [question.step_s] * len(course.marks)
@@ -95,15 +96,17 @@ def _predict(candidate: Candidate, question: Question, cache: dict[object, Cours
     first_bytes = global_bytes(layout)
     first_s = question.link.up.transfer_s(first_bytes, math.inf) + question.link.up.rtt_s / 2
     num_steps = candidate.config.steps
+    commits = 1 if strategy.policy.arrivals_from is None else num_sites
     return Prediction(
         candidate=candidate,
         utilisation=utilisation,
         round_s=strategy.h * question.step_s / utilisation,
-        wire_s=max(up / question.link.up.bytes_per_s, down / question.link.down.bytes_per_s),
-        coordinator_s=sum(num_sites * load.merge_s + load.commit_s for load in loads),
-        bytes_per_step=(up + down) / strategy.h,
+        wire_s=strategy.h
+        * max(up / question.link.up.bytes_per_s, down / question.link.down.bytes_per_s),
+        coordinator_s=sum(num_sites * load.merge_s + commits * load.commit_s for load in loads),
+        bytes_per_step=up + down,
         wall_s=first_s + num_steps * question.step_s / utilisation,
-        num_bytes=first_bytes + (up + down) / strategy.h * num_steps * num_sites,
+        num_bytes=first_bytes + (up + down) * num_steps * num_sites,
         stopped=course.stopped,
     )
 
@@ -112,6 +115,7 @@ def _course(candidate: Candidate, question: Question, cache: dict[object, Course
     strategy = candidate.strategy
     key = (
         *(strategy.contributes, strategy.h, strategy.overlap.tau, candidate.num_fragments),
+        strategy.clock,
         *(strategy.up.name, strategy.down.name, candidate.config.stream.pattern, strategy.policy),
     )
     if key not in cache:
@@ -129,11 +133,10 @@ def _course(candidate: Candidate, question: Question, cache: dict[object, Course
 
 
 def _of_few_sites(candidate: Candidate, count: int) -> Strategy:
-    """The same strategy, whose policy knows of so many sites."""
+    """The same strategy, whose policy knows of so many sites, and has no warm-up."""
     config = copy.deepcopy(candidate.config)
-    if count == config.sites:
-        return candidate.strategy
     config.round.quorum = math.ceil(config.round.quorum * count / config.sites)
+    config.round.warmup = 0
     config.sites, config.site_names = count, []
     strategy: Strategy = load_strategy(config.strategy).build(config)
     return strategy
