@@ -3,32 +3,41 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from fedwan.app import load_strategy, load_workload
 from fedwan.config import Config, site_names
 from fedwan.data.shard import open_shard
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
+from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.workloads.base import Workload
 
 __all__ = ["run_simulated"]
 
 
 def run_simulated(
-    config: Config, wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload
+    config: Config,
+    wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload,
+    absences: Mapping[str, Absence] | None = None,
 ) -> SimulatedRun:
     """The real engine, round loop, codecs and strategy over loopback links.
 
     Args:
         config: resolved.
         wrap: gets a site's number, counted from 0, and its workload; returns the one to use.
+        absences: by site; see `fedwan.simulate`.
     """
     recipe = load_workload(config.workload)
+
+    def build(index: int) -> Workload:
+        return wrap(index, recipe.build(config, "cpu"))
+
     sites = {
         name: SimulatedSite(
-            wrap(index, recipe.build(config, "cpu")),
+            build(index),
             open_shard(config.data, index, config.sites, config.seed),
+            rebuild=partial(build, index),
         )
         for index, name in enumerate(site_names(config))
     }
@@ -41,4 +50,6 @@ def run_simulated(
             batch=config.data.batch,
             seed=config.seed,
             ema_half_life=config.ema.half_life,
+            absences=absences,
+            inner=config.inner,
         )

@@ -85,6 +85,7 @@ def _check_optimizers(config: Config) -> None:
     for network, inner in config.inner.items():
         key = f"inner.{network}"
         _positive(f"{key}.lr", inner.lr)
+        _number(f"{key}.warmup_steps", inner.warmup_steps)
         _share(f"{key}.beta1", inner.beta1)
         _share(f"{key}.beta2", inner.beta2)
         _number(f"{key}.weight_decay", inner.weight_decay)

@@ -54,6 +54,10 @@ class InnerConfig:
     """`adam`, `adamw` or `sgd`."""
     lr: float = 1e-3
     """Learning rate."""
+    warmup_steps: int = 0
+    """Steps of the run in which the learning rate grows to `lr`."""
+    schedule: str = "constant"
+    """What it does from then to the run's end: `constant`, or falls as `linear` or `cosine`."""
     beta1: float = 0.9
     """Adam's first decay; momentum for `sgd`."""
     beta2: float = 0.999

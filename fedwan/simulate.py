@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedwan.config import InnerConfig
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
@@ -88,6 +89,7 @@ def simulate(
     eval_every: int = 0,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
+    inner: Mapping[str, InnerConfig] | None = None,
 ) -> SimulatedRun:
     """Train to the end.
 
@@ -102,6 +104,7 @@ def simulate(
         eval_every: versions between evaluations; 0 for none but the first and the last.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site; each of these needs its `rebuild`.
+        inner: by network, for learning rates that change.
 
     Raises:
         FedwanError: the first that any party raised.
@@ -131,7 +134,9 @@ def simulate(
     rounds = Rounds(plan, strategy, desk, records.append, lambda version, samples: None)
     parties = _Parties(desk, rounds, strategy, folder, wrap)
     for name, site in sites.items():
-        site_plan = SitePlan(RUN_ID, name, seed, batch, num_steps, 16, num_steps, 0.2)
+        site_plan = SitePlan(
+            *(RUN_ID, name, seed, batch, num_steps, 16, num_steps, 0.2), inner=inner or {}
+        )
         parties.start(site_plan, site, (absences or {}).get(name))
     try:
         model = rounds.run()

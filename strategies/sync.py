@@ -46,7 +46,7 @@ def build(config: Config) -> Strategy:
         contributes="gradient",
         h=1,
         fragments=whole,
-        server_step=mirror_inner(config.inner),
+        server_step=mirror_inner(config.inner, config.steps),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),
         policy=barrier_policy(config),

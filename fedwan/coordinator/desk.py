@@ -109,6 +109,7 @@ class Desk:
                 versions=versions,
                 send_initial=self.outbox.model is None and self._sender_of_initial == site,
                 is_rejoin=is_rejoin,
+                run_step=self.outbox.run_step,
             )
 
     def _set_layout(self, layout: Layout) -> None:

@@ -70,7 +70,14 @@ class GlobalModel:
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
 
-    def commit(self, fragment: Fragment, merged: State, samples: int, times: int = 1) -> Payload:
+    def commit(
+        self,
+        fragment: Fragment,
+        merged: State,
+        samples: int,
+        times: int = 1,
+        run_step: int = 0,
+    ) -> Payload:
         """One outer update: all of the fragment's tensors, of every network, or none.
 
         Args:
@@ -78,10 +85,12 @@ class GlobalModel:
             merged: see `Merger.take`; emptied on the way.
             samples: over all sites since the fragment's last update.
             times: see `ServerStep.propose`.
+            run_step: steps of the run before this update.
 
         Returns:
             The update as every site will get it.
         """
+        self._server_step.begin(run_step)
         proposal = self._server_step.propose(merged, times)
         payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
         # What the sites decode, which for a lossy codec is not what was proposed.

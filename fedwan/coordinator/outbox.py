@@ -50,6 +50,8 @@ class Outbox:
         self.durable_version = 0
         self.steps: Mapping[str, int] = {}
         """By site, steps to take until its next upload; absent for the strategy's H."""
+        self.run_step = 0
+        """Where the run stands: the mean over sites of the steps that were merged."""
         self._keep_bytes = 0
         self._updates: dict[int, dict[int, Payload]] = {}
         """By fragment and version, in the order of versions."""
@@ -175,6 +177,7 @@ class Outbox:
         """Say what holds for this site alone."""
         header.merged_from, header.merged_into = self._merged_of(fragment, site)
         header.steps = self.steps.get(site, 0)
+        header.run_step = self.run_step
 
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
         key = (site, request.kind)

@@ -97,6 +97,7 @@ class Rounds:
         """
         model = self.model or self._await_initial()
         self.model = model
+        self._desk.outbox.run_step = self._run_step(model)
         self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
         while self._progress(model) < self._plan.num_versions:
             before = self._progress(model)
@@ -131,8 +132,15 @@ class Rounds:
         """Outer updates so far; where sites keep their own pace, as many as their samples make."""
         if self._strategy.clock == "versions":
             return min(model.versions)
+        return self._run_step(model) // self._strategy.h
+
+    def _run_step(self, model: GlobalModel) -> int:
+        """Steps of the run so far; where sites keep their own pace, their mean."""
+        h = self._strategy.h
+        if self._strategy.clock == "versions":
+            return min(model.versions) * h
         per_round = self._plan.samples_per_contribution * len(self._plan.site_names)
-        return self.totals.samples // per_round
+        return self.totals.samples * h // per_round
 
     def _round(self, model: GlobalModel, fragment: Fragment) -> None:
         began = time.monotonic()
@@ -154,12 +162,13 @@ class Rounds:
         # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
         is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
         times = len(self._plan.site_names) if is_warmup else 1
-        payload = model.commit(fragment, merger.take(), samples, times)
+        payload = model.commit(fragment, merger.take(), samples, times, self._run_step(model))
         self.totals.samples += samples
         self._latest = [merged.contribution.site for merged in gathering.merged]
         for merged in gathering.merged:
             self._paces.note(merged.contribution.site, merged.contribution.work)
         self._desk.outbox.steps = self._paces.steps()
+        self._desk.outbox.run_step = self._run_step(model)
         self._desk.publish(fragment.index, version + 1, payload, gathering.starts())
         self._record_round(fragment, version + 1, gathering.merged, time.monotonic() - began)
         self._notice_lost()
@@ -346,7 +355,7 @@ class Rounds:
         self, fragment: Fragment, version: int, merged: list[Merged], round_s: float
     ) -> None:
         assert self.model is not None
-        run_step = self._progress(self.model) * self._strategy.h
+        run_step = self._run_step(self.model)
         for contribution, _, staleness in merged:
             work = contribution.work
             self.totals.add_work(work)

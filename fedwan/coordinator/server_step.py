@@ -21,12 +21,17 @@ from fedwan.optim_state import load_optimizer, optimizer_state
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
 from fedwan.workloads.optim import build_optimizer, clip
+from fedwan.workloads.schedule import set_rates
 
 __all__ = ["ServerStep", "mirror_inner", "step_inner", "step_outer"]
 
 
 class ServerStep(Protocol):
     """Turns merged contributions into new global weights."""
+
+    def begin(self, run_step: int) -> None:
+        """An update is made next, after so many steps of the run; learning rates follow it."""
+        ...
 
     def propose(self, merged: State, times: int = 1) -> State:
         """What to broadcast.
@@ -69,6 +74,9 @@ class _Outer:
             names = _parameters(layout, network)
             self._state[network] = transform.init({n: model[n] for n in names})
             self._names[network] = _names_by_tensor(self._state[network], names)
+
+    def begin(self, run_step: int) -> None:
+        pass
 
     def propose(self, merged: State, times: int = 1) -> State:
         order = list(merged)
@@ -125,17 +133,23 @@ class _Outer:
 class _Mirror:
     """Gradients go to the same inner optimiser as at every site, stepped on the global weights."""
 
-    def __init__(self, model: State, layout: Layout, inner: Mapping[str, InnerConfig]) -> None:
+    def __init__(
+        self, model: State, layout: Layout, inner: Mapping[str, InnerConfig], num_steps: int
+    ) -> None:
         self._model = model
         self._layout = layout
         _check_networks(layout, inner)
         self._inner = inner
+        self._num_steps = num_steps
         self._params: dict[str, dict[str, Tensor]] = {}
         self._optimizers: dict[str, torch.optim.Optimizer] = {}
         for network, config in inner.items():
             params = {n: model[n] for n in _parameters(layout, network)}
             self._params[network] = params
             self._optimizers[network] = build_optimizer(config, list(params.values()))
+
+    def begin(self, run_step: int) -> None:
+        set_rates(self._optimizers, self._inner, run_step, self._num_steps)
 
     def propose(self, merged: State, times: int = 1) -> State:
         return {name: merged.pop(name) for name in list(merged)}
@@ -169,7 +183,9 @@ class _Mirror:
 class _Inner:
     """Gradients go to inner optimisers that the coordinator alone has: a parameter server."""
 
-    def __init__(self, model: State, layout: Layout, inner: Mapping[str, InnerConfig]) -> None:
+    def __init__(
+        self, model: State, layout: Layout, inner: Mapping[str, InnerConfig], num_steps: int
+    ) -> None:
         self._model = model
         self._layout = layout
         # Steps on copies: what sites decode may differ from what was stepped, and it is this that
@@ -179,7 +195,10 @@ class _Inner:
             for name, value in model.items()
             if layout[name].role is Role.PARAMETER
         }
-        self._mirror = _Mirror(self._params, _parameters_only(layout), inner)
+        self._mirror = _Mirror(self._params, _parameters_only(layout), inner, num_steps)
+
+    def begin(self, run_step: int) -> None:
+        self._mirror.begin(run_step)
 
     def propose(self, merged: State, times: int = 1) -> State:
         order = list(merged)
@@ -255,20 +274,25 @@ def step_outer(transforms: Mapping[str, Transform]) -> Callable[[State, Layout],
     return lambda model, layout: _Outer(model, layout, transforms)
 
 
-def mirror_inner(inner: Mapping[str, InnerConfig]) -> Callable[[State, Layout], ServerStep]:
+def mirror_inner(
+    inner: Mapping[str, InnerConfig], num_steps: int = 0
+) -> Callable[[State, Layout], ServerStep]:
     """The sites' own inner optimisers by network: synchronous data parallel.
 
     Sites and coordinator step the same optimiser on the same mean gradient, so the coordinator
     knows the global weights without ever being sent them. Optimiser state costs as much as at a
-    site.
+    site. `num_steps` are the run's, for learning rates that change.
     """
-    return lambda model, layout: _Mirror(model, layout, inner)
+    return lambda model, layout: _Mirror(model, layout, inner, num_steps)
 
 
-def step_inner(inner: Mapping[str, InnerConfig]) -> Callable[[State, Layout], ServerStep]:
+def step_inner(
+    inner: Mapping[str, InnerConfig], num_steps: int = 0
+) -> Callable[[State, Layout], ServerStep]:
     """Inner optimisers by network, stepped on every merged gradient: a parameter server.
 
     What is broadcast is the step itself, so that sites need no optimiser. Costs the optimisers'
-    state and one more copy of the parameters.
+    state and one more copy of the parameters. `num_steps` are the run's, for learning rates that
+    change.
     """
-    return lambda model, layout: _Inner(model, layout, inner)
+    return lambda model, layout: _Inner(model, layout, inner, num_steps)

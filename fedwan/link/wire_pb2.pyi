@@ -26,16 +26,18 @@ class Hello(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin")
+    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
     IS_REJOIN_FIELD_NUMBER: _ClassVar[int]
+    RUN_STEP_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     versions: _containers.RepeatedScalarFieldContainer[int]
     send_initial: bool
     is_rejoin: bool
-    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ...) -> None: ...
+    run_step: int
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ...) -> None: ...
 
 class SiteSignal(_message.Message):
     __slots__ = ("session", "step")
@@ -191,7 +193,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., deal: _Optional[int] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -212,6 +214,7 @@ class DownloadHeader(_message.Message):
     MERGED_FROM_FIELD_NUMBER: _ClassVar[int]
     MERGED_INTO_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
+    RUN_STEP_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
     num_bytes: int
@@ -222,7 +225,8 @@ class DownloadHeader(_message.Message):
     merged_from: int
     merged_into: int
     steps: int
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ...) -> None: ...
+    run_step: int
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ...) -> None: ...
 
 class DownloadPart(_message.Message):
     __slots__ = ("header", "chunk")

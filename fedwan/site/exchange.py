@@ -56,7 +56,7 @@ class Exchange(Protocol):
         """Called after completed step `step`; the step that training stands at afterwards.
 
         That is an earlier one if the steps since the last version had to be thrown away, a later
-        one if the others went on without this site.
+        one if the others went on without this site; at a pace of its own, it is the run's.
         """
         ...
 

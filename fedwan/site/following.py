@@ -38,6 +38,8 @@ class Follower:
         self.durable_version = 0
         self.steps = station.strategy.h
         """That this site shall take until its next upload."""
+        self.run_step = 0
+        """Where the run stood at the latest update: where this site stands, too."""
         self._rejections = 0
         self._station = station
         self._asker = Asker(station.courier, 2)  # one may still end that was given up
@@ -100,6 +102,7 @@ class Follower:
             station.replica.advance(arrival.payload, self.fragment, station.strategy.down)
             self.version, self.durable_version = arrival.version, arrival.durable_version
         self.steps = int(header.steps) or station.strategy.h
+        self.run_step = int(header.run_step)
         return header
 
     def settle(self, receipt: wire.Receipt) -> int | None:

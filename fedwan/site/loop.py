@@ -41,6 +41,7 @@ from fedwan.site.replica import Replica
 from fedwan.state import State, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload
+from fedwan.workloads.schedule import set_rates
 
 __all__ = ["SiteLoop"]
 
@@ -130,6 +131,7 @@ class SiteLoop:
             self._listen()
             if self._is_stopped:
                 break
+            set_rates(self._workload.optimizers, self._plan.inner, step, self._plan.num_steps)
             batch = self._stream.next_batch()
             self._meter.begin_step(len(batch.x))
             with self._meter.computing():
@@ -155,9 +157,10 @@ class SiteLoop:
         welcome = self._link.join(hello)
         if welcome.send_initial:
             self._open_run()
-        return self._take_over(list(welcome.versions) or [0] * len(self._fragments))
+        versions = list(welcome.versions) or [0] * len(self._fragments)
+        return self._take_over(versions, welcome.run_step)
 
-    def _take_over(self, versions: list[int]) -> int:
+    def _take_over(self, versions: list[int], run_step: int) -> int:
         """Find this site's place in the run; the step to go on from.
 
         Weights are the coordinator's, the rest is of this site's nearest checkpoint.
@@ -190,14 +193,9 @@ class SiteLoop:
             if versions[0] not in kept:
                 at = f"version {usable[-1]}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
-        return self._step_at(versions)
-
-    def _step_at(self, versions: list[int]) -> int:
-        """The step at which the run stands at these versions; at a pace of its own, about that."""
-        policy, h = self._strategy.policy, self._strategy.h
         if self._strategy.clock == "samples":
-            return versions[0] * h // (1 if policy.arrivals_from is None else policy.num_sites)
-        return reached_step(self._fragments, versions, h, self._num_steps)
+            return run_step
+        return reached_step(self._fragments, versions, self._strategy.h, self._num_steps)
 
     def _send_again(self, version: int, weights: State | None) -> int:
         """The steps to the next version are complete: only their contribution may be missing."""

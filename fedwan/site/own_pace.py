@@ -55,6 +55,7 @@ class OwnPaceExchange:
         with self._station.meter.waiting():
             try:
                 self._swap(step)
+                step = self._follower.run_step
             except Over:
                 pass  # the step loop ends by itself
         self._since = 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fedwan.config import InnerConfig
 
 __all__ = ["SitePlan"]
 
@@ -24,3 +27,5 @@ class SitePlan:
     """Versions between two checkpoints."""
     poll_s: float
     """How long the coordinator holds a request for an update that is not there yet."""
+    inner: Mapping[str, InnerConfig] = field(default_factory=dict)
+    """By network, for the learning rate's schedule."""

@@ -76,7 +76,7 @@ class PushPullExchange:
 
     def after_step(self, step: int) -> int:
         """Remember the place in the data; see `Exchange`."""
-        self._step = step
+        self._step = step = self._follower.run_step
         with self._station.meter.waiting():
             self._station.keeper.save(
                 self._follower.version,

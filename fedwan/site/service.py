@@ -89,6 +89,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         num_samples=config.eval.samples,
         checkpoint_every=config.checkpoint.every,
         poll_s=config.link.heartbeat_s,
+        inner=config.inner,
     )
 
 

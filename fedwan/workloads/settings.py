@@ -8,6 +8,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import check_data
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+from fedwan.workloads.schedule import SCHEDULES
 
 __all__ = ["fill_inner", "fill_training", "require_at_least"]
 
@@ -29,7 +30,8 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
     """Fill in a network's inner optimiser where the user named none.
 
     Raises:
-        ConfigError: an unknown optimiser, or a setting that it does not use.
+        ConfigError: an unknown optimiser or schedule, a setting that it does not use, or a warm-up
+            that is longer than the run.
     """
     chosen = config.inner.setdefault(network, copy.copy(default))
     key = f"inner.{network}"
@@ -40,6 +42,16 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
         raise ConfigError(
             f"{key}.beta2 = {chosen.beta2!r} has no effect on sgd; leave it out, or set "
             f"{key}.name=adam"
+        )
+    if chosen.schedule not in SCHEDULES:
+        near = nearest(chosen.schedule, SCHEDULES)
+        raise ConfigError(
+            f"{key}.schedule = {chosen.schedule!r} is none of {', '.join(SCHEDULES)}{near}"
+        )
+    if chosen.warmup_steps > config.steps:
+        raise ConfigError(
+            f"{key}.warmup_steps = {chosen.warmup_steps} is more than the run's steps; choose "
+            f"{config.steps} or less"
         )
 
 

@@ -33,13 +33,15 @@ def test_what_the_user_set_stays() -> None:
     [
         (InnerConfig("adamm"), "inner.generator.name = 'adamm' is none of .*did you mean"),
         (InnerConfig("sgd", beta2=0.5), "inner.generator.beta2 = 0.5 has no effect on sgd"),
+        (InnerConfig(schedule="cosin"), "inner.generator.schedule = 'cosin' .*did you mean"),
+        (InnerConfig(warmup_steps=101), "more than the run's steps; choose 100 or less"),
     ],
 )
 def test_an_optimiser_that_cannot_be_built_as_asked_is_refused(
     inner: InnerConfig, text: str
 ) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
-        fill_inner(Config(inner={"generator": inner}), "generator", DEFAULT)
+        fill_inner(Config(steps=100, inner={"generator": inner}), "generator", DEFAULT)
     assert "\n" not in str(caught.value)
 
 
