@@ -102,7 +102,7 @@ def cases(is_quick: bool) -> list[Case]:
             skipped=9,
             overlap=19,
             congestion="cubic",
-            pace_mbit=98.5,
+            pace_mbit=97.5,
         ),
         Case("sync", "fp32", 1, 4, rounds=4, skipped=1),
     ]
