@@ -115,7 +115,7 @@ def run_coordinator(folder: Path, rounds: int) -> dict[str, Any]:
     (folder / "port.tmp").write_text(str(plane.port))
     (folder / "port.tmp").rename(folder / "port")
     plan = Plan(SITES, rounds, 1, 1e3, rounds + 1, 0, 60.0, folder / "checkpoint")
-    loop = Rounds(plan, strategy, desk, lambda row: None, lambda version, samples: None)
+    loop = Rounds(plan, strategy, desk, lambda row: None, lambda *_: None)
     # The final checkpoint is no part of a round.
     loop.checkpoint = lambda model: None  # type: ignore[method-assign]
     loop.run()

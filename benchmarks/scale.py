@@ -99,7 +99,7 @@ def serve(folder: Path, case: Case) -> dict[str, Any]:
             marks.add()
 
     plan = Plan(tuple(names), case.rounds, 1, 1e3, case.rounds + 1, 0, 60.0, folder / "checkpoint")
-    loop = Rounds(plan, strategy, desk, record, lambda version, samples: None)
+    loop = Rounds(plan, strategy, desk, record, lambda *_: None)
     # The final checkpoint is no part of a round.
     loop.checkpoint = lambda model: None  # type: ignore[method-assign]
     loop.run()

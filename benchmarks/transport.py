@@ -167,6 +167,7 @@ def measure(star: Star | None, case: Case) -> dict[str, Any]:
 def cases(args: argparse.Namespace) -> list[Case]:
     """Every row that was asked for."""
     seconds, repeats = (4, 1) if args.quick else (8, 3)
+    seconds = args.seconds or seconds
     return [
         Case(WanLink(rate, RTT_MS, loss / 100), cc, args.way, args.channels, seconds, repeats)
         for rate in args.rate_mbit
@@ -191,6 +192,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write rows to this file, a PNG beside it")
     parser.add_argument("--append", action="store_true", help="keep the rows that the file holds")
     parser.add_argument("--quick", action="store_true", help="4 s instead of 8, once")
+    parser.add_argument("--seconds", type=int, default=0, help="of a transfer that counts")
     parser.add_argument("--rate-mbit", type=float, nargs="+", default=RATES)
     parser.add_argument(
         "--loss", type=float, nargs="+", default=LOSSES, help="in percent, each way"

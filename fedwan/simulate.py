@@ -131,7 +131,7 @@ def simulate(
         patience_s=SILENCE_S,
         folder=folder / "checkpoint",
     )
-    rounds = Rounds(plan, strategy, desk, records.append, lambda version, samples: None)
+    rounds = Rounds(plan, strategy, desk, records.append, lambda *_: None)
     parties = _Parties(desk, rounds, strategy, folder, wrap)
     for name, site in sites.items():
         site_plan = SitePlan(

@@ -58,7 +58,7 @@ class Rounds:
         strategy: its recipe.
         desk: where sites come and go.
         record: takes rows for `metrics.jsonl`.
-        on_samples: takes (version, safetensors bytes) of generated samples.
+        on_samples: takes (version, step, safetensors bytes) of generated samples.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Rounds:
         strategy: Strategy,
         desk: Desk,
         record: Callable[[dict[str, Any]], None],
-        on_samples: Callable[[int, bytes], None],
+        on_samples: Callable[[int, int, bytes], None],
     ) -> None:
         self._plan = plan
         self._strategy = strategy
@@ -340,13 +340,13 @@ class Rounds:
             figures = json.loads(report.figures_json)
             if not math.isfinite(figures.get("fd", math.nan)):
                 self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
+            step = self._progress_at.get(report.version, report.version) * self._strategy.h
             if report.version == 0:
                 self.totals.untrained = figures
             if report.version >= self.totals.quality_version:
                 self.totals.quality = figures
                 self.totals.quality_version = report.version
-                self._on_samples(report.version, report.samples)
-            step = self._progress_at.get(report.version, report.version) * self._strategy.h
+                self._on_samples(report.version, step, report.samples)
             self._record(
                 figures | {"kind": "quality", "version": report.version, "step": step, "site": site}
             )

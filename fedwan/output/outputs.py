@@ -77,11 +77,12 @@ class Outputs:
         """Append an event."""
         self.record({"kind": "event", "event": event, "site": site, "text": text})
 
-    def samples(self, version: int, data: bytes) -> None:
+    def samples(self, version: int, step: int, data: bytes) -> None:
         """Draw `samples.png`.
 
         Args:
             version: that the samples are of.
+            step: of the run, at that version.
             data: safetensors with `generated` and, where it may be shown, `real`. They come from a
                 site: bytes that hold no picture become a warning.
         """
@@ -98,7 +99,7 @@ class Outputs:
             text = f"samples of version {version} cannot be drawn: {' '.join(str(error).split())}"
             self.event("warning", None, text)
             return
-        self._each_sink(lambda sink: sink.picture(path, version * config.h))
+        self._each_sink(lambda sink: sink.picture(path, step))
 
     def finish(
         self, totals: Totals, wall_s: float, versions: int, payload_bytes: int, sha256: str

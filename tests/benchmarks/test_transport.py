@@ -37,7 +37,8 @@ needs_wan = pytest.mark.skipif(reason is not None, reason=f"no emulated WAN here
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_row_is_measured_drawn_and_appended(tmp_path: Path, way: str) -> None:
     path = tmp_path / "rows.json"
-    words = ["--quick", "--rate-mbit", "60", "--loss", "0", "--channels", "2", "--way", way]
+    words = ["--quick", "--seconds", "1", "--rate-mbit", "60", "--loss", "0"]
+    words += ["--channels", "2", "--way", way]
     path.write_text(json.dumps(EARLIER) + "\n")
     command = [sys.executable, transport.__file__, *words, "--cc", "cubic"]
     subprocess.run([*command, "--json", str(path), "--append"], check=True, timeout=240)
@@ -53,7 +54,10 @@ def test_a_row_is_measured_drawn_and_appended(tmp_path: Path, way: str) -> None:
     assert (tmp_path / "rows.png").stat().st_size > 10_000
 
 
-def test_without_namespaces_a_shaped_link_stands_in_and_the_row_says_so() -> None:
+def test_without_namespaces_a_shaped_link_stands_in_and_the_row_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(transport, "PAUSE_S", 0.0)
     case = transport.Case(WanLink(80, 20, 0.0), "system", "up", 1, seconds=1, repeats=1)
     (row,) = transport.run([case], None)
     assert row["emulation"] == "shaped"

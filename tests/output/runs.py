@@ -81,7 +81,7 @@ def write_run(outputs: Outputs, *, finish: bool) -> None:
         for site in ("s1", "s2"):
             outputs.record(round_row(version, site, loss=float("nan") if version == 1 else 0.7))
         outputs.record(quality_row(version, 8.0 / version))
-        outputs.samples(version, sample_bytes())
+        outputs.samples(version, 10 * version, sample_bytes())
     outputs.event("rejoin", "s2", "s2 <rejoined> & is back")
     if finish:
         outputs.finish(FakeTotals(), 12.5, 2, 500, "ab" * 32)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(
     tmp_path: Path, data: bytes
 ) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        outputs.samples(3, data)
+        outputs.samples(3, 60, data)
     (warning,) = read_records(tmp_path / "metrics.jsonl")
     assert isinstance(warning, EventRecord) and warning.event == "warning"
     assert "version 3 cannot be drawn" in warning.text
