@@ -1,0 +1,37 @@
+"""The strategies' table and that of unequal sites: rows of real, short runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import strategies, unequal
+from fedwan.app import load_run, load_workload
+from fedwan.codecs import fp32
+from fedwan.state import layout_of
+
+pytestmark = pytest.mark.slow
+
+
+def test_bytes_are_those_of_a_site_and_a_step() -> None:
+    row = strategies.measure("flow", "diloco", 0, 100, is_disturbed=False)
+    config = load_run(None, ["workload=flow", "sites=4"])
+    networks = load_workload("flow").build(config, "cpu").networks
+    size = fp32().payload_bytes(layout_of(dict(networks)))
+    assert row["bytes_up"] * row["h"] == pytest.approx(size, rel=0.01)
+    assert row["fd_floor"] < row["fd"] < 60, "80 untrained"
+    assert (row["late"], row["dropped"]) == (0, 0)
+
+
+def test_a_site_s_absence_is_borne() -> None:
+    row = strategies.measure("flow", "async_diloco", 0, 100, is_disturbed=True)
+    assert row["absent"] and row["fd"] < 60
+    # Each of four sites makes updates, and fetches those of all.
+    assert row["bytes_down"] > 2 * row["bytes_up"]
+
+
+def test_a_run_that_waits_for_a_slow_site_takes_longer() -> None:
+    paced = unequal.measure("flow", "diloco, steps by speed", 0, 60)
+    barrier = unequal.measure("flow", "diloco", 0, 60)
+    assert paced["samples"] >= barrier["samples"]
+    # 60 steps of the slow one against about 30.
+    assert barrier["wall_s"] - paced["wall_s"] > 15 * unequal.STEP_S * unequal.SLOW_FACTOR
