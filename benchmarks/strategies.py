@@ -1,6 +1,6 @@
 """What each strategy sends, how good its pictures are, and what a site's absence does to them.
 
-    python benchmarks/strategies.py [--quick] [--workload flow] [--seeds 3] [--only TEXT] --json P
+    python benchmarks/strategies.py [--quick] [--workload flow] [--seeds 3] --json PATH
 
 Digits, iid, 4 sites, half of the recipe's steps, whole runs in one process (`fedwan.simulate`: the
 real engine, round loop, codecs and strategies over loopback links). Every strategy is run
@@ -101,6 +101,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the steps")
     parser.add_argument("--workload", choices=STEPS, default="flow")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=0, help="0: half of the recipe's")
     parser.add_argument("--only", default="", help="only strategies whose name holds this")
     args = parser.parse_args()
     cases = [case for case in CASES if args.only in case]
@@ -111,7 +112,7 @@ def main() -> None:
     for seed in range(1 if args.quick else args.seeds):
         for case in cases:
             for is_disturbed in (False, True):
-                steps = STEPS[args.workload] // (10 if args.quick else 1)
+                steps = args.steps or STEPS[args.workload] // (10 if args.quick else 1)
                 rows.append(measure(args.workload, case, seed, steps, is_disturbed))
                 print_row(rows[-1], is_first=len(rows) == 1)
                 if args.json:
