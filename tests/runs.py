@@ -117,7 +117,11 @@ class TinyRun:
         )
         self.plan = plan
         self.rounds = Rounds(
-            plan, strategy, self.desk, self.rows.append, lambda v, step, data: self.samples.append(v)
+            plan,
+            strategy,
+            self.desk,
+            self.rows.append,
+            lambda v, step, data: self.samples.append(v),
         )
 
     def resume(self) -> None:
