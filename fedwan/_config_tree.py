@@ -79,7 +79,10 @@ def read_yaml(path: Path) -> Tree:
     """
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
-        raise ConfigError(f"config file {str(path)!r} {what}; give the path of a YAML file")
+        mend = "give the path of a YAML file"
+        if "=" in path.name:
+            mend += ", and words such as this one after it (`fedwan demo` takes words alone)"
+        raise ConfigError(f"config file {str(path)!r} {what}; {mend}")
     try:
         loaded = OmegaConf.load(path)
     except (OmegaConfBaseException, yaml.YAMLError, OSError, ValueError) as error:

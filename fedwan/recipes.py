@@ -80,17 +80,24 @@ REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
 """Outer lr by number of sites, Charles et al. 2025 (2503.09799); momentum 0.9."""
 
 
-def fill_nesterov(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+def fill_nesterov(
+    config: Config, networks: Mapping[str, NetworkKind], momentum: float = 0.9
+) -> None:
     """Fill in the outer settings of DiLoCo and its kin, by kind of network.
 
     Adversarial networks bear little momentum: with 0.9, which suits language models and flows, a
     GAN's two networks overshoot each other and diverge.
 
+    Args:
+        config: changed in place.
+        networks: by name.
+        momentum: of networks that are trained by regression.
+
     Raises:
         ConfigError: see `fill_outer`.
     """
     nearest = max(n for n in REGRESSION_LR if n <= max(1, config.sites))
-    defaults = {"adversarial": ADVERSARIAL, "regression": (REGRESSION_LR[nearest], 0.9)}
+    defaults = {"adversarial": ADVERSARIAL, "regression": (REGRESSION_LR[nearest], momentum)}
     for network, kind in networks.items():
         lr, momentum = defaults[kind]
         fill_outer(config, network, lr=lr, momentum=momentum)

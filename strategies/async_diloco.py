@@ -2,7 +2,8 @@
 
 Liu et al. 2024 (2401.09135): deltas on arrival with delayed Nesterov (algorithm 3: momentum once
 per N arrivals), dynamic local updates (section 5: a slow site takes fewer steps, so that its delta
-is not staler than others'), after a synchronous warm-up. No site waits for another's steps.
+is not staler than others'), after a synchronous warm-up. No site waits for another's steps. Stale
+deltas bear less momentum than fresh ones: 0.7, where `diloco` has 0.9 (docs/log.md).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20, 5 rounds of warm-up, steps by speed, and each network's outer settings."""
     fill_schedule(config, h=20, checkpoint_every=1)
     fill_codec(config)
-    fill_nesterov(config, networks)
+    fill_nesterov(config, networks, momentum=0.7)
     refuse_stream(config)
     fill_arrival(config, warmup=5, least_steps=1)
 

@@ -4,7 +4,8 @@ Dean et al. 2012 ("Large scale distributed deep networks", Downpour SGD): a site
 of the weights that it pulled last and pulls anew, without waiting for others; the coordinator steps
 the inner optimisers on every gradient that comes, θ ← InnerOpt(θ, g_i / (1 + s)), with s the
 staleness, the steps that others made meanwhile (Zhang et al. 2016, 1511.05950, eq. 6). Gradients
-that are staler than `round.max_staleness` are dropped. As many bytes as synchronous training.
+that are staler than `round.max_staleness` are dropped. As many bytes up as synchronous training,
+and down the updates of all sites.
 """
 
 from __future__ import annotations

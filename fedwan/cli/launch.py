@@ -67,9 +67,16 @@ def launch(config: Config, services: RunServices, console: Console) -> None:
 
     Raises:
         KeyboardInterrupt: after Ctrl-C, once everything has been ended.
+        ConfigError: `out` cannot be made.
         FedwanError: what the services raised.
     """
     out = Path(config.out)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"out = {config.out!r} cannot be made ({error.strerror}); give a folder that can"
+        ) from None
     with crash_reports(out):
         _run_and_watch(config, services, console)
     show_summary(out, console)

@@ -33,6 +33,8 @@ KEYS = (
 )
 """Below the help."""
 DEFAULT_STEPS = 10_000
+YOURS = "your_workload"
+"""In what `--yaml` writes where no file named a workload: to be filled in before it is run."""
 EMULATED = "# link.* emulates this link on one machine; take it out where the link is real."
 PROBE_CHANNELS = 8
 PROBE_S = 1.0
@@ -251,6 +253,8 @@ def _yaml_of(best: Prediction, path: Path | None, words: list[str]) -> str:
     if chosen.link.loss:
         tree["link"] = {"loss": chosen.link.loss}
     kept = [{key: value for key, value in part.items() if key in run} for part in written]
+    if path is None:  # it was planned for another model than any workload here
+        tree = {"workload": YOURS} | tree
     text = OmegaConf.to_yaml(OmegaConf.merge(*kept, tree))
     if "rate_mbit" in text:
         text = f"{EMULATED}\n{text}"

@@ -59,7 +59,9 @@ def read_settings(
     compared = {key: value for key, value in file_tree.items() if key not in COMPARED}
     config = overlay(PlanConfig(), file_tree)  # all of it is checked
     config = overlay(PlanConfig(), compared, tree)
-    named = frozenset(leaves(tree))
+    # 0 leaves these to the strategy, as if they had not been named.
+    is_open = {"h": not config.h, "stream.fragments": not config.stream.fragments}
+    named = frozenset(key for key in leaves(tree) if not is_open.get(key))
     if config.loss:
         if "link.loss" in named:
             raise ConfigError("loss and link.loss say the same; leave one of them out")

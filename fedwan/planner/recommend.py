@@ -101,7 +101,7 @@ def _limit(best: Prediction, question: Question) -> str:
     steps_s = strategy.h * question.step_s
     rest_s = best.round_s - steps_s
     if best.wire_s >= max(0.9 * best.round_s, best.coordinator_s):
-        what = f"the link is full: a round's bytes take {best.wire_s:.3g} s each way"
+        what = f"the link is full: a round's bytes take {best.wire_s:.3g} s on its fuller way"
     elif best.coordinator_s >= 0.9 * best.round_s:
         what = f"the coordinator is busy: merging a round takes {best.coordinator_s:.3g} s"
     else:
@@ -109,7 +109,7 @@ def _limit(best: Prediction, question: Question) -> str:
         if math.isclose(question.link.up.rtt_s, 0.0):
             round_trips = ""
         what = (
-            f"sites wait {rest_s:.3g} s a round: a round's bytes take {best.wire_s:.3g} s each "
-            f"way, merging {best.coordinator_s:.3g} s{round_trips}"
+            f"sites wait {rest_s:.3g} s a round: a round's bytes take {best.wire_s:.3g} s on the "
+            f"link's fuller way, merging {best.coordinator_s:.3g} s{round_trips}"
         )
     return f"{what}, its steps {steps_s:.3g} s"

@@ -9,6 +9,7 @@ import pytest
 
 from fedwan.app import load_run
 from fedwan.cli.main import main
+from fedwan.errors import ConfigError
 from fedwan.planner import calibrate
 from tests.planner.test_measured import FOUND, asdict
 
@@ -44,7 +45,9 @@ def test_rows_and_a_config_that_runs(capsys: pytest.CaptureFixture[str], tmp_pat
     best, *_ = [json.loads(line) for line in rows.read_text().splitlines()]
     assert best["strategy"] == "streaming_diloco" and best["usd"] is None
     # The default workload has fewer modules than the model that was planned for.
-    run = load_run(config, ["stream.fragments=2"])
+    with pytest.raises(ConfigError, match="workload = 'your_workload' is none of"):
+        load_run(config, [])
+    run = load_run(config, ["workload=gan", "stream.fragments=2"])
     assert (run.strategy, run.h, run.codec.up) == ("streaming_diloco", best["h"], "int4")
     assert run.stream.tau == best["tau"] and run.link.rate_mbit == 100.0
 

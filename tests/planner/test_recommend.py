@@ -48,7 +48,7 @@ def test_where_nothing_is_enough_the_best_is_named_with_what_limits_it() -> None
     asked = question(("h", "codec.up", "codec.down"), h=20, codec=CodecConfig("fp32", "fp32"))
     text = why(ranked(asked), asked)
     assert "no setting's sites compute 95% of the time" in text
-    assert "the link is full: a round's bytes take 20.7 s each way, its steps 2 s" in text
+    assert "the link is full: a round's bytes take 20.7 s on its fuller way, its steps 2 s" in text
 
 
 def test_rows_have_the_keys_that_programs_rely_on() -> None:
