@@ -59,7 +59,9 @@ def measure(workload: str, case: str, seed: int, steps: int, is_disturbed: bool)
     absences = {site_names(config)[1]: ABSENCE} if is_disturbed else {}
     run = run_simulated(config, absences=absences)
     quality, totals = run.totals.quality, run.totals
-    site_steps = totals.samples / config.data.batch
+    # Each fragment's contributions count the samples behind it.
+    first = [r for r in run.records if r["kind"] == "round" and r["fragment"] == 0]
+    site_steps = sum(row["samples"] for row in first) / config.data.batch
     return {
         "workload": workload,
         "strategy": case,
