@@ -193,6 +193,12 @@ class Outbox:
         payload, versions = kept
         delivery = self._ready(versions, payload)
         with self._changed:
+            if self._keep_bytes and request.kind == wire.DownloadRequest.GLOBAL:
+                # These weights may be committed and not published yet: what the site is told of its
+                # contribution must be of the same version, or it would wait for one more.
+                self._changed.wait_for(
+                    lambda: self._is_over() or self.versions >= list(versions), MAX_WAIT_S
+                )
             self._address(delivery.header, site, 0)
         return delivery
 

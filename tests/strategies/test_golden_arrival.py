@@ -39,6 +39,7 @@ class Turnstile:
         self._order = order
         self._free = free
         self._passed = 0
+        self._num_joined = 0
         self._changed = threading.Condition()
 
     def wrap(self, name: str, link: Link) -> Link:
@@ -48,11 +49,18 @@ class Turnstile:
     def enter(self, site: int) -> bool:
         """Wait for this site's turn; whether it is one of the order's."""
         with self._changed:
-            assert self._changed.wait_for(
-                lambda: self._passed >= len(self._order) or self._order[self._passed] == site,
-                timeout=60,
-            )
+            assert self._changed.wait_for(lambda: self._is_turn_of(site), timeout=60)
             return self._passed < len(self._order)
+
+    def _is_turn_of(self, site: int) -> bool:
+        if self._num_joined < SITES:
+            return False  # who joins after the first update starts from there
+        return self._passed >= len(self._order) or self._order[self._passed] == site
+
+    def join(self) -> None:
+        with self._changed:
+            self._num_joined += 1
+            self._changed.notify_all()
 
     def leave(self) -> None:
         with self._changed:
@@ -70,6 +78,11 @@ class _Turned:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
+
+    def join(self, hello: Any) -> Any:
+        welcome = self._inner.join(hello)
+        self._turnstile.join()
+        return welcome
 
     def upload(self, header: Any, payload: Any) -> Any:
         if header.work.samples:  # the initial weights have none

@@ -1,0 +1,37 @@
+"""What sites can fetch, where the desk's tests do not say."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.outbox import Outbox
+from fedwan.link import wire_pb2 as wire
+from fedwan.state import Role, TensorSpec
+from strategies import async_diloco
+from tests.support import ADAM, build_strategy
+
+LAYOUT = {"velocity/w": TensorSpec(torch.Size([3]), torch.float32, Role.PARAMETER)}
+
+
+def test_whole_weights_come_with_what_is_known_of_the_same_version() -> None:
+    """Else a site whose contribution is in them would wait for one more update."""
+    strategy = build_strategy(async_diloco, {"velocity": ADAM}, sites=2, h=4)
+    model = GlobalModel({"velocity/w": torch.zeros(3)}, LAYOUT, strategy, 100.0)
+    changed = threading.Condition()
+    outbox = Outbox(changed, lambda: False, 1 << 20)
+    outbox.open(model, keep_bytes=1)
+    payload = model.commit(model.fragments[0], {"velocity/w": torch.ones(3)}, samples=4)
+    request = wire.DownloadRequest(kind=wire.DownloadRequest.GLOBAL)
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(outbox.fetch, "s1", request)
+        with changed:
+            changed.wait(0.2)
+            assert not asked.done(), "committed, and not published yet"
+            outbox.publish(0, 1, payload, [("s1", 0)])
+            changed.notify_all()
+        header = asked.result(timeout=30).header
+    assert (header.version, header.merged_from, header.merged_into) == (1, 0, 1)
