@@ -88,6 +88,7 @@ class Follower:
         weights, header = self._station.courier.fetch_present()
         self._station.replica.adopt(weights)
         (self.version,) = header.versions
+        self._note(header)
         return header
 
     def _take(self, asked: Asked) -> wire.DownloadHeader:
@@ -101,9 +102,12 @@ class Follower:
         else:
             station.replica.advance(arrival.payload, self.fragment, station.strategy.down)
             self.version, self.durable_version = arrival.version, arrival.durable_version
-        self.steps = int(header.steps) or station.strategy.h
-        self.run_step = int(header.run_step)
+        self._note(header)
         return header
+
+    def _note(self, header: wire.DownloadHeader) -> None:
+        self.steps = int(header.steps) or self._station.strategy.h
+        self.run_step = int(header.run_step)
 
     def settle(self, receipt: wire.Receipt) -> int | None:
         """The version that a contribution started from, or None if it will not be merged.

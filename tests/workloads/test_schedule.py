@@ -105,9 +105,13 @@ def test_every_site_follows_the_run_s_schedule(recipe: Any, h: int, tmp_path: Pa
 
 @pytest.mark.parametrize(("recipe", "h"), [(parameter_server, 1), (async_diloco, 4)])
 def test_at_a_pace_of_its_own_a_site_follows_the_run(recipe: Any, h: int, tmp_path: Path) -> None:
-    for workload in train(recipe, h, 40, tmp_path):
-        assert workload.rates[0] == rate_at(COSINE, 0, 40)
-        assert workload.rates[-1] < 0.2 * COSINE.lr
+    schedule = [rate_at(COSINE, step, 40) for step in range(40)]
+    workloads = train(recipe, h, 40, tmp_path)
+    for workload in workloads:
+        assert workload.rates[0] == schedule[0]
+        assert set(workload.rates) <= set(schedule)
+    # Whoever took the last steps was at the run's end; a site that a busy machine held up may not.
+    assert min(workload.rates[-1] for workload in workloads) < 0.2 * COSINE.lr
 
 
 def test_the_parameter_server_steps_with_the_run_s_rate(tmp_path: Path) -> None:
