@@ -125,6 +125,7 @@ def _check_link(link: LinkConfig) -> None:
         )
     _whole("link.channels", link.channels, 0, 64)
     _choice("link.congestion", link.congestion, ("auto", "bbr", "cubic", "system"))
+    _choice("link.compression", link.compression, ("auto", "zstd", "none"))
     if link.pace_mbit and not 0.1 <= link.pace_mbit <= 1e6:
         raise _out_of_range("link.pace_mbit", link.pace_mbit, "0, or 0.1 to 1e6")
     _whole("link.chunk_bytes", link.chunk_bytes, 1 << 10, 1 << 24)

@@ -125,6 +125,9 @@ class LinkConfig:
     congestion: str = "auto"
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
+    compression: str = "auto"
+    """Of what travels, without loss: `zstd`, `none`, or `auto`, which packs what a site sends and
+    fetches while its link carries less than 100 MB/s."""
     pace_mbit: float = 0.0
     """Most that transfers of a site may take of its link, Mbit/s each way with all headers; 0 sets
     no limit. A little below the link's own rate, no queue builds up before it. Linux only."""

@@ -167,6 +167,7 @@ def dialling(
     patience_s: float = 30.0,
     heartbeat_s: float = 0.1,
     congestion: str = "auto",
+    compression: str = "none",
 ) -> Iterator[GrpcLink]:
     link = GrpcLink(
         f"127.0.0.1:{port}",
@@ -176,6 +177,7 @@ def dialling(
         heartbeat_s=heartbeat_s,
         patience_s=patience_s,
         congestion=congestion,
+        compression=compression,
     )
     try:
         yield link

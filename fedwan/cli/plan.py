@@ -29,7 +29,8 @@ __all__ = ["KEYS", "plan"]
 KEYS = (
     "Keys of a plan alone: params step_s loss usd_per_gb. Keys of a run: strategy (or all) sites "
     "steps h codec.up codec.down stream.fragments stream.tau round.quorum link.rate_mbit "
-    "link.rtt_ms link.congestion link.pace_mbit. A wrong key is refused with the nearest valid one."
+    "link.rtt_ms link.congestion link.compression link.pace_mbit. A wrong key is refused with the "
+    "nearest valid one."
 )
 """Below the help."""
 DEFAULT_STEPS = 10_000
@@ -136,6 +137,7 @@ _Asked = tuple["Question", Callable[["Question"], "Question"]]
 def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
     """The model and its steps as the user describes them."""
     from fedwan.app import check_codecs
+    from fedwan.planner.costs import Costs
     from fedwan.planner.layouts import NETWORK, synthetic_layout
     from fedwan.planner.question import Question
 
@@ -150,6 +152,7 @@ def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
         link,
         config.steps or DEFAULT_STEPS,
         config.usd_per_gb,
+        Costs(packs=link.packs(config.link.compression)),
     )
     return question, lambda question: question
 
@@ -158,6 +161,7 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     """The real workload's tensors; its steps and the codecs will be timed."""
     from fedwan.app import load_workload, resolve_workload
     from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
+    from fedwan.planner.costs import Costs
     from fedwan.planner.question import Question
 
     run = resolve_workload(run_config(config))
@@ -171,13 +175,14 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
         link,
         run.steps,
         config.usd_per_gb,
+        Costs(packs=link.packs(config.link.compression)),
     )
 
     def calibrate(question: Question) -> Question:
         return replace(
             question,
             step_s=config.step_s or step_seconds(run, workload),
-            costs=coding_costs(question.layout),
+            costs=replace(coding_costs(question.layout), packs=question.costs.packs),
         )
 
     return question, calibrate
@@ -206,6 +211,8 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
 
     if Path(link).is_file():
         return measured_link(read_measurement(Path(link)))
+    if ":" not in link:
+        raise ConfigError(f"--link = {link!r} is no file here, and no host:port; mend the path")
     check_address("--link", link)
     if identity is None:
         raise ConfigError(f"--link {link} is measured with a site's identity; add --identity DIR")

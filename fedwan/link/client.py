@@ -17,6 +17,7 @@ from fedwan.link.download import download
 from fedwan.link.handshake import handshake_complaint
 from fedwan.link.lanes import Lanes, Trunk
 from fedwan.link.methods import Stub
+from fedwan.link.packing import Packing
 from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
 from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS, Stripes, most_stripes
@@ -59,6 +60,7 @@ class GrpcLink:
         heartbeat_s: seconds between heartbeats.
         patience_s: how long to keep trying while nothing comes through.
         congestion: control of those connections, see `fedwan.link.congestion`.
+        compression: of their chunks, see `fedwan.link.packing`.
         pace_mbit: most that they may carry up together, Mbit/s with all headers; 0 sets no limit,
             and any other is for one connection, if `channels` does not say how many.
     """
@@ -73,6 +75,7 @@ class GrpcLink:
         heartbeat_s: float = 2.0,
         patience_s: float = 300.0,
         congestion: str = "auto",
+        compression: str = "auto",
         pace_mbit: float = 0.0,
     ) -> None:
         self._address = address
@@ -94,6 +97,7 @@ class GrpcLink:
             return Lanes(
                 self._trunk,
                 Stripes(channels, start),
+                Packing(compression),
                 self._counter,
                 lambda: choice.apply_to_peer(address),
                 most_stripes(channels),

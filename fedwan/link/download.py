@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -32,24 +33,26 @@ def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) ->
     Args:
         lanes: the site's, downwards.
         patience: how long to try.
-        request: what to fetch; `deal`, `chunks` and `checksum` are filled in here.
+        request: what to fetch; `deal`, `packed`, `chunks` and `checksum` are filled in here.
 
     Raises:
         LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
     """
     incoming: Incoming | None = None
     stretch = Stretch()
+    began = 0.0
     with lanes.lease() as stubs, ExitStack() as measuring:
         while True:
             try:
                 if incoming is None:
-                    wanted = _ask(request, None)
+                    wanted = _ask(request, None, lanes)
                     parts = _stream(stubs[0], lanes, wanted)
                     first, header = _header(parts)
                     if header.status != wire.DownloadHeader.READY:
                         return Delivery(header, None)
                     # What was waited for before the payload existed is no part of its transfer.
                     stretch = measuring.enter_context(lanes.stripes.measured())
+                    began = time.monotonic()
                     incoming = Incoming(header)
                     wanted.checksum = header.checksum
                     num_others = len(incoming.missing()) - 1
@@ -57,7 +60,7 @@ def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) ->
                     _store([first], incoming)
                     is_held = _both(partial(_store, parts, incoming), finish)
                 else:
-                    wanted, num = _ask(request, incoming), len(incoming.missing())
+                    wanted, num = _ask(request, incoming, lanes), len(incoming.missing())
                     is_held = _start(stubs, num, lanes, wanted, incoming)()
                 patience.succeeded()
                 if not is_held:
@@ -66,16 +69,20 @@ def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) ->
                 elif not incoming.missing():
                     stretch.num_bytes = incoming.header.num_bytes
                     stretch.is_clean = not patience.num_failures
+                    lanes.packing.note(stretch.num_bytes, time.monotonic() - began)
                     return Delivery(incoming.header, incoming.buffer)
             except grpc.RpcError as error:
                 patience.failed(error)
 
 
-def _ask(request: wire.DownloadRequest, incoming: Incoming | None) -> wire.DownloadRequest:
+def _ask(
+    request: wire.DownloadRequest, incoming: Incoming | None, lanes: Lanes
+) -> wire.DownloadRequest:
     """The request of a new deal, for everything or for what is still missing."""
     wanted = wire.DownloadRequest()
     wanted.CopyFrom(request)
     wanted.deal = secrets.randbits(63) + 1
+    wanted.packed = lanes.packing.is_on
     if incoming is not None:
         wanted.checksum = incoming.header.checksum
         wanted.chunks.extend(incoming.missing())

@@ -32,7 +32,8 @@ _HEADER_TAG = b"\x0a"
 _CHUNK_TAG = b"\x12"
 _OFFSET_TAG = b"\x08"
 _CHECKSUM_TAG = b"\x11"
-_DATA_TAG = b"\x1a"
+_RAW_BYTES_TAG = b"\x18"
+_DATA_TAG = b"\x22"
 
 
 class Chunk(NamedTuple):
@@ -42,6 +43,8 @@ class Chunk(NamedTuple):
     checksum: int
     """XXH3-64 of the data."""
     data: Bytes
+    raw_bytes: int = 0
+    """Of the data once unpacked; 0 where it is not packed, see `fedwan.link.packing`."""
 
 
 class Part(Generic[H]):
@@ -65,9 +68,9 @@ class Part(Generic[H]):
         return size
 
 
-def make_chunk(offset: int, data: Bytes) -> Chunk:
+def make_chunk(offset: int, data: Bytes, raw_bytes: int = 0) -> Chunk:
     """A chunk with its checksum."""
-    return Chunk(offset, xxhash.xxh3_64_intdigest(data), data)
+    return Chunk(offset, xxhash.xxh3_64_intdigest(data), data, raw_bytes)
 
 
 def is_intact(chunk: Chunk) -> bool:
@@ -89,12 +92,14 @@ def serialize(part: Part[H]) -> bytes:
 
 def _chunk_head(chunk: Chunk) -> bytes:
     """Everything of a chunk before its data; proto3 leaves out fields that are zero."""
-    offset, checksum, data = chunk
+    offset, checksum, data, raw_bytes = chunk
     head = b""
     if offset:
         head += _OFFSET_TAG + _varint(offset)
     if checksum:
         head += _CHECKSUM_TAG + checksum.to_bytes(8, "little")
+    if raw_bytes:
+        head += _RAW_BYTES_TAG + _varint(raw_bytes)
     if len(data):
         head += _DATA_TAG + _varint(len(data))
     return head
@@ -129,7 +134,9 @@ def _parse(
         chunk = message.chunk
         return Part(
             message.header if message.HasField("header") else None,  # type: ignore[arg-type]
-            Chunk(chunk.offset, chunk.checksum, chunk.data) if message.HasField("chunk") else None,
+            Chunk(chunk.offset, chunk.checksum, chunk.data, chunk.raw_bytes)
+            if message.HasField("chunk")
+            else None,
         )
 
 
@@ -139,18 +146,22 @@ def _parse_chunk(data: bytes, at: int) -> Chunk | None:
     length, at = _expect(data, at, _CHUNK_TAG)
     if at + length != len(data):
         raise _OtherLayoutError
-    offset = checksum = 0
+    offset = checksum = raw_bytes = 0
     if data[at : at + 1] == _OFFSET_TAG:
         offset, at = _read_varint(data, at + 1)
     if data[at : at + 1] == _CHECKSUM_TAG:
         checksum = int.from_bytes(data[at + 1 : at + 9], "little")
         at += 9
+    if data[at : at + 1] == _RAW_BYTES_TAG:
+        raw_bytes, at = _read_varint(data, at + 1)
+        if raw_bytes >> 32:
+            raise _OtherLayoutError
     if at == len(data):
-        return Chunk(offset, checksum, b"")
+        return Chunk(offset, checksum, b"", raw_bytes)
     length, at = _expect(data, at, _DATA_TAG)
     if at + length != len(data):
         raise _OtherLayoutError
-    return Chunk(offset, checksum, memoryview(data)[at:])
+    return Chunk(offset, checksum, memoryview(data)[at:], raw_bytes)
 
 
 class _OtherLayoutError(Exception):

@@ -6,6 +6,7 @@ from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Buffer
 from fedwan.link.framing import Chunk, is_intact
+from fedwan.link.packing import unpack
 
 __all__ = ["Incoming"]
 
@@ -32,11 +33,11 @@ class Incoming:
         """Put a chunk in its place.
 
         Raises:
-            PayloadError: it was damaged, or does not lie where a chunk can.
+            PayloadError: it was damaged, cannot be unpacked, or does not lie where a chunk can.
         """
-        data = chunk.data
         if not is_intact(chunk):
             raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
+        data = unpack(chunk, self.header.chunk_bytes)
         index, rest = divmod(chunk.offset, self.header.chunk_bytes)
         expected = min(self.header.chunk_bytes, self.header.num_bytes - chunk.offset)
         if rest or len(data) != expected:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 import grpc
 
 from fedwan.link.methods import Stub
+from fedwan.link.packing import Packing
 from fedwan.link.stripes import Stripes
 from fedwan.link.turns import Line
 from fedwan.link.wiretap import ByteCounter
@@ -82,6 +83,7 @@ class Lanes:
     Args:
         trunk: of the site.
         stripes: how many.
+        packing: whether chunks are packed.
         counter: of bytes on the wire.
         on_connected: called when a stripe's connection is known to stand.
         num_threads: stripes on their way at once; those of further transfers wait for one.
@@ -92,6 +94,7 @@ class Lanes:
         self,
         trunk: Trunk,
         stripes: Stripes,
+        packing: Packing,
         counter: ByteCounter,
         on_connected: Callable[[], object],
         num_threads: int,
@@ -99,6 +102,7 @@ class Lanes:
     ) -> None:
         self._trunk = trunk
         self.stripes = stripes
+        self.packing = packing
         self.counter = counter
         self.on_connected = on_connected
         self.line = Line()

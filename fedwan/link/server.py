@@ -10,7 +10,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache
+from functools import lru_cache, partial
 from queue import Empty
 from typing import Any, NoReturn, TypeVar
 
@@ -25,6 +25,7 @@ from fedwan.link.dealing import Deals
 from fedwan.link.framing import Part, is_intact, make_chunk
 from fedwan.link.limits import window_options
 from fedwan.link.methods import handlers
+from fedwan.link.packing import PackedOnce, pack, unpack
 from fedwan.link.probe import MAX_STREAMS, Probes
 from fedwan.link.stripes import START_CHANNELS, most_stripes
 from fedwan.link.tls import Identity
@@ -97,6 +98,7 @@ class DataPlane:
         self._revocations = identity.revocations()
         self._heartbeat_s = heartbeat_s
         self._deals = Deals()
+        self._packed = PackedOnce()
         self._lines: dict[str, Line] = {}
         self._probes = Probes()
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
@@ -179,7 +181,7 @@ class DataPlane:
             if part.chunk is not None:
                 if not is_intact(part.chunk):
                     raise PayloadError(f"chunk at {part.chunk.offset} was damaged on the way")
-                reception.write(part.chunk.offset, part.chunk.data)
+                reception.write(part.chunk.offset, unpack(part.chunk, MAX_MESSAGE_BYTES))
             part = next(parts, None)
         return self._hub.close_stripe(site, first.header)
 
@@ -188,7 +190,12 @@ class DataPlane:
     ) -> Iterator[Part[wire.DownloadHeader]]:
         site = self._site(context)
         delivery = _guard(context, lambda: self._hub.download(site, request))
-        parts = _send(delivery, request, lambda chunks: self._deal(site, request, chunks, context))
+        parts = _send(
+            delivery,
+            request,
+            lambda chunks: self._deal(site, request, chunks, context),
+            self._packed,
+        )
         while (part := _guard(context, lambda: next(parts, None))) is not None:
             yield part
 
@@ -253,6 +260,7 @@ def _send(
     delivery: Delivery,
     request: wire.DownloadRequest,
     deal: Callable[[Iterable[int]], Iterable[int]],
+    packed: PackedOnce,
 ) -> Iterator[Part[wire.DownloadHeader]]:
     header, payload = delivery
     if payload is None or (request.checksum and request.checksum != header.checksum):
@@ -273,7 +281,14 @@ def _send(
         offset = index * size
         length = min(size, payload.num_bytes - offset)
         if length > 0:
-            yield Part(shown, make_chunk(offset, payload.read(offset, length)))
+            read = partial(payload.read, offset, length)
+            if not request.packed:
+                chunk = make_chunk(offset, read())
+            elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
+                chunk = packed.chunk(header.checksum, offset, read)
+            else:
+                chunk = pack(offset, read())
+            yield Part(shown, chunk)
             shown = None
     if shown is not None:
         yield Part(shown, None)

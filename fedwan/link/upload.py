@@ -14,6 +14,7 @@ from fedwan.link.dealing import Dealer
 from fedwan.link.framing import Part, make_chunk
 from fedwan.link.lanes import Lanes
 from fedwan.link.methods import Stub
+from fedwan.link.packing import pack
 from fedwan.link.retry import Patience
 
 __all__ = ["upload"]
@@ -44,7 +45,7 @@ def upload(
 ) -> wire.Receipt:
     """Send until the coordinator's receipt is final.
 
-    One chunk per stripe is in memory at a time; the payload itself is only read.
+    One chunk per stripe is in memory at a time, packed and not; the payload itself is only read.
 
     Args:
         lanes: the site's, upwards.
@@ -58,7 +59,9 @@ def upload(
     """
     with lanes.lease() as stubs, lanes.stripes.measured() as stretch:
         stretch.num_bytes = payload.num_bytes
+        began = time.monotonic()
         receipt = _send_until_final(stubs, lanes, patience, header, payload)
+        lanes.packing.note(payload.num_bytes, time.monotonic() - began)
         stretch.is_clean = not patience.num_failures
         return receipt
 
@@ -103,7 +106,7 @@ def _send_stripes(
     """
 
     def send(stub: Stub, shared: Iterable[int]) -> wire.Receipt:
-        parts = lanes.counter.sending(_parts(header, payload, shared))
+        parts = lanes.counter.sending(_parts(header, payload, shared, lanes.packing.is_on))
         receipt: wire.Receipt = stub.Upload(_tell_second(parts, lanes))
         if len(chunks) <= len(stubs):
             lanes.on_connected()  # there may have been no second message
@@ -135,15 +138,16 @@ def _tell_second(parts: Iterator[T], lanes: Lanes) -> Iterator[T]:
 
 
 def _parts(
-    header: wire.UploadHeader, payload: Source, chunks: Iterable[int]
+    header: wire.UploadHeader, payload: Source, chunks: Iterable[int], is_packed: bool
 ) -> Iterator[Part[wire.UploadHeader]]:
     """The messages of one stripe; the first carries the header, and comes even without chunks."""
     size = header.chunk_bytes
+    make = pack if is_packed else make_chunk
     first: wire.UploadHeader | None = header
     for index in chunks:
         offset = index * size
         data = payload.read(offset, min(size, payload.num_bytes - offset))
-        yield Part(first, make_chunk(offset, data))
+        yield Part(first, make(offset, data))
         first = None
     if first is not None:
         yield Part(first, None)

@@ -125,14 +125,16 @@ class Work(_message.Message):
     def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., losses: _Optional[_Mapping[str, float]] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
 
 class Chunk(_message.Message):
-    __slots__ = ("offset", "checksum", "data")
+    __slots__ = ("offset", "checksum", "raw_bytes", "data")
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     offset: int
     checksum: int
+    raw_bytes: int
     data: bytes
-    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
 
 class UploadPart(_message.Message):
     __slots__ = ("header", "chunk")
@@ -163,7 +165,7 @@ class Receipt(_message.Message):
     def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "deal")
+    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "deal", "packed")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UPDATE: _ClassVar[DownloadRequest.Kind]
@@ -182,6 +184,7 @@ class DownloadRequest(_message.Message):
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     DEAL_FIELD_NUMBER: _ClassVar[int]
+    PACKED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     kind: DownloadRequest.Kind
     fragment: int
@@ -190,7 +193,8 @@ class DownloadRequest(_message.Message):
     chunks: _containers.RepeatedScalarFieldContainer[int]
     checksum: int
     deal: int
-    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., deal: _Optional[int] = ...) -> None: ...
+    packed: bool
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., deal: _Optional[int] = ..., packed: _Optional[bool] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
     __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step")

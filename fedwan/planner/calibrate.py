@@ -14,8 +14,9 @@ import torch
 
 from fedwan.app import load_workload
 from fedwan.codecs import Codec, codec_by_name
-from fedwan.config import Config
+from fedwan.config import Config, LinkConfig
 from fedwan.data.shard import open_shard
+from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
 from fedwan.site.service import choose_device
@@ -30,6 +31,7 @@ BUDGET_S = 2.0
 """Of steps, after the warm-up."""
 SAMPLE_VALUES = 1 << 22
 """That codecs are timed with, at most: 16 MiB."""
+CHUNK_BYTES = LinkConfig().chunk_bytes
 REPEATS = 3
 
 
@@ -87,7 +89,10 @@ def coding_costs(layout: Layout) -> Costs:
 
 
 def coding_speed(codec: Codec, layout: Layout) -> Speed:
-    """Seconds per value to encode, and to decode and add, on this machine; the best of a few."""
+    """Seconds per value to encode, and to decode and add, on this machine; the best of a few.
+
+    What packing leaves is that of normal values, which pack worst.
+    """
     generator = torch.Generator().manual_seed(0)
     tensors: State = {
         name: torch.zeros(spec.shape, dtype=spec.dtype)
@@ -105,7 +110,12 @@ def coding_speed(codec: Codec, layout: Layout) -> Speed:
 
     count = max(1, sum(spec.num_values for spec in layout.values()))
     encode_s = min(_seconds(lambda: codec.encode(tensors, {}, layout)) for _ in range(REPEATS))
-    return Speed(encode_s / count, min(_seconds(add) for _ in range(REPEATS)) / count)
+    data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
+    return Speed(
+        encode_s / count,
+        min(_seconds(add) for _ in range(REPEATS)) / count,
+        len(pack(0, data).data) / len(data),
+    )
 
 
 def _sample(layout: Layout) -> Layout:

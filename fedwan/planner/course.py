@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,9 @@ class Course:
     def utilisation(self, step_s: Sequence[float], h: int, first: int, last: int) -> float:
         """Share of the time in which sites compute, between the starts of two rounds.
 
+        A site at its own pace may not come as far, since others took more of the run's steps: up to
+        the last round that it began.
+
         Args:
             step_s: of each site.
             h: steps of a round.
@@ -60,6 +64,14 @@ class Course:
             last: the round whose start is the end.
         """
         return statistics.mean(
-            (last - first) * h * seconds / (marks[last] - marks[first])
+            _share(marks, h * seconds, first, last)
             for seconds, marks in zip(step_s, self.marks, strict=True)
         )
+
+
+def _share(marks: Sequence[float], steps_s: float, first: int, last: int) -> float:
+    """Of a site's time, in which it computes; its steps of a round take so many seconds."""
+    begun = [index for index in range(first + 1, last + 1) if not math.isnan(marks[index])]
+    if not begun:
+        return math.nan
+    return (begun[-1] - first) * steps_s / (marks[begun[-1]] - marks[first])

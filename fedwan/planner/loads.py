@@ -19,9 +19,9 @@ class Load(NamedTuple):
     """Of one fragment; seconds are of one party's processor."""
 
     up_bytes: int
-    """Of a contribution."""
+    """Of a contribution, as it travels."""
     down_bytes: int
-    """Of an update."""
+    """Of an update, as it travels."""
     encode_s: float
     """At the site, beside the steps where the strategy overlaps."""
     hold_s: float
@@ -43,9 +43,9 @@ def loads_of(strategy: Strategy, fragments: Sequence[Fragment], costs: Costs) ->
     return [_load(strategy, fragment.layout, costs) for fragment in fragments]
 
 
-def global_bytes(layout: Layout) -> int:
+def global_bytes(layout: Layout, costs: Costs) -> int:
     """Of the whole model in fp32: the initial weights, or what a site that returns is sent."""
-    return fp32().payload_bytes(whole(layout)[0].layout)
+    return math.ceil(fp32().payload_bytes(whole(layout)[0].layout) * costs.left("fp32"))
 
 
 def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
@@ -55,11 +55,13 @@ def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
     # Where every contribution makes a version, those of the sites that one stands for do, too.
     versions = 1.0 if strategy.policy.arrivals_from is None else costs.stands_for
-    down_bytes = math.ceil(versions * strategy.down.payload_bytes(layout))
+    up_bytes = math.ceil(strategy.up.payload_bytes(layout) * costs.left(strategy.up.name))
+    down_share = versions * costs.left(strategy.down.name)
+    down_bytes = math.ceil(strategy.down.payload_bytes(layout) * down_share)
     if versions > 1.0:  # a site that would have to fetch more takes the whole weights
-        down_bytes = min(down_bytes, global_bytes(layout))
+        down_bytes = min(down_bytes, global_bytes(layout, costs))
     return Load(
-        up_bytes=strategy.up.payload_bytes(layout),
+        up_bytes=up_bytes,
         down_bytes=down_bytes,
         encode_s=count * up.encode_s,
         hold_s=count * costs.copy_s if strategy.overlap.tau else 0.0,

@@ -93,7 +93,7 @@ def _predict(candidate: Candidate, question: Question, cache: dict[object, Cours
     if not course.stopped:
         steps_s = [question.step_s] * len(course.marks)
         utilisation = course.utilisation(steps_s, strategy.h, SKIPPED, ROUNDS - 1)
-    first_bytes = global_bytes(layout)
+    first_bytes = global_bytes(layout, question.costs)
     first_s = question.link.up.transfer_s(first_bytes, math.inf) + question.link.up.rtt_s / 2
     num_steps = candidate.config.steps
     commits = 1 if strategy.policy.arrivals_from is None else num_sites

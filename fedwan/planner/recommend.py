@@ -15,7 +15,7 @@ from fedwan.output.units import bytes_text
 from fedwan.planner.predict import Prediction
 from fedwan.planner.question import Question
 
-__all__ = ["ENOUGH", "codec_text", "rank", "setting_text", "why"]
+__all__ = ["ENOUGH", "codec_text", "is_trusted", "rank", "setting_text", "why"]
 
 ENOUGH = 0.95
 MOST_H = 50
@@ -32,7 +32,7 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
     best = ranked[0]
     bytes_ = f"{bytes_text(best.bytes_per_step)} a step and site"
     take = f"take {setting_text(best)}"
-    if not _is_trusted(best, question):
+    if not is_trusted(best, question):
         take = f"if its quality holds (see docs/plan.md), {take}"
     if best.utilisation >= ENOUGH:
         return (
@@ -60,23 +60,24 @@ def codec_text(prediction: Prediction) -> str:
     return up if up == down else f"{up}/{down}"
 
 
+def is_trusted(prediction: Prediction, question: Question) -> bool:
+    """Whether its quality has been shown, or the user settled what has not."""
+    strategy = prediction.candidate.strategy
+    is_codec = not strategy.up.has_feedback or "codec.up" in question.named
+    return is_codec and (strategy.h <= MOST_H or "h" in question.named)
+
+
 def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
     strategy = prediction.candidate.strategy
     is_enough = prediction.utilisation >= ENOUGH
     return (
         not is_enough,
-        not _is_trusted(prediction, question),
+        not is_trusted(prediction, question),
         prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
         *(strategy.overlap.tau, prediction.bytes_per_step),
         # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
         *(bool(strategy.overlap.eager), not prediction.candidate.config.outer),
     )
-
-
-def _is_trusted(prediction: Prediction, question: Question) -> bool:
-    strategy = prediction.candidate.strategy
-    is_codec = not strategy.up.has_feedback or "codec.up" in question.named
-    return is_codec and (strategy.h <= MOST_H or "h" in question.named)
 
 
 def _is_needless(prediction: Prediction, others: Sequence[Prediction], question: Question) -> bool:

@@ -50,14 +50,15 @@ def run_virtually(
     Raises:
         ConfigError: the layout cannot be cut as the strategy wants.
     """
+    costs = costs or Costs()
     fragments = strategy.fragments(layout)
     table = Timetable(
         strategy.h,
         strategy.overlap.tau,
         num_steps,
         fragments,
-        loads_of(strategy, fragments, costs or Costs()),
-        global_bytes(layout),
+        loads_of(strategy, fragments, costs),
+        global_bytes(layout, costs),
     )
     clock, course = Clock(), Course()
     parties: list[VirtualSite] = []

@@ -23,6 +23,7 @@ from typing import NamedTuple
 
 from fedwan.config import LinkConfig
 from fedwan.link.advice import flow_mbit
+from fedwan.link.packing import FAST
 from fedwan.link.shaped import MSS_BYTES
 from fedwan.link.stripes import MAX_CHANNELS, PACED_CHANNELS
 
@@ -87,6 +88,11 @@ class WireLink(NamedTuple):
 
     up: Pipe
     down: Pipe
+
+    def packs(self, compression: str) -> bool:
+        """Whether payloads are packed on it, given `link.compression`."""
+        is_slow = min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
+        return compression == "zstd" or (compression == "auto" and is_slow)
 
 
 def modelled_link(link: LinkConfig) -> WireLink:

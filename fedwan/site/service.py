@@ -103,6 +103,7 @@ def _open_link(config: LinkConfig, address: str, identity: Identity) -> Iterator
         heartbeat_s=config.heartbeat_s,
         patience_s=config.patience_s,
         congestion=config.congestion,
+        compression=config.compression,
         pace_mbit=config.pace_mbit,
     )
     if config.rate_mbit or config.rtt_ms or config.loss:

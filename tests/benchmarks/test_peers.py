@@ -72,7 +72,7 @@ def test_the_timed_workload_has_the_tensors_of_pix2pix() -> None:
     assert count(timed.patchgan_shapes(64)) == 2_768_705
 
 
-def test_fifty_timed_steps_move_every_value(app: Path) -> None:
+def test_twenty_timed_steps_move_every_value(app: Path) -> None:
     part = open_part(tiny(), 0)
     before = clone(part.state)
     for _ in range(timed.SLICES - 1):

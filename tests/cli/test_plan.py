@@ -103,7 +103,7 @@ def test_a_measured_link_takes_the_place_of_a_described_one(
         ((*LINK, "step_s=0.1"), "params has no value; give params=57.2e6"),
         ((*LINK, "params=1e6"), "step_s has no value"),
         (("nope.yaml",), "config file 'nope.yaml' does not exist"),
-        ((*MODEL, "--link", "nope"), "--link = 'nope' is no host:port"),
+        ((*MODEL, "--link", "nope"), "--link = 'nope' is no file here, and no host:port"),
         ((*MODEL, "--link", "host:1"), "add --identity DIR"),
         ((*MODEL, *LINK, "--identity", "x"), "--identity has no effect without --link"),
         ((*MODEL, *LINK, "--json", "no/folder/x"), "--json = 'no/folder/x' cannot be written"),

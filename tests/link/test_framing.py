@@ -19,7 +19,7 @@ from fedwan.link.framing import (
 )
 
 U64 = st.integers(0, 2**64 - 1)
-CHUNKS = st.none() | st.builds(Chunk, U64, U64, st.binary(max_size=300))
+CHUNKS = st.none() | st.builds(Chunk, U64, U64, st.binary(max_size=300), st.integers(0, 2**32 - 1))
 UPLOAD_HEADERS = st.none() | st.builds(
     wire.UploadHeader,
     run_id=st.text(max_size=5),
@@ -35,8 +35,9 @@ def by_protobuf(kind: type, part: Part) -> bytes:
     if part.header is not None:
         message.header.CopyFrom(part.header)
     if part.chunk is not None:
-        offset, checksum, data = part.chunk
-        message.chunk.CopyFrom(wire.Chunk(offset=offset, checksum=checksum, data=bytes(data)))
+        offset, checksum, data, raw_bytes = part.chunk
+        chunk = wire.Chunk(offset=offset, checksum=checksum, raw_bytes=raw_bytes, data=bytes(data))
+        message.chunk.CopyFrom(chunk)
     return message.SerializeToString(deterministic=True)
 
 
@@ -45,6 +46,7 @@ def assert_same(found: Part, expected: Part) -> None:
     assert (found.chunk is None) == (expected.chunk is None)
     if found.chunk is not None and expected.chunk is not None:
         assert found.chunk[:2] == expected.chunk[:2]
+        assert found.chunk.raw_bytes == expected.chunk.raw_bytes
         assert bytes(found.chunk.data) == bytes(expected.chunk.data)
 
 
@@ -78,7 +80,7 @@ def test_fields_in_another_order_are_read_as_protobuf_reads_them(
     rest = serialize(Part(None, chunk))
     assert_same(download_part(rest + head), Part(header, chunk))
     if chunk is not None:
-        backwards = b"\x1a" + bytes([len(chunk.data) % 100]) + bytes(len(chunk.data) % 100)
+        backwards = b"\x22" + bytes([len(chunk.data) % 100]) + bytes(len(chunk.data) % 100)
         backwards += b"\x11" + chunk.checksum.to_bytes(8, "little")
         odd = b"\x12" + bytes([len(backwards)]) + backwards
         assert download_part(odd).chunk == Chunk(0, chunk.checksum, bytes(len(chunk.data) % 100))
@@ -98,6 +100,7 @@ def test_any_bytes_are_read_as_protobuf_reads_them_or_refused_as_it_refuses(data
     if found.chunk is not None:
         chunk = expected.chunk
         assert found.chunk[:2] == (chunk.offset, chunk.checksum)
+        assert found.chunk.raw_bytes == chunk.raw_bytes
         assert bytes(found.chunk.data) == chunk.data
 
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import grpc
 import pytest
+import zstandard
 
 from fedwan.errors import ConfigError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Part, make_chunk
 from fedwan.link.methods import SERVICE, Stub
+from fedwan.link.packing import pack
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from tests.planes import (
@@ -110,6 +112,22 @@ def test_a_chunk_with_a_wrong_checksum_is_refused_and_may_be_sent_again(setting:
     part = Part(setting.header(), chunk._replace(checksum=1))
     assert "damaged" in refused(Code.INVALID_ARGUMENT, lambda: setting.upload(part))
     assert list(setting.upload(Part(setting.header(), None)).missing) == [0]
+
+
+def test_a_bomb_is_refused_before_it_goes_off(setting: Setting) -> None:
+    num_bytes = 1 << 30
+    frame = zstandard.ZstdCompressor().compress(bytes(num_bytes))
+    assert len(frame) < 100_000
+    part = Part(setting.header(), make_chunk(0, frame, num_bytes))
+    text = refused(Code.INVALID_ARGUMENT, lambda: setting.upload(part))
+    assert f"claims {num_bytes} bytes" in text
+
+
+def test_a_packed_chunk_counts_by_what_it_unpacks_to(setting: Setting) -> None:
+    chunk = pack(0, setting.data + bytes(1000))
+    assert chunk.raw_bytes
+    part = Part(setting.header(), chunk)
+    assert "does not fit" in refused(Code.INVALID_ARGUMENT, lambda: setting.upload(part))
 
 
 def test_a_payload_with_a_wrong_checksum_is_rejected(setting: Setting) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from fedwan.codecs import codec_by_name
 from fedwan.planner.costs import Costs
 from fedwan.planner.loads import global_bytes, loads_of
@@ -10,12 +12,23 @@ from tests.planner.models import LAYOUT, strategy_of
 
 def test_bytes_are_those_of_the_codec_s_own_payloads() -> None:
     strategy = strategy_of("streaming_diloco", 2, 20, "int4", stream=(5, 10))
-    fragments = strategy.fragments(LAYOUT)
-    loads = loads_of(strategy, fragments, Costs())
+    fragments, unpacked = strategy.fragments(LAYOUT), Costs(packs=False)
+    loads = loads_of(strategy, fragments, unpacked)
     assert [load.up_bytes for load in loads] == [
         codec_by_name("int4").payload_bytes(fragment.layout) for fragment in fragments
     ]
-    assert sum(load.up_bytes for load in loads) * 7 < global_bytes(LAYOUT)
+    assert sum(load.up_bytes for load in loads) * 7 < global_bytes(LAYOUT, unpacked)
+
+
+def test_what_is_packed_weighs_less_by_what_its_codec_leaves() -> None:
+    for codec, share in (("int4", 0.845), ("bf16", 0.777), ("fp32", 0.924)):
+        strategy = strategy_of("diloco", 2, 20, codec)
+        packed, raw = (
+            loads_of(strategy, strategy.fragments(LAYOUT), Costs(packs=packs))[0]
+            for packs in (True, False)
+        )
+        assert packed.up_bytes == packed.down_bytes == math.ceil(share * raw.up_bytes)
+    assert global_bytes(LAYOUT, Costs()) < 0.93 * global_bytes(LAYOUT, Costs(packs=False))
 
 
 def test_a_site_holds_a_copy_only_where_it_goes_on_meanwhile() -> None:

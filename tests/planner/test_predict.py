@@ -11,6 +11,7 @@ from fedwan.codecs import codec_by_name
 from fedwan.config import CodecConfig, RoundConfig, StreamConfig
 from fedwan.fragments import whole
 from fedwan.planner.candidates import candidates
+from fedwan.planner.costs import Costs
 from fedwan.planner.predict import Prediction, predict
 from tests.planner.models import question
 
@@ -27,7 +28,8 @@ def predicted(*named: str, rate_mbit: float = 100.0, **settings: Any) -> Predict
 def test_bytes_are_a_payload_each_way_in_h_steps() -> None:
     found = predicted("h", *CODEC, strategy="diloco", h=20, codec=INT4)
     layout = whole(question().layout)[0].layout
-    assert found.bytes_per_step == 2 * codec_by_name("int4").payload_bytes(layout) / 20
+    payload = math.ceil(Costs().left("int4") * codec_by_name("int4").payload_bytes(layout))
+    assert found.bytes_per_step == 2 * payload / 20
 
 
 def test_an_open_tau_is_the_shortest_that_serves() -> None:

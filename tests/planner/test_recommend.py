@@ -30,7 +30,7 @@ def test_the_fewest_bytes_win_among_those_that_compute_enough() -> None:
     )
     text = why(ranked(asked), asked)
     assert text.startswith("take streaming_diloco, int4, H = 50, 10 fragments, τ = ")
-    assert "fewest bytes, 1.18 MB a step and site" in text
+    assert "fewest bytes, 997 kB a step and site" in text
 
 
 def test_no_round_is_longer_than_it_must_be() -> None:
@@ -48,13 +48,13 @@ def test_where_nothing_is_enough_the_best_is_named_with_what_limits_it() -> None
     asked = question(("h", "codec.up", "codec.down"), h=20, codec=CodecConfig("fp32", "fp32"))
     text = why(ranked(asked), asked)
     assert "no setting's sites compute 95% of the time" in text
-    assert "the link is full: a round's bytes take 20.7 s on its fuller way, its steps 2 s" in text
+    assert "the link is full: a round's bytes take 19.1 s on its fuller way, its steps 2 s" in text
 
 
 def test_rows_have_the_keys_that_programs_rely_on() -> None:
     asked = question(("strategy", "h"), strategy="local_sgd", h=50)
     rows = [row_of(prediction, asked) for prediction in ranked(asked)]
-    keys = "strategy h codec fragments tau utilisation bytes_per_step wall_s usd".split()
+    keys = "strategy h codec fragments tau utilisation bytes_per_step wall_s usd is_trusted".split()
     assert all(list(row) == keys for row in rows)
     assert {row["usd"] for row in rows} == {None}
     assert {row["codec"] for row in rows} == {"fp32", "bf16", "int8", "int4"}

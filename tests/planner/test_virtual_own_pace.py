@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedwan.config import LinkConfig
+from fedwan.planner.costs import Costs
 from fedwan.planner.loads import global_bytes
 from fedwan.planner.virtual import run_virtually
 from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
@@ -61,7 +62,7 @@ def test_who_is_further_behind_than_updates_are_kept_takes_the_weights() -> None
     course = run_virtually(strategy, LAYOUT, [site()] * 12, 2000)
     each = course.bytes_down / course.contributions
     # One update weighs as much as the weights, and not twelve of them are fetched.
-    assert each < 3 * global_bytes(LAYOUT)
+    assert each < 3 * global_bytes(LAYOUT, Costs())
 
 
 def test_a_gradient_waits_for_its_own_bytes_alone() -> None:

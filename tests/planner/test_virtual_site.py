@@ -23,7 +23,7 @@ def timetable(strategy: Strategy, num_steps: int) -> Timetable:
     loads = loads_of(strategy, fragments, FREE)
     return Timetable(
         *(strategy.h, strategy.overlap.tau, num_steps),
-        *(fragments, loads, global_bytes(LAYOUT)),
+        *(fragments, loads, global_bytes(LAYOUT, FREE)),
     )
 
 

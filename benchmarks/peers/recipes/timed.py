@@ -2,15 +2,16 @@
 
 Tensors are those of pix2pix (Isola et al. 2017): a U-Net for 256 x 256 pixels with batch norm, and
 a 70 x 70 PatchGAN, 54,413,955 + 2,768,705 = 57,182,660 fp32 values at width 64. A step moves a part
-of every tensor, so that over 50 steps every value has moved, and sleeps for what remains of its
-time: the processor is then free for the system under test, as it is where a GPU computes.
+of every tensor, so that over 20 steps every value has moved, and sleeps for what remains of its
+time: the processor is then free for the system under test, as it is where a GPU computes. Values
+move by normal noise, which of all that deltas look like compresses least.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,8 +27,13 @@ from fedwan.workloads.settings import fill_inner, fill_training, require_at_leas
 
 NETWORKS: dict[str, NetworkKind] = {"generator": "adversarial", "discriminator": "adversarial"}
 
-SLICES = 50
+SLICES = 20
 """Steps after which every value has moved."""
+BANK = 1 << 22
+"""Values of noise, which repeats in a tensor only after as many: in int4 those are 2 MiB, twice
+what travels in one message, so that no compression finds the repeat."""
+SHIFT = 1_000_003
+"""Places by which another step's noise lies elsewhere in the bank."""
 FORWARD_SHARE = 1 / 3
 """Of a step's time; the backward pass has the rest, layer by layer in proportion to their sizes."""
 
@@ -146,6 +152,7 @@ class Timed:
     optimizers: Mapping[str, torch.optim.Optimizer]
     step_s: float
     num_steps: int = 0
+    bank: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """Move a slice of every tensor, and let the time pass."""
@@ -172,14 +179,22 @@ class Timed:
         _sleep_until(began + self.step_s)
 
     def _touch(self, generator: torch.Generator) -> None:
+        if not len(self.bank):
+            self.bank = 1e-4 * torch.randn(BANK, generator=generator)
         place, self.num_steps = self.num_steps % SLICES, self.num_steps + 1
-        noise = 1e-4 * torch.randn(1 << 16, generator=generator)
         for network in self.networks.values():
             for parameter in network.parameters():
                 flat = parameter.view(-1)
                 share = -(-len(flat) // SLICES)
-                for part in flat[place * share : (place + 1) * share].split(len(noise)):
-                    part.add_(noise[: len(part)])
+                self._move(flat[place * share : (place + 1) * share], place * share)
+
+    def _move(self, part: Tensor, position: int) -> None:
+        """Add the noise that a place of a tensor has at this step."""
+        while len(part):
+            at = (position + self.num_steps * SHIFT) % BANK
+            noise = self.bank[at : at + len(part)]
+            part[: len(noise)].add_(noise)
+            part, position = part[len(noise) :], position + len(noise)
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Nothing is generated here."""
