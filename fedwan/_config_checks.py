@@ -36,6 +36,10 @@ def check(config: Config) -> None:
     _text("data.name", config.data.name)
     _text("data.split", config.data.split)
     _whole("data.batch", config.data.batch, 0)
+    if config.data.size:
+        _whole("data.size", config.data.size, 32, 1024, "0, or 32 to 1024")
+    if config.data.direction:
+        _choice("data.direction", config.data.direction, ("a_to_b", "b_to_a"))
     _check_optimizers(config)
     _check_stream(config.stream)
     _check_link(config.link)
@@ -90,6 +94,8 @@ def _check_optimizers(config: Config) -> None:
         _share(f"{key}.beta2", inner.beta2)
         _number(f"{key}.weight_decay", inner.weight_decay)
         _number(f"{key}.clip_norm", inner.clip_norm)
+    for network, special in config.network.items():
+        _whole(f"network.{network}.h", special.h, 0)
     for network, outer in config.outer.items():
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)

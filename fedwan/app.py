@@ -211,8 +211,8 @@ def _recipes(folder: Path) -> list[str]:
 
 
 def _check_networks(config: Config, networks: Collection[str]) -> None:
-    for section, given in (("inner", config.inner), ("outer", config.outer)):
-        for network in given:
+    for section in ("inner", "outer", "network"):
+        for network in getattr(config, section):
             if network not in networks:
                 raise ConfigError(
                     f"{section}.{network}: workload {config.workload!r} trains "
@@ -243,7 +243,8 @@ def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType)
     Its networks are built on torch's meta device, without memory. A recipe that cannot be built
     there, since it reads its own values, is left to the sites.
     """
-    if config.stream.fragments < 2:
+    apart = [name for name, special in config.network.items() if special.h not in (0, config.h)]
+    if config.stream.fragments < 2 and not apart:
         return
     import torch
 
@@ -255,7 +256,13 @@ def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType)
     except RuntimeError:
         return
     trained = {name: built.networks[name] for name in built.optimizers}
-    strategy.build(config).fragments(layout_of(trained))
+    fragments = strategy.build(config).fragments(layout_of(trained))
+    if apart and all(fragment.times == 1 for fragment in fragments):
+        raise ConfigError(
+            f"network.{apart[0]}.h={config.network[apart[0]].h} has no effect: strategy "
+            f"{config.strategy!r} has all networks travel together; leave it out, or set "
+            "strategy=diloco"
+        )
 
 
 def _resolve_model(model: type, given: Tree) -> Tree:

@@ -79,15 +79,34 @@ class OuterConfig:
 
 
 @dataclass
+class NetworkConfig:
+    """How one network travels, where it differs from the others."""
+
+    h: int = 0
+    """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
+    discriminator may travel more often than its generator. 0 takes the run's."""
+
+
+@dataclass
 class DataConfig:
     """The data, and how it is split over the sites."""
 
     name: str = "digits"
-    """`digits` (scikit-learn's 8x8 handwritten digits) or `ring8` (eight Gaussians on a circle)."""
+    """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
+    image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
+    workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32) or `pairs`
+    (a folder of images)."""
     split: str = "iid"
     """`iid`, `by_label`, or `dirichlet:A` with A > 0 (small A: more uneven)."""
     batch: int = 0
     """Samples per site and step; 0 takes the recipe's own."""
+    path: str = ""
+    """Of `pairs`: the absolute path of the folder, which holds the same PNG and JPEG files at every
+    site; each of them is an image A and beside it an image B of the same width."""
+    size: int = 0
+    """Of `pairs`: pixels a side that images are resized to; 0 takes 256."""
+    direction: str = ""
+    """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
 
 
 @dataclass
@@ -223,7 +242,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan` or `flow`."""
+    """A recipe in `sites/`: `gan`, `flow` or `pix2pix`."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
@@ -250,6 +269,8 @@ class Config:
     """Inner optimiser by network: `inner.generator.lr=…`."""
     outer: dict[str, OuterConfig] = field(default_factory=dict)
     """Outer optimiser by network: `outer.generator.lr=…`."""
+    network: dict[str, NetworkConfig] = field(default_factory=dict)
+    """What is special to a network: `network.discriminator.h=5`."""
     codec: CodecConfig = field(default_factory=CodecConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     link: LinkConfig = field(default_factory=LinkConfig)

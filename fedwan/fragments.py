@@ -5,13 +5,14 @@ carry one version. Each fragment has a version of its own, whatever their number
 
 A model is cut between modules: a layer's weight, bias and running statistics stay together. The
 schedule spreads the fragments over the H steps of a round (Douillard et al. 2025, 2501.18512,
-section 3.1): fragment p of P is shifted by p H / P steps.
+section 3.1): fragment p of P is shifted by p H / P steps. A network that travels more often than
+the others, as a small discriminator may, is a fragment of its own, with several versions a round.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedwan.errors import ConfigError
@@ -23,7 +24,10 @@ __all__ = [
     "blocks",
     "due_step",
     "most_fragments",
+    "next_due",
+    "often",
     "reached_step",
+    "rounds_done",
     "strided",
     "whole",
 ]
@@ -39,6 +43,12 @@ class Fragment:
     """What it holds, in name order."""
     offset: int = 0
     """Steps by which its uploads are shifted in the schedule, below H."""
+    times: int = 1
+    """Times that it travels in a round; the first fragment of a model travels once."""
+
+    def steps(self, h: int) -> int:
+        """Steps between two of its uploads, where a round takes `h`."""
+        return h // self.times
 
     @property
     def num_bytes(self) -> int:
@@ -77,27 +87,77 @@ def strided(count: int, h: int) -> Fragmentation:
     return lambda layout: _cut(layout, count, h, _deal_in_turn)
 
 
+def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
+    """Networks that travel several times a round, those of a kind whole; others as `rest` cuts.
+
+    Args:
+        times: by network, above 1; at least one network of the model is not among them.
+        rest: for the others.
+    """
+
+    def cut(layout: Layout) -> tuple[Fragment, ...]:
+        slow = {name: spec for name, spec in layout.items() if network_of(name) not in times}
+        fragments = list(rest(slow))
+        for count in sorted(set(times.values())):
+            part = {n: spec for n, spec in layout.items() if times.get(network_of(n)) == count}
+            fragments.append(Fragment(len(fragments), dict(sorted(part.items())), times=count))
+        return tuple(fragments)
+
+    return cut
+
+
 def due_step(fragment: Fragment, version: int, h: int, num_steps: int) -> int:
     """The completed step after which the contribution to a version leaves.
 
-    Every fragment has `num_steps / h` versions: the first comes after `h` steps and its offset, the
-    last one after the last step of the run, whatever the offset.
+    Every fragment has `num_steps / h` versions for each time that it travels in a round: the first
+    comes after its share of `h` steps and its offset, the last one after the last step of the run,
+    whatever the offset.
 
     >>> f = Fragment(1, {}, offset=2)
     >>> [due_step(f, version, h=4, num_steps=12) for version in range(3)]
     [6, 10, 12]
     """
-    return min((version + 1) * h + fragment.offset, num_steps)
+    return min((version + 1) * fragment.steps(h) + fragment.offset, num_steps)
+
+
+def next_due(
+    fragments: Sequence[Fragment], versions: Sequence[int], h: int, num_rounds: int
+) -> Fragment:
+    """The fragment whose next contribution leaves first, of those that have one to come.
+
+    Of several that are due after the same step, it is the first. The order in which a coordinator
+    takes rounds: with any other it could wait for a contribution that waits for the update of
+    another fragment. Beyond the last round, where sites keep their own pace, all have one to come.
+    """
+    to_come = [f for f in fragments if versions[f.index] < num_rounds * f.times]
+
+    def due(fragment: Fragment) -> tuple[int, int]:
+        return due_step(fragment, versions[fragment.index], h, num_rounds * h), fragment.index
+
+    return min(to_come or fragments, key=due)
+
+
+def rounds_done(fragments: Iterable[Fragment], versions: Iterable[int]) -> int:
+    """Whole rounds that every fragment has had."""
+    pairs = zip(fragments, versions, strict=True)
+    return min(version // fragment.times for fragment, version in pairs)
 
 
 def reached_step(
     fragments: Iterable[Fragment], versions: Iterable[int], h: int, num_steps: int
 ) -> int:
-    """The step at which a site stands that holds these versions and has taken no step since."""
-    return max(
-        due_step(fragment, version - 1, h, num_steps) if version else 0
-        for fragment, version in zip(fragments, versions, strict=True)
-    )
+    """The step at which a site stands that holds these versions and has taken no step since.
+
+    The latest of those that led to them, but before any whose contribution is still to come.
+    """
+    held = list(zip(fragments, versions, strict=True))
+    latest = max(due_step(f, version - 1, h, num_steps) if version else 0 for f, version in held)
+    to_come = [
+        due_step(fragment, version, h, num_steps)
+        for fragment, version in held
+        if version < num_steps // h * fragment.times
+    ]
+    return min([latest, *(step - 1 for step in to_come)])
 
 
 def most_fragments(layout: Layout) -> int:

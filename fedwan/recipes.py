@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
-from fedwan.fragments import Fragmentation, blocks, strided
+from fedwan.fragments import Fragmentation, blocks, often, strided, whole
 from fedwan.overlap import Eager, Overlap
 from fedwan.workloads.base import NetworkKind
 
 __all__ = [
     "barrier_policy",
+    "cut",
     "fill_arrival",
     "fill_barrier",
     "fill_codec",
@@ -40,7 +41,8 @@ def fill_schedule(config: Config, h: int, checkpoint_every: int) -> None:
         checkpoint_every: rounds between checkpoints where the user named none.
 
     Raises:
-        ConfigError: `steps` is no multiple of `h`, so that the last steps would never be merged.
+        ConfigError: `steps` is no multiple of `h`, so that the last steps would never be merged; or
+            `h` is no multiple of a network's own.
     """
     config.h = config.h or h
     config.checkpoint.every = config.checkpoint.every or checkpoint_every
@@ -52,6 +54,35 @@ def fill_schedule(config: Config, h: int, checkpoint_every: int) -> None:
             f"steps={config.steps} is no multiple of h={config.h}, so the last {rest} steps would "
             f"never be merged; set steps={nearest}"
         )
+    for network, special in config.network.items():
+        if special.h and config.h % special.h:
+            fitting = max(h for h in range(1, special.h + 1) if config.h % h == 0)
+            raise ConfigError(
+                f"network.{network}.h={special.h} does not divide h={config.h}, so that it would "
+                f"not have travelled when the others do; set network.{network}.h={fitting}"
+            )
+    if config.network and set(_times(config)) == set(config.inner):
+        raise ConfigError(
+            f"every network has an h of its own below h={config.h}, which then has no effect; "
+            "set h to the largest of them"
+        )
+
+
+def _times(config: Config) -> dict[str, int]:
+    """Networks that travel more than once in a round, and how often."""
+    counts = {name: config.h // n.h for name, n in config.network.items() if n.h}
+    return {name: count for name, count in counts.items() if count > 1}
+
+
+def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:
+    """Into what a model is cut: as `rest` says, but for networks with an h of their own.
+
+    Args:
+        config: resolved.
+        rest: of the networks that travel once in a round.
+    """
+    times = _times(config)
+    return often(times, rest) if times else rest
 
 
 def fill_codec(config: Config, up: str = "fp32", down: str = "fp32") -> None:
@@ -182,8 +213,8 @@ def require_overlap(config: Config, why: str) -> None:
 
 def fragmentation(config: Config) -> Fragmentation:
     """The cut that a resolved `stream` asks for."""
-    cut = {"strided": strided, "blocks": blocks}[config.stream.pattern]
-    return cut(config.stream.fragments, config.h)
+    pattern = {"strided": strided, "blocks": blocks}[config.stream.pattern]
+    return cut(config, pattern(config.stream.fragments, config.h))
 
 
 def overlap(config: Config, eager: Mapping[str, Eager] | None = None) -> Overlap:
@@ -240,6 +271,12 @@ def fill_barrier(config: Config) -> None:
                     f"round.{key}={getattr(rounds, key):g} has no effect where every round waits "
                     f"for all {config.sites} sites; set round.quorum={max(1, config.sites - 1)}"
                 )
+    if rounds.least_steps and _times(config):
+        network, special = next((n, c) for n, c in config.network.items() if c.h)
+        raise ConfigError(
+            f"network.{network}.h={special.h} has no effect with round.least_steps, where a site "
+            "uploads at a pace of its own; leave one of them out"
+        )
     if rounds.least_steps > config.h:
         raise ConfigError(
             f"round.least_steps={rounds.least_steps} is above h={config.h}, which the fastest site "

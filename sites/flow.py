@@ -1,7 +1,13 @@
-"""A rectified flow (Liu et al. 2022): a velocity network, logit-normal times, Euler sampling."""
+"""A rectified flow (Liu et al. 2022): a velocity network, drawn noise levels, Euler sampling.
+
+The network is a perceptron, or a transformer that is told the class of each sample and, for
+classifier-free guidance, learns to do without. Its samples are of all classes alike.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +18,23 @@ from torch.nn.functional import mse_loss
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import find_source
+from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
+from fedwan.models.dit import DiffusionTransformer
 from fedwan.models.velocity import VelocityNetwork
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.guidance import balanced_labels, drop_labels, guide
 from fedwan.workloads.optim import build_optimizers, step_optimizers
-from fedwan.workloads.rectified_flow import draw_sigma, euler_sample, interpolate
-from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
+from fedwan.workloads.settings import (
+    fill_inner,
+    fill_training,
+    require_at_least,
+    require_one_of,
+)
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
 
@@ -28,33 +43,72 @@ NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
 class Model:
     """Settings under `model.*`."""
 
-    width: int = 256
-    """Values of the velocity network's residual stream."""
-    depth: int = 3
-    """Its residual blocks."""
+    network: str = "mlp"
+    """`mlp`, or `dit`, a transformer on patches of images that is told their class."""
+    width: int | None = None
+    """Values of its residual stream, or of each token of `dit`; null takes 256, or 64."""
+    depth: int | None = None
+    """Its blocks; null takes 3, or 4 of `dit`."""
+    patch: int = 4
+    """Side of the patches that `dit` cuts images into."""
+    heads: int = 4
+    """Of each attention of `dit`."""
+    label_dropout: float = 0.1
+    """Share of samples whose class `dit` is not told in training."""
+    guidance: float = 1.0
+    """How closely samples of `dit` follow their class, at twice the cost unless it is 1."""
+    times: str = "logit_normal"
+    """What noise levels are drawn from in training: `logit_normal` or `uniform`."""
+    shift: float = 1.0
+    """Above 1 moves them, and the steps of sampling, towards the noise, as large images need."""
     euler_steps: int = 20
     """Steps from noise to a sample."""
 
 
+_OWN = {"mlp": (256, 3, 5e-4), "dit": (64, 4, 3e-3)}
+"""(width, depth, learning rate) of each network."""
+
+
 def resolve(config: Config) -> None:
-    """Fill in batch, steps and the inner optimiser; refuse what cannot be built."""
+    """Fill in sizes, batch, steps and the inner optimiser; refuse what cannot be built."""
     model = Model(**config.model)
+    require_one_of("model.network", model.network, _OWN)
+    width, depth, lr = _OWN[model.network]
+    model.width = width if model.width is None else model.width
+    model.depth = depth if model.depth is None else model.depth
     require_at_least("model.width", model.width, 4)
     require_at_least("model.depth", model.depth, 1)
     require_at_least("model.euler_steps", model.euler_steps, 1)
+    require_one_of("model.times", model.times, TIMES)
+    if not 0 < model.shift < math.inf:
+        raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
     fill_training(config, batch=64, steps=4000)
-    fill_inner(config, "velocity", InnerConfig(lr=5e-4, beta1=0.9, beta2=0.99))
+    if model.network == "dit":
+        _check_patches(model, config.data.name)
+        _check_guidance(model)
+    else:
+        _refuse_unused(model)
+    fill_inner(config, "velocity", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
+    config.model = dataclasses.asdict(model)
 
 
 def build(config: Config, device: torch.device | str) -> Flow:
     """The velocity network and its optimiser, the same at every site of a run."""
     model = Model(**config.model)
-    shape = find_source(config.data.name).shape
+    assert model.width and model.depth, "resolve() fills them in"
+    source = find_source(config.data.name)
+    num_classes = source.num_classes if model.network == "dit" else 0
+    velocity: nn.Module
     with seeded_init(config.seed):
-        velocity = VelocityNetwork(shape, model.width, model.depth).to(device)
-    networks = {"velocity": velocity}
+        if model.network == "dit":
+            velocity = DiffusionTransformer(
+                *(source.shape, num_classes, model.patch, model.width, model.depth, model.heads)
+            )
+        else:
+            velocity = VelocityNetwork(source.shape, model.width, model.depth)
+    networks = {"velocity": velocity.to(device)}
     optimizers = build_optimizers(config.inner, networks)
-    return Flow(networks, optimizers, config, model, torch.device(device))
+    return Flow(networks, optimizers, config, model, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -65,14 +119,20 @@ class Flow:
     optimizers: Mapping[str, torch.optim.Optimizer]
     config: Config
     model: Model
+    num_classes: int
+    """That the network is told; 0 for none."""
     device: torch.device
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of regression on the velocity at random noise levels."""
         noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
-        sigma = draw_sigma(len(noise), rng["sigma"]).to(self.device)
-        x, target = interpolate(batch.x, noise, sigma)
-        loss = mse_loss(self.networks["velocity"](x, sigma), target)
+        sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
+        x, target = interpolate(batch.x, noise, sigma.to(self.device))
+        told = [sigma.to(self.device)]
+        if self.num_classes:
+            share = self.model.label_dropout
+            told.append(drop_labels(batch.y, share, self.num_classes, rng["labels"]))
+        loss = mse_loss(self.networks["velocity"](x, *told), target)
         self.optimizers["velocity"].zero_grad()
         torch.autograd.backward(loss)
         reduce(("velocity",))
@@ -80,13 +140,69 @@ class Flow:
         return {"velocity": loss.detach()}
 
     def sample(self, num: int, seed: int) -> Tensor:
-        """Samples from fixed noise, (num, …)."""
+        """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         shape = find_source(self.config.data.name).shape
         noise = torch.randn(num, *shape, generator=generator).to(self.device)
-        return clamp_images(euler_sample(self.networks["velocity"], noise, self.model.euler_steps))
+        velocity = self.networks["velocity"]
+        if self.num_classes:
+            generator = torch.Generator().manual_seed(derive_seed(seed, "labels"))
+            labels = balanced_labels(num, self.num_classes, generator).to(self.device)
+            velocity = guide(velocity, labels, self.num_classes, self.model.guidance)
+        sigmas = flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
+        return clamp_images(EulerSolver(sigmas, len(sigmas)).sample(velocity, noise))
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`."""
         generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
         return measure_quality(self.config.data.name, real, generated)
+
+
+def _check_patches(model: Model, data_name: str) -> None:
+    """Refuse images that cannot be cut into patches, and tokens that heads cannot share."""
+    shape = find_source(data_name).shape
+    if len(shape) != 3:
+        raise ConfigError(
+            f"model.network = 'dit' needs images, which {data_name!r} has none of; "
+            "set model.network=mlp"
+        )
+    side = math.gcd(*shape[1:])
+    if model.patch < 1 or side % model.patch:
+        fitting = ", ".join(str(patch) for patch in range(1, side + 1) if side % patch == 0)
+        raise ConfigError(
+            f"model.patch = {model.patch} does not divide images of {shape[1]} x {shape[2]}; "
+            f"choose one of {fitting}"
+        )
+    require_at_least("model.heads", model.heads, 1)
+    unit = math.lcm(4, model.heads)
+    if model.width % unit:
+        raise ConfigError(
+            f"model.width = {model.width} is no multiple of 4 and of model.heads = {model.heads}; "
+            f"set model.width={max(1, round(model.width / unit)) * unit}"
+        )
+
+
+def _check_guidance(model: Model) -> None:
+    """Refuse shares and guidance out of range, and guidance by a class that is never trained."""
+    if not 0 <= model.label_dropout < 1:
+        raise ConfigError(
+            f"model.label_dropout = {model.label_dropout!r} is out of range; choose 0 or more and "
+            "less than 1"
+        )
+    if not 0 <= model.guidance < math.inf:
+        raise ConfigError(f"model.guidance = {model.guidance!r} is out of range; choose 0 or more")
+    if model.guidance != 1 and not model.label_dropout:
+        raise ConfigError(
+            f"model.guidance = {model.guidance!r} needs velocities without a class, which "
+            "model.label_dropout=0 never trains; set model.label_dropout=0.1"
+        )
+
+
+def _refuse_unused(model: Model) -> None:
+    """Refuse settings of `dit` that `mlp` would ignore."""
+    for key in ("patch", "heads", "label_dropout", "guidance"):
+        if getattr(model, key) != getattr(Model(), key):
+            raise ConfigError(
+                f"model.{key} = {getattr(model, key)!r} has no effect on model.network = 'mlp'; "
+                "leave it out, or set model.network=dit"
+            )

@@ -1,14 +1,15 @@
-"""A GAN: non-saturating loss (Goodfellow et al. 2014), R1 penalty (Mescheder et al. 2018), Adam.
+"""A GAN: non-saturating, hinge or relativistic loss, R1 and R2 penalties, spectral norm, classes.
 
 Both gradients are taken at the present weights, exchanged together if the strategy exchanges
 gradients, and then both networks step: simultaneous descent, the game that the R1 penalty was shown
-to make converge. So one step costs one exchange. The moving average of the weights is the
-coordinator's to keep.
+to make converge (Mescheder et al. 2018). So one step costs one exchange. With `model.n_critic` the
+discriminator steps alone before that, on parts of the batch; all of it is one step. The moving
+average of the weights is the coordinator's to keep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,19 +18,20 @@ from torch import Tensor, nn
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import find_source
+from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
-from fedwan.models.gan import build_discriminator, build_generator
+from fedwan.models.gan import build_discriminator, build_generator, normalize_spectra
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
-from fedwan.workloads.adversarial import (
-    discriminator_loss,
-    generator_loss,
-    r1_penalty,
-    set_gradients,
-)
+from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty, set_gradients
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers, step_optimizers
-from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.settings import (
+    fill_inner,
+    fill_training,
+    require_at_least,
+    require_one_of,
+)
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 
@@ -42,8 +44,19 @@ class Model:
     """Normal values that a sample is made from."""
     width: int = 24
     """Channels of both networks' finest layer; coarser ones have twice as many."""
+    loss: str = "non_saturating"
+    """`non_saturating`, `hinge` or `relativistic`, see `fedwan.workloads.adversarial`."""
     gamma: float = 0.3
     """Weight of the R1 penalty: less lets the discriminator chase single samples."""
+    gamma_fake: float = 0.0
+    """Weight of the R2 penalty, the same at generated samples."""
+    spectral_norm: bool = False
+    """Whether the discriminator's layers are kept at spectral norm 1 (Miyato et al. 2018)."""
+    n_critic: int = 1
+    """Steps of the discriminator to one of the generator; each takes its part of the batch."""
+    conditional: bool = False
+    """Whether both networks are told the class: generated samples are then judged as the classes of
+    the real ones beside them, so that a site trains the generator for the classes it has."""
 
 
 def resolve(config: Config) -> None:
@@ -52,7 +65,16 @@ def resolve(config: Config) -> None:
     require_at_least("model.latents", model.latents, 1)
     require_at_least("model.width", model.width, 1)
     require_at_least("model.gamma", model.gamma, 0)
-    fill_training(config, batch=32, steps=2800)
+    require_at_least("model.gamma_fake", model.gamma_fake, 0)
+    require_at_least("model.n_critic", model.n_critic, 1)
+    require_one_of("model.loss", model.loss, LOSSES)
+    fill_training(config, batch=32 * model.n_critic, steps=2800)
+    if config.data.batch % model.n_critic:
+        nearest = config.data.batch + -config.data.batch % model.n_critic
+        raise ConfigError(
+            f"data.batch={config.data.batch} cannot be shared out evenly among "
+            f"model.n_critic={model.n_critic} steps; set data.batch={nearest}"
+        )
     for network in NETWORKS:
         fill_inner(config, network, InnerConfig(lr=3e-3, beta1=0.0, beta2=0.99))
 
@@ -60,14 +82,16 @@ def resolve(config: Config) -> None:
 def build(config: Config, device: torch.device | str) -> Gan:
     """Both networks and their optimisers, the same at every site of a run."""
     model = Model(**config.model)
-    shape = find_source(config.data.name).shape
+    source = find_source(config.data.name)
+    num_classes = source.num_classes if model.conditional else 0
     with seeded_init(config.seed):
-        networks = {
-            "discriminator": build_discriminator(shape, model.width).to(device),
-            "generator": build_generator(shape, model.latents, model.width).to(device),
-        }
+        discriminator = build_discriminator(source.shape, model.width, num_classes)
+        generator = build_generator(source.shape, model.latents, model.width, num_classes)
+        if model.spectral_norm:
+            normalize_spectra(discriminator)
+    networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
     optimizers = build_optimizers(config.inner, networks)
-    return Gan(networks, optimizers, config, model, torch.device(device))
+    return Gan(networks, optimizers, config, model, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -78,29 +102,49 @@ class Gan:
     optimizers: Mapping[str, torch.optim.Optimizer]
     config: Config
     model: Model
+    num_classes: int
+    """That both networks are told; 0 for none."""
     device: torch.device
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step of both networks, each against the other as it was before."""
+        """The discriminator's steps alone; then one of both, each against the other's present."""
+        parts = zip(*(tensor.chunk(self.model.n_critic) for tensor in batch), strict=True)
+        *alone, last = (Batch(*part) for part in parts)
+        for part in alone:
+            self._descend(part, rng, reduce, ("discriminator",))
+        return self._descend(last, rng, reduce, ("discriminator", "generator"))
+
+    def _descend(
+        self, batch: Batch, rng: NamedGenerators, reduce: Reduce, names: Sequence[str]
+    ) -> dict[str, Tensor]:
+        """A step of the named networks."""
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
+        steps_both = "generator" in names
+        with torch.set_grad_enabled(steps_both or self.model.gamma_fake > 0):
+            fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)
         real = batch.x.detach().requires_grad_()
-        fake = generator(self._latents(len(real), rng["latent"]))
-        real_logits, fake_logits = discriminator(real), discriminator(fake)
-        loss_d = discriminator_loss(real_logits, fake_logits)
-        loss_g = generator_loss(fake_logits)
-        penalty = r1_penalty(real, real_logits)
-        set_gradients(discriminator, loss_d + self.model.gamma / 2 * penalty, keep_graph=True)
-        set_gradients(generator, loss_g)
-        reduce(("discriminator", "generator"))
-        step_optimizers(self.config.inner, self.networks, self.optimizers)
-        losses = {"discriminator": loss_d, "generator": loss_g, "r1": penalty}
+        real_logits, fake_logits = discriminator(real, batch.y), discriminator(fake, batch.y)
+        loss: GanLoss = LOSSES[self.model.loss]
+        losses = {"discriminator": loss.discriminator(real_logits, fake_logits)}
+        losses["r1"] = gradient_penalty(real, real_logits)
+        total = losses["discriminator"] + self.model.gamma / 2 * losses["r1"]
+        if self.model.gamma_fake:
+            losses["r2"] = gradient_penalty(fake, fake_logits)
+            total = total + self.model.gamma_fake / 2 * losses["r2"]
+        set_gradients(discriminator, total, keep_graph=steps_both)
+        if steps_both:
+            losses["generator"] = loss.generator(real_logits, fake_logits)
+            set_gradients(generator, losses["generator"])
+        reduce(names)
+        step_optimizers(self.config.inner, {n: self.networks[n] for n in names}, self.optimizers)
         return {name: loss.detach() for name, loss in losses.items()}
 
     @torch.no_grad()
     def sample(self, num: int, seed: int) -> Tensor:
-        """Samples from fixed latents, (num, …)."""
+        """Samples from fixed latents, (num, …); as many of each class, if classes are told."""
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
-        return clamp_images(self.networks["generator"](latents))
+        classes = torch.arange(num, device=self.device) % max(1, self.num_classes)
+        return clamp_images(self.networks["generator"](latents, classes))
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`."""

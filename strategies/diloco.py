@@ -13,9 +13,9 @@ from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.fragments import whole
 from fedwan.recipes import (
     barrier_policy,
+    cut,
     fill_barrier,
     fill_codec,
     fill_nesterov,
@@ -40,7 +40,7 @@ def build(config: Config) -> Strategy:
     return Strategy(
         contributes="delta",
         h=config.h,
-        fragments=whole,
+        fragments=cut(config),
         server_step=step_outer(
             {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
         ),

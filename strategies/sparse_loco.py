@@ -14,9 +14,9 @@ from fedwan import outer
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.fragments import whole
 from fedwan.recipes import (
     barrier_policy,
+    cut,
     fill_barrier,
     fill_codec,
     fill_schedule,
@@ -43,7 +43,7 @@ def build(config: Config) -> Strategy:
     return Strategy(
         contributes="delta",
         h=config.h,
-        fragments=whole,
+        fragments=cut(config),
         server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
         up=codec_by_name(config.codec.up),
         down=codec_by_name(config.codec.down),

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedwan.errors import ConfigError
-from fedwan.fragments import Fragment, blocks, due_step, reached_step, strided, whole
+from fedwan.fragments import (
+    Fragment,
+    blocks,
+    due_step,
+    next_due,
+    often,
+    reached_step,
+    rounds_done,
+    strided,
+    whole,
+)
 from fedwan.state import Role, layout_of, network_of
 from tests.support import spec
 
@@ -60,6 +70,50 @@ def test_a_site_stands_where_its_latest_version_was_due() -> None:
     assert reached_step(fragments, [2, 1, 1], 6, 18) == 12
     assert reached_step(fragments, [2, 2, 1], 6, 18) == 14
     assert reached_step(fragments, [3, 3, 3], 6, 18) == 18
+
+
+def test_a_site_stands_before_what_it_still_owes() -> None:
+    """A snapshot between two updates that are due after the same step."""
+    fragments = [Fragment(index, {}, 2 * index) for index in range(3)]
+    assert reached_step(fragments, [3, 3, 2], 6, 18) == 17
+    both = [Fragment(0, {}), Fragment(1, {}, times=3)]
+    assert reached_step(both, [1, 2], 6, 18) == 5
+    assert reached_step(both, [1, 3], 6, 18) == 6
+    assert reached_step(both, [1, 4], 6, 18) == 8
+
+
+@settings(deadline=None)
+@given(
+    share=st.integers(1, 8),
+    times=st.lists(st.integers(1, 3), max_size=3),
+    count=st.integers(1, 4),
+    rounds=st.integers(1, 4),
+)
+def test_rounds_are_taken_in_the_order_in_which_sites_send(
+    share: int, times: list[int], count: int, rounds: int
+) -> None:
+    h = 6 * share
+    fragments = [Fragment(index, {}, index * h // count) for index in range(count)]
+    fragments += [Fragment(count + i, {}, times=k) for i, k in enumerate(times)]
+    versions, order = [0] * len(fragments), []
+    while any(v < rounds * f.times for f, v in zip(fragments, versions, strict=True)):
+        chosen = next_due(fragments, versions, h, rounds)
+        order.append(due_step(chosen, versions[chosen.index], h, rounds * h))
+        versions[chosen.index] += 1
+    assert order == sorted(order)
+    assert versions == [rounds * f.times for f in fragments]
+    assert rounds_done(fragments, versions) == rounds
+    assert next_due(fragments[:1], [rounds], h, rounds) is fragments[0]
+
+
+def test_networks_that_travel_often_are_fragments_of_their_own() -> None:
+    layout = layout_of({n: deep(4) for n in ("generator", "discriminator", "critic")})
+    fragments = often({"discriminator": 4, "critic": 4}, strided(2, 8))(layout)
+    assert [(f.index, f.offset, f.times) for f in fragments] == [(0, 0, 1), (1, 4, 1), (2, 0, 4)]
+    assert {network_of(name) for f in fragments[:2] for name in f.layout} == {"generator"}
+    assert {network_of(name) for name in fragments[2].layout} == {"discriminator", "critic"}
+    assert sorted(n for f in fragments for n in f.layout) == list(layout)
+    assert [f.steps(8) for f in fragments] == [8, 8, 2]
 
 
 def deep(num_layers: int = 12, width: int = 6) -> nn.Module:

@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from fedwan.config import Config, OuterConfig, RoundConfig, StreamConfig
+from fedwan.config import (
+    Config,
+    InnerConfig,
+    NetworkConfig,
+    OuterConfig,
+    RoundConfig,
+    StreamConfig,
+)
 from fedwan.errors import ConfigError
 from fedwan.overlap import Overlap
 from fedwan.recipes import (
+    cut,
     fill_arrival,
     fill_barrier,
     fill_outer,
@@ -201,3 +209,37 @@ def test_on_arrival_two_sites_must_be_live_unless_the_user_says_otherwise() -> N
         rounds = config.round
         assert (rounds.quorum, rounds.warmup, rounds.least_steps) == (quorum, 5, 1)
         assert rounds.max_staleness == 4 * sites
+
+
+def gan_config(discriminator: int, generator: int = 0, h: int = 12) -> Config:
+    config = Config(steps=24, h=h, inner={n: InnerConfig() for n in ("discriminator", "generator")})
+    config.network = {"discriminator": NetworkConfig(h=discriminator)}
+    if generator:
+        config.network["generator"] = NetworkConfig(h=generator)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("h", "times"), [(12, [1]), (0, [1]), (6, [1, 2]), (3, [1, 4]), (1, [1, 12])]
+)
+def test_a_network_s_own_h_says_how_often_it_travels(h: int, times: list[int]) -> None:
+    config = gan_config(h)
+    fill_schedule(config, h=20, checkpoint_every=1)
+    layout = {"discriminator/a": spec((2,)), "generator/a": spec((2,))}
+    assert [fragment.times for fragment in cut(config)(layout)] == times
+
+
+def test_an_h_that_does_not_fit_into_the_run_s_is_refused_with_one_that_does() -> None:
+    with pytest.raises(ConfigError) as raised:
+        fill_schedule(gan_config(5), h=20, checkpoint_every=1)
+    assert "network.discriminator.h=5 does not divide h=12" in message(raised)
+    assert message(raised).endswith("set network.discriminator.h=4")
+    with pytest.raises(ConfigError, match=r"every network has an h of its own below h=12"):
+        fill_schedule(gan_config(4, 6), h=20, checkpoint_every=1)
+
+
+def test_networks_apart_and_sites_at_their_own_pace_do_not_go_together() -> None:
+    config = gan_config(4)
+    config.round = RoundConfig(least_steps=2)
+    with pytest.raises(ConfigError, match=r"network.discriminator.h=4 has no effect with round"):
+        fill_barrier(config)

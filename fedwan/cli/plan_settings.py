@@ -67,6 +67,12 @@ def read_settings(
             raise ConfigError("loss and link.loss say the same; leave one of them out")
         config.link.loss = config.loss
     run_config(config)  # ranges
+    for network, special in config.network.items():
+        if special.h:
+            raise ConfigError(
+                f"network.{network}.h={special.h} cannot be planned for: a plan takes all networks "
+                "to travel together; leave it out"
+            )
     for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
         value = getattr(config, key)
         if key in named and not (math.isfinite(value) and value >= least):

@@ -101,7 +101,7 @@ class Desk:
             if not is_known:
                 self.rejoins += is_rejoin
                 verb = "rejoined" if is_rejoin else "joined"
-                present = min(versions, default=0)
+                present = self.outbox.version
                 at = f" at version {present}" if present else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
             self.changed.notify_all()

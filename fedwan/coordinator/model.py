@@ -19,7 +19,7 @@ import xxhash
 from fedwan.codecs import Payload, fp32, plain
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
-from fedwan.fragments import Fragment
+from fedwan.fragments import Fragment, rounds_done
 from fedwan.state import (
     Layout,
     Role,
@@ -113,6 +113,11 @@ class GlobalModel:
             )
             self.versions[fragment.index] += 1
         return payload
+
+    @property
+    def version(self) -> int:
+        """Whole rounds that every fragment has had."""
+        return rounds_done(self.fragments, self.versions)
 
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""

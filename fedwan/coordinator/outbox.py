@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from fedwan.codecs import Payload
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import PayloadError
+from fedwan.fragments import rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 
@@ -66,8 +67,8 @@ class Outbox:
 
     @property
     def version(self) -> int:
-        """What every fragment has reached."""
-        return min(self.versions, default=0)
+        """Whole rounds that every fragment has had."""
+        return rounds_done(self.model.fragments, self.versions) if self.model else 0
 
     def open(self, model: GlobalModel, keep_bytes: int = 0) -> None:
         """The global weights are here.
@@ -154,7 +155,7 @@ class Outbox:
             while True:
                 payload = self._updates.get(request.fragment, {}).get(request.version)
                 if payload is not None:
-                    delivery = self._ready((request.version,), payload)
+                    delivery = self._ready(request.version, (), payload)
                     self._address(delivery.header, site, request.fragment)
                     return delivery
                 present = self.versions[request.fragment] if self.versions else 0
@@ -191,7 +192,7 @@ class Outbox:
             with self._changed:
                 self._snapshots[key] = kept
         payload, versions = kept
-        delivery = self._ready(versions, payload)
+        delivery = self._ready(rounds_done(model.fragments, versions), versions, payload)
         with self._changed:
             if self._keep_bytes and request.kind == wire.DownloadRequest.GLOBAL:
                 # These weights may be committed and not published yet: what the site is told of its
@@ -202,10 +203,10 @@ class Outbox:
             self._address(delivery.header, site, 0)
         return delivery
 
-    def _ready(self, versions: _Versions, payload: Payload) -> Delivery:
+    def _ready(self, version: int, versions: _Versions, payload: Payload) -> Delivery:
         header = wire.DownloadHeader(
             status=wire.DownloadHeader.READY,
-            version=min(versions),
+            version=version,
             versions=versions,
             num_bytes=payload.num_bytes,
             checksum=payload.checksum,

@@ -29,7 +29,7 @@ from fedwan.coordinator.paces import Paces
 from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.totals import Totals
 from fedwan.errors import RunStopped
-from fedwan.fragments import Fragment, whole
+from fedwan.fragments import Fragment, next_due, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.memory import Tidier
 from fedwan.state import hash_state
@@ -100,9 +100,9 @@ class Rounds:
         self._desk.outbox.run_step = self._run_step(model)
         self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
         while self._progress(model) < self._plan.num_versions:
-            before = self._progress(model)
-            for fragment in model.fragments:  # in the order in which the schedule has them due
-                self._round(model, fragment)
+            before, version = self._progress(model), model.version
+            while model.version == version:
+                self._round(model, self._next(model))
             self._after_version(model, before)
         self._final_quality(model)
         self._desk.finish("the run is complete", is_complete=True)
@@ -120,25 +120,30 @@ class Rounds:
         self._desk.dropped = totals.dropped
         self._desk.initial_sha256 = model.initial_sha256
         self._desk.frozen_sha256 = frozen_sha256
-        self._desk.outbox.durable_version = min(model.versions)
-        self._progress_at[min(model.versions)] = self._progress(model)
+        self._desk.outbox.durable_version = model.version
+        self._progress_at[model.version] = self._progress(model)
         self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
 
     def share_done(self) -> float:
         """Of the run, 0 to 1."""
         return self._progress(self.model) / self._plan.num_versions if self.model else 0.0
 
+    def _next(self, model: GlobalModel) -> Fragment:
+        """Whose turn it is."""
+        num_rounds = self._plan.num_versions
+        return next_due(model.fragments, model.versions, self._strategy.h, num_rounds)
+
     def _progress(self, model: GlobalModel) -> int:
         """Outer updates so far; where sites keep their own pace, as many as their samples make."""
         if self._strategy.clock == "versions":
-            return min(model.versions)
+            return model.version
         return self._run_step(model) // self._strategy.h
 
     def _run_step(self, model: GlobalModel) -> int:
         """Steps of the run so far; where sites keep their own pace, their mean."""
         h = self._strategy.h
         if self._strategy.clock == "versions":
-            return min(model.versions) * h
+            return model.version * h
         per_round = self._plan.samples_per_contribution * len(self._plan.site_names)
         return self.totals.samples * h // per_round
 
@@ -152,7 +157,7 @@ class Rounds:
             self._strategy,
             merger,
             self._plan.site_names,
-            self._plan.samples_per_contribution,
+            self._plan.samples_per_contribution // fragment.times,
             Round(fragment, version, past_s),
         )
         self._gather(model, gathering, version)
@@ -259,7 +264,7 @@ class Rounds:
         return model
 
     def _final_quality(self, model: GlobalModel) -> None:
-        version = min(model.versions)
+        version = model.version
         deadline = time.monotonic() + self._plan.patience_s
         while self.totals.quality_version < version and time.monotonic() < deadline:
             with self._desk.changed:
@@ -299,7 +304,7 @@ class Rounds:
     def _after_version(self, model: GlobalModel, before: int) -> None:
         now = self._progress(model)
         if self._strategy.clock == "samples":  # elsewhere a version is the progress
-            self._progress_at[min(model.versions)] = now
+            self._progress_at[model.version] = now
             while len(self._progress_at) > PAST_VERSIONS:
                 del self._progress_at[next(iter(self._progress_at))]
         if now >= self._plan.num_versions or _crosses(self._plan.eval_every, before, now):
@@ -316,7 +321,7 @@ class Rounds:
         totals["wall_s"] += time.monotonic() - self._began
         meta = {"totals": totals, "frozen_sha256": self._desk.frozen_sha256}
         model.save(self._plan.folder, meta)
-        self._desk.outbox.durable_version = min(model.versions)
+        self._desk.outbox.durable_version = model.version
 
     def elapsed_s(self) -> float:
         """Wall time of this run, with that before it was resumed."""

@@ -63,7 +63,7 @@ def run_coordinator(
     strategy = load_strategy(config.strategy).build(config)
     plan = _plan(config, out)
     loaded = _load(plan, strategy, resume)
-    resumed_version = min(loaded[0].versions) if loaded else None
+    resumed_version = loaded[0].version if loaded else None
     with Outputs(config, out, resumed_version) as outputs:
         desk = _desk(config, run_id, strategy, out, outputs.event)
         rounds = Rounds(plan, strategy, desk, outputs.record, outputs.samples)
@@ -90,7 +90,7 @@ def _train(rounds: Rounds, outputs: Any, config: Config) -> None:
     outputs.finish(
         rounds.totals,
         rounds.elapsed_s(),
-        min(model.versions),
+        model.version,
         model.num_bytes(),
         hash_state(model.state),
     )

@@ -10,10 +10,10 @@ import math
 import torch
 from torch import Tensor
 
-from fedwan.rng import derive_seed
+from fedwan.data.mixture import Mixture, draw_mixture
 from fedwan.workloads.base import Batch
 
-__all__ = ["NUM_MODES", "RADIUS", "SHAPE", "SIGMA", "load_ring8", "ring8_centres"]
+__all__ = ["NUM_MODES", "RADIUS", "SHAPE", "SIGMA", "load_ring8", "ring8_centres", "ring8_mixture"]
 
 SHAPE = (2,)
 NUM_MODES = 8
@@ -29,17 +29,19 @@ def ring8_centres() -> Tensor:
     return (RADIUS * torch.stack([angles.cos(), angles.sin()], dim=1)).float()
 
 
+def ring8_mixture() -> Mixture:
+    """The distribution that the points are drawn from."""
+    return Mixture(ring8_centres(), SIGMA)
+
+
 def load_ring8() -> tuple[Batch, Batch]:
     """Training and held-out points, disjoint draws.
 
     Returns:
         Two batches: x (N, 2) float32, y (N,) int64 the mode; 8000 and 400 points.
     """
-    return _draw("train", _TRAIN_PER_MODE), _draw("held out", _HELD_OUT_PER_MODE)
-
-
-def _draw(part: str, num_per_mode: int) -> Batch:
-    generator = torch.Generator().manual_seed(derive_seed("ring8", part))
-    y = torch.arange(NUM_MODES).repeat(num_per_mode)
-    noise = torch.randn(len(y), 2, generator=generator)
-    return Batch(ring8_centres()[y] + SIGMA * noise, y)
+    mixture = ring8_mixture()
+    return (
+        draw_mixture(mixture, _TRAIN_PER_MODE, "ring8", "train"),
+        draw_mixture(mixture, _HELD_OUT_PER_MODE, "ring8", "held out"),
+    )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from fedwan.config import DataConfig
-from fedwan.data.sources import find_source
+from fedwan.data.sources import PAIRS, source_of
 from fedwan.data.splits import parse_split, split_indices
 from fedwan.data.stream import BatchStream
 from fedwan.errors import ConfigError
@@ -40,10 +41,11 @@ def check_data(config: DataConfig, num_sites: int) -> None:
     """Refuse, without reading any data, settings that cannot work.
 
     Raises:
-        ConfigError: unknown name or split, negative batch, more sites than labels, or a split that
-            one site alone makes meaningless.
+        ConfigError: unknown name or split, a folder unasked or missing, negative batch, more sites
+            than labels, or a split that one site alone makes meaningless.
     """
-    source = find_source(config.name)
+    source = source_of(config)
+    _check_folder(config)
     split = parse_split(config.split)
     if config.batch < 0:
         raise ConfigError(
@@ -57,6 +59,23 @@ def check_data(config: DataConfig, num_sites: int) -> None:
     if split.kind != "iid" and num_sites == 1:
         raise ConfigError(
             f"data.split is {config.split!r}, which has no effect with one site; take iid"
+        )
+
+
+def _check_folder(config: DataConfig) -> None:
+    if config.name != PAIRS:
+        for key in ("path", "size", "direction"):
+            value = getattr(config, key)
+            if value:
+                raise ConfigError(
+                    f"data.{key} = {value!r} has no effect on {config.name}; "
+                    f"leave it out, or set data.name={PAIRS}"
+                )
+        return
+    if not Path(config.path).is_absolute():
+        raise ConfigError(
+            f"data.path is {config.path!r}; name the folder of images from the root, as in "
+            "/data/facades: sites run in folders of their own"
         )
 
 
@@ -74,7 +93,7 @@ def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -
     """
     assert 0 <= site_index < num_sites
     check_data(config, num_sites)
-    source = find_source(config.name)
+    source = source_of(config)
     train, held_out = source.load()
     mine = split_indices(train.y, config.split, num_sites, seed)[site_index]
     return Shard(

@@ -57,11 +57,15 @@ class Classifier(nn.Module):
         return logits
 
     @torch.no_grad()
-    def features_and_labels(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (N, NUM_FEATURES) and predicted labels (N,) int64 of images, on the CPU."""
+    def features_and_logits(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (N, NUM_FEATURES) and logits (N, classes) of images, on the CPU."""
         with one_thread():
             features = self.body(x.detach().to("cpu", torch.float32))
-            return features, self.head(features).argmax(dim=1)
+            return features, self.head(features)
+
+    def features(self, x: Tensor, /) -> Tensor:
+        """Features (N, NUM_FEATURES) of images, on the CPU; see `fedwan.metrics.Features`."""
+        return self.features_and_logits(x)[0]
 
 
 def cache_folder() -> Path:

@@ -4,10 +4,14 @@
 
 The trace of the root needs no matrix root: the eigenvalues of C1 C2 are those of the symmetric
 C1^(1/2) C2 C1^(1/2), never negative but for rounding, so their roots are taken and summed.
+
+Moments are all that it needs of a sample, and those of a union follow from those of its parts: each
+site hands in `shard_moments`, and `merge_moments` gives what all data in one place would give.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,7 +19,15 @@ from torch import Tensor
 
 from fedwan.errors import FedwanError
 
-__all__ = ["Moments", "frechet_between", "frechet_distance", "moments"]
+__all__ = [
+    "Moments",
+    "ShardMoments",
+    "frechet_between",
+    "frechet_distance",
+    "merge_moments",
+    "moments",
+    "shard_moments",
+]
 
 
 class Moments(NamedTuple):
@@ -27,12 +39,61 @@ class Moments(NamedTuple):
     """(features, features), unbiased"""
 
 
+class ShardMoments(NamedTuple):
+    """What a site hands in of its shard's features, so that no sample leaves it.
+
+    Of few samples they still tell much: the mean of one is that sample.
+    """
+
+    num_samples: int
+    """At least 1."""
+    mean: Tensor
+    """(features,), float64."""
+    covariance: Tensor
+    """(features, features), float64, unbiased; of one sample it has no part in anything."""
+
+
 def moments(features: Tensor) -> Moments:
     """Moments of a sample, features (N, features) with N >= 2, in float64 on the CPU."""
     x = features.detach().to("cpu", torch.float64)
     mean = x.mean(dim=0)
     centred = x - mean
     return Moments(mean, centred.T @ centred / (len(x) - 1))
+
+
+def shard_moments(features: Tensor) -> ShardMoments:
+    """What a site hands in of a shard, features (N, features) with N >= 1."""
+    if len(features) == 1:
+        (only,) = features.detach().to("cpu", torch.float64)
+        return ShardMoments(1, only, only.new_zeros(len(only), len(only)))
+    return ShardMoments(len(features), *moments(features))
+
+
+def merge_moments(parts: Sequence[ShardMoments]) -> Moments:
+    """Moments of a union of shards, equal to those of all samples in one place but for rounding.
+
+    Pairwise, as in Chan, Golub and LeVeque 1979 (equation 2.1): differences of means are squared,
+    never means, so that an offset that all features share does no harm.
+
+    Args:
+        parts: of each shard; two samples or more in all.
+
+    Raises:
+        ValueError: too few samples, or parts of different shapes.
+    """
+    counts = [part.num_samples for part in parts]
+    if sum(counts) < 2 or min(counts) < 1:
+        raise ValueError(f"shards of {counts} samples cannot be merged; take two samples or more")
+    num = len(parts[0].mean)
+    shapes = [(tuple(part.mean.shape), tuple(part.covariance.shape)) for part in parts]
+    if any(shape != ((num,), (num, num)) for shape in shapes):
+        raise ValueError(f"moments of shapes {shapes} do not match; use one network at every site")
+    merged = [_scatter(part) for part in parts]
+    while len(merged) > 1:
+        pairs = [merged[i : i + 2] for i in range(0, len(merged), 2)]
+        merged = [_add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
+    total = merged[0]
+    return Moments(total.mean, total.scatter / (total.num_samples - 1))
 
 
 def frechet_distance(a: Moments, b: Moments) -> float:
@@ -63,3 +124,26 @@ def _symmetric_root(matrix: Tensor) -> Tensor:
     eigenvalues, vectors = torch.linalg.eigh(matrix)
     root: Tensor = (vectors * eigenvalues.clamp(min=0).sqrt()) @ vectors.T
     return root
+
+
+class _Scatter(NamedTuple):
+    """The sum of the squared offsets from the mean is what adds up."""
+
+    num_samples: int
+    mean: Tensor
+    scatter: Tensor
+
+
+def _scatter(part: ShardMoments) -> _Scatter:
+    mean, covariance = (x.detach().to("cpu", torch.float64) for x in part[1:])
+    # The covariance of one sample is 0 / 0 to many a library.
+    covariance = covariance if part.num_samples > 1 else torch.zeros_like(covariance)
+    return _Scatter(part.num_samples, mean, covariance * (part.num_samples - 1))
+
+
+def _add(a: _Scatter, b: _Scatter) -> _Scatter:
+    num = a.num_samples + b.num_samples
+    between = b.mean - a.mean
+    mean = a.mean + between * (b.num_samples / num)
+    spread = between.outer(between) * (a.num_samples / num * b.num_samples)
+    return _Scatter(num, mean, a.scatter + b.scatter + spread)

@@ -12,7 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["PrecisionRecall", "precision_recall"]
+from fedwan.metrics.neighbours import find_neighbours
+
+__all__ = ["PrecisionRecall", "precision_recall", "precision_recall_within"]
 
 
 class PrecisionRecall(NamedTuple):
@@ -30,15 +32,15 @@ def precision_recall(real: Tensor, generated: Tensor, k: int = 3) -> PrecisionRe
         generated: (M, features), M > k.
         k: neighbours that span the manifold; the paper takes 3.
     """
-    assert min(len(real), len(generated)) > k
-    real, generated = (x.detach().to("cpu", torch.float64) for x in (real, generated))
-    distances = torch.cdist(generated, real)  # (M, N)
-    precision = (distances <= _radii(real, k)).any(dim=1).double().mean()
-    recall = (distances <= _radii(generated, k)[:, None]).any(dim=0).double().mean()
+    ours, theirs = find_neighbours(generated, k), find_neighbours(real, k)
+    distances = torch.cdist(ours.points, theirs.points)
+    return precision_recall_within(distances, theirs.radii(k), ours.radii(k))
+
+
+def precision_recall_within(
+    distances: Tensor, real_radii: Tensor, generated_radii: Tensor
+) -> PrecisionRecall:
+    """The same from distances: generated to real (M, N), and each ball's radius, (N,) and (M,)."""
+    precision = (distances <= real_radii).any(dim=1).double().mean()
+    recall = (distances <= generated_radii[:, None]).any(dim=0).double().mean()
     return PrecisionRecall(float(precision), float(recall))
-
-
-def _radii(points: Tensor, k: int) -> Tensor:
-    distances = torch.cdist(points, points)
-    distances.fill_diagonal_(0)  # rounding must not make a point its own neighbour
-    return distances.kthvalue(k + 1, dim=1).values

@@ -1,12 +1,18 @@
 """Generators and discriminators, small enough for one CPU core.
 
-No normalisation layers: the R1 penalty keeps the discriminator smooth (Mescheder et al. 2018), its
-samples stay independent of each other, and no running statistics need merging across sites.
+No normalisation of activations: the R1 penalty keeps the discriminator smooth (Mescheder et al.
+2018), its samples stay independent of each other, and no running statistics need merging across
+sites.
+
+With classes, the generator is told the class by a vector beside the latents, and the discriminator
+judges by projection (Miyato and Koyama 2018): logit = w . f(x) + e(y) . f(x).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from fedwan.models.bounded import LeakyTanh
 from fedwan.models.mlp import mlp
@@ -18,6 +24,7 @@ __all__ = [
     "PointGenerator",
     "build_discriminator",
     "build_generator",
+    "normalize_spectra",
 ]
 
 _SLOPE = 0.2
@@ -25,29 +32,81 @@ _POINT_DEPTH = 3
 _POINT_SPREAD = 4  # a dense layer is this many times as wide as an image network has channels
 
 
-def build_generator(shape: tuple[int, ...], latents: int, width: int) -> nn.Module:
-    """A generator of samples of `shape`: (channels, 8, 8), or (dimensions,) for points."""
+def build_generator(
+    shape: tuple[int, ...], latents: int, width: int, num_classes: int = 0
+) -> nn.Module:
+    """A generator of samples of `shape`: (channels, 8, 8), or (dimensions,) for points.
+
+    Args:
+        shape: of one sample.
+        latents: values that a sample is made from.
+        width: channels of the finest layer.
+        num_classes: that it can be told to draw from; 0 for none.
+    """
     if len(shape) == 1:
-        return PointGenerator(shape[0], latents, width)
+        return PointGenerator(shape[0], latents, width, num_classes)
     assert shape[1:] == (8, 8)
-    return ImageGenerator(shape[0], latents, width)
+    return ImageGenerator(shape[0], latents, width, num_classes)
 
 
-def build_discriminator(shape: tuple[int, ...], width: int) -> nn.Module:
+def build_discriminator(shape: tuple[int, ...], width: int, num_classes: int = 0) -> nn.Module:
     """A discriminator of samples of `shape`: (channels, 8, 8), or (dimensions,) for points."""
     if len(shape) == 1:
-        return PointDiscriminator(shape[0], width)
+        return PointDiscriminator(shape[0], width, num_classes)
     assert shape[1:] == (8, 8)
-    return ImageDiscriminator(shape[0], width)
+    return ImageDiscriminator(shape[0], width, num_classes)
 
 
-class ImageGenerator(nn.Module):
-    """Latents (batch, latents) -> images (batch, channels, 8, 8) in [-1, 1]."""
+def normalize_spectra(network: nn.Module) -> nn.Module:
+    """Keep every dense and convolutional layer at spectral norm 1 (Miyato et al. 2018), in place.
 
-    def __init__(self, channels: int, latents: int, width: int) -> None:
+    The weights that travel are those before the normalisation; its vectors stay at home.
+    """
+    for module in list(network.modules()):
+        if isinstance(module, (nn.Linear, nn.Conv2d)):
+            spectral_norm(module)
+    return network
+
+
+class _Generator(nn.Module):
+    """(latents (batch, latents), classes (batch,) or None) -> samples."""
+
+    def __init__(self, main: nn.Sequential, latents: int, num_classes: int) -> None:
         super().__init__()
-        self.main = nn.Sequential(
-            nn.Linear(latents, 2 * width * 4 * 4),
+        self.main = main
+        self.classes = nn.Embedding(num_classes, latents) if num_classes else None
+
+    def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
+        """Samples; of the classes `y` if the network knows any."""
+        if self.classes is not None:
+            z = torch.cat([z, self.classes(y)], dim=1)
+        samples: Tensor = self.main(z)
+        return samples
+
+
+class _Discriminator(nn.Module):
+    """(samples, classes (batch,) or None) -> logits (batch,), high for real."""
+
+    def __init__(self, main: nn.Sequential, num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.main = main
+        self.classes = nn.Embedding(num_classes, num_features) if num_classes else None
+
+    def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
+        """Logits, (batch,); of being real and of the class `y` if the network knows any."""
+        features: Tensor = self.main[:-1](x)
+        logits: Tensor = self.main[-1](features).squeeze(1)
+        if self.classes is not None:
+            logits = logits + (self.classes(y) * features).sum(dim=1)
+        return logits
+
+
+class ImageGenerator(_Generator):
+    """Images (batch, channels, 8, 8) in [-1, 1]."""
+
+    def __init__(self, channels: int, latents: int, width: int, num_classes: int = 0) -> None:
+        main = nn.Sequential(
+            nn.Linear(latents * (2 if num_classes else 1), 2 * width * 4 * 4),
             nn.Unflatten(1, (2 * width, 4, 4)),
             nn.LeakyReLU(_SLOPE),
             nn.Conv2d(2 * width, 2 * width, 3, padding=1),
@@ -58,19 +117,15 @@ class ImageGenerator(nn.Module):
             nn.Conv2d(width, channels, 3, padding=1),
             LeakyTanh(),
         )
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Images in [-1, 1]."""
-        images: Tensor = self.main(z)
-        return images
+        super().__init__(main, latents, num_classes)
 
 
-class ImageDiscriminator(nn.Module):
-    """Images (batch, channels, 8, 8) -> logits (batch,), high for real."""
+class ImageDiscriminator(_Discriminator):
+    """Of images (batch, channels, 8, 8)."""
 
-    def __init__(self, channels: int, width: int) -> None:
-        super().__init__()
-        self.main = nn.Sequential(
+    def __init__(self, channels: int, width: int, num_classes: int = 0) -> None:
+        num_features = 2 * width * 4 * 4
+        main = nn.Sequential(
             nn.Conv2d(channels, width, 3, padding=1),
             nn.LeakyReLU(_SLOPE),
             nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
@@ -78,36 +133,23 @@ class ImageDiscriminator(nn.Module):
             nn.Conv2d(2 * width, 2 * width, 3, padding=1),
             nn.LeakyReLU(_SLOPE),
             nn.Flatten(),
-            nn.Linear(2 * width * 4 * 4, 1),
+            nn.Linear(num_features, 1),
         )
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, (batch,)."""
-        logits: Tensor = self.main(x)
-        return logits.squeeze(1)
+        super().__init__(main, num_features, num_classes)
 
 
-class PointGenerator(nn.Module):
-    """Latents (batch, latents) -> points (batch, dimensions)."""
+class PointGenerator(_Generator):
+    """Points (batch, dimensions), unbounded."""
 
-    def __init__(self, dimensions: int, latents: int, width: int) -> None:
-        super().__init__()
-        self.main = mlp(latents, _POINT_SPREAD * width, _POINT_DEPTH, dimensions)
-
-    def forward(self, z: Tensor) -> Tensor:
-        """Points, unbounded."""
-        points: Tensor = self.main(z)
-        return points
+    def __init__(self, dimensions: int, latents: int, width: int, num_classes: int = 0) -> None:
+        num_in = latents * (2 if num_classes else 1)
+        main = mlp(num_in, _POINT_SPREAD * width, _POINT_DEPTH, dimensions)
+        super().__init__(main, latents, num_classes)
 
 
-class PointDiscriminator(nn.Module):
-    """Points (batch, dimensions) -> logits (batch,), high for real."""
+class PointDiscriminator(_Discriminator):
+    """Of points (batch, dimensions)."""
 
-    def __init__(self, dimensions: int, width: int) -> None:
-        super().__init__()
-        self.main = mlp(dimensions, _POINT_SPREAD * width, _POINT_DEPTH, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits, (batch,)."""
-        logits: Tensor = self.main(x)
-        return logits.squeeze(1)
+    def __init__(self, dimensions: int, width: int, num_classes: int = 0) -> None:
+        num_features = _POINT_SPREAD * width
+        super().__init__(mlp(dimensions, num_features, _POINT_DEPTH, 1), num_features, num_classes)

@@ -21,10 +21,13 @@ from torch.nn.functional import layer_norm, silu
 
 from fedwan.models.bounded import LeakyTanh
 
-__all__ = ["VelocityNetwork", "embed_level"]
+__all__ = ["NUM_LEVEL_VALUES", "VelocityNetwork", "embed_level", "velocity_towards"]
 
 _NUM_FREQUENCIES = 32
 _MIN_SIGMA = 0.05  # below it an error in the data would count for ever more in the velocity
+
+NUM_LEVEL_VALUES = 2 * _NUM_FREQUENCIES
+"""Values that `embed_level` makes of a noise level."""
 
 
 def embed_level(sigma: Tensor) -> Tensor:
@@ -35,6 +38,18 @@ def embed_level(sigma: Tensor) -> Tensor:
     octaves = torch.linspace(-1, 6, _NUM_FREQUENCIES, device=sigma.device, dtype=sigma.dtype)
     angles = 2 * math.pi * sigma[:, None] * torch.exp2(octaves)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def velocity_towards(data: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+    """The velocity d x / d sigma that leads to predicted data, (batch, …).
+
+    Args:
+        data: the prediction, (batch, …).
+        x: samples at `sigma`, of the same shape.
+        sigma: (batch,) in [0, 1].
+    """
+    velocity: Tensor = (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
+    return velocity
 
 
 class VelocityNetwork(nn.Module):
@@ -66,8 +81,7 @@ class VelocityNetwork(nn.Module):
         for block, part in zip(self.blocks, modulation.chunk(len(self.blocks), dim=1), strict=True):
             h = block(h, part)
         data = self.bound(self.write(layer_norm(h, h.shape[1:]))).view_as(x)
-        velocity: Tensor = (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
-        return velocity
+        return velocity_towards(data, x, sigma)
 
 
 class _Block(nn.Module):

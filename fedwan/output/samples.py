@@ -30,11 +30,15 @@ Floats = NDArray[np.float32]
 def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> None:
     """Draw samples to a PNG; the same samples give the same bytes.
 
+    Where real samples have more channels than generated ones, they are pairs: the first channels
+    are what was given, drawn as a picture of their own, and the others what was to be made of it.
+
     Args:
         path: of the picture; replaced whole.
         generated: samples, a tensor on any device or an array: images (num, 1 or 3, height, width)
             in [-1, 1], or points (num, 2).
-        real: as many or fewer real samples of the same shape, or None to show none.
+        real: as many or fewer real samples of the same shape, or with 1 or 3 channels before it, or
+            None to show none.
         title: a line above.
 
     Raises:
@@ -43,9 +47,9 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
     ours = _as_array(generated)
     panels = [("generated", ours)]
     if real is not None:
-        theirs = _as_array(real)
-        if theirs.shape[1:] != ours.shape[1:]:
-            raise ValueError(f"generated {ours.shape[1:]} and real {theirs.shape[1:]} must match")
+        given, theirs = _part(_as_array(real), ours)
+        if given is not None:
+            panels.insert(0, ("given", given))
         panels.append(("real, held out", theirs))
     if ours.ndim == 2 and ours.shape[1] == 2:
         data = _draw_points(panels, title)
@@ -60,6 +64,15 @@ def _as_array(samples: Any) -> Floats:
     if hasattr(samples, "detach"):
         samples = samples.detach().cpu()
     return np.asarray(samples, dtype=np.float32)
+
+
+def _part(theirs: Floats, ours: Floats) -> tuple[Floats | None, Floats]:
+    """What was given with real samples, if they are pairs, and what is like ours."""
+    num_given = theirs.shape[1] - ours.shape[1] if theirs.ndim == ours.ndim == 4 else 0
+    rest = theirs[:, num_given:] if num_given in (1, 3) else theirs
+    if rest.shape[1:] != ours.shape[1:]:
+        raise ValueError(f"generated {ours.shape[1:]} and real {theirs.shape[1:]} must match")
+    return (theirs[:, :num_given] if num_given else None), rest
 
 
 def _draw_images(panels: list[tuple[str, Floats]], title: str) -> bytes:

@@ -52,6 +52,8 @@ class _Flight:
     version: int
     """That it contributes to."""
     lands_at: int
+    is_waited: bool
+    """Whether the step loop takes no step meanwhile."""
     held: State
     """What the site held when it departed; empty without overlap."""
     outcome: Future[Arrival]
@@ -155,7 +157,8 @@ class DeltaExchange:
         self._departing.discard(index)
         if not self._overlap.tau:
             outcome.result()  # what went wrong is told before the next fragment leaves
-        flight = _Flight(fragment, version, step + self._overlap.tau, held, outcome)
+        tau = min(self._overlap.tau, fragment.steps(self._station.strategy.h) - 1)
+        flight = _Flight(fragment, version, step + tau, tau == 0, held, outcome)
         self._flights[index] = flight
         return flight
 
@@ -168,7 +171,7 @@ class DeltaExchange:
         del self._flights[index]
         self._rejections = 0
         self._durable_version = arrival.durable_version
-        is_replaced = is_last or not self._overlap.tau
+        is_replaced = is_last or flight.is_waited
         is_corrected = self._look_ahead is not None and not is_replaced
         self._station.replica.land(
             flight.fragment,

@@ -222,7 +222,7 @@ class SiteLoop:
     def _stay(self, step: int) -> str:
         """Answer the coordinator until it says stop; then say farewell."""
         sha256 = self._replica.global_sha256()
-        version = min(self._exchange.versions)
+        version = self._exchange.versions[0]
         with self._meter.waiting():
             while not self._is_stopped:
                 self._listen(wait_s=self._plan.poll_s)

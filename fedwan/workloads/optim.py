@@ -65,10 +65,10 @@ def step_optimizers(
     networks: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
 ) -> None:
-    """Clip each network's gradients as configured, and step its optimiser; to follow `reduce`."""
-    for name, optimizer in optimizers.items():
-        clip(networks[name].parameters(), inner[name].clip_norm)
-        optimizer.step()
+    """Clip the gradients of these networks as configured, and step them; to follow `reduce`."""
+    for name, network in networks.items():
+        clip(network.parameters(), inner[name].clip_norm)
+        optimizers[name].step()
 
 
 def clip(params: Iterable[Tensor], max_norm: float) -> None:

@@ -3,27 +3,50 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Collection
 
-from fedwan.config import Config, InnerConfig
-from fedwan.data import check_data
+from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.data import check_data, pair_names, source_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.workloads.schedule import SCHEDULES
 
-__all__ = ["fill_inner", "fill_training", "require_at_least"]
+__all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of"]
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 
 
-def fill_training(config: Config, batch: int, steps: int) -> None:
+def fill_training(config: Config, batch: int, steps: int, *, pairs: bool = False) -> None:
     """Fill in `data.batch` and `steps` where the user named none, and check the data settings.
 
+    Args:
+        config: changed in place.
+        batch: samples per site and step.
+        steps: per site.
+        pairs: the workload learns from pairs of an input and its target.
+
     Raises:
-        ConfigError: see `fedwan.data.check_data`.
+        ConfigError: see `fedwan.data.check_data`; or the data are no pairs, or pairs unasked.
     """
     check_data(config.data, config.sites)
+    _require_pairs(config, pairs)
     config.data.batch = config.data.batch or batch
     config.steps = config.steps or steps
+
+
+def _require_pairs(config: Config, pairs: bool) -> None:
+    workload, name = config.workload, config.data.name
+    is_pairs = source_of(config.data).inputs > 0
+    if pairs and not is_pairs:
+        raise ConfigError(
+            f"data.name = {name!r} holds no pairs of input and target, which workload "
+            f"{workload!r} learns from; set data.name={pair_names()[0]}"
+        )
+    if is_pairs and not pairs:
+        raise ConfigError(
+            f"data.name = {name!r} holds pairs of input and target, which workload {workload!r} "
+            f"does not learn from; set data.name={DataConfig().name}"
+        )
 
 
 def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
@@ -35,19 +58,13 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
     """
     chosen = config.inner.setdefault(network, copy.copy(default))
     key = f"inner.{network}"
-    if chosen.name not in _OPTIMIZERS:
-        near = nearest(chosen.name, _OPTIMIZERS)
-        raise ConfigError(f"{key}.name = {chosen.name!r} is none of {', '.join(_OPTIMIZERS)}{near}")
+    require_one_of(f"{key}.name", chosen.name, _OPTIMIZERS)
     if chosen.name == "sgd" and chosen.beta2 != InnerConfig().beta2:
         raise ConfigError(
             f"{key}.beta2 = {chosen.beta2!r} has no effect on sgd; leave it out, or set "
             f"{key}.name=adam"
         )
-    if chosen.schedule not in SCHEDULES:
-        near = nearest(chosen.schedule, SCHEDULES)
-        raise ConfigError(
-            f"{key}.schedule = {chosen.schedule!r} is none of {', '.join(SCHEDULES)}{near}"
-        )
+    require_one_of(f"{key}.schedule", chosen.schedule, SCHEDULES)
     if chosen.warmup_steps > config.steps:
         raise ConfigError(
             f"{key}.warmup_steps = {chosen.warmup_steps} is more than the run's steps; choose "
@@ -63,3 +80,13 @@ def require_at_least(key: str, value: float, least: float) -> None:
     """
     if not value >= least:
         raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")
+
+
+def require_one_of(key: str, value: str, valid: Collection[str]) -> None:
+    """Refuse a setting that is none of some words.
+
+    Raises:
+        ConfigError: it is none of them.
+    """
+    if value not in valid:
+        raise ConfigError(f"{key} = {value!r} is none of {', '.join(valid)}{nearest(value, valid)}")

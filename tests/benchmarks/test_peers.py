@@ -72,14 +72,15 @@ def test_the_timed_workload_has_the_tensors_of_pix2pix() -> None:
     assert count(timed.patchgan_shapes(64)) == 2_768_705
 
 
-def test_twenty_timed_steps_move_every_value(app: Path) -> None:
+def test_a_round_of_timed_steps_moves_every_value(app: Path) -> None:
     part = open_part(tiny(), 0)
     before = clone(part.state)
-    for _ in range(timed.SLICES - 1):
+    for _ in range(timed.MOST_SLICES - 1):
         part.step()
-    assert any((part.state[name] == value).any() for name, value in before.items())
+    assert any((part.state[name] == value).all() for name, value in before.items())
     part.step()
-    assert all((part.state[name] != value).all() for name, value in before.items())
+    for name, value in before.items():  # noise below a weight's last bit moves nothing
+        assert (part.state[name] != value).float().mean() > 0.999
 
 
 def test_a_timed_step_takes_as_long_as_it_says_and_counts_as_that(app: Path) -> None:

@@ -15,7 +15,7 @@ def rows(batch: Batch) -> set[bytes]:
     return {row.numpy().tobytes() for row in batch.x}
 
 
-@pytest.mark.parametrize("name", ["digits", "ring8"])
+@pytest.mark.parametrize("name", ["digits", "ring8", "grid25", "stacked_digits"])
 def test_the_held_out_data_are_the_same_everywhere_and_nobody_trains_on_them(name: str) -> None:
     shards = [open_shard(DataConfig(name), site, 3, seed) for seed in (0, 1) for site in range(3)]
     for shard in shards:
@@ -25,7 +25,10 @@ def test_the_held_out_data_are_the_same_everywhere_and_nobody_trains_on_them(nam
     assert not rows(shards[0].held_out) & set.union(*(rows(shard.train) for shard in shards[:3]))
 
 
-@pytest.mark.parametrize(("name", "total"), [("digits", 1397), ("ring8", 8000)])
+@pytest.mark.parametrize(
+    ("name", "total"),
+    [("digits", 1397), ("ring8", 8000), ("grid25", 10_000), ("stacked_digits", 20_000)],
+)
 def test_sites_share_out_all_training_data(name: str, total: int) -> None:
     config = DataConfig(name, split="dirichlet:0.5")
     shards = [open_shard(config, site, 4, seed=5) for site in range(4)]

@@ -8,7 +8,7 @@ from fedwan.data import find_source
 from fedwan.errors import ConfigError
 
 
-@pytest.mark.parametrize("name", ["digits", "ring8"])
+@pytest.mark.parametrize("name", ["digits", "ring8", "grid25", "stacked_digits"])
 def test_what_is_announced_is_what_is_loaded(name: str) -> None:
     source = find_source(name)
     for part in source.load():

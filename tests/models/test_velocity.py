@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from fedwan.models.velocity import VelocityNetwork, embed_level
-from fedwan.workloads.rectified_flow import euler_sample
+from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.rectified_flow import flow_sigmas
 
 
 @pytest.mark.parametrize("shape", [(1, 8, 8), (2,)], ids=str)
@@ -28,7 +29,7 @@ def test_sampling_in_twenty_steps_ends_at_the_predicted_data() -> None:
     network = VelocityNetwork((2,), width=16, depth=2)
     place = torch.tensor([0.3, -0.2])
     network.write.bias.data.copy_(place)
-    samples = euler_sample(network, torch.randn(5, 2), 20)
+    samples = EulerSolver(flow_sigmas(20), 20).sample(network, torch.randn(5, 2))
     torch.testing.assert_close(samples, place.expand(5, 2), atol=1e-5, rtol=0)
 
 

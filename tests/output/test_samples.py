@@ -75,3 +75,22 @@ def test_what_is_neither_image_nor_point_is_refused(tmp_path: Path, shape: tuple
 def test_samples_and_real_data_must_match(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="must match"):
         draw_samples(tmp_path / "a.png", images(4), torch.zeros(4, 2), "t")
+
+
+@pytest.mark.parametrize("num_given", [1, 3])
+def test_pairs_are_drawn_as_what_was_given_what_was_made_and_what_is_real(
+    tmp_path: Path, num_given: int
+) -> None:
+    made, pairs = images(16, 3, 32), images(16, num_given + 3, 32, seed=1)
+    draw_samples(tmp_path / "pairs.png", made, pairs, "title")
+    draw_samples(tmp_path / "both.png", made, pairs[:, num_given:], "title")
+    three, two = pixels(tmp_path / "pairs.png"), pixels(tmp_path / "both.png")
+    assert three.shape[0] == two.shape[0]
+    grid = three.shape[1] - two.shape[1]
+    # What was made and what is real stand to the right of what was given, as they would alone.
+    assert (three[80:, grid + 40 :] == two[80:, 40:]).all()
+
+
+def test_channels_that_make_no_picture_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="must match"):
+        draw_samples(tmp_path / "a.png", images(4, 3), images(4, 5), "t")

@@ -206,4 +206,5 @@ def test_every_model_setting_is_explained_in_the_recipe(recipe: ModuleType) -> N
     with open(recipe.__file__ or "") as handle:
         text = handle.read()
     for field in dataclasses.fields(recipe.Model):
-        assert f'    {field.name}: {field.type} = {field.default}\n    """' in text
+        default = f'"{field.default}"' if isinstance(field.default, str) else field.default
+        assert f'    {field.name}: {field.type} = {default}\n    """' in text

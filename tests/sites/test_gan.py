@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import torch
 from torch import Tensor
+from torch.nn.utils import parametrize
 
 from fedwan.config import Config, DataConfig
+from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
-from fedwan.workloads.adversarial import discriminator_loss, generator_loss, r1_penalty
+from fedwan.workloads.adversarial import discriminator_loss, generator_loss, gradient_penalty
 from sites import gan
-from tests.sites.support import Run
+from tests.sites.support import Run, equal
 
 
 def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights() -> None:
@@ -31,7 +34,7 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     z = torch.randn(8, 16, generator=NamedGenerators(0, "twin")["latent"])
     real = batch.x.clone().requires_grad_()
     logits = d(real)
-    penalty = 0.3 / 2 * r1_penalty(real, logits)
+    penalty = 0.3 / 2 * gradient_penalty(real, logits)
     loss_d = discriminator_loss(logits, d(g(z).detach())) + penalty
     expected_d = torch.autograd.grad(loss_d, list(d.parameters()))
     expected_g = torch.autograd.grad(generator_loss(d(g(z))), list(g.parameters()))
@@ -47,3 +50,82 @@ def test_without_penalty_the_discriminator_is_left_to_its_loss() -> None:
     for run in (plain, penalised):
         run.step(30)
     assert float(penalised.step()["r1"]) < float(plain.step()["r1"])
+
+
+def gan_of(batch: int = 8, **model: object) -> Run:
+    return Run(gan, Config(data=DataConfig(batch=batch), model=dict(model)))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"loss": "hinge"},
+        {"loss": "relativistic", "gamma_fake": 0.3},
+        {"spectral_norm": True, "gamma": 0.0},
+        {"n_critic": 2, "gamma_fake": 0.1},
+        {"conditional": True},
+        {"conditional": True, "spectral_norm": True, "n_critic": 4, "loss": "hinge"},
+    ],
+    ids=str,
+)
+def test_every_option_trains_both_networks(model: dict[str, object]) -> None:
+    run = gan_of(**model)
+    networks = run.workload.networks.values()
+    before = [[p.detach().clone() for p in network.parameters()] for network in networks]
+    losses = run.step(3)
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert {"discriminator", "generator", "r1"} <= set(losses)
+    assert ("r2" in losses) is bool(model.get("gamma_fake"))
+    for first, network in zip(before, networks, strict=True):
+        assert not equal(first, list(network.parameters()))
+    assert run.workload.sample(20, seed=1).shape == (20, 1, 8, 8)
+
+
+def test_the_discriminator_steps_alone_before_both() -> None:
+    run = gan_of(n_critic=2)
+    reduced: list[tuple[str, ...]] = []
+    networks = run.workload.networks
+    generator = networks["generator"]
+    first = [p.detach().clone() for p in generator.parameters()]
+
+    def note(names: Sequence[str]) -> None:
+        reduced.append(tuple(names))
+        if names == ("discriminator",):
+            assert all(p.grad is None for p in generator.parameters())
+            assert equal(first, list(generator.parameters()))
+
+    run.step(reduce=note)
+    assert reduced == [("discriminator",), ("discriminator", "generator")]
+
+
+def test_a_batch_that_the_critic_s_steps_cannot_share_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"data.batch=8 .* model.n_critic=3 .* data.batch=9"):
+        gan_of(n_critic=3)
+    with pytest.raises(ConfigError, match=r"model.loss = 'hing' is none of .*hinge"):
+        gan_of(loss="hing")
+
+
+def test_a_class_changes_what_is_drawn_and_how_it_is_judged() -> None:
+    run = gan_of(conditional=True)
+    networks = run.workload.networks
+    z, x, y = torch.randn(4, 16), torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
+    for network, given in ((networks["generator"], z), (networks["discriminator"], x)):
+        assert not torch.equal(network(given, y), network(given, y + 1))
+    shown = run.workload.sample(20, seed=1)
+    assert shown.shape == (20, 1, 8, 8)
+
+
+def test_spectra_are_those_of_unit_norm() -> None:
+    discriminator = gan_of(spectral_norm=True).workload.networks["discriminator"]
+    layers = [m for m in discriminator.modules() if parametrize.is_parametrized(m)]
+    assert len(layers) == 4
+    for layer in layers:
+        norm = torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2)
+        assert float(norm) == pytest.approx(1, abs=0.2)
+
+
+def test_a_plain_gan_is_what_it_was() -> None:
+    """The options' defaults draw, build and step as before they came."""
+    run = gan_of()
+    names = [name for name, _ in run.workload.networks["discriminator"].named_parameters()]
+    assert names == [f"main.{i}.{part}" for i in (0, 2, 4, 7) for part in ("weight", "bias")]

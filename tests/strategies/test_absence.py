@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from fedwan import simulate as simulation
-from fedwan.config import Config
+from fedwan.config import Config, NetworkConfig
 from fedwan.coordinator import rounds
 from fedwan.simulate import Absence, SimulatedSite, simulate
 from fedwan.state import hash_state
@@ -25,6 +25,7 @@ from strategies import (
 from tests.support import ADAM, TinyWorkload, tiny_shard
 
 NET = {"velocity": ADAM}
+APART = {"discriminator": ADAM, "generator": ADAM}
 SITES, BATCH, NUM_VERSIONS = 3, 4, 60
 RECIPES = {
     "async_diloco": async_diloco,
@@ -35,13 +36,10 @@ RECIPES = {
     "parameter_server": parameter_server,
     "sparse_loco": sparse_loco,
     "streaming_diloco": streaming_diloco,
+    "streaming_diloco, networks apart": streaming_diloco,
     "sync": sync,
 }
 WITHOUT_GRACE = (async_diloco, parameter_server, sync)
-
-
-def make() -> TinyWorkload:
-    return TinyWorkload(NET)
 
 
 @pytest.mark.parametrize(
@@ -54,8 +52,13 @@ def test_the_run_ends_and_all_sites_agree(
     monkeypatch.setattr(rounds, "TICK_S", 0.02)
     monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
     recipe: ModuleType = RECIPES[name]
+    net = APART if "apart" in name else NET
+
+    def make() -> TinyWorkload:
+        return TinyWorkload(net)
+
     h = 1 if recipe in (parameter_server, sync) else 6
-    config = Config(strategy=name, sites=SITES, h=h, steps=NUM_VERSIONS * h, inner=dict(NET))
+    config = Config(strategy=name, sites=SITES, h=h, steps=NUM_VERSIONS * h, inner=dict(net))
     config.round.quorum = quorum
     config.round.patience_s = 30.0
     if quorum < SITES and recipe not in WITHOUT_GRACE:
@@ -63,7 +66,9 @@ def test_the_run_ends_and_all_sites_agree(
     if recipe in (eager_diloco, streaming_diloco):
         config.stream.fragments = 2
     config.round.least_steps = 1 if "speed" in name else 0
-    recipe.resolve(config, {"velocity": "regression"})
+    if net is APART:
+        config.network = {"discriminator": NetworkConfig(h=2)}
+    recipe.resolve(config, dict.fromkeys(net, "regression"))
     members = {
         f"s{i + 1}": SimulatedSite(make(), tiny_shard(i), rebuild=make) for i in range(SITES)
     }

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fedwan import outer
 from fedwan.codecs import fp32
+from fedwan.config import InnerConfig
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.data.stream import BatchStream
-from fedwan.fragments import Fragment, due_step, strided
+from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided
 from fedwan.overlap import Eager, Overlap
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedSite, simulate
@@ -24,6 +25,7 @@ from fedwan.workloads.base import keep_local
 from tests.support import ADAM, TinyWorkload, tiny_shard
 
 NET = {"velocity": ADAM}
+GAN = {"discriminator": ADAM, "generator": ADAM}
 SITES, H, STEPS, BATCH = 3, 6, 24, 4
 LR, MOMENTUM = 0.6, 0.9
 OWN = Eager(share=LR * (1 + MOMENTUM) / SITES, momentum=MOMENTUM)
@@ -32,8 +34,8 @@ OWN = Eager(share=LR * (1 + MOMENTUM) / SITES, momentum=MOMENTUM)
 class Site:
     """A site of the reference loop: its weights, and what is in flight."""
 
-    def __init__(self, index: int) -> None:
-        self.workload = TinyWorkload(NET)
+    def __init__(self, index: int, net: Mapping[str, InnerConfig]) -> None:
+        self.workload = TinyWorkload(net)
         self.rng = NamedGenerators(0, f"s{index + 1}")
         self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
         self.weights: Mapping[str, Tensor] = state_of(self.workload.networks)
@@ -44,9 +46,11 @@ class Site:
         self.workload.step(self.stream.next_batch(), self.rng, keep_local)
 
 
-def reference(fragments: tuple[Fragment, ...], overlap: Overlap) -> State:
+def reference(
+    fragments: tuple[Fragment, ...], overlap: Overlap, net: Mapping[str, InnerConfig] = NET
+) -> State:
     """The global weights after a run, one process, nothing but the equations."""
-    sites = [Site(index) for index in range(SITES)]
+    sites = [Site(index, net) for index in range(SITES)]
     theta = {name: value.clone() for name, value in sites[0].weights.items()}
     buffer = {name: torch.zeros_like(value) for name, value in theta.items()}
     landing: dict[int, list[Fragment]] = {}
@@ -79,12 +83,15 @@ def reference(fragments: tuple[Fragment, ...], overlap: Overlap) -> State:
         for site in sites:
             for name in fragment.layout:
                 local, new = site.weights[name], theta[name]
-                if is_last or not overlap.tau:
+                if is_last or not tau_of(fragment):
                     local.copy_(new)
                 elif eager:
                     local.add_(new - site.estimates[name])
                 else:
                     local.copy_(overlap.alpha * local + (1 - overlap.alpha) * new)
+
+    def tau_of(fragment: Fragment) -> int:
+        return min(overlap.tau, H // fragment.times - 1)
 
     versions = [0] * len(fragments)
     for step in range(1, STEPS + 1):
@@ -98,11 +105,11 @@ def reference(fragments: tuple[Fragment, ...], overlap: Overlap) -> State:
             if due_step(fragment, versions[fragment.index], H, STEPS) == step:
                 versions[fragment.index] += 1
                 depart(fragment)
-                if is_last or not overlap.tau:
+                if is_last or not tau_of(fragment):
                     land(fragment, is_last)
                 else:
-                    landing.setdefault(step + overlap.tau, []).append(fragment)
-    assert versions == [STEPS // H] * len(fragments)
+                    landing.setdefault(step + tau_of(fragment), []).append(fragment)
+    assert versions == [STEPS // H * fragment.times for fragment in fragments]
     return theta
 
 
@@ -121,20 +128,35 @@ OVERLAPS = {
 def test_fragments_and_overlap_follow_the_equations(
     overlap: Overlap, count: int, tmp_path: Path
 ) -> None:
-    cut = strided(count, H)
+    follow_the_equations(strided(count, H), overlap, NET, tmp_path)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("times", [2, 3, H])
+@pytest.mark.parametrize("name", ["barrier", "blend", "blend to the last step"])
+def test_a_network_that_travels_more_often_follows_the_equations(
+    name: str, times: int, count: int, tmp_path: Path
+) -> None:
+    cut = often({"discriminator": times}, strided(count, H))
+    follow_the_equations(cut, OVERLAPS[name], GAN, tmp_path)
+
+
+def follow_the_equations(
+    cut: Fragmentation, overlap: Overlap, net: Mapping[str, InnerConfig], folder: Path
+) -> None:
     strategy = Strategy(
         "delta",
         H,
         cut,
-        step_outer({"velocity": outer.nesterov(LR, MOMENTUM)}),
+        step_outer({network: outer.nesterov(LR, MOMENTUM) for network in net}),
         fp32(),
         fp32(),
         barrier(SITES),
         overlap=overlap,
     )
-    workloads = [TinyWorkload(NET) for _ in range(SITES)]
+    workloads = [TinyWorkload(net) for _ in range(SITES)]
     members = {f"s{i + 1}": SimulatedSite(w, tiny_shard(i)) for i, w in enumerate(workloads)}
-    ran = simulate(members, strategy, tmp_path, num_steps=STEPS, batch=BATCH)
-    expected = reference(cut(layout_of(TinyWorkload(NET).networks)), overlap)
+    ran = simulate(members, strategy, folder, num_steps=STEPS, batch=BATCH)
+    expected = reference(cut(layout_of(TinyWorkload(net).networks)), overlap, net)
     torch.testing.assert_close(ran.model.state, expected, rtol=1e-4, atol=1e-5)
     assert {hash_state(ran.model.state)} == set(ran.site_sha256.values())

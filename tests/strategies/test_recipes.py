@@ -8,6 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from fedwan.app import load_run
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig, OuterConfig
 from fedwan.errors import ConfigError
@@ -191,3 +192,21 @@ def test_a_stream_without_overlap_waits_for_every_fragment() -> None:
     config.stream.tau = 0
     streaming_diloco.resolve(config, FLOW)
     assert streaming_diloco.build(config).overlap == Overlap()
+
+
+@pytest.mark.parametrize("strategy", ["local_sgd", "diloco", "sparse_loco", "streaming_diloco"])
+def test_a_discriminator_may_travel_more_often(strategy: str) -> None:
+    config = load_run(None, [f"strategy={strategy}", "network.discriminator.h=5"])
+    assert (config.h, config.network["discriminator"].h) == (20, 5)
+
+
+@pytest.mark.parametrize("strategy", ["async_diloco", "parameter_server"])
+def test_networks_that_travel_together_are_not_taken_apart_unheard(strategy: str) -> None:
+    words = [f"strategy={strategy}", "network.discriminator.h=5"]
+    with pytest.raises(ConfigError, match=r"network.discriminator.h=5 (has no|does not divide)"):
+        load_run(None, words)
+
+
+def test_a_network_that_is_not_there_has_no_h() -> None:
+    with pytest.raises(ConfigError, match=r"network.critic: workload 'gan' trains"):
+        load_run(None, ["network.critic.h=5"])

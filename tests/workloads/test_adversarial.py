@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from fedwan.workloads.adversarial import (
+    LOSSES,
     discriminator_loss,
     generator_loss,
-    r1_penalty,
+    gradient_penalty,
     set_gradients,
 )
 
@@ -28,10 +29,35 @@ def test_losses_stay_finite_for_huge_logits() -> None:
     assert float(generator_loss(-huge)) == pytest.approx(1e4)
 
 
+@pytest.mark.parametrize("name", LOSSES)
+def test_each_network_gains_where_the_other_loses(name: str) -> None:
+    loss = LOSSES[name]
+    real = torch.randn(6, requires_grad=True)
+    fake = torch.randn(6, requires_grad=True)
+    up, down = torch.autograd.grad(loss.discriminator(real, fake), (real, fake))
+    assert (up <= 0).all() and (down >= 0).all()
+    (gain,) = torch.autograd.grad(loss.generator(real, fake), fake)
+    assert (gain < 0).all()
+
+
+def test_the_hinge_leaves_what_is_beyond_its_margin() -> None:
+    loss = LOSSES["hinge"]
+    assert float(loss.discriminator(torch.tensor([1.0, 3.0]), torch.tensor([-1.0, -7.0]))) == 0
+    assert float(loss.discriminator(torch.zeros(2), torch.zeros(2))) == 2
+    assert float(loss.generator(torch.zeros(1), torch.tensor([2.0, 4.0]))) == -3
+
+
+def test_a_relativistic_loss_sees_differences_alone() -> None:
+    loss, real, fake = LOSSES["relativistic"], torch.randn(5), torch.randn(5)
+    for one in (loss.discriminator, loss.generator):
+        assert float(one(real + 7, fake + 7)) == pytest.approx(float(one(real, fake)), rel=1e-5)
+    assert float(loss.discriminator(real, fake)) == pytest.approx(float(loss.generator(fake, real)))
+
+
 def test_the_penalty_of_a_linear_discriminator_is_its_squared_weight() -> None:
     weight = torch.tensor([3.0, 4.0], requires_grad=True)
     real = torch.randn(6, 2, requires_grad=True)
-    penalty = r1_penalty(real, real @ weight)
+    penalty = gradient_penalty(real, real @ weight)
     assert penalty.item() == pytest.approx(25)
     (gradient,) = torch.autograd.grad(penalty, weight)
     assert gradient.tolist() == pytest.approx([6, 8])
@@ -39,7 +65,7 @@ def test_the_penalty_of_a_linear_discriminator_is_its_squared_weight() -> None:
 
 def test_the_penalty_is_a_mean_over_the_batch_and_a_sum_over_the_sample() -> None:
     real = torch.ones(4, 1, 2, 3, requires_grad=True)
-    penalty = r1_penalty(real, 2 * real.flatten(1).sum(dim=1))
+    penalty = gradient_penalty(real, 2 * real.flatten(1).sum(dim=1))
     assert penalty.item() == pytest.approx(24)
 
 

@@ -1,14 +1,19 @@
-"""The path from noise to data."""
+"""The path from noise to data, and the times that training takes it at."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
-from torch import Tensor
 
-from fedwan.workloads.rectified_flow import draw_sigma, euler_sample, interpolate
+from fedwan.workloads.rectified_flow import draw_sigma, flow_sigmas, interpolate, shift_sigma
 
 DATA, NOISE = torch.randn(2, 5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+def draw(times: str, shift: float = 1.0, num: int = 20_000) -> torch.Tensor:
+    return draw_sigma(num, torch.Generator().manual_seed(0), times, shift)
 
 
 def test_level_one_is_noise_and_level_zero_is_data() -> None:
@@ -29,36 +34,55 @@ def test_each_sample_has_its_own_level() -> None:
     assert torch.equal(x[1::2], NOISE[1::2])
 
 
-@pytest.mark.parametrize("num_steps", [1, 2, 7, 20, 1000])
-def test_euler_starts_at_pure_noise_and_ends_at_the_data(num_steps: int) -> None:
-    levels: list[float] = []
-
-    def velocity(x: Tensor, sigma: Tensor) -> Tensor:
-        assert sigma.shape == (5,)
-        levels.append(float(sigma[0]))
-        if len(levels) == 1:
-            assert torch.equal(x, NOISE)
-        return NOISE - DATA
-
-    samples = euler_sample(velocity, NOISE, num_steps)
-    torch.testing.assert_close(samples, DATA, atol=1e-6 * (1 + num_steps), rtol=0)
-    assert levels[0] == 1.0
-    assert levels[-1] == pytest.approx(1 / num_steps)
-    gaps = torch.tensor([*levels, 0.0]).diff()
-    torch.testing.assert_close(gaps, torch.full((num_steps,), -1 / num_steps), atol=1e-6, rtol=0)
-
-
-def test_euler_keeps_no_graph_and_leaves_the_noise_alone() -> None:
-    weight = torch.ones((), requires_grad=True)
-    before = NOISE.clone()
-    samples = euler_sample(lambda x, sigma: weight * x, NOISE, 3)
-    assert not samples.requires_grad
-    assert torch.equal(NOISE, before)
-
-
 def test_levels_are_logit_normal() -> None:
-    sigma = draw_sigma(20_000, torch.Generator().manual_seed(0))
+    sigma = draw("logit_normal")
     logits = torch.logit(sigma)
     assert 0 < float(sigma.min()) <= float(sigma.max()) < 1
     assert float(logits.mean()) == pytest.approx(0, abs=0.03)
     assert float(logits.std()) == pytest.approx(1, abs=0.03)
+    # Of the levels themselves: mean 1/2, standard deviation 0.208.
+    assert float(sigma.mean()) == pytest.approx(0.5, abs=0.01)
+    assert float(sigma.std()) == pytest.approx(0.208, abs=0.005)
+
+
+def test_levels_can_be_uniform() -> None:
+    sigma = draw("uniform")
+    assert 0 <= float(sigma.min()) <= float(sigma.max()) < 1
+    assert float(sigma.mean()) == pytest.approx(1 / 2, abs=0.01)
+    assert float(sigma.std()) == pytest.approx(12**-0.5, abs=0.005)
+
+
+@pytest.mark.parametrize("times", ["logit_normal", "uniform"])
+def test_shifted_levels_are_those_of_no_shift_moved_towards_the_noise(times: str) -> None:
+    plain, shifted = draw(times), draw(times, shift=3.0)
+    assert torch.equal(shifted, shift_sigma(plain, 3.0))
+    # A shift of s adds ln s to the logit.
+    torch.testing.assert_close(
+        shifted.double().logit(), plain.double().logit() + math.log(3), rtol=0, atol=1e-2
+    )
+
+
+@pytest.mark.parametrize("shift", [0.1, 0.7, 1.0, 1.15, 3.0, 12.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_shift_is_that_of_diffusers_and_keeps_both_ends(
+    shift: float, dtype: torch.dtype
+) -> None:
+    sigma = torch.linspace(0, 1, 11, dtype=dtype)
+    shifted = shift_sigma(sigma, shift)
+    assert float(shifted[0]) == 0.0 and float(shifted[-1]) == 1.0
+    torch.testing.assert_close(shifted, shift * sigma / (1 + (shift - 1) * sigma))
+    assert float(shifted[5]) == pytest.approx(shift / (shift + 1))  # the middle
+
+
+def test_no_shift_leaves_every_bit() -> None:
+    for dtype in (torch.float32, torch.float64):
+        sigma = torch.rand(100_000, generator=torch.Generator().manual_seed(0), dtype=dtype)
+        assert torch.equal(shift_sigma(sigma, 1.0), sigma)
+    logits = torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(draw("logit_normal"), logits.sigmoid())
+
+
+@pytest.mark.parametrize("num", [1, 3, 20, 1000])
+def test_the_schedule_is_of_equal_steps_up_to_one(num: int) -> None:
+    sigmas = flow_sigmas(num)
+    assert sigmas.tolist() == [step / num for step in range(1, num + 1)]

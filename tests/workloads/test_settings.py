@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedwan.config import Config, InnerConfig
+from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.errors import ConfigError
 from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
 
@@ -49,3 +49,12 @@ def test_a_model_setting_that_is_too_small_is_refused() -> None:
     require_at_least("model.width", 1, 1)
     with pytest.raises(ConfigError, match="model.width = 0 is out of range; choose 1 or more"):
         require_at_least("model.width", 0, 1)
+
+
+def test_pairs_are_for_who_asks_for_them() -> None:
+    asked = Config(data=DataConfig("photo_edges"))
+    fill_training(asked, batch=4, steps=10, pairs=True)
+    with pytest.raises(ConfigError, match=r"'photo_edges' holds pairs .* set data.name=digits"):
+        fill_training(asked, batch=4, steps=10)
+    with pytest.raises(ConfigError, match=r"'digits' holds no pairs .* set data.name=photo_edges"):
+        fill_training(Config(), batch=4, steps=10, pairs=True)

@@ -2,9 +2,9 @@
 
 Tensors are those of pix2pix (Isola et al. 2017): a U-Net for 256 x 256 pixels with batch norm, and
 a 70 x 70 PatchGAN, 54,413,955 + 2,768,705 = 57,182,660 fp32 values at width 64. A step moves a part
-of every tensor, so that over 20 steps every value has moved, and sleeps for what remains of its
-time: the processor is then free for the system under test, as it is where a GPU computes. Values
-move by normal noise, which of all that deltas look like compresses least.
+of every tensor, so that in a round every value moves, and sleeps for what remains of its time: the
+processor is then free for the system under test, as it is where a GPU computes. Values move by
+normal noise, which of all that deltas look like compresses least.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from fedwan.workloads.settings import fill_inner, fill_training, require_at_leas
 
 NETWORKS: dict[str, NetworkKind] = {"generator": "adversarial", "discriminator": "adversarial"}
 
-SLICES = 20
-"""Steps after which every value has moved."""
-BANK = 1 << 22
-"""Values of noise, which repeats in a tensor only after as many: in int4 those are 2 MiB, twice
-what travels in one message, so that no compression finds the repeat."""
+MOST_SLICES = 50
+"""Steps after which every value has moved, where a round is not shorter."""
+BANK = 2_500_009
+"""Values of noise, which repeats only after as many: in int4 those are more than what travels in
+one message, so that no compression finds the repeat; and they stay in a processor's cache."""
+SMALL = 1 << 16
+"""Values of a tensor below which it is not moved in parts."""
 SHIFT = 1_000_003
 """Places by which another step's noise lies elsewhere in the bank."""
 FORWARD_SHARE = 1 / 3
@@ -68,7 +70,8 @@ def build(config: Config, device: torch.device | str) -> Watched:
         }
     optimizers = build_optimizers(config.inner, networks)
     STOPWATCH.nominal_s = model.step_s
-    return STOPWATCH.watch(Timed(networks, optimizers, model.step_s))
+    slices = min(MOST_SLICES, config.h) if config.h > 1 else MOST_SLICES
+    return STOPWATCH.watch(Timed(networks, optimizers, model.step_s, slices, config.h == 1))
 
 
 Shapes = list[tuple[tuple[int, ...], ...]]
@@ -151,8 +154,11 @@ class Timed:
     networks: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
     step_s: float
+    slices: int
+    exchanges_gradients: bool
     num_steps: int = 0
     bank: Tensor = field(default_factory=lambda: torch.empty(0))
+    flats: list[Tensor] = field(default_factory=list)
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """Move a slice of every tensor, and let the time pass."""
@@ -160,10 +166,20 @@ class Timed:
         with torch.no_grad():
             self._touch(rng["touch"])
         _sleep_until(began + self.step_s)
-        reduce(list(self.networks))
+        self._reduce(reduce)
         for optimizer in self.optimizers.values():
             optimizer.step()
         return {}
+
+    def _reduce(self, reduce: Reduce) -> None:
+        """Gradients of noise, where they are exchanged."""
+        if self.exchanges_gradients:
+            for network in self.networks.values():
+                for parameter in network.parameters():
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    self._move(parameter.grad.view(-1), 0)
+        reduce(list(self.networks))
 
     def backward(self, networks: nn.Module) -> None:
         """A step's forward and backward pass, for systems that reduce gradients meanwhile.
@@ -181,12 +197,16 @@ class Timed:
     def _touch(self, generator: torch.Generator) -> None:
         if not len(self.bank):
             self.bank = 1e-4 * torch.randn(BANK, generator=generator)
-        place, self.num_steps = self.num_steps % SLICES, self.num_steps + 1
-        for network in self.networks.values():
-            for parameter in network.parameters():
-                flat = parameter.view(-1)
-                share = -(-len(flat) // SLICES)
-                self._move(flat[place * share : (place + 1) * share], place * share)
+            networks = self.networks.values()
+            self.flats = [p.detach().view(-1) for network in networks for p in network.parameters()]
+        place, self.num_steps = self.num_steps % self.slices, self.num_steps + 1
+        for index, flat in enumerate(self.flats):
+            if len(flat) < SMALL:  # as a whole, once in a round: calls take time, too
+                if index % self.slices == place:
+                    self._move(flat, 0)
+                continue
+            share = -(-len(flat) // self.slices)
+            self._move(flat[place * share : (place + 1) * share], place * share)
 
     def _move(self, part: Tensor, position: int) -> None:
         """Add the noise that a place of a tensor has at this step."""

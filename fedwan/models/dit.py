@@ -1,0 +1,149 @@
+"""A diffusion transformer (DiT, Peebles & Xie 2023): patches as tokens, classes by adaLN-zero.
+
+As in the paper, but that it predicts the data on pixels, like `fedwan.models.velocity`; a plain
+transformer does that best (Li & He 2025, "Back to basics").
+
+Why not diffusers' `DiTTransformer2DModel`: it drops labels by torch's global generator, always one
+in ten; every block embeds times and labels anew, which sites would have to send; and it starts from
+default weights, not from zero gates, since it is made to be loaded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import (
+    gelu,
+    layer_norm,
+    pixel_shuffle,
+    pixel_unshuffle,
+    scaled_dot_product_attention,
+    silu,
+)
+
+from fedwan.models.bounded import LeakyTanh
+from fedwan.models.velocity import NUM_LEVEL_VALUES, embed_level, velocity_towards
+
+__all__ = ["DiffusionTransformer", "embed_positions"]
+
+_MLP_RATIO = 4
+_LONGEST = 10_000  # positions per turn of the slowest wave, over 2 pi
+
+
+def embed_positions(rows: int, columns: int, width: int) -> Tensor:
+    """Fixed positions of a grid's cells, row by row: (rows * columns, width).
+
+    The first half tells the row, the second the column, each in sines and then cosines of `width /
+    4` frequencies, geometrically from 1 down to about 1 / 10,000.
+
+    Args:
+        rows: of the grid.
+        columns: of the grid.
+        width: a multiple of 4.
+    """
+    frequencies = _LONGEST ** -(torch.arange(width // 4) / (width // 4))
+    row = torch.arange(rows).repeat_interleave(columns)[:, None] * frequencies
+    column = torch.arange(columns).repeat(rows)[:, None] * frequencies
+    return torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], dim=1)
+
+
+class DiffusionTransformer(nn.Module):
+    """Images (batch, *shape), noise levels (batch,), labels (batch,) -> velocities (batch, *shape).
+
+    Args:
+        shape: (channels, height, width) of images in [-1, 1]; sides are multiples of `patch`.
+        num_classes: labels are 0 … num_classes, the last one for no label.
+        patch: side of a patch.
+        width: values of a token; a multiple of 4 and of `heads`.
+        depth: blocks.
+        heads: of each attention.
+    """
+
+    positions: Tensor
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        num_classes: int,
+        patch: int,
+        width: int,
+        depth: int,
+        heads: int,
+    ) -> None:
+        super().__init__()
+        channels, rows, columns = shape
+        self.patch = patch
+        self.read = _linear(channels * patch**2, width)
+        self.level = nn.Sequential(
+            _linear(NUM_LEVEL_VALUES, width, std=0.02), nn.SiLU(), _linear(width, width, std=0.02)
+        )
+        self.label = nn.Embedding(num_classes + 1, width)
+        nn.init.normal_(self.label.weight, std=0.02)
+        self.blocks = nn.ModuleList(_Block(width, heads) for _ in range(depth))
+        self.modulate = _linear(width, 2 * width, std=0)
+        self.write = _linear(width, channels * patch**2, std=0)
+        self.bound = LeakyTanh()
+        # Not persistent: it is known everywhere, and so it never travels.
+        positions = embed_positions(rows // patch, columns // patch, width)
+        self.register_buffer("positions", positions, persistent=False)
+
+    def forward(self, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
+        """Velocities d x / d sigma."""
+        # (batch, values of a patch, rows, columns) -> (batch, tokens, width)
+        patches = pixel_unshuffle(x, self.patch)
+        tokens = self.read(patches.flatten(2).transpose(1, 2)) + self.positions
+        condition = silu(self.level(embed_level(sigma)) + self.label(labels))
+        for block in self.blocks:
+            tokens = block(tokens, condition)
+        shift, scale = self.modulate(condition)[:, None].chunk(2, dim=2)
+        written = self.write(_modulate(tokens, shift, scale)).transpose(1, 2).reshape(patches.shape)
+        return velocity_towards(self.bound(pixel_shuffle(written, self.patch)), x, sigma)
+
+
+class _Block(nn.Module):
+    """Attention, then a perceptron, both normalised, shifted, scaled and gated by the condition.
+
+    Gates start at zero, and so the block as the identity.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.modulate = _linear(width, 6 * width, std=0)
+        self.attend = _linear(width, 3 * width)
+        self.merge = _linear(width, width)
+        self.first = _linear(width, _MLP_RATIO * width)
+        self.second = _linear(_MLP_RATIO * width, width)
+
+    def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
+        """Tokens (batch, tokens, width) under a condition (batch, width)."""
+        parts = self.modulate(condition)[:, None].chunk(6, dim=2)
+        shift, scale, gate = parts[:3]
+        tokens = tokens + gate * self._attention(_modulate(tokens, shift, scale))
+        shift, scale, gate = parts[3:]
+        hidden = gelu(self.first(_modulate(tokens, shift, scale)), approximate="tanh")
+        out: Tensor = tokens + gate * self.second(hidden)
+        return out
+
+    def _attention(self, tokens: Tensor) -> Tensor:
+        # (batch, tokens, 3 * width) -> three of (batch, heads, tokens, width / heads)
+        split = self.attend(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        mixed = scaled_dot_product_attention(*split.unbind(0))
+        out: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def _modulate(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Normalised tokens, scaled and shifted."""
+    return layer_norm(tokens, tokens.shape[2:], eps=1e-6) * (1 + scale) + shift
+
+
+def _linear(num_in: int, num_out: int, std: float | None = None) -> nn.Linear:
+    """A dense layer with the paper's initial weights: Xavier's or normal ones, no bias at first."""
+    layer = nn.Linear(num_in, num_out)
+    if std is None:
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -1,0 +1,147 @@
+"""The networks of pix2pix (Isola et al. 2017, section 3.2 and appendix 6.1).
+
+A U-Net turns an image into another of the same size, and a discriminator judges patches of 70x70
+pixels of input and output together. At the default sizes they are, weight for weight, the networks
+of the authors' PyTorch code (`unet_256`, `basic`), 54,413,955 and 2,768,705 parameters:
+convolutions of 4x4, batch norm, and a bias only where no norm follows in the discriminator, and in
+the generator's last layer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["PatchDiscriminator", "UNetGenerator"]
+
+_SLOPE = 0.2
+_WIDEST = 8  # times the first layer's channels
+_NUM_DROPPED = 3
+
+
+class UNetGenerator(nn.Module):
+    """Images (batch, channels_in, size, size) -> images (batch, channels_out, size, size).
+
+    Each level halves the image on the way down, and doubles it on the way up beside what the way
+    down had there.
+
+    Args:
+        channels_in: of the input.
+        channels_out: of the output.
+        width: channels of the finest level; coarser ones have twice as many, 8 times at most.
+        depth: levels, at least 2; the size is a multiple of 2^depth.
+        dropout: share of values that is dropped on the way up, at the three levels above the
+            coarsest; the finest has none.
+    """
+
+    def __init__(
+        self,
+        channels_in: int = 3,
+        channels_out: int = 3,
+        width: int = 64,
+        depth: int = 8,
+        dropout: float = 0.5,
+    ) -> None:
+        super().__init__()
+        assert depth >= 2 and 0 <= dropout < 1
+        wide = [width * min(2**level, _WIDEST) for level in range(depth)]
+        self.downs = nn.ModuleList(
+            _down(before, after, level, depth)
+            for level, (before, after) in enumerate(zip([channels_in, *wide], wide, strict=False))
+        )
+        self.ups = nn.ModuleList(
+            _up(after if level == depth - 1 else 2 * after, before, level)
+            for level, (before, after) in enumerate(zip([channels_out, *wide], wide, strict=False))
+        )
+        self._dropout = dropout
+        self._dropped = range(max(1, depth - 1 - _NUM_DROPPED), depth - 1)
+        _init(self)
+
+    def forward(self, x: Tensor, draws: torch.Generator | None = None) -> Tensor:
+        """Images in [-1, 1].
+
+        Args:
+            x: input images in [-1, 1].
+            draws: CPU generator that dropout draws from, so that a run resumes to the bit; without
+                it nothing is dropped.
+        """
+        skips: list[Tensor] = []
+        for down in self.downs:
+            x = down(x)
+            skips.append(x)
+        for level in reversed(range(len(self.ups))):
+            below = skips.pop()
+            x = self.ups[level](below if level == len(self.ups) - 1 else torch.cat([below, x], 1))
+            if draws is not None and self._dropout and level in self._dropped:
+                x = _drop(x, self._dropout, draws)
+        return x.tanh()
+
+
+class PatchDiscriminator(nn.Module):
+    """Input and output, (batch, channels, size, size), -> logits (batch, 1, h, w), high for real.
+
+    Each logit judges a patch of 70x70 pixels; h = w = size / 8 - 2. The size is at least 24.
+
+    Args:
+        channels: of input and output together.
+        width: channels of the first layer.
+    """
+
+    def __init__(self, channels: int = 6, width: int = 64) -> None:
+        super().__init__()
+        layers: list[nn.Module] = [_conv(channels, width, has_bias=True), nn.LeakyReLU(_SLOPE)]
+        for factor in (1, 2, 4):
+            before, after = factor * width, 2 * factor * width
+            layers += [
+                _conv(before, after, stride=1 if factor == 4 else 2),
+                nn.BatchNorm2d(after),
+                nn.LeakyReLU(_SLOPE),
+            ]
+        self.main = nn.Sequential(*layers, _conv(8 * width, 1, stride=1, has_bias=True))
+        _init(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits, (batch, 1, h, w)."""
+        logits: Tensor = self.main(x)
+        return logits
+
+
+def _down(before: int, after: int, level: int, depth: int) -> nn.Sequential:
+    """Half the size; neither the finest nor the coarsest level is normalised."""
+    layers: list[nn.Module] = [nn.LeakyReLU(_SLOPE)] if level else []
+    layers.append(_conv(before, after))
+    if 0 < level < depth - 1:
+        layers.append(nn.BatchNorm2d(after))
+    return nn.Sequential(*layers)
+
+
+def _up(after: int, before: int, level: int) -> nn.Sequential:
+    """Twice the size."""
+    layers: list[nn.Module] = [
+        nn.ReLU(),
+        nn.ConvTranspose2d(after, before, 4, stride=2, padding=1, bias=level == 0),
+    ]
+    if level:
+        layers.append(nn.BatchNorm2d(before))
+    return nn.Sequential(*layers)
+
+
+def _conv(before: int, after: int, *, stride: int = 2, has_bias: bool = False) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 4, stride=stride, padding=1, bias=has_bias)
+
+
+def _drop(x: Tensor, share: float, draws: torch.Generator) -> Tensor:
+    # torch's own dropout draws from the global generator, which the sites of a simulation share.
+    kept = torch.rand(x.shape, generator=draws) >= share
+    return x * kept.to(x.device, x.dtype) / (1 - share)
+
+
+def _init(network: nn.Module) -> None:
+    """Normal weights of deviation 0.02, appendix 6.2."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.normal_(module.weight, 0.0, 0.02)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 1.0, 0.02)

@@ -1,0 +1,149 @@
+"""pix2pix (Isola et al. 2017): a U-Net translates images, a PatchGAN judges input and output.
+
+L_D = (bce(D(x, y), 1) + bce(D(x, G(x)), 0)) / 2
+L_G = bce(D(x, G(x)), 1) + 100 * |y - G(x)|
+
+The paper lets G step against the D that has just stepped. Here both gradients are taken at the
+present weights, exchanged together, and then both networks step, as in `sites/gan.py`: a step costs
+one exchange, and strategies that exchange gradients need all of them at once.
+
+Images are made as in training, with the statistics of their own batch (section 3.3), but without
+dropout, so that the same inputs give the same images. Running statistics do not belong to weights
+that were merged or averaged: with them, distances of short runs were four to eight times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.functional import l1_loss
+
+from fedwan.config import Config, InnerConfig
+from fedwan.data import Source, source_of
+from fedwan.errors import ConfigError
+from fedwan.metrics.translation import measure_translation
+from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
+from fedwan.rng import NamedGenerators, seeded_init
+from fedwan.workloads.adversarial import discriminator_loss, generator_loss, set_gradients
+from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.optim import build_optimizers, step_optimizers
+from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+
+NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
+
+
+@dataclass
+class Model:
+    """Settings under `model.*`."""
+
+    width: int = 16
+    """Channels of both networks' first layer; the paper has 64."""
+    depth: int = 5
+    """Times that the generator halves an image; the paper, for 256x256 pixels, has 8."""
+    l1: float = 100.0
+    """Weight of the distance to the target, beside the adversarial loss."""
+    dropout: float = 0.5
+    """Share of values dropped in the generator's inner layers; 0 drops none."""
+
+
+def resolve(config: Config) -> None:
+    """Fill in batch, steps and inner optimisers; refuse what cannot be built."""
+    model = Model(**config.model)
+    require_at_least("model.width", model.width, 1)
+    require_at_least("model.depth", model.depth, 2)
+    require_at_least("model.l1", model.l1, 0)
+    if not 0 <= model.dropout < 1:
+        raise ConfigError(f"model.dropout = {model.dropout!r} is out of range; choose 0 to 0.9")
+    fill_training(config, batch=16, steps=2000, pairs=True)
+    side = source_of(config.data).shape[-1]
+    if side % 2**model.depth:
+        deepest = (side & -side).bit_length() - 1  # the power of 2 in it
+        raise ConfigError(
+            f"model.depth = {model.depth} halves images more often than the {side} pixels a side "
+            f"of {config.data.name} allow; choose {deepest} or less"
+        )
+    for network in NETWORKS:
+        fill_inner(config, network, InnerConfig(lr=2e-4, beta1=0.5, beta2=0.999))
+
+
+def build(config: Config, device: torch.device | str) -> Pix2Pix:
+    """Both networks and their optimisers, the same at every site of a run."""
+    model = Model(**config.model)
+    source = source_of(config.data)
+    channels = source.shape[0]
+    with seeded_init(config.seed):
+        discriminator = PatchDiscriminator(channels, model.width)
+        generator = UNetGenerator(
+            source.inputs, channels - source.inputs, model.width, model.depth, model.dropout
+        )
+    networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
+    optimizers = build_optimizers(config.inner, networks)
+    return Pix2Pix(networks, optimizers, config, model, source, torch.device(device))
+
+
+@dataclass(frozen=True)
+class Pix2Pix:
+    """See `fedwan.workloads.base.Workload`."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    config: Config
+    model: Model
+    source: Source
+    device: torch.device
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One step of both networks, each against the other as it was before."""
+        generator, discriminator = self.networks["generator"], self.networks["discriminator"]
+        inputs, targets = self._part(batch.x)
+        fake = generator(inputs, rng["dropout"])
+        # Apart, so that batch norm sees real pairs or generated ones, never both.
+        real_logits = discriminator(batch.x)
+        fake_logits = discriminator(torch.cat([inputs, fake], dim=1))
+        losses = {
+            "discriminator": discriminator_loss(real_logits, fake_logits) / 2,
+            "generator": generator_loss(fake_logits),
+            "l1": l1_loss(fake, targets),
+        }
+        set_gradients(discriminator, losses["discriminator"], keep_graph=True)
+        set_gradients(generator, losses["generator"] + self.model.l1 * losses["l1"])
+        reduce(("discriminator", "generator"))
+        step_optimizers(self.config.inner, self.networks, self.optimizers)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Images for the first held-out inputs, (num, …); over again where there are too few.
+
+        They are the same for any seed: nothing is drawn.
+        """
+        inputs, _ = self._part(self.source.load()[1].x[:num])
+        images = self._translate(inputs)
+        return images[torch.arange(num) % len(images)]
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """See `fedwan.metrics.translation`."""
+        inputs, targets = self._part(real.x)
+        return measure_translation(targets, self._translate(inputs))
+
+    def _part(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs and targets."""
+        return pairs[:, : self.source.inputs], pairs[:, self.source.inputs :]
+
+    @torch.no_grad()
+    def _translate(self, inputs: Tensor) -> Tensor:
+        """Images for inputs, (num, …), in batches as in training."""
+        generator = self.networks["generator"]
+        # Batch norm moves its running statistics: it is lent others to move.
+        lent = {name: buffer.clone() for name, buffer in generator.named_buffers()}
+        was_training = generator.training
+        generator.train()
+        try:
+            parts = inputs.to(self.device).split(self.config.data.batch)
+            return torch.cat([functional_call(generator, lent, (part,)) for part in parts])
+        finally:
+            generator.train(was_training)

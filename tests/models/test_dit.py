@@ -1,0 +1,131 @@
+"""The diffusion transformer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedwan.models.dit import DiffusionTransformer, embed_positions
+from fedwan.state import state_of
+
+CLASSES = 10
+
+
+def build(shape: tuple[int, ...] = (1, 8, 8), patch: int = 2, depth: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return DiffusionTransformer(shape, CLASSES, patch, width=16, depth=depth, heads=2)
+
+
+def inputs(shape: tuple[int, ...] = (1, 8, 8), num: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num, *shape, generator=generator)
+    return x, torch.rand(num, generator=generator), torch.arange(num) % (CLASSES + 1)
+
+
+def stir(network: nn.Module) -> nn.Module:
+    """Weights as training might leave them: none is zero any more."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return network
+
+
+@pytest.mark.parametrize(
+    ("shape", "patch"), [((1, 8, 8), 1), ((1, 8, 8), 2), ((3, 8, 12), 4), ((1, 8, 8), 8)], ids=str
+)
+def test_velocities_have_the_shape_of_the_images(shape: tuple[int, ...], patch: int) -> None:
+    assert build(shape, patch)(*inputs(shape)).shape == (5, *shape)
+
+
+def test_before_training_the_data_are_taken_for_zero() -> None:
+    x, _, labels = inputs(num=3)
+    sigma = torch.tensor([1.0, 0.5, 0.01])
+    expected = x / torch.tensor([1.0, 0.5, 0.05]).view(-1, 1, 1, 1)
+    torch.testing.assert_close(build()(x, sigma, labels), expected)
+
+
+def test_before_training_every_block_is_the_identity() -> None:
+    network = build(depth=3)
+    tokens, condition = torch.randn(5, 16, 16), torch.randn(5, 16)
+    for block in network.blocks:
+        assert torch.equal(block(tokens, condition), tokens)
+    stir(network)
+    assert not torch.allclose(network.blocks[0](tokens, condition), tokens)
+
+
+def test_no_weight_is_cut_off_by_its_zeros_for_long() -> None:
+    network = build()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    x, sigma, labels = inputs(num=11)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (network(x, sigma, labels) - 1).square().mean().backward()
+        optimizer.step()
+    for name, value in network.state_dict().items():
+        assert not torch.equal(value, before[name]), name
+
+
+def test_level_class_and_every_pixel_count() -> None:
+    network = stir(build())
+    x, sigma, labels = inputs()
+    base = network(x, sigma, labels) * sigma.clamp(min=0.05).view(-1, 1, 1, 1) - x
+    other = network(x, 1 - sigma, labels) * (1 - sigma).clamp(min=0.05).view(-1, 1, 1, 1) - x
+    assert not torch.allclose(base, other)
+    assert not torch.allclose(network(x, sigma, labels), network(x, sigma, labels + 1))
+    x = x[:1].requires_grad_()
+    network(x, sigma[:1], labels[:1])[0, 0, 0, 0].backward()
+    assert x.grad is not None and bool((x.grad != 0).all())
+
+
+def test_samples_of_a_batch_do_not_see_each_other() -> None:
+    network = stir(build())
+    x, sigma, labels = inputs()
+    alone = [network(x[i : i + 1], sigma[i : i + 1], labels[i : i + 1]) for i in range(5)]
+    torch.testing.assert_close(torch.cat(alone), network(x, sigma, labels))
+
+
+def test_a_patch_stays_in_its_place() -> None:
+    """What a token says is written where it was read, whatever the order of patches."""
+    network = build((2, 4, 6), patch=2, depth=1)
+    with torch.no_grad():
+        # Tokens without positions or norms: what is written is the bias, by place within a patch.
+        network.write.bias.copy_(torch.arange(8) / 100)
+    sigma = torch.ones(1)
+    data = -network(torch.zeros(1, 2, 4, 6), sigma, torch.zeros(1, dtype=torch.int64))
+    patch = data[0, :, :2, :2]
+    assert torch.equal(data[0], patch.repeat(1, 2, 3))
+    assert len(patch.unique()) == 8
+
+
+def test_positions_are_those_of_the_paper() -> None:
+    positions = embed_positions(3, 5, 16)
+    assert positions.shape == (15, 16)
+    frequencies = torch.tensor([1.0, 0.1, 0.01, 0.001])
+    row, column = 2, 3
+    parts = [f(place * frequencies) for place in (row, column) for f in (torch.sin, torch.cos)]
+    torch.testing.assert_close(positions[row * 5 + column], torch.cat(parts))
+    distances = torch.cdist(positions, positions) + 10 * torch.eye(15)
+    assert float(distances.min()) > 0.1
+
+
+def test_without_positions_tokens_could_not_be_told_apart() -> None:
+    network = stir(build())
+    x, sigma, labels = inputs()
+    turned = network(x.roll(2, dims=3), sigma, labels).roll(-2, dims=3)
+    assert not torch.allclose(turned, network(x, sigma, labels))
+    network.positions.zero_()
+    turned = network(x.roll(2, dims=3), sigma, labels).roll(-2, dims=3)
+    torch.testing.assert_close(turned, network(x, sigma, labels))
+
+
+def test_positions_do_not_travel() -> None:
+    assert not any("positions" in name for name in state_of({"velocity": build()}))
+
+
+def test_it_can_be_built_without_memory() -> None:
+    with torch.device("meta"):
+        network = build()
+    assert all(parameter.is_meta for parameter in network.parameters())

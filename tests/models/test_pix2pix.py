@@ -1,0 +1,105 @@
+"""The networks of pix2pix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.peers.recipes.timed import patchgan_shapes, unet_shapes
+from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
+from fedwan.rng import seeded_init
+from fedwan.state import Role, layout_of
+
+
+def on_meta() -> tuple[UNetGenerator, PatchDiscriminator]:
+    """Both networks at the paper's size, without memory."""
+    with torch.device("meta"):
+        return UNetGenerator(), PatchDiscriminator()
+
+
+def small(dropout: float = 0.5, depth: int = 5) -> UNetGenerator:
+    with seeded_init(0):
+        return UNetGenerator(1, 3, width=4, depth=depth, dropout=dropout)
+
+
+def draws(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def count(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def test_by_default_they_are_the_paper_s_networks_weight_for_weight() -> None:
+    generator, discriminator = on_meta()
+    assert (count(generator), count(discriminator)) == (54_413_955, 2_768_705)
+    for network, listed in ((generator, unet_shapes(64)), (discriminator, patchgan_shapes(64))):
+        shapes = sorted(tuple(p.shape) for p in network.parameters())
+        assert shapes == sorted(tuple(shape) for layer in listed for shape in layer)
+
+
+def test_their_running_statistics_are_merged_as_such() -> None:
+    layout = layout_of(dict(zip(("g", "d"), on_meta(), strict=True)))
+    buffers = [spec for spec in layout.values() if spec.role is not Role.PARAMETER]
+    assert sum(spec.num_values for spec in buffers if spec.role is not Role.COUNTER) == 11_648
+    roles = [spec.role for spec in buffers]
+    assert roles.count(Role.MEAN) == roles.count(Role.VARIANCE) == roles.count(Role.COUNTER) == 16
+
+
+@pytest.mark.parametrize("depth", [2, 3, 5])
+def test_images_keep_their_size(depth: int) -> None:
+    made = small(depth=depth)(torch.randn(2, 1, 32, 32))
+    assert made.shape == (2, 3, 32, 32)
+    assert float(made.detach().abs().max()) <= 1
+
+
+def test_a_single_image_is_enough_for_batch_norm() -> None:
+    assert small()(torch.randn(1, 1, 32, 32), draws()).isfinite().all()
+
+
+@pytest.mark.parametrize(("size", "patches"), [(32, 2), (64, 6)])
+def test_patches_are_judged_each_on_its_own(size: int, patches: int) -> None:
+    logits = PatchDiscriminator(4, width=4)(torch.randn(2, 4, size, size))
+    assert logits.shape == (2, 1, patches, patches)
+
+
+def test_a_logit_sees_70_pixels() -> None:
+    network = PatchDiscriminator(1, width=2).eval()
+    x = torch.randn(1, 1, 128, 128, requires_grad=True)
+    (gradient,) = torch.autograd.grad(network(x)[0, 0, 7, 7], x)
+    seen = (gradient[0, 0] != 0).any(dim=0).nonzero().squeeze(1)
+    assert int(seen[-1] - seen[0]) + 1 == 70
+
+
+def test_weights_start_at_a_deviation_of_a_fiftieth() -> None:
+    network = PatchDiscriminator(4, width=16)
+    weights = [m.weight.detach() for m in network.modules() if isinstance(m, nn.Conv2d)]
+    assert float(torch.cat([w.flatten() for w in weights]).std()) == pytest.approx(0.02, rel=0.02)
+    assert all(m.bias is None or not m.bias.any() for m in network.modules() if hasattr(m, "bias"))
+
+
+def test_what_is_dropped_depends_on_the_generator_of_the_draws_alone() -> None:
+    network, x = small(), torch.randn(2, 1, 32, 32)
+    before = torch.random.get_rng_state()
+    first, again, other = (network(x, draws(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_nothing_is_dropped_unasked() -> None:
+    x = torch.randn(2, 1, 32, 32)
+    plain = small(dropout=0.0)
+    plain.load_state_dict(small().state_dict())
+    torch.testing.assert_close(small()(x), plain(x, draws()), rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_paper_s_size_turns_256_pixels_into_as_many() -> None:
+    generator, discriminator = UNetGenerator(), PatchDiscriminator()
+    x = torch.randn(1, 3, 256, 256)
+    with torch.no_grad():
+        made = generator(x, draws())
+        assert made.shape == x.shape
+        assert discriminator(torch.cat([x, made], dim=1)).shape == (1, 1, 30, 30)

@@ -1,0 +1,179 @@
+"""The flow recipe with a transformer that is told the class."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.data import open_shard
+from fedwan.errors import ConfigError
+from fedwan.simulate import SimulatedSite, simulate
+from sites import flow
+from strategies import diloco
+from tests.sites.support import CPU, Run, equal, weights
+
+TINY = {"network": "dit", "width": 16, "depth": 2, "heads": 2, "patch": 4}
+
+
+def config(batch: int = 8, **model: Any) -> Config:
+    return Config(data=DataConfig("digits", batch=batch), model={**TINY, **model})
+
+
+class Asked:
+    """What a run's network is asked: the levels and the labels of every call."""
+
+    def __init__(self, run: Run) -> None:
+        self.sigmas: list[Tensor] = []
+        self.labels: list[Tensor] = []
+        run.workload.networks["velocity"].register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: object, args: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.sigmas.append(args[1])
+        self.labels.append(args[2])
+
+
+def test_every_parameter_moves_within_five_steps() -> None:
+    run = Run(flow, config())
+    before = weights(run)
+    run.step(5)
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
+
+
+def test_a_run_resumes_from_its_state_bit_for_bit_and_draws_by_name_alone() -> None:
+    global_state = torch.random.get_rng_state()
+    run = Run(flow, config(guidance=2.0))
+    run.step(3)
+    state = run.state()
+    run.step(4)
+    resumed = Run(flow, config(guidance=2.0))
+    resumed.load_state(state)
+    resumed.step(4)
+    assert equal(weights(resumed), weights(run))
+    assert torch.equal(resumed.workload.sample(5, seed=3), run.workload.sample(5, seed=3))
+    assert torch.equal(torch.random.get_rng_state(), global_state)
+
+
+def test_a_tenth_of_the_samples_train_the_null_class() -> None:
+    run = Run(flow, config(batch=1000))
+    asked = Asked(run)
+    run.step(5)
+    null = torch.cat(asked.labels) == 10
+    assert float(null.double().mean()) == pytest.approx(0.1, abs=0.02)
+
+
+def test_levels_are_drawn_as_asked() -> None:
+    means = {}
+    for name, model in {"none": {}, "shift": {"shift": 3.0}, "even": {"times": "uniform"}}.items():
+        run = Run(flow, config(batch=1000, **model))
+        asked = Asked(run)
+        run.step()
+        means[name] = (float(asked.sigmas[0].mean()), float(asked.sigmas[0].std()))
+    assert means["none"] == pytest.approx((0.5, 0.208), abs=0.03)
+    assert means["even"] == pytest.approx((0.5, 0.289), abs=0.03)
+    assert means["shift"][0] > means["none"][0] + 0.15
+
+
+def test_samples_are_of_all_classes_alike_and_steps_are_shifted_too() -> None:
+    run = Run(flow, config(euler_steps=4, shift=3.0))
+    asked = Asked(run)
+    samples = run.workload.sample(20, seed=0)
+    assert samples.shape == (20, 1, 8, 8) and not samples.requires_grad
+    assert torch.equal(torch.bincount(asked.labels[0]), torch.full((10,), 2))
+    levels = torch.stack([sigma[0] for sigma in asked.sigmas])
+    torch.testing.assert_close(levels, torch.tensor([1, 0.9, 0.75, 0.5]))
+
+
+def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
+    samples = {}
+    for guidance, size in ((1.0, 6), (3.0, 12)):
+        run = Run(flow, config(guidance=guidance, euler_steps=3))
+        run.step(20)
+        asked = Asked(run)
+        samples[guidance] = run.workload.sample(6, seed=0)
+        assert [len(labels) for labels in asked.labels] == [size] * 3
+        assert torch.equal(asked.labels[0][6:], torch.full((size - 6,), 10))
+    assert not torch.equal(samples[1.0], samples[3.0])
+
+
+def test_sizes_are_the_networks_own_unless_asked() -> None:
+    for network, size, lr in (("mlp", (256, 3), 5e-4), ("dit", (64, 4), 3e-3)):
+        open_sizes = Config(model={"network": network})
+        flow.resolve(open_sizes)
+        assert (open_sizes.model["width"], open_sizes.model["depth"]) == size
+        assert open_sizes.inner["velocity"].lr == lr
+        once = copy.deepcopy(open_sizes)
+        flow.resolve(open_sizes)
+        assert open_sizes == once
+    asked = config()
+    flow.resolve(asked)
+    assert asked.model.items() >= TINY.items()
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({"network": "dlt"}, "model.network = 'dlt' is none of mlp, dit; did you mean 'dit'"),
+        ({"width": 18}, "model.width = 18 is no multiple of 4 and of .*heads = 2; .*width=16"),
+        ({"width": 20, "heads": 3}, "model.width = 20 is no multiple .*heads = 3; .*width=24"),
+        ({"width": 4, "heads": 8}, "model.width = 4 is no multiple .*; set model.width=8"),
+        ({"heads": 0}, "model.heads = 0 is out of range; choose 1 or more"),
+        ({"patch": 3}, "model.patch = 3 does not divide images of 8 x 8; choose one of 1, 2, 4, 8"),
+        ({"patch": 0}, "model.patch = 0 does not divide"),
+        ({"patch": 16}, "model.patch = 16 does not divide"),
+        ({"label_dropout": 1.0}, "model.label_dropout = 1.0 is out of range"),
+        ({"guidance": -1.0}, "model.guidance = -1.0 is out of range"),
+        ({"guidance": 2.0, "label_dropout": 0.0}, "model.guidance = 2.0 needs .*label_dropout=0.1"),
+        ({"times": "logit-normal"}, "model.times = 'logit-normal' is none of .*did you mean"),
+        ({"shift": 0.0}, "model.shift = 0.0 is out of range; choose more than 0"),
+        ({"shift": float("inf")}, "model.shift = inf is out of range"),
+        ({"depth": 0}, "model.depth = 0 is out of range"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused_in_one_line(model: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        flow.resolve(config(**model))
+    assert "\n" not in str(caught.value)
+
+
+def test_points_have_no_patches() -> None:
+    points = Config(data=DataConfig("ring8"), model=dict(TINY))
+    with pytest.raises(ConfigError, match="'dit' needs images.*; set model.network=mlp"):
+        flow.resolve(points)
+
+
+@pytest.mark.parametrize("key", ["patch", "heads", "label_dropout", "guidance"])
+def test_settings_of_the_transformer_are_refused_where_there_is_none(key: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.{key} = .* has no effect .*model.network=dit"):
+        flow.resolve(Config(model={key: 0.5}))
+
+
+@pytest.mark.slow
+def test_it_learns_digits_at_two_sites(tmp_path: Path) -> None:
+    steps, batch = 300, 64
+    asked = Config(
+        sites=2,
+        steps=steps,
+        h=20,
+        data=DataConfig("digits", batch=batch),
+        model={"network": "dit", "width": 32, "depth": 2, "heads": 4, "patch": 4},
+        inner={"velocity": InnerConfig(lr=4e-3, beta1=0.9, beta2=0.99)},
+    )
+    flow.resolve(asked)
+    diloco.resolve(asked, flow.NETWORKS)
+    sites = {
+        f"s{site + 1}": SimulatedSite(
+            flow.build(asked, CPU), open_shard(asked.data, site, asked.sites, asked.seed)
+        )
+        for site in range(asked.sites)
+    }
+    strategy = diloco.build(asked)
+    ran = simulate(sites, strategy, tmp_path, num_steps=steps, batch=batch, ema_half_life=1e3)
+    fd = [row["fd"] for row in ran.records if row["kind"] == "quality"]
+    assert fd[-1] < fd[0] / 3, fd
