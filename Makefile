@@ -48,7 +48,8 @@ lint: install
 	$(BIN)/mypy
 
 # Those of the wide area make network namespaces, as root; others fall back to a shaped link.
-BENCH ?= round_trip codecs transport timed planner scale strategies unequal codec_quality sync_vs_local
+BENCH ?= round_trip codecs transport timed planner scale strategies unequal codec_quality quality \
+    sync_vs_local
 
 bench: install
 	mkdir -p runs/bench

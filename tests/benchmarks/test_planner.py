@@ -21,7 +21,8 @@ def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.M
     assert sum(spec.num_values for spec in layout.values()) == 57_182_660
     row = {"utilisation": 0.5, "fragments": 1, "emulation": "tun"}
     monkeypatch.setattr(planner, "measure", lambda case: row)
-    found = planner.compare(planner.cases(True)[2], layout)
+    case = planner.cases(True)[2]
+    found = planner.compare(case, planner.predict(case, layout))
     keys = "strategy codec h rate_mbit rtt_ms loss predicted measured".split()
     assert list(found)[: len(keys)] == keys
     assert found["measured"] == 0.5 and 0 < found["predicted"] < 1
