@@ -5,8 +5,9 @@
 The coordinator is a process of its own with the services' engine: mutual TLS, spooled
 contributions, merging, outer Nesterov steps, coded updates. Sites are light (`light_sites.py`): one
 process hosts all, each with a certificate and connections of its own; they send real payloads, but
-compute nothing and throw updates away. Everything shares this machine's cores, so that at many
-sites the time of a round is the machine's: the sites' processor time stands in the row, too.
+compute nothing and throw updates away. Nothing is packed on the way. Everything shares this
+machine's cores, so that at many sites the time of a round is the machine's: the sites' processor
+time stands in the row, too.
 
 A round lasts from one published update to the next; medians over the rounds that count. Processor
 seconds, bytes (both directions, all sites) and chunks' framing are a round's; memory is the whole
