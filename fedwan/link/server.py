@@ -176,12 +176,13 @@ class DataPlane:
         reception = self._hub.open_upload(site, first.header)
         if isinstance(reception, wire.Receipt):
             return reception
+        most_bytes = min(first.header.chunk_bytes, MAX_MESSAGE_BYTES)
         part: Part[wire.UploadHeader] | None = first
         while part is not None:
             if part.chunk is not None:
                 if not is_intact(part.chunk):
                     raise PayloadError(f"chunk at {part.chunk.offset} was damaged on the way")
-                reception.write(part.chunk.offset, unpack(part.chunk, MAX_MESSAGE_BYTES))
+                reception.write(part.chunk.offset, unpack(part.chunk, most_bytes))
             part = next(parts, None)
         return self._hub.close_stripe(site, first.header)
 
