@@ -19,7 +19,7 @@ from fedwan.codecs.payload import Bytes
 from fedwan.errors import PayloadError
 from fedwan.link.framing import Chunk, make_chunk
 
-__all__ = ["COMPRESSIONS", "PackedOnce", "Packing", "pack", "unpack"]
+__all__ = ["PackedOnce", "Packing", "pack", "unpack"]
 
 COMPRESSIONS = ("auto", "zstd", "none")
 """Of `link.compression`."""
@@ -33,6 +33,8 @@ LEAST_BYTES = 8 << 20
 """Shorter transfers measure the round trip."""
 KEEP_BYTES = 64 << 20
 """Packed chunks that a coordinator keeps for the other sites, which fetch them about then."""
+MOST_SLOTS = 4096
+"""Chunks remembered, those among them that packing makes no shorter."""
 
 _local = threading.local()
 
@@ -114,23 +116,33 @@ class PackedOnce:
         with self._lock:
             slot = self._slots.setdefault(key, _Slot())
             self._slots.move_to_end(key)
+            self._trim()
         with slot.lock:
+            if slot.is_raw:
+                return make_chunk(offset, read())
             if slot.chunk is None:
-                data = read()
-                chunk = pack(offset, data)
+                chunk = pack(offset, read())
                 if not chunk.raw_bytes:  # its data is the payload's own: not ours to keep
+                    slot.is_raw = True
                     return chunk
-                slot.chunk = chunk
-                self._note(len(chunk.data))
-            return slot.chunk
+                self._keep(key, slot, chunk)
+            return slot.chunk or chunk
 
-    def _note(self, num_bytes: int) -> None:
+    def _keep(self, key: tuple[int, int], slot: _Slot, chunk: Chunk) -> None:
         with self._lock:
-            self._num_bytes += num_bytes
-            while self._num_bytes > self._keep_bytes and len(self._slots) > 1:
-                _, oldest = self._slots.popitem(last=False)
-                if oldest.chunk is not None:
-                    self._num_bytes -= len(oldest.chunk.data)
+            if self._slots.get(key) is slot:  # it may have been dropped meanwhile
+                slot.chunk = chunk
+                self._num_bytes += len(chunk.data)
+                self._trim()
+
+    def _trim(self) -> None:
+        """With the lock held: drop what was asked for least recently."""
+        while len(self._slots) > 1 and (
+            self._num_bytes > self._keep_bytes or len(self._slots) > MOST_SLOTS
+        ):
+            _, oldest = self._slots.popitem(last=False)
+            if oldest.chunk is not None:
+                self._num_bytes -= len(oldest.chunk.data)
 
 
 class _Slot:
@@ -139,6 +151,8 @@ class _Slot:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.chunk: Chunk | None = None
+        self.is_raw = False
+        """Whether packing it was tried in vain."""
 
 
 def _packed(data: Bytes) -> bytes | None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fedwan.codecs import codec_by_name
 from fedwan.errors import PayloadError
+from fedwan.link import packing
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import Chunk, is_intact, make_chunk
 from fedwan.link.packing import FAST, LEAST_BYTES, PackedOnce, Packing, pack, unpack
@@ -149,6 +150,16 @@ def test_packed_chunks_are_dropped_when_they_are_too_many() -> None:
 
         assert bytes(unpack(once.chunk(1, offset, read), MOST)) == data
     assert reads == [2, 1, 1, 1, 1]
+
+
+def test_noise_is_tried_once_and_forgotten_with_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packing, "MOST_SLOTS", 3)
+    tried: list[int] = []
+    monkeypatch.setattr(packing, "_packed", lambda data: tried.append(len(data)))
+    once = PackedOnce()
+    for offset in (0, 0, 1, 2, 3, 3, 0):  # the last 0 was dropped before
+        assert once.chunk(1, offset, lambda: b"noise") == make_chunk(offset, b"noise")
+    assert len(tried) == 5
 
 
 @pytest.mark.parametrize("channels", [1, 3])
