@@ -20,7 +20,7 @@ from fedwan.link.methods import Stub
 from fedwan.link.packing import Packing
 from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
-from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS, Stripes, most_stripes
+from fedwan.link.stripes import PACED_CHANNELS, Stripes, most_stripes
 from fedwan.link.tls import Identity
 from fedwan.link.upload import upload
 from fedwan.link.wiretap import ByteCounter
@@ -91,12 +91,11 @@ class GrpcLink:
         if pace_mbit:
             channels = channels or PACED_CHANNELS
         choice = Congestion(congestion, pace_mbit / max(1, channels))
-        start = START_CHANNELS if choice.yields_to_loss else 1
 
         def lanes(name: str) -> Lanes:
             return Lanes(
                 self._trunk,
-                Stripes(channels, start),
+                Stripes(channels, choice.yields_to_loss),
                 Packing(compression),
                 self._counter,
                 lambda: choice.apply_to_peer(address),

@@ -3,13 +3,16 @@
 A flow that stood idle starts slowly again, but remembers the rate at which it last lost a packet
 and creeps from there on, if its congestion control goes by losses. A new connection does not, for
 the price of a handshake. So new ones are tried, and kept if they bring more than a tenth. They come
-first: standing ones show what they are only when they have been standing for a while.
+first: standing ones show what they are only when they have been standing for a while. What goes by
+the rate, as bbr, remembers the rate: there nothing is tried.
 
 Each channel is a TCP flow. Where packets are lost, or where windows are short for the round trip,
 several flows get more than one; where they are not, more flows only cost memory. So the number is
 then doubled while that brings more than a tenth, and once more where it does not: losses come by
 chance, and one bad spell must not settle it. Where the rate falls well below what was found, it all
-begins anew.
+begins anew. What goes by the rate gets all there is with one flow, unless a window or a processor
+limits that; of several each is sure of the whole link, and they lose what they send to each other
+(docs/log.md). So two are tried, and more only where two bring more.
 """
 
 from __future__ import annotations
@@ -30,15 +33,14 @@ __all__ = [
 ]
 
 START_CHANNELS = 4
-"""Where a lost packet slows a channel down; where none does, one is the place to begin, since
-several that look for the link's rate at once overfill its queue."""
+"""Where a lost packet slows a channel down; else it begins with one."""
 PACED_CHANNELS = 1
 """A channel that is kept below the link's rate needs no company."""
 MAX_CHANNELS = 16
 GAIN = 1.1
 """What doubling must bring to be kept."""
 MAX_VAIN = 2
-"""Times in a row that it may bring less."""
+"""Times in a row that it may bring less, where a lost packet slows a channel down; else once."""
 FALL = 1.5
 """Below a rate's so-manieth part it counts as fallen."""
 SAMPLES = 3
@@ -77,22 +79,24 @@ class Stripes:
 
     Args:
         channels: how many to use; 0 finds out.
-        start: how many to begin with, if it finds out.
+        yields_to_loss: whether one lost packet slows a channel down.
         clock: monotonic seconds; a test's may differ.
     """
 
     def __init__(
         self,
         channels: int,
-        start: int = START_CHANNELS,
+        yields_to_loss: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._start = channels or start
+        self._yields_to_loss = yields_to_loss
+        self._start = channels or (START_CHANNELS if yields_to_loss else 1)
         self.count = self._start
         """Channels that a transfer which begins now should use."""
-        self.is_fresh = True
+        self.is_fresh = yields_to_loss
         """Whether a transfer that begins after a pause should dial anew."""
         self._fresh_rate = 0.0  # bytes per second
+        self._max_vain = MAX_VAIN if yields_to_loss else 1
         self._is_fixed = bool(channels)
         self._is_settled = False
         self._clock = clock
@@ -148,13 +152,14 @@ class Stripes:
     def _look_back(self, rate: float) -> None:
         """Begin anew if what was settled on is not what it was."""
         if rate < self._best / FALL:
-            self.count, self.is_fresh, self._is_settled = self._start, True, False
+            self.count, self._is_settled = self._start, False
+            self.is_fresh = self._yields_to_loss
             self._fresh_rate = self._best = 0.0
             self._num_vain = 0
 
     def _decide(self, rate: float) -> None:
         """New connections were measured, or standing ones, or twice as many: what comes next."""
-        if not self._fresh_rate:
+        if self.is_fresh and not self._fresh_rate:
             self._fresh_rate = rate
             self.is_fresh = False
             return
@@ -166,7 +171,7 @@ class Stripes:
             self._best, self._best_count, self._num_vain = rate, self.count, 0
         else:
             self._num_vain += 1
-        if self._is_fixed or self._num_vain >= MAX_VAIN or self.count >= MAX_CHANNELS:
+        if self._is_fixed or self._num_vain >= self._max_vain or self.count >= MAX_CHANNELS:
             self.count = self._best_count
             self._is_settled = True
         else:

@@ -188,8 +188,23 @@ def test_a_site_that_is_never_idle_finds_out_as_well(clock: Clock) -> None:
     assert seen == [4, 8, 16, 8]
 
 
-def test_it_begins_where_it_is_told(clock: Clock) -> None:
-    assert settle(Stripes(0, 1, clock), clock, lambda count: 2.5e7) == [1, 2, 4, 1]
+def test_what_goes_by_the_rate_tries_two_and_no_new_connections(clock: Clock) -> None:
+    stripes = Stripes(0, False, clock)
+    assert not stripes.is_fresh
+    assert settle(stripes, clock, lambda count: 2.5e7) == [1, 2, 1]
+    assert not stripes.is_fresh
+
+
+def test_what_goes_by_the_rate_takes_more_where_windows_are_short(clock: Clock) -> None:
+    seen = settle(Stripes(0, False, clock), clock, lambda count: 6e7 * min(count, 4))
+    assert seen == [1, 2, 4, 8, 4]
+
+
+def test_what_goes_by_the_rate_tries_two_again_where_it_falls(clock: Clock) -> None:
+    stripes = Stripes(0, False, clock)
+    settle(stripes, clock, lambda count: 2.5e7)
+    assert settle(stripes, clock, lambda count: 1e7) == [1, 2, 1]
+    assert not stripes.is_fresh
 
 
 @pytest.mark.parametrize("channels", [0, 3])
