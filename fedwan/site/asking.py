@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 
+from fedwan.site.beside import beside_steps
 from fedwan.site.courier import Arrival, Courier
 
 __all__ = ["Asked", "Asker"]
@@ -74,7 +75,7 @@ class Asker:
 
     def __init__(self, courier: Courier, count: int) -> None:
         self._courier = courier
-        self._threads = ThreadPoolExecutor(count, "update")
+        self._threads = beside_steps(count, "update")
         self._is_closed = threading.Event()
 
     def ask(self, fragment: int, version: int) -> Asked:

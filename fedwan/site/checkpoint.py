@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedwan.data.stream import BatchStream
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
+from fedwan.site.beside import beside_steps
 from fedwan.site.host_copy import HostCopy
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
@@ -85,7 +86,7 @@ class SiteCheckpoints:
     ) -> None:
         self._folder = folder
         self._parts = _Parts(replica, stream, rng)
-        self._writer = ThreadPoolExecutor(1, "checkpoint") if is_beside else None
+        self._writer = beside_steps(1, "checkpoint") if is_beside else None
         self._writing: Future[None] | None = None
         self._copy = HostCopy()
 

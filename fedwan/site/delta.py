@@ -1,7 +1,7 @@
 """Local steps; every H of them Δ = global - local goes up, and the update comes down.
 
-With an overlap of τ steps a fragment flies while the site goes on: a thread encodes what the site
-held at departure, uploads it, fetches the update and adds it to the global weights; after τ steps
+With an overlap of τ steps a fragment flies while the site goes on: a thread encodes Δ as it was at
+departure, uploads it, fetches the update and adds it to the global weights; after τ steps
 the step loop lets it land, and waits only if it is not there yet. Without overlap the same happens
 at once, in the step loop's own thread.
 """
@@ -11,19 +11,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 
 from fedwan.errors import FedwanError
 from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.asking import POLL_S, Asker
+from fedwan.site.beside import beside_steps
 from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.courier import Arrival
 from fedwan.site.eager import LookAhead
 from fedwan.site.exchange import MAX_REJECTIONS, Station
 from fedwan.site.inline import InlineExecutor
 from fedwan.site.residuals import Residuals
+from fedwan.site.spare import Room, Spares
 from fedwan.state import State
 from fedwan.workloads.base import keep_local
 
@@ -54,8 +56,9 @@ class _Flight:
     lands_at: int
     is_waited: bool
     """Whether the step loop takes no step meanwhile."""
-    held: State
-    """What the site held when it departed; empty without overlap."""
+    held: Room
+    """Δ when it departed, empty without overlap and once it is encoded; where updates land eagerly,
+    what was estimated, then by how much that was wrong."""
     outcome: Future[Arrival]
 
 
@@ -63,8 +66,9 @@ class DeltaExchange:
     """Implements `fedwan.site.exchange.Exchange` for local steps.
 
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
-    with overlap also a copy of every fragment in flight, of which there are about τ P / H, until it
+    with overlap also Δ of every fragment in flight, of which there are about τ P / H, until it
     is encoded; where updates land eagerly, until they land, and one more copy of the whole model.
+    Room for Δ is kept for the fragments that follow.
     """
 
     def __init__(self, station: Station) -> None:
@@ -73,6 +77,7 @@ class DeltaExchange:
         self._station = station
         self._overlap = station.strategy.overlap
         self._residuals = Residuals(count)
+        self._spares = Spares()
         self._marks = [Work(0, 0)] * count
         self._flights: dict[int, _Flight] = {}
         self._departing: set[int] = set()
@@ -81,11 +86,11 @@ class DeltaExchange:
         if self._overlap.eager:
             self._look_ahead = LookAhead(self._overlap.eager, station.replica.base)
         self._executor: Executor = (
-            ThreadPoolExecutor(count, "flight") if self._overlap.tau else InlineExecutor()
+            beside_steps(count, "flight") if self._overlap.tau else InlineExecutor()
         )
         self._asker = Asker(station.courier, count)
         # One at a time: two would only share the memory's bandwidth.
-        self._encoder = ThreadPoolExecutor(1, "encode")
+        self._encoder = beside_steps(1, "encode")
         self._is_grounded = threading.Event()
         self._rejections = 0
         self._durable_version = 0
@@ -145,11 +150,12 @@ class DeltaExchange:
         self._marks[index] = total
         work = self._station.meter.work(step, done)
         version = self.versions[index]
-        held: State = {}
+        held = Room()
         if self._overlap.tau:
-            held = replica.hold(fragment)
+            held = self._spares.lend(fragment.layout, replica.live)
+            replica.take_delta(fragment, held)
             if self._look_ahead is not None:
-                self._look_ahead.estimate(replica.live, fragment)
+                self._look_ahead.estimate(held, replica.live, fragment)
             if index == 0:
                 self._save(version + 1, self._residuals.ledger({}, {}, done))
         self._departing.add(index)
@@ -178,6 +184,7 @@ class DeltaExchange:
             0.0 if is_replaced else self._overlap.alpha,
             flight.held if is_corrected else None,
         )
+        self._spares.take_back(flight.held)
         self.versions[index] = arrival.version
         if not is_last:
             self._owe(flight.fragment)
@@ -237,7 +244,7 @@ class DeltaExchange:
     # In a flight's thread ------------------------------------------------------------------
 
     def _fly(
-        self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
+        self, fragment: Fragment, version: int, held: Room, work: wire.Work, done: Work
     ) -> Arrival:
         station = self._station
         send = self._send_while_encoding if self._overlap.tau else self._save_and_send
@@ -245,9 +252,9 @@ class DeltaExchange:
             owed = send(fragment, version, held, work, done)
         self._residuals.settle(fragment, version + 1, owed)
         if self._look_ahead is None:
-            held.clear()
+            self._spares.take_back(held)
         else:
-            self._look_ahead.estimate(held, fragment)
+            self._look_ahead.estimate(held, held, fragment)
         arrival = asked.wait(self._heed)
         if arrival.payload is None:
             raise _Astray(is_refused=False)
@@ -266,7 +273,7 @@ class DeltaExchange:
         """
         residual = self._residual(fragment)
         payload, owed = self._station.strategy.up.encode(
-            self._station.replica.delta(held), residual, fragment.layout
+            self._station.replica.delta(), residual, fragment.layout
         )
         if fragment.index == 0:
             self._save(version + 1, self._residuals.ledger(residual, owed, done))
@@ -285,7 +292,7 @@ class DeltaExchange:
         encoding = self._encoder.submit(
             up.encode_into,
             growing,
-            self._station.replica.delta(held),
+            held,
             self._residual(fragment),
             fragment.layout,
         )

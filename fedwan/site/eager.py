@@ -37,19 +37,25 @@ class LookAhead:
         """The momentum is not known any more: c is taken for 0, and found again in some rounds."""
         self._push.clear()
 
-    def estimate(self, state: State, fragment: Fragment) -> None:
-        """L ← g - share (g - l) + c for a fragment's parameters in `state`, in place."""
+    def estimate(self, delta: State, into: State, fragment: Fragment) -> None:
+        """E ← g - share Δ + c for a fragment's parameters.
+
+        Args:
+            delta: holds Δ; it may be `into`.
+            into: holds e afterwards.
+            fragment: which.
+        """
         for name, part in self._each(fragment):
-            value = state[name]
-            value.lerp_(self._base[name].to(value.dtype), 1.0 - part.share)
+            value = torch.add(self._base[name], delta[name], alpha=-part.share)
             if name in self._push:
                 value.add_(self._push[name])
+            into[name].copy_(value)
 
     def correct(self, estimate: State, fragment: Fragment) -> None:
         """E ← g' - e for a fragment's parameters, in place: by how much the estimate was wrong."""
         for name, _ in self._each(fragment):
             value: Tensor = estimate[name]
-            torch.sub(self._base[name].to(value.dtype), value, out=value)
+            torch.sub(self._base[name], value, out=value)
 
     def learn(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """C ← (μ c + μ² (g' - g)) / (1 + μ), from the update g' - g as it came."""

@@ -70,7 +70,7 @@ class OwnPaceExchange:
         is_held = station.strategy.owes == "weights"
         residual = {} if is_held else self._residuals.of(fragment)
         payload, owed = station.strategy.up.encode(
-            station.replica.delta({}), residual, fragment.layout
+            station.replica.delta(), residual, fragment.layout
         )
         ledger = self._residuals.ledger(residual, owed, done)
         station.keeper.save(start + 1, follower.durable_version, ledger)

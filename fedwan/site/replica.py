@@ -1,7 +1,6 @@
 """What trains at a site: the workload's live tensors beside the global weights they started from.
 
-Memory: the model and its optimisers, which the workload owns, one copy of the global weights, and
-what `hold` was asked for.
+Memory: the model and its optimisers, which the workload owns, and one copy of the global weights.
 """
 
 from __future__ import annotations
@@ -62,17 +61,20 @@ class Replica:
         """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
         return value.float() if self.layout[name].role is Role.PARAMETER else value
 
-    def delta(self, held: State) -> Mapping[str, Tensor]:
-        """Δ = global - local for parameters, local values for the rest; made when taken.
+    def delta(self) -> Mapping[str, Tensor]:
+        """Δ = global - local for parameters, local values for the rest; made when taken."""
+        return _Delta(self.base, self.live, self.layout)
 
-        Args:
-            held: what `hold` gave; the live weights are taken if it is empty.
+    def take_delta(self, fragment: Fragment, room: State) -> None:
+        """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
+
+        One pass over the weights: a delta may wait for its encoding while training goes on.
         """
-        return _Delta(self.base, held or self.live, self.layout)
-
-    def hold(self, fragment: Fragment) -> State:
-        """A copy of a fragment's local values as they stand."""
-        return {name: self.live[name].clone() for name in fragment.layout}
+        for name, spec in fragment.layout.items():
+            if spec.role is Role.PARAMETER:
+                torch.sub(self.base[name], self.live[name], out=room[name])
+            else:
+                room[name].copy_(self.live[name])
 
     def gradients(self) -> State:
         """Gradients of parameters (zero where there is none), local values for the rest."""
