@@ -6,7 +6,9 @@ floor, and only if both were taken the same way. Here, with n held-out samples:
     fd        distance between the n held-out samples and n generated ones
     fd_floor  distance between the n held-out samples and n of the real training split
 
-each the mean over `NUM_DRAWS` disjoint draws of n. A perfect generator has fd = fd_floor. Every
+each the mean over `NUM_DRAWS` disjoint draws of n. A perfect generator has fd = fd_floor. Of files
+there is no public training split: their held-out samples are dealt into two halves, the second
+takes its part, and they are seen through `fedwan.metrics.random_features`. Every
 other figure has a floor taken as the figure is, whether lower is better or higher. Compare `kid`
 with its own, too: held-out data with as many of each class put both below zero (digits: by 0.08).
 """
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan.data import find_source
+from fedwan.data import FILE_NAMES, find_source
 from fedwan.errors import FedwanError
 from fedwan.metrics.density_coverage import density_coverage_within
 from fedwan.metrics.features import Features, Seen, see, see_through
@@ -28,6 +30,7 @@ from fedwan.metrics.frechet import frechet_distance, moments
 from fedwan.metrics.kernel_distance import kernel_between
 from fedwan.metrics.neighbours import Neighbours, find_neighbours
 from fedwan.metrics.precision_recall import precision_recall_within
+from fedwan.metrics.random_features import see_images
 from fedwan.metrics.threads import one_thread
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
@@ -38,6 +41,7 @@ NUM_DRAWS = 3
 """Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
 
 _SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
+_SMALLEST = 1e-3  # deviation of a random feature that hardly varies
 _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 
 
@@ -48,10 +52,11 @@ def measure_quality(
 
     Args:
         data_name: as in `data.name`.
-        real: held-out data, x (n, …), n > 5.
+        real: held-out data, x (n, …), n > 5; of files n > 11.
         generated: samples, (NUM_DRAWS * n, …), of the same shape and scale.
         features: a network of your own to see samples through, on the device of `generated`; None
-            takes the data's own: points themselves, 8x8 images through the built-in classifier.
+            takes the data's own: points themselves, 8x8 images through the built-in classifier,
+            files through random features, in deviations of the held-out ones'.
 
     Returns:
         JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
@@ -75,7 +80,9 @@ def measure_quality(
             "lower the learning rates (inner.NETWORK.lr, outer.NETWORK.lr)"
         )
     with one_thread():
-        if features is None:
+        if data_name in FILE_NAMES:
+            held_out, fake, reference = _see_halves(real.x, generated, features)
+        elif features is None:
             source = find_source(data_name)
             held_out, fake = see(source, real.x), see(source, generated)
             reference = _see_training(data_name, num)
@@ -110,6 +117,23 @@ def _spread(held_out: Neighbours, drawn: Neighbours) -> dict[str, float]:
     manifolds = precision_recall_within(distances, held_out.radii(_SPAN), drawn.radii(_SPAN))
     balls = density_coverage_within(distances, held_out.radii(_BALL), _BALL)
     return manifolds._asdict() | balls._asdict()
+
+
+def _see_halves(
+    real: Tensor, generated: Tensor, features: Features | None
+) -> tuple[Seen, Seen, Seen]:
+    """Half of the real samples, as many generated ones several times over, and the other half."""
+    generator = torch.Generator().manual_seed(derive_seed("halves", len(real)))
+    order = torch.randperm(len(real), generator=generator)
+    half = len(real) // 2
+    draws = (real[order[:half]], generated[: NUM_DRAWS * half], real[order[half : 2 * half]])
+    if features is not None:
+        one, fake, other = (see_through(features, x.to(generated.device)) for x in draws)
+        return one, fake, other
+    means = [see_images(x) for x in draws]
+    scale = torch.cat([means[0], means[2]]).std(dim=0) + _SMALLEST
+    one, fake, other = (Seen(mean / scale, {}) for mean in means)
+    return one, fake, other
 
 
 @lru_cache(maxsize=4)

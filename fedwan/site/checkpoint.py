@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedwan.data.stream import BatchStream
+from fedwan.data.stream import Stream
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
 from fedwan.site.host_copy import HostCopy
 from fedwan.site.replica import Replica
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 class _Parts(NamedTuple):
     replica: Replica
-    stream: BatchStream
+    stream: Stream
     rng: NamedGenerators
 
 
@@ -78,7 +78,7 @@ class SiteCheckpoints:
         self,
         folder: Path,
         replica: Replica,
-        stream: BatchStream,
+        stream: Stream,
         rng: NamedGenerators,
         *,
         is_beside: bool = False,

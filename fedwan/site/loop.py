@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.data.shard import Shard
+from fedwan.data.shard import AnyShard
 from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
@@ -65,7 +65,7 @@ class SiteLoop:
         self,
         plan: SitePlan,
         workload: Workload,
-        shard: Shard,
+        shard: AnyShard,
         strategy: Strategy,
         link: Link,
         folder: Path,
@@ -125,6 +125,7 @@ class SiteLoop:
         finally:
             self._exchange.close()
             self._checkpoints.close()
+            self._stream.close()
 
     def _train(self, step: int) -> int:
         while step < self._num_steps:
