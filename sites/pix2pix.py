@@ -128,7 +128,8 @@ class Pix2Pix:
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.translation`."""
         inputs, targets = self._part(real.x)
-        return measure_translation(targets, self._translate(inputs))
+        is_file = isinstance(self.source, FileSource)
+        return measure_translation(targets, self._translate(inputs), with_moments=is_file)
 
     def _part(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets."""

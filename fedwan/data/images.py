@@ -160,4 +160,4 @@ def _unreadable(error: Exception) -> BadImage:
 
 def _resized(image: Image.Image, size: int) -> np.ndarray:
     """Pixels (size, size, 3)."""
-    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC))
+    return np.array(image.resize((size, size), Image.Resampling.BICUBIC))

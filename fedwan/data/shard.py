@@ -13,9 +13,10 @@ from torch import Tensor
 from fedwan.config import DataConfig
 from fedwan.data.file_stream import FileStream
 from fedwan.data.files import FILE_NAMES, PAIRS, FileSet, open_files
+from fedwan.data.images import to_unit
 from fedwan.data.reader import Reader
 from fedwan.data.sources import find_source, source_of
-from fedwan.data.splits import parse_split, split_indices
+from fedwan.data.splits import has_own_data, parse_split, split_indices
 from fedwan.data.stream import BatchStream, Stream
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
@@ -44,8 +45,17 @@ class AnyShard(Protocol):
         ...
 
     @property
+    def num_samples(self) -> int:
+        """That the site trains on."""
+        ...
+
+    @property
     def public(self) -> bool:
         """Held-out samples may be shown beside generated ones, in pictures that leave the site."""
+        ...
+
+    def some(self, num: int) -> Batch:
+        """Training samples at even distances, `num` or all if there are fewer, on the CPU."""
         ...
 
     def batches(
@@ -64,6 +74,16 @@ class Shard:
     held_out: Batch
     num_classes: int
     public: bool
+
+    @property
+    def num_samples(self) -> int:
+        """See `AnyShard`."""
+        return len(self.train.y)
+
+    def some(self, num: int) -> Batch:
+        """See `AnyShard`."""
+        chosen = _evenly(self.num_samples, num)
+        return Batch(self.train.x[chosen], self.train.y[chosen])
 
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
@@ -85,17 +105,34 @@ class FileShard:
     cache_mb: int
     workers: int
 
+    @property
+    def num_samples(self) -> int:
+        """See `AnyShard`."""
+        return len(self.index)
+
+    def some(self, num: int) -> Batch:
+        """See `AnyShard`."""
+        batch = self._reader(cache_mb=0).read(_evenly(self.num_samples, num).tolist())
+        return Batch(to_unit(batch.x), batch.y)
+
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
     ) -> FileStream:
         """See `FileStream`; each has a cache of its own."""
-        reader = Reader(
+        reader = self._reader(self.cache_mb)
+        return FileStream(reader, batch_size, generator, device, self.workers)
+
+    def _reader(self, cache_mb: int) -> Reader:
+        return Reader(
             lambda place: self.files.decode(int(self.index[place])),
             self.files.items.labels[self.index],
             self.files.source.shape,
-            self.cache_mb << 20,
+            cache_mb << 20,
         )
-        return FileStream(reader, batch_size, generator, device, self.workers)
+
+
+def _evenly(num_samples: int, num: int) -> Tensor:
+    return torch.arange(num_samples)[:: -(-num_samples // num)]
 
 
 def check_data(config: DataConfig, num_sites: int) -> None:
@@ -217,7 +254,7 @@ def _open_files(config: DataConfig, site_index: int, num_sites: int, seed: int) 
         )
     files = open_files(config)
     index = files.train_index
-    if parse_split(config.split).kind != "own":
+    if not has_own_data(config):
         index = index[
             split_indices(files.items.labels[index], config.split, num_sites, seed)[site_index]
         ]

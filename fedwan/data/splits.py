@@ -14,10 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwan.config import DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import derive_seed
 
-__all__ = ["Split", "parse_split", "split_indices"]
+__all__ = ["Split", "has_own_data", "parse_split", "split_indices"]
 
 _FORMS = (
     "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5); own where each site has files "
@@ -54,6 +55,11 @@ def parse_split(text: str) -> Split:
     if kind != "dirichlet" or not (math.isfinite(concentration) and concentration > 0):
         raise ConfigError(f"data.split is {text!r}; valid: {_FORMS}")
     return Split(kind, concentration)
+
+
+def has_own_data(config: DataConfig) -> bool:
+    """Whether each site has files of its own, and holds out others than the next site."""
+    return parse_split(config.split).kind == "own"
 
 
 def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:

@@ -135,6 +135,7 @@ def _list(path: Path, number: int, with_labels: bool) -> dict[str, _Sample]:
                 elif with_labels and kind in _LABELS and sample.label_kind != "cls":
                     file = archive.extractfile(member)
                     sample.label, sample.label_kind = file.read() if file else b"", kind
+            _require_end(archive)
     except (tarfile.TarError, OSError, EOFError) as error:
         raise ConfigError(
             f"data.path: {path} cannot be read as a tar file ({error}); copy it anew, and see that "
@@ -151,6 +152,14 @@ def _files(archive: tarfile.TarFile) -> Iterator[tuple[tarfile.TarInfo, str, str
         if member.isreg() and not member.issparse() and key and dot:
             yield member, folder + slash + key, kind.lower()
         archive.members = []  # type: ignore[attr-defined]  # it would keep a kilobyte of each
+
+
+def _require_end(archive: tarfile.TarFile) -> None:
+    """`tarfile` takes a header that is cut short or damaged for the end, unless it is the first."""
+    assert archive.fileobj is not None
+    archive.fileobj.seek(archive.offset)
+    if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+        raise tarfile.ReadError("it ends or is damaged in the middle")
 
 
 def _label(path: Path, key: str, sample: _Sample, classes: Classes) -> int:

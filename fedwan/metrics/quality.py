@@ -24,6 +24,7 @@ from torch import Tensor
 
 from fedwan.data import FILE_NAMES, find_source
 from fedwan.errors import FedwanError
+from fedwan.metrics.comparison import SMALLEST_DEVIATION, compare, pack_comparisons
 from fedwan.metrics.density_coverage import density_coverage_within
 from fedwan.metrics.features import Features, Seen, see, see_through
 from fedwan.metrics.frechet import frechet_distance, moments
@@ -41,7 +42,6 @@ NUM_DRAWS = 3
 """Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
 
 _SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
-_SMALLEST = 1e-3  # deviation of a random feature that hardly varies
 _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 
 
@@ -68,6 +68,8 @@ def measure_quality(
           confidence; of mixtures (ring8, grid25) and stacked images
         - `mode_kl`: from the modes' histogram to an even one, in nats; of stacked images
 
+        And of files `moments`, which are tensors: see `fedwan.metrics.comparison`.
+
     Raises:
         FedwanError: samples that are not finite.
         ValueError: images that need `features`, or features of a wrong shape.
@@ -80,8 +82,9 @@ def measure_quality(
             "lower the learning rates (inner.NETWORK.lr, outer.NETWORK.lr)"
         )
     with one_thread():
+        moments: dict[str, Any] = {}
         if data_name in FILE_NAMES:
-            held_out, fake, reference = _see_halves(real.x, generated, features)
+            held_out, fake, reference, moments = _see_halves(real.x, generated, features)
         elif features is None:
             source = find_source(data_name)
             held_out, fake = see(source, real.x), see(source, generated)
@@ -95,7 +98,7 @@ def measure_quality(
         figures = _figures(near, fake)
         floors = _figures(near, reference)
         floors.pop("histogram", None)
-        return figures | {f"{name}_floor": value for name, value in floors.items()}
+        return figures | {f"{name}_floor": value for name, value in floors.items()} | moments
 
 
 def _figures(held_out: Neighbours, seen: Seen) -> dict[str, Any]:
@@ -121,19 +124,23 @@ def _spread(held_out: Neighbours, drawn: Neighbours) -> dict[str, float]:
 
 def _see_halves(
     real: Tensor, generated: Tensor, features: Features | None
-) -> tuple[Seen, Seen, Seen]:
-    """Half of the real samples, as many generated ones several times over, and the other half."""
+) -> tuple[Seen, Seen, Seen, dict[str, Any]]:
+    """Half of the real samples, as many generated ones several times over, and the other half.
+
+    And what several sites' samples are compared by, see `fedwan.metrics.comparison`.
+    """
     generator = torch.Generator().manual_seed(derive_seed("halves", len(real)))
     order = torch.randperm(len(real), generator=generator)
     half = len(real) // 2
     draws = (real[order[:half]], generated[: NUM_DRAWS * half], real[order[half : 2 * half]])
-    if features is not None:
-        one, fake, other = (see_through(features, x.to(generated.device)) for x in draws)
-        return one, fake, other
-    means = [see_images(x) for x in draws]
-    scale = torch.cat([means[0], means[2]]).std(dim=0) + _SMALLEST
-    one, fake, other = (Seen(mean / scale, {}) for mean in means)
-    return one, fake, other
+    if features is None:
+        one, fake, other = (see_images(x) for x in draws)
+    else:
+        one, fake, other = (see_through(features, x.to(generated.device)).features for x in draws)
+    comparisons = [compare(one, draw, other) for draw in fake.chunk(NUM_DRAWS)]
+    scale = torch.cat([one, other]).std(dim=0) + SMALLEST_DEVIATION
+    seen = [Seen(x / scale, {}) for x in (one, fake, other)]
+    return seen[0], seen[1], seen[2], {"moments": pack_comparisons(comparisons)}
 
 
 @lru_cache(maxsize=4)

@@ -38,7 +38,7 @@ from fedwan.site.own_pace import OwnPaceExchange
 from fedwan.site.plan import SitePlan
 from fedwan.site.push_pull import PushPullExchange
 from fedwan.site.replica import Replica
-from fedwan.state import State, layout_to_json
+from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload
 from fedwan.workloads.schedule import set_rates
@@ -283,11 +283,16 @@ class SiteLoop:
         """Quality of some weights on held-out data, and samples from them, for the coordinator."""
         began = time.monotonic()
         seed = self._plan.seed
+        # Sites that measure together do so on different samples.
+        draws = derive_seed(seed, self._plan.site) if self._plan.has_own_data else seed
         gpus = [self._device] if self._device.type == "cuda" else []
         with self._replica.showing(weights), torch.no_grad(), torch.random.fork_rng(gpus):
-            figures = self._workload.evaluate(self._shard.held_out, seed)
+            figures = dict(self._workload.evaluate(self._shard.held_out, draws))
             samples = self._workload.sample(self._plan.num_samples, seed)
+        moments = figures.pop("moments", {})
         shown: dict[str, Tensor] = {"generated": samples.float().cpu().contiguous()}
+        if self._plan.has_own_data:
+            shown |= add_prefix("moments", moments)
         if self._shard.public:
             real = self._shard.held_out.x[: self._plan.num_samples]
             shown["real"] = real.float().cpu().contiguous()

@@ -12,6 +12,7 @@ import torch
 from fedwan.app import load_strategy, load_workload
 from fedwan.config import Config, LinkConfig, from_json, site_names
 from fedwan.data.shard import data_at_site, open_shard
+from fedwan.data.splits import has_own_data
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
@@ -90,6 +91,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         num_samples=config.eval.samples,
         checkpoint_every=config.checkpoint.every,
         poll_s=config.link.heartbeat_s,
+        has_own_data=has_own_data(config.data),
         inner=config.inner,
     )
 
