@@ -10,8 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.config import DataConfig
-from fedwan.data import FileShard, check_data, data_at_site, files, held_out_of, source_of
+from fedwan.config import DataConfig, load
+from fedwan.data import (
+    FileShard,
+    check_data,
+    data_at_site,
+    files,
+    find_source,
+    held_out_of,
+    source_of,
+)
+from fedwan.data.images import to_unit
 from tests.data.files import (
     encoded,
     open_one,
@@ -146,6 +155,13 @@ def test_a_sites_own_path_goes_before_the_runs_and_leaves_small_data_alone() -> 
     assert config.path == "/data/{site}"
 
 
+def test_a_path_with_the_sites_name_in_it_can_be_written_as_a_word() -> None:
+    words = ["data.name=folder", "data.path=/data/{site}/x", "data.split=own", "data.classes=10"]
+    data = load(None, words).data
+    assert (data.path, data.classes) == ("/data/{site}/x", "10")
+    check_data(data, 2)
+
+
 @pytest.mark.parametrize("bad", ["0007.jpg", "held out"])
 def test_a_damaged_file_is_refused_before_training(tmp_path: Path, bad: str) -> None:
     write_folder(tmp_path, range(60))
@@ -223,3 +239,18 @@ def test_what_networks_must_know_is_known_without_the_files() -> None:
     assert (source.shape, source.num_classes, source.inputs) == ((3, 32, 32), 10, 0)
     assert source_of(DataConfig("folder")).shape == (3, 64, 64)
     assert source_of(DataConfig("pairs")).shape == (6, 256, 256)
+
+
+def test_some_samples_are_read_at_even_distances(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(60), CLASSES)
+    config = DataConfig("folder", path=str(tmp_path), size=16, classes=",".join(CLASSES))
+    one = shard(config)
+    assert one.num_samples == 48
+    some = one.some(10)
+    chosen = one.index[::5].tolist()
+    assert len(some.x) == len(chosen) == 10
+    assert some.y.tolist() == one.files.items.labels[chosen].tolist()
+    assert torch.equal(some.x[3], to_unit(one.files.decode(chosen[3])))
+    assert len(one.some(100).x) == 48
+    small = open_one(DataConfig("digits"))
+    assert torch.equal(small.some(700).x, find_source("digits").load()[0].x[::2])
