@@ -41,5 +41,5 @@ class DecodedCache:
     def put(self, place: int, sample: Tensor) -> None:
         """Keep a sample, if it is one of those that are kept."""
         if place < self.num_slots:
-            self._samples[place] = sample
+            self._samples.numpy()[place] = sample.numpy()
             self._is_there[place] = 1  # last, so that no other thread finds half of it

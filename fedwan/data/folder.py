@@ -57,12 +57,11 @@ def open_folder(folder: Path, classes: Classes, least: int) -> FolderItems:
             f"data.path = {str(folder)!r} holds {len(names)} PNG or JPEG files; "
             f"put {least} or more there"
         )
-    labels = torch.zeros(len(names), dtype=torch.int64)
-    if classes.names:
-        numbers: dict[str, int] = {}
-        for index, name in enumerate(names):
-            labels[index] = _label(folder, name, classes, numbers)
-    return FolderItems(str(folder), tuple(names), labels)
+    if not classes.names:
+        return FolderItems(str(folder), tuple(names), torch.zeros(len(names), dtype=torch.int64))
+    numbers: dict[str, int] = {}
+    labels = [_label(folder, name, classes, numbers) for name in names]
+    return FolderItems(str(folder), tuple(names), torch.tensor(labels, dtype=torch.int64))
 
 
 def _images_below(folder: Path) -> Iterator[str]:

@@ -127,7 +127,6 @@ def _labels(folder: Path, table: Any, column: str, classes: Classes) -> Tensor:
         known = []
     given = table.with_format(None)[column]
     numbers: dict[Any, int] = {}
-    labels = torch.zeros(len(table), dtype=torch.int64)
     for row, value in enumerate(given):
         if value not in numbers:
             in_range = isinstance(value, int) and 0 <= value < len(known)
@@ -135,5 +134,4 @@ def _labels(folder: Path, table: Any, column: str, classes: Classes) -> Tensor:
                 numbers[value] = classes.find(str(known[value] if in_range else value))
             except ValueError as error:
                 raise ConfigError(f"data.path: {folder}: row {row} {error}") from None
-        labels[row] = numbers[value]
-    return labels
+    return torch.tensor([numbers[value] for value in given], dtype=torch.int64)

@@ -77,7 +77,7 @@ class SquareDecoder:
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
         square = image.crop((left, top, left + side, top + side))
-        return torch.from_numpy(_resized(square, self.size)).permute(2, 0, 1).contiguous()
+        return _channels_first(_resized(square, self.size))
 
     def _open(self, data: bytes) -> Image.Image:
         image = _opened(data)
@@ -118,7 +118,7 @@ class PairDecoder:
             boxes.reverse()
         # Cut before resizing: `resize(box=…)` would look across the middle.
         halves = [_resized(image.crop(box), self.size) for box in boxes]
-        return torch.from_numpy(np.concatenate(halves, axis=2)).permute(2, 0, 1).contiguous()
+        return _channels_first(np.concatenate(halves, axis=2))
 
     def _open(self, data: bytes) -> Image.Image:
         image = _opened(data)
@@ -160,4 +160,9 @@ def _unreadable(error: Exception) -> BadImage:
 
 def _resized(image: Image.Image, size: int) -> np.ndarray:
     """Pixels (size, size, 3)."""
-    return np.array(image.resize((size, size), Image.Resampling.BICUBIC))
+    return np.asarray(image.resize((size, size), Image.Resampling.BICUBIC))
+
+
+def _channels_first(pixels: np.ndarray) -> Tensor:
+    # numpy copies in the thread that asks; torch would start threads of its own for it.
+    return torch.from_numpy(pixels.transpose(2, 0, 1).copy())

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -62,7 +63,8 @@ class Reader:
         """
         found = [self._find(place) for place in places]
         y = self._labels[torch.tensor([place for place, _ in found])]
-        return Batch(torch.stack([x for _, x in found]), y)
+        # Not torch.stack: in each of several threads it would start threads of its own.
+        return Batch(torch.from_numpy(np.stack([x.numpy() for _, x in found])), y)
 
     def _find(self, place: int) -> tuple[int, Tensor]:
         """A sample and its place, or those of the one that stands in for it."""

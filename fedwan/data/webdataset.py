@@ -30,15 +30,6 @@ _PACKED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a file lies within a shard."""
-
-    shard: int
-    offset: int
-    size: int
-
-
-@dataclass(frozen=True)
 class TarItems:
     """See `fedwan.data.items.Items`."""
 
@@ -48,28 +39,29 @@ class TarItems:
     names: tuple[str, ...]
     """`SHARD:SAMPLE`"""
     labels: Tensor
-    places: tuple[_Place, ...]
+    places: Tensor
+    """(N, 3), int64: which shard, where in it the image begins, and its bytes."""
 
     def read(self, index: int) -> bytes:
         """See `Items`."""
-        place = self.places[index]
-        with open(self.folder / self.shards[place.shard], "rb") as file:
-            file.seek(place.offset)
-            data = file.read(place.size)
-        if len(data) < place.size:
+        shard, offset, size = self.places[index].tolist()
+        with open(self.folder / self.shards[shard], "rb") as file:
+            file.seek(offset)
+            data = file.read(size)
+        if len(data) < size:
             raise OSError("the shard has become shorter")
         return data
 
     def where(self, index: int) -> str:
         """See `Items`."""
-        return f"{self.folder / self.shards[self.places[index].shard]}: " + (
-            f"sample {self.names[index].partition(':')[2]!r}"
-        )
+        shard = self.shards[int(self.places[index, 0])]
+        return f"{self.folder / shard}: sample {self.names[index][len(shard) + 1 :]!r}"
 
 
 @dataclass
 class _Sample:
-    image: _Place | None = None
+    image: tuple[int, int] | None = None
+    """Where it begins, and its bytes."""
     label: bytes | None = None
     label_kind: str = ""
     kinds: list[str] = field(default_factory=list)
@@ -93,9 +85,9 @@ def open_webdataset(folder: Path, classes: Classes, least: int) -> TarItems:
         raise ConfigError(f"data.path = {str(folder)!r} holds no .tar files; {_why_none(folder)}")
     names: list[str] = []
     labels: list[int] = []
-    places: list[_Place] = []
+    places: list[tuple[int, int, int]] = []
     for number, shard in enumerate(shards):
-        for key, sample in _list(folder / shard, number, bool(classes.names)).items():
+        for key, sample in _list(folder / shard, bool(classes.names)).items():
             if sample.image is None:
                 held = ", ".join(f".{kind}" for kind in sample.kinds)
                 raise ConfigError(
@@ -103,14 +95,14 @@ def open_webdataset(folder: Path, classes: Classes, least: int) -> TarItems:
                     "; remove it"
                 )
             names.append(f"{shard}:{key}")
-            places.append(sample.image)
+            places.append((number, *sample.image))
             labels.append(_label(folder / shard, key, sample, classes) if classes.names else 0)
     if len(names) < least:
         raise ConfigError(
             f"data.path = {str(folder)!r} holds {len(names)} samples in {len(shards)} .tar files; "
             f"put {least} or more there"
         )
-    return TarItems(folder, tuple(shards), tuple(names), torch.tensor(labels), tuple(places))
+    return TarItems(folder, tuple(shards), tuple(names), torch.tensor(labels), torch.tensor(places))
 
 
 def _why_none(folder: Path) -> str:
@@ -122,7 +114,7 @@ def _why_none(folder: Path) -> str:
     return "put shards there, or set data.name=folder for images"
 
 
-def _list(path: Path, number: int, with_labels: bool) -> dict[str, _Sample]:
+def _list(path: Path, with_labels: bool) -> dict[str, _Sample]:
     """A shard's samples by key, in the order of their first files."""
     samples: dict[str, _Sample] = {}
     try:
@@ -131,7 +123,7 @@ def _list(path: Path, number: int, with_labels: bool) -> dict[str, _Sample]:
                 sample = samples.setdefault(key, _Sample())
                 sample.kinds.append(kind)
                 if kind in _IMAGES:
-                    sample.image = _Place(number, member.offset_data, member.size)
+                    sample.image = member.offset_data, member.size
                 elif with_labels and kind in _LABELS and sample.label_kind != "cls":
                     file = archive.extractfile(member)
                     sample.label, sample.label_kind = file.read() if file else b"", kind
