@@ -37,9 +37,11 @@ def check(config: Config) -> None:
     _text("data.split", config.data.split)
     _whole("data.batch", config.data.batch, 0)
     if config.data.size:
-        _whole("data.size", config.data.size, 32, 1024, "0, or 32 to 1024")
+        _whole("data.size", config.data.size, 8, 1024, "0, or 8 to 1024")
     if config.data.direction:
         _choice("data.direction", config.data.direction, ("a_to_b", "b_to_a"))
+    _whole("data.cache_mb", config.data.cache_mb, 0)
+    _whole("data.workers", config.data.workers, 0, 64)
     _check_optimizers(config)
     _check_stream(config.stream)
     _check_link(config.link)

@@ -94,19 +94,29 @@ class DataConfig:
     name: str = "digits"
     """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
     image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
-    workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32) or `pairs`
-    (a folder of images)."""
+    workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
+    your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`, `hf`."""
     split: str = "iid"
-    """`iid`, `by_label`, or `dirichlet:A` with A > 0 (small A: more uneven)."""
+    """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
+    more uneven). `own`: each site has files of its own, and uses all of them."""
     batch: int = 0
     """Samples per site and step; 0 takes the recipe's own."""
     path: str = ""
-    """Of `pairs`: the absolute path of the folder, which holds the same PNG and JPEG files at every
-    site; each of them is an image A and beside it an image B of the same width."""
+    """Of files: the absolute path of their folder. It holds the same files at every site; or, with
+    `data.split=own`, what a site has, and `{site}` in it stands for the site's name. A site's own
+    SITE.yaml may name another."""
+    classes: str = ""
+    """Of files: the names of their classes, as in `cat,dog`, or how many, as in `10` for 0 to 9;
+    the same at every site, whatever classes it has. Empty: no classes."""
     size: int = 0
-    """Of `pairs`: pixels a side that images are resized to; 0 takes 256."""
+    """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
     direction: str = ""
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
+    cache_mb: int = 1024
+    """Of files: MiB of decoded images that each site keeps in memory; 0 keeps none."""
+    workers: int = 2
+    """Of files: threads of each site that read ahead; 0 reads when a step asks. Batches are the
+    same with any number."""
 
 
 @dataclass

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fedwan.config import Config, InnerConfig
-from fedwan.data import find_source
+from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.data import source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
@@ -84,7 +84,7 @@ def resolve(config: Config) -> None:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
     fill_training(config, batch=64, steps=4000)
     if model.network == "dit":
-        _check_patches(model, config.data.name)
+        _check_patches(model, config.data)
         _check_guidance(model)
     else:
         _refuse_unused(model)
@@ -96,7 +96,7 @@ def build(config: Config, device: torch.device | str) -> Flow:
     """The velocity network and its optimiser, the same at every site of a run."""
     model = Model(**config.model)
     assert model.width and model.depth, "resolve() fills them in"
-    source = find_source(config.data.name)
+    source = source_of(config.data)
     num_classes = source.num_classes if model.network == "dit" else 0
     velocity: nn.Module
     with seeded_init(config.seed):
@@ -142,7 +142,7 @@ class Flow:
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
         generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
-        shape = find_source(self.config.data.name).shape
+        shape = source_of(self.config.data).shape
         noise = torch.randn(num, *shape, generator=generator).to(self.device)
         velocity = self.networks["velocity"]
         if self.num_classes:
@@ -158,12 +158,12 @@ class Flow:
         return measure_quality(self.config.data.name, real, generated)
 
 
-def _check_patches(model: Model, data_name: str) -> None:
+def _check_patches(model: Model, data: DataConfig) -> None:
     """Refuse images that cannot be cut into patches, and tokens that heads cannot share."""
-    shape = find_source(data_name).shape
+    shape = source_of(data).shape
     if len(shape) != 3:
         raise ConfigError(
-            f"model.network = 'dit' needs images, which {data_name!r} has none of; "
+            f"model.network = 'dit' needs images, which {data.name!r} has none of; "
             "set model.network=mlp"
         )
     side = math.gcd(*shape[1:])

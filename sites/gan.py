@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config, InnerConfig
-from fedwan.data import find_source
+from fedwan.data import source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
@@ -69,6 +69,12 @@ def resolve(config: Config) -> None:
     require_at_least("model.n_critic", model.n_critic, 1)
     require_one_of("model.loss", model.loss, LOSSES)
     fill_training(config, batch=32 * model.n_critic, steps=2800)
+    shape = source_of(config.data).shape
+    if len(shape) == 3 and shape[1:] != (8, 8):
+        raise ConfigError(
+            f"workload 'gan' makes images of 8 x 8 pixels, and those of {config.data.name!r} are "
+            f"{shape[1]} x {shape[2]}; set data.size=8 where they are files, or workload=flow"
+        )
     if config.data.batch % model.n_critic:
         nearest = config.data.batch + -config.data.batch % model.n_critic
         raise ConfigError(
@@ -82,7 +88,7 @@ def resolve(config: Config) -> None:
 def build(config: Config, device: torch.device | str) -> Gan:
     """Both networks and their optimisers, the same at every site of a run."""
     model = Model(**config.model)
-    source = find_source(config.data.name)
+    source = source_of(config.data)
     num_classes = source.num_classes if model.conditional else 0
     with seeded_init(config.seed):
         discriminator = build_discriminator(source.shape, model.width, num_classes)

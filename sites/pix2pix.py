@@ -24,7 +24,7 @@ from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
 from fedwan.config import Config, InnerConfig
-from fedwan.data import Source, source_of
+from fedwan.data import FileSource, Source, held_out_of, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics.translation import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
@@ -94,7 +94,7 @@ class Pix2Pix:
     optimizers: Mapping[str, torch.optim.Optimizer]
     config: Config
     model: Model
-    source: Source
+    source: Source | FileSource
     device: torch.device
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
@@ -121,14 +121,15 @@ class Pix2Pix:
 
         They are the same for any seed: nothing is drawn.
         """
-        inputs, _ = self._part(self.source.load()[1].x[:num])
+        inputs, _ = self._part(held_out_of(self.config.data).x[:num])
         images = self._translate(inputs)
         return images[torch.arange(num) % len(images)]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.translation`."""
         inputs, targets = self._part(real.x)
-        return measure_translation(targets, self._translate(inputs))
+        is_file = isinstance(self.source, FileSource)
+        return measure_translation(targets, self._translate(inputs), with_moments=is_file)
 
     def _part(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets."""

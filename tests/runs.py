@@ -20,6 +20,7 @@ from fedwan.coordinator.policy import barrier, on_arrival
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.server_step import mirror_inner, step_inner, step_outer
+from fedwan.data.shard import AnyShard
 from fedwan.fragments import whole
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
@@ -86,7 +87,10 @@ class TinyRun:
         patience_s: float = 60.0,
         eval_every: int = 0,
         checkpoint_every: int = 1,
+        shard_of: Callable[[str], AnyShard] = lambda name: tiny_shard(int(name[1:])),
+        has_own_data: bool = False,
     ) -> None:
+        self.shard_of = shard_of
         self.folder = folder
         self.strategy = strategy
         self.sites = sites
@@ -114,6 +118,7 @@ class TinyRun:
             eval_every=eval_every,
             patience_s=patience_s,
             folder=folder / "checkpoint",
+            asks_all_sites=has_own_data,
         )
         self.plan = plan
         self.rounds = Rounds(
@@ -153,7 +158,6 @@ class TinyRun:
         return in_thread(live)
 
     def loop(self, name: str, workload: Any, link: Link) -> SiteLoop:
-        index = int(name[1:])
         plan = SitePlan(
             run_id="run",
             site=name,
@@ -163,10 +167,11 @@ class TinyRun:
             num_samples=4,
             checkpoint_every=self.checkpoint_every,
             poll_s=0.05,
+            has_own_data=self.plan.asks_all_sites,
         )
         folder = self.folder / name
         cpu = torch.device("cpu")
-        return SiteLoop(plan, workload, tiny_shard(index), self.strategy, link, folder, cpu)
+        return SiteLoop(plan, workload, self.shard_of(name), self.strategy, link, folder, cpu)
 
     def events(self, kind: str) -> list[str]:
         return [row["text"] for row in self.rows if row.get("event") == kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +14,17 @@ from fedwan.cli.failures import crash_reports
 from fedwan.cli.run import Words
 from fedwan.errors import ConfigError
 
-__all__ = ["SiteFile", "load_site", "site"]
+__all__ = ["SiteData", "SiteFile", "load_site", "site"]
+
+_NEEDED = ("site", "identity", "door", "dir")
+
+
+@dataclass
+class SiteData:
+    """Where this site's data are."""
+
+    path: str = ""
+    """Their folder, in place of the run's `data.path`."""
 
 
 @dataclass
@@ -29,6 +39,7 @@ class SiteFile:
     """`host:port` of the coordinator's front door."""
     dir: str = ""
     """Folder for the site's checkpoints and logs."""
+    data: SiteData = field(default_factory=SiteData)
 
 
 def site(
@@ -39,7 +50,7 @@ def site(
 ) -> None:
     """Serve a site: take part in whatever the coordinator runs, until stopped.
 
-    SITE.yaml has four keys:
+    SITE.yaml has four keys, and may have a fifth:
 
     site: its name, as in its certificate
 
@@ -48,6 +59,8 @@ def site(
     door: host:port of the coordinator's front door
 
     dir: a folder for checkpoints and logs
+
+    data.path: the folder of this site's data, in place of the run's
     """
     settings = load_site(path, words or [])
     # Imported late, so that a wrong file is told at once.
@@ -60,6 +73,7 @@ def site(
                 identity=Path(settings.identity),
                 dir=Path(settings.dir),
                 door=settings.door,
+                data_path=settings.data.path,
             )
         )
 
@@ -76,13 +90,13 @@ def load_site(path: Path, words: list[str]) -> SiteFile:
             host:port.
     """
     settings = overlay(SiteFile(), read_yaml(path), parse_words(words, SiteFile))
-    for setting in fields(SiteFile):
-        if not getattr(settings, setting.name):
-            raise ConfigError(
-                f"{str(path)!r} has no {setting.name!r}; add a line {setting.name}: …"
-            )
+    for key in _NEEDED:
+        if not getattr(settings, key):
+            raise ConfigError(f"{str(path)!r} has no {key!r}; add a line {key}: …")
     check_address("door", settings.door)
     base = path.parent.absolute()
     settings.identity = str(base / settings.identity)
     settings.dir = str(base / settings.dir)
+    if settings.data.path:
+        settings.data.path = str(base / settings.data.path)
     return settings

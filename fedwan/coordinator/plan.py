@@ -26,3 +26,5 @@ class Plan:
     """For the initial weights and the final evaluation."""
     folder: Path
     """Where checkpoints go."""
+    asks_all_sites: bool = False
+    """Quality is measured by all sites, since each has held-out data of its own."""

@@ -11,7 +11,6 @@ It knows no strategy and no workload by name.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections import deque
@@ -23,6 +22,7 @@ from typing import Any
 from fedwan.codecs import fp32
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.gathering import Gathering, Merged, Round
+from fedwan.coordinator.jury import Finding, Jury
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
@@ -80,7 +80,7 @@ class Rounds:
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
         self._paces = Paces(plan.site_names, strategy.h, strategy.least_steps)
         self._tidier = Tidier()
-        self._evaluator: str | None = None
+        self._jury = Jury(plan.asks_all_sites)
         self._latest: list[str] = []
         """Sites whose contributions are in the latest update."""
         self._began = time.monotonic()
@@ -269,7 +269,7 @@ class Rounds:
         while self.totals.quality_version < version and time.monotonic() < deadline:
             with self._desk.changed:
                 live = self._desk.registry.live()
-            if self._evaluator not in live:
+            if self._jury.is_idle(live):
                 self._ask_quality()
             with self._desk.changed:
                 if self._desk.reports.empty():
@@ -328,33 +328,37 @@ class Rounds:
         return self.totals.wall_s + time.monotonic() - self._began
 
     def _ask_quality(self) -> None:
-        """Have a live site measure the EMA weights, if possible one that keeps up."""
+        """Have the EMA weights measured, if possible by a site that keeps up."""
         with self._desk.changed:
-            live = self._desk.registry.live()
-            present = [name for name in self._latest if name in live] or live
-            self._evaluator = present[0] if present else None
-            if self._evaluator:
-                self._desk.registry.tell(self._evaluator, wire.CoordinatorSignal.EVALUATE)
+            for site in self._jury.choose(self._desk.registry.live(), self._latest):
+                self._desk.registry.tell(site, wire.CoordinatorSignal.EVALUATE)
 
     def _take_reports(self) -> None:
         while True:
             try:
-                site, report = self._desk.reports.get_nowait()
+                self._jury.hear(*self._desk.reports.get_nowait())
             except Empty:
-                return
-            figures = json.loads(report.figures_json)
-            if not math.isfinite(figures.get("fd", math.nan)):
-                self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
-            step = self._progress_at.get(report.version, report.version) * self._strategy.h
-            if report.version == 0:
-                self.totals.untrained = figures
-            if report.version >= self.totals.quality_version:
-                self.totals.quality = figures
-                self.totals.quality_version = report.version
-                self._on_samples(report.version, step, report.samples)
-            self._record(
-                figures | {"kind": "quality", "version": report.version, "step": step, "site": site}
-            )
+                break
+        with self._desk.changed:
+            live = self._desk.registry.live()
+        for finding in self._jury.findings(live):
+            self._take_finding(finding)
+
+    def _take_finding(self, finding: Finding) -> None:
+        sites, version, figures, samples, complaint = finding
+        site = ", ".join(sites)
+        if not math.isfinite(figures.get("fd", math.nan)):
+            self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
+        if complaint:
+            self._event("warning", site, complaint)
+        step = self._progress_at.get(version, version) * self._strategy.h
+        if version == 0:
+            self.totals.untrained = figures
+        if version >= self.totals.quality_version:
+            self.totals.quality = figures
+            self.totals.quality_version = version
+            self._on_samples(version, step, samples)
+        self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
 
     def _record_round(
         self, fragment: Fragment, version: int, merged: list[Merged], round_s: float

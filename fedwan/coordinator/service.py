@@ -20,6 +20,7 @@ from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.totals import Totals
+from fedwan.data.splits import has_own_data
 from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane, threads_per_site
 from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS
@@ -107,6 +108,7 @@ def _plan(config: Config, out: Path) -> Plan:
         eval_every=-(-config.eval.every // config.h),
         patience_s=config.round.patience_s,
         folder=out / "checkpoint",
+        asks_all_sites=has_own_data(config.data),
     )
 
 

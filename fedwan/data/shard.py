@@ -2,51 +2,152 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedwan.config import DataConfig
-from fedwan.data.sources import PAIRS, source_of
-from fedwan.data.splits import parse_split, split_indices
-from fedwan.data.stream import BatchStream
+from fedwan.data.file_stream import FileStream
+from fedwan.data.files import FILE_NAMES, PAIRS, FileSet, open_files
+from fedwan.data.images import to_unit
+from fedwan.data.reader import Reader
+from fedwan.data.sources import find_source, source_of
+from fedwan.data.splits import has_own_data, parse_split, split_indices
+from fedwan.data.stream import BatchStream, Stream
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
-__all__ = ["Shard", "check_data", "open_shard"]
+__all__ = ["AnyShard", "FileShard", "Shard", "check_data", "data_at_site", "open_shard"]
+
+SITE = "{site}"
+"""What stands for the site's name in `data.path`."""
+_LEAST_PAIR_SIZE = 32
+
+
+class AnyShard(Protocol):
+    """What one site holds."""
+
+    @property
+    def held_out(self) -> Batch:
+        """Real data that the site does not train on, the same for every seed.
+
+        Of data that all sites could read, they are the same at every site, and none trains on them.
+        """
+        ...
+
+    @property
+    def num_classes(self) -> int:
+        """Labels are 0 … num_classes - 1, here or at other sites."""
+        ...
+
+    @property
+    def num_samples(self) -> int:
+        """That the site trains on."""
+        ...
+
+    @property
+    def public(self) -> bool:
+        """Held-out samples may be shown beside generated ones, in pictures that leave the site."""
+        ...
+
+    def some(self, num: int) -> Batch:
+        """Training samples at even distances, `num` or all if there are fewer, on the CPU."""
+        ...
+
+    def batches(
+        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
+    ) -> Stream:
+        """An endless reshuffled stream of this shard."""
+        ...
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one site holds."""
+    """What one site holds in memory; see `AnyShard`."""
 
     train: Batch
     """This site's training samples and labels, on the CPU."""
     held_out: Batch
-    """Real data that no site trains on; the same at every site and for every seed."""
     num_classes: int
-    """Labels are 0 … num_classes - 1, here or at other sites."""
     public: bool
-    """Held-out samples may be shown beside generated ones, in pictures that leave the site."""
+
+    @property
+    def num_samples(self) -> int:
+        """See `AnyShard`."""
+        return len(self.train.y)
+
+    def some(self, num: int) -> Batch:
+        """See `AnyShard`."""
+        chosen = _evenly(self.num_samples, num)
+        return Batch(self.train.x[chosen], self.train.y[chosen])
 
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
     ) -> BatchStream:
-        """An endless reshuffled stream of this shard; see `BatchStream`."""
+        """See `BatchStream`."""
         return BatchStream(self.train, batch_size, generator, device)
+
+
+@dataclass(frozen=True)
+class FileShard:
+    """What one site holds in files; see `AnyShard`."""
+
+    files: FileSet
+    index: Tensor
+    """The site's training samples among `files`, ascending, int64."""
+    held_out: Batch
+    num_classes: int
+    public: bool
+    cache_mb: int
+    workers: int
+
+    @property
+    def num_samples(self) -> int:
+        """See `AnyShard`."""
+        return len(self.index)
+
+    def some(self, num: int) -> Batch:
+        """See `AnyShard`."""
+        batch = self._reader(cache_mb=0).read(_evenly(self.num_samples, num).tolist())
+        return Batch(to_unit(batch.x), batch.y)
+
+    def batches(
+        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
+    ) -> FileStream:
+        """See `FileStream`; each has a cache of its own."""
+        reader = self._reader(self.cache_mb)
+        return FileStream(reader, batch_size, generator, device, self.workers)
+
+    def _reader(self, cache_mb: int) -> Reader:
+        return Reader(
+            lambda place: self.files.decode(int(self.index[place])),
+            self.files.items.labels[self.index],
+            self.files.source.shape,
+            cache_mb << 20,
+        )
+
+
+def _evenly(num_samples: int, num: int) -> Tensor:
+    return torch.arange(num_samples)[:: -(-num_samples // num)]
 
 
 def check_data(config: DataConfig, num_sites: int) -> None:
     """Refuse, without reading any data, settings that cannot work.
 
     Raises:
-        ConfigError: unknown name or split, a folder unasked or missing, negative batch, more sites
-            than labels, or a split that one site alone makes meaningless.
+        ConfigError: unknown name or split, a setting of files unasked or missing, negative batch,
+            more sites than labels, or a split that one site alone makes meaningless.
     """
     source = source_of(config)
-    _check_folder(config)
     split = parse_split(config.split)
+    if config.name in FILE_NAMES:
+        _check_files(config, split.kind == "own")
+    else:
+        _check_small(config, split.kind == "own")
     if config.batch < 0:
         raise ConfigError(
             f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
@@ -56,44 +157,85 @@ def check_data(config: DataConfig, num_sites: int) -> None:
             f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "
             f"{source.num_classes} labels; take at most {source.num_classes} sites, or dirichlet:A"
         )
-    if split.kind != "iid" and num_sites == 1:
+    if split.kind not in ("iid", "own") and num_sites == 1:
         raise ConfigError(
             f"data.split is {config.split!r}, which has no effect with one site; take iid"
         )
 
 
-def _check_folder(config: DataConfig) -> None:
-    if config.name != PAIRS:
-        for key in ("path", "size", "direction"):
-            value = getattr(config, key)
-            if value:
-                raise ConfigError(
-                    f"data.{key} = {value!r} has no effect on {config.name}; "
-                    f"leave it out, or set data.name={PAIRS}"
-                )
-        return
-    if not Path(config.path).is_absolute():
+def _check_small(config: DataConfig, is_own: bool) -> None:
+    """Refuse what only files have."""
+    for key in ("path", "size", "direction", "classes", "cache_mb", "workers"):
+        value = getattr(config, key)
+        if value != getattr(DataConfig(), key):
+            names = PAIRS if key == "direction" else " or ".join(FILE_NAMES)
+            raise ConfigError(
+                f"data.{key} = {value!r} has no effect on {config.name}; "
+                f"leave it out, or set data.name={names}"
+            )
+    if is_own:
+        raise ConfigError(
+            f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
+            f"data.name={' or '.join(FILE_NAMES)}"
+        )
+
+
+def _check_files(config: DataConfig, is_own: bool) -> None:
+    """Refuse paths and sizes that cannot be."""
+    if config.direction and config.name != PAIRS:
+        raise ConfigError(
+            f"data.direction = {config.direction!r} has no effect on {config.name}; leave it out, "
+            f"or set data.name={PAIRS}"
+        )
+    if config.name == PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
+        raise ConfigError(
+            f"data.size = {config.size} is out of range for pairs; choose 0, or "
+            f"{_LEAST_PAIR_SIZE} to 1024"
+        )
+    if not is_own and SITE in config.path:
+        raise ConfigError(
+            f"data.path is {config.path!r}, another folder at each site, of which nothing can be "
+            f"dealt by data.split = {config.split!r}; set data.split=own"
+        )
+    if not Path(config.path).is_absolute() and not (is_own and not config.path):
         raise ConfigError(
             f"data.path is {config.path!r}; name the folder of images from the root, as in "
             "/data/facades: sites run in folders of their own"
         )
 
 
-def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -> Shard:
+def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfig:
+    """A run's data as one site has them.
+
+    Args:
+        config: of the run.
+        site: the site's name, which takes the place of `{site}` in `data.path`.
+        own_path: that the site's own file names in place of the run's; it does not matter to data
+            that come with fedwan.
+    """
+    if config.name not in FILE_NAMES:
+        return config
+    return dataclasses.replace(config, path=own_path or config.path.replace(SITE, site))
+
+
+def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -> AnyShard:
     """Open one site's shard.
 
     Args:
-        config: data set and split.
+        config: data set and split, as this site has them.
         site_index: which site, 0 … num_sites - 1.
         num_sites: number of sites of the run.
         seed: the run's seed; it deals the training data, and does not touch the held-out data.
 
     Raises:
-        ConfigError: see `check_data`, or some site would be left without data.
+        ConfigError: see `check_data`; some site would be left without data; or of files, what is
+            wrong with the first that cannot be used.
     """
     assert 0 <= site_index < num_sites
     check_data(config, num_sites)
-    source = source_of(config)
+    if config.name in FILE_NAMES:
+        return _open_files(config, site_index, num_sites, seed)
+    source = find_source(config.name)
     train, held_out = source.load()
     mine = split_indices(train.y, config.split, num_sites, seed)[site_index]
     return Shard(
@@ -101,4 +243,28 @@ def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -
         held_out=held_out,
         num_classes=source.num_classes,
         public=source.public,
+    )
+
+
+def _open_files(config: DataConfig, site_index: int, num_sites: int, seed: int) -> FileShard:
+    if not config.path:
+        raise ConfigError(
+            "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "
+            "as in data: {path: /data/images}"
+        )
+    files = open_files(config)
+    index = files.train_index
+    if not has_own_data(config):
+        index = index[
+            split_indices(files.items.labels[index], config.split, num_sites, seed)[site_index]
+        ]
+    files.check(index)
+    return FileShard(
+        files=files,
+        index=index,
+        held_out=files.held_out,
+        num_classes=files.source.num_classes,
+        public=files.source.public,
+        cache_mb=config.cache_mb,
+        workers=config.workers,
     )

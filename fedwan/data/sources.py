@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 from fedwan.config import DataConfig, nearest
 from fedwan.data import grid25, ring8, stacked_digits
+from fedwan.data.files import FILE_NAMES, PAIRS, FileSource, file_source, open_files
 from fedwan.data.mixture import Mixture
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
-__all__ = ["PAIRS", "Source", "find_source", "pair_names", "source_of"]
-
-PAIRS = "pairs"
-"""The name of a folder of the user's."""
-PAIRS_SIZE = 256
-"""Pixels a side of a folder's images, where the user names no other."""
+__all__ = ["Source", "find_source", "held_out_of", "pair_names", "source_of"]
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set."""
+    """One data set that is small enough to be held in memory; see `FileSource` for others."""
 
     name: str
     """As in `data.name`."""
@@ -74,13 +69,6 @@ def _load_photo_edges() -> tuple[Batch, Batch]:
     return load_photo_edges()
 
 
-@cache
-def _load_pairs(path: str, size: int, direction: str) -> tuple[Batch, Batch]:
-    from fedwan.data.pairs import load_pairs
-
-    return load_pairs(Path(path), size, direction)
-
-
 _SOURCES = (
     Source("digits", (1, 8, 8), 10, public=True, load=_load_digits),
     Source(
@@ -112,7 +100,7 @@ _SOURCES = (
 
 
 def find_source(name: str) -> Source:
-    """The data set called `name`.
+    """The small data set called `name`.
 
     Raises:
         ConfigError: there is none.
@@ -120,31 +108,31 @@ def find_source(name: str) -> Source:
     for source in _SOURCES:
         if source.name == name:
             return source
-    valid = [*(source.name for source in _SOURCES), PAIRS]
+    valid = [*(source.name for source in _SOURCES), *FILE_NAMES]
     raise ConfigError(
         f"data.name is {name!r}, which fedwan does not know{nearest(name, valid)}; "
         f"valid: {', '.join(valid)}"
     )
 
 
-def source_of(config: DataConfig) -> Source:
-    """The data set that a configuration names, which may be a folder.
+def source_of(config: DataConfig) -> Source | FileSource:
+    """What is known of the data set that a configuration names, without reading it.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is none such, or its classes are none.
     """
-    if config.name != PAIRS:
-        return find_source(config.name)
-    size, direction = config.size or PAIRS_SIZE, config.direction
-    # Nobody said that a user's images may be shown.
-    return Source(
-        PAIRS,
-        (6, size, size),
-        1,
-        public=False,
-        load=lambda: _load_pairs(config.path, size, direction),
-        inputs=3,
-    )
+    return file_source(config) if config.name in FILE_NAMES else find_source(config.name)
+
+
+def held_out_of(config: DataConfig) -> Batch:
+    """The held-out data of a configuration, with the path that files have at this site.
+
+    Raises:
+        ConfigError: see `open_files`.
+    """
+    if config.name in FILE_NAMES:
+        return open_files(config).held_out
+    return find_source(config.name).load()[1]
 
 
 def pair_names() -> list[str]:

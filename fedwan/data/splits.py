@@ -1,7 +1,8 @@
 """How training data is dealt to sites: `iid`, `by_label`, or `dirichlet:A` (Hsu et al. 2019).
 
 A split depends only on (seed, split, number of sites, labels), so that each site computes it alone
-and keeps its own part; the parts are disjoint and cover everything.
+and keeps its own part; the parts are disjoint and cover everything. `own` deals nothing: each site
+has files of its own.
 """
 
 from __future__ import annotations
@@ -13,12 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedwan.config import DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import derive_seed
 
-__all__ = ["Split", "parse_split", "split_indices"]
+__all__ = ["Split", "has_own_data", "parse_split", "split_indices"]
 
-_FORMS = "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5)"
+_FORMS = (
+    "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5); own where each site has files "
+    "of its own"
+)
 _MAX_DRAWS = 100  # of a Dirichlet split that leaves some site empty-handed
 
 
@@ -26,7 +31,7 @@ class Split(NamedTuple):
     """A parsed `data.split`."""
 
     kind: str
-    """`iid`, `by_label` or `dirichlet`."""
+    """`iid`, `by_label`, `dirichlet` or `own`."""
     concentration: float
     """Dirichlet's A: small is uneven; infinite for the other kinds."""
 
@@ -40,7 +45,7 @@ def parse_split(text: str) -> Split:
     Raises:
         ConfigError: not one of the valid forms.
     """
-    if text in ("iid", "by_label"):
+    if text in ("iid", "by_label", "own"):
         return Split(text, math.inf)
     kind, _, number = text.partition(":")
     try:
@@ -52,12 +57,17 @@ def parse_split(text: str) -> Split:
     return Split(kind, concentration)
 
 
+def has_own_data(config: DataConfig) -> bool:
+    """Whether each site has files of its own, and holds out others than the next site."""
+    return parse_split(config.split).kind == "own"
+
+
 def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:
     """Indices of each site's samples.
 
     Args:
         y: labels of all training samples, (N,), int64.
-        split: as in `data.split`.
+        split: as in `data.split`, but for `own`.
         num_sites: number of sites.
         seed: the run's seed.
 
@@ -68,6 +78,7 @@ def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tens
         ConfigError: an unknown form, or a site would be left without data.
     """
     parsed = parse_split(split)
+    assert parsed.kind != "own", "nothing to deal"
     if num_sites > len(y):
         raise ConfigError(f"sites is {num_sites}, but there are only {len(y)} samples to share out")
     generator = np.random.default_rng(derive_seed(seed, "split", split, num_sites))

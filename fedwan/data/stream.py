@@ -1,22 +1,44 @@
-"""An endless stream of shuffled batches that resumes in the middle of an epoch, bit for bit.
-
-Each epoch is a fresh permutation; a batch that reaches the end of one goes on into the next. So no
-sample is ever dropped, every batch is full, and a shard smaller than a batch works too.
-"""
+"""Batches without end: what every shard gives, and the stream of a shard that is held in memory."""
 
 from __future__ import annotations
+
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedwan.errors import CheckpointError
+from fedwan.data.shuffle import Shuffle
 from fedwan.workloads.base import Batch
 
-__all__ = ["BatchStream"]
+__all__ = ["BatchStream", "Stream"]
+
+
+class Stream(Protocol):
+    """Shuffled batches of one shard, without end; see `fedwan.data.shuffle` for their order."""
+
+    def next_batch(self) -> Batch:
+        """The next samples, on the stream's device."""
+        ...
+
+    def state(self) -> dict[str, Tensor]:
+        """Where the stream stands: after the last batch that was taken from it."""
+        ...
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state()`.
+
+        Raises:
+            CheckpointError: the state is of a shard of another size.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give back threads and memory; no batch can be taken afterwards."""
+        ...
 
 
 class BatchStream:
-    """Shuffled batches of one shard, without end.
+    """Shuffled batches of a shard in memory, without end.
 
     Args:
         data: the shard's samples and labels; at least one.
@@ -32,48 +54,22 @@ class BatchStream:
         generator: torch.Generator,
         device: torch.device | str = "cpu",
     ) -> None:
-        assert len(data.x) == len(data.y) > 0 and batch_size > 0
+        assert len(data.x) == len(data.y)
         self._data = Batch(data.x.to(device), data.y.to(device))
-        self._batch_size = batch_size
-        self._generator = generator
-        self._order = torch.empty(0, dtype=torch.int64)
-        self._position = 0
+        self._shuffle = Shuffle(len(data.y), batch_size, generator)
 
     def next_batch(self) -> Batch:
         """The next `batch_size` samples, on the stream's device."""
-        parts: list[Tensor] = []
-        missing = self._batch_size
-        while missing:
-            if self._position == len(self._order):
-                self._order = torch.randperm(len(self._data.y), generator=self._generator)
-                self._position = 0
-            part = self._order[self._position : self._position + missing]
-            self._position += len(part)
-            missing -= len(part)
-            parts.append(part)
-        index = torch.cat(parts).to(self._data.y.device)
+        index = self._shuffle.next_index().to(self._data.y.device)
         return Batch(self._data.x[index], self._data.y[index])
 
     def state(self) -> dict[str, Tensor]:
         """Where the stream stands: `generator` (uint8), `order` (int64), `position` (int64, ())."""
-        return {
-            "generator": self._generator.get_state(),
-            "order": self._order.clone(),
-            "position": torch.tensor(self._position),
-        }
+        return self._shuffle.state()
 
     def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state()`.
+        """See `Stream`."""
+        self._shuffle.load_state(state)
 
-        Raises:
-            CheckpointError: the state is of a shard of another size.
-        """
-        order, position = state["order"], int(state["position"])
-        if len(order) not in (0, len(self._data.y)) or not 0 <= position <= len(order):
-            raise CheckpointError(
-                f"the data stream in the checkpoint stands at {position} of {len(order)} samples, "
-                f"but this shard has {len(self._data.y)}; resume with the same data, split and seed"
-            )
-        self._generator.set_state(state["generator"])
-        self._order = order.clone()
-        self._position = position
+    def close(self) -> None:
+        """Nothing to give back."""

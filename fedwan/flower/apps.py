@@ -71,7 +71,8 @@ def answer_ticket(
 
     Args:
         message: the ticket.
-        context: Flower's context; `site`, `identity` and `dir` come from the SuperNode.
+        context: Flower's context; `site`, `identity`, `dir` and, if the site has data of its own,
+            `data_path` come from the SuperNode.
         run: does the site's work; returns when the coordinator says that the run is over.
 
     Returns:
@@ -97,7 +98,10 @@ def _site_settings(context: Context) -> SiteSettings:
             f"this SuperNode's node config lacks {missing[0]!r}; start it with `fedwan site`"
         )
     return SiteSettings(
-        str(values["site"]), Path(str(values["identity"])), Path(str(values["dir"]))
+        str(values["site"]),
+        Path(str(values["identity"])),
+        Path(str(values["dir"])),
+        str(context.node_config.get("data_path", "")),
     )
 
 

@@ -50,6 +50,8 @@ class SiteServiceConfig:
     """Folder of the site's state and logs; one service at a time."""
     door: str
     """`host:port` of the coordinator's front door."""
+    data_path: str = ""
+    """Folder of the site's data, in place of the run's `data.path`."""
 
 
 def serve_site(settings: SiteServiceConfig, *, stop: threading.Event | None = None) -> None:
@@ -93,7 +95,9 @@ class _Warden:
     """Watches over a SuperNode and its ClientApp."""
 
     def __init__(self, settings: SiteServiceConfig, forwarder: Forwarder) -> None:
-        self._settings = SiteSettings(settings.name, settings.identity, settings.dir)
+        self._settings = SiteSettings(
+            settings.name, settings.identity, settings.dir, settings.data_path
+        )
         self._forwarder = forwarder
         self._mark_path = clientapp_mark(settings.dir)
         self._mark_path.unlink(missing_ok=True)

@@ -57,6 +57,8 @@ def node_config(settings: SiteSettings) -> str:
         "identity": str(settings.identity.absolute()),
         "dir": str(settings.dir.absolute()),
     }
+    if settings.data_path:
+        values["data_path"] = settings.data_path
     return " ".join(f"{key}={_quoted(key, value)}" for key, value in values.items())
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedwan.errors import FedwanError
+from fedwan.metrics.comparison import SMALLEST_DEVIATION, compare, pack_comparisons
 from fedwan.metrics.frechet import frechet_between
 from fedwan.metrics.random_features import see_images
 from fedwan.metrics.threads import one_thread
@@ -29,18 +30,20 @@ __all__ = ["LEAST_PAIRS", "NUM_DEALS", "measure_translation"]
 NUM_DEALS = 3
 LEAST_PAIRS = 4
 """A half needs two for its covariance."""
-_SMALLEST = 1e-3  # deviation of a feature that hardly varies
 
 
-def measure_translation(targets: Tensor, generated: Tensor) -> dict[str, Any]:
+def measure_translation(
+    targets: Tensor, generated: Tensor, *, with_moments: bool = False
+) -> dict[str, Any]:
     """Figures of merit of generated images.
 
     Args:
         targets: real images (n, 3, height, width), n at least LEAST_PAIRS.
         generated: of the same inputs in the same order and shape.
+        with_moments: add `moments`, tensors that several sites' images are compared by.
 
     Returns:
-        JSON-ready: `fd`, `fd_floor` and `l1`; lower is better.
+        JSON-ready but for the moments: `fd`, `fd_floor` and `l1`; lower is better.
 
     Raises:
         FedwanError: images that are not finite.
@@ -53,11 +56,15 @@ def measure_translation(targets: Tensor, generated: Tensor) -> dict[str, Any]:
         )
     with one_thread():
         real, fake = see_images(targets), see_images(generated)
-        scale = real.std(dim=0) + _SMALLEST
-        real, fake = real / scale, fake / scale
         deals = [_deal(len(targets), index) for index in range(NUM_DEALS)]
         ways = [way for one, other in deals for way in ((one, other), (other, one))]
-        return {
+        moments: dict[str, Any] = {}
+        if with_moments:
+            parts = [compare(real[one], fake[other], real[other]) for one, other in ways]
+            moments["moments"] = pack_comparisons(parts)
+        scale = real.std(dim=0) + SMALLEST_DEVIATION
+        real, fake = real / scale, fake / scale
+        return moments | {
             "fd": fmean(frechet_between(real[one], fake[other]) for one, other in ways),
             "fd_floor": fmean(frechet_between(real[one], real[other]) for one, other in deals),
             "l1": float((generated.cpu() - targets.cpu()).abs().mean()),

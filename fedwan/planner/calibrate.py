@@ -14,8 +14,8 @@ import torch
 
 from fedwan.app import load_workload
 from fedwan.codecs import Codec, codec_by_name
-from fedwan.config import Config, LinkConfig
-from fedwan.data.shard import open_shard
+from fedwan.config import Config, LinkConfig, site_names
+from fedwan.data.shard import data_at_site, open_shard
 from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
@@ -64,7 +64,8 @@ def step_seconds(config: Config, workload: Workload) -> float:
         ConfigError: the data are not here.
     """
     device = choose_device(config.device)
-    shard = open_shard(config.data, 0, config.sites, config.seed)
+    data = data_at_site(config.data, site_names(config)[0])
+    shard = open_shard(data, 0, config.sites, config.seed)
     rng = NamedGenerators(config.seed, "calibration")
     stream = shard.batches(config.data.batch, rng["data"], device)
 

@@ -17,7 +17,7 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedwan.data.stream import BatchStream
+from fedwan.data.stream import Stream
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
 from fedwan.site.beside import beside_steps
 from fedwan.site.host_copy import HostCopy
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 class _Parts(NamedTuple):
     replica: Replica
-    stream: BatchStream
+    stream: Stream
     rng: NamedGenerators
 
 
@@ -79,7 +79,7 @@ class SiteCheckpoints:
         self,
         folder: Path,
         replica: Replica,
-        stream: BatchStream,
+        stream: Stream,
         rng: NamedGenerators,
         *,
         is_beside: bool = False,

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.data.shard import Shard
+from fedwan.data.shard import AnyShard
 from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
@@ -38,7 +38,7 @@ from fedwan.site.own_pace import OwnPaceExchange
 from fedwan.site.plan import SitePlan
 from fedwan.site.push_pull import PushPullExchange
 from fedwan.site.replica import Replica
-from fedwan.state import State, layout_to_json
+from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload
 from fedwan.workloads.schedule import set_rates
@@ -65,7 +65,7 @@ class SiteLoop:
         self,
         plan: SitePlan,
         workload: Workload,
-        shard: Shard,
+        shard: AnyShard,
         strategy: Strategy,
         link: Link,
         folder: Path,
@@ -125,6 +125,7 @@ class SiteLoop:
         finally:
             self._exchange.close()
             self._checkpoints.close()
+            self._stream.close()
 
     def _train(self, step: int) -> int:
         while step < self._num_steps:
@@ -282,11 +283,16 @@ class SiteLoop:
         """Quality of some weights on held-out data, and samples from them, for the coordinator."""
         began = time.monotonic()
         seed = self._plan.seed
+        # Sites that measure together do so on different samples.
+        draws = derive_seed(seed, self._plan.site) if self._plan.has_own_data else seed
         gpus = [self._device] if self._device.type == "cuda" else []
         with self._replica.showing(weights), torch.no_grad(), torch.random.fork_rng(gpus):
-            figures = self._workload.evaluate(self._shard.held_out, seed)
+            figures = dict(self._workload.evaluate(self._shard.held_out, draws))
             samples = self._workload.sample(self._plan.num_samples, seed)
+        moments = figures.pop("moments", {})
         shown: dict[str, Tensor] = {"generated": samples.float().cpu().contiguous()}
+        if self._plan.has_own_data:
+            shown |= add_prefix("moments", moments)
         if self._shard.public:
             real = self._shard.held_out.x[: self._plan.num_samples]
             shown["real"] = real.float().cpu().contiguous()

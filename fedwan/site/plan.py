@@ -27,5 +27,7 @@ class SitePlan:
     """Versions between two checkpoints."""
     poll_s: float
     """How long the coordinator holds a request for an update that is not there yet."""
+    has_own_data: bool = False
+    """Held-out data are this site's own: quality is told by moments, too."""
     inner: Mapping[str, InnerConfig] = field(default_factory=dict)
     """By network, for the learning rate's schedule."""

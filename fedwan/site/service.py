@@ -11,7 +11,8 @@ import torch
 
 from fedwan.app import load_strategy, load_workload
 from fedwan.config import Config, LinkConfig, from_json, site_names
-from fedwan.data.shard import open_shard
+from fedwan.data.shard import data_at_site, open_shard
+from fedwan.data.splits import has_own_data
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
@@ -58,6 +59,7 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
             f"{settings.name!r}; use the identity folder that was issued for it"
         )
     device = choose_device(config.device)
+    config.data = data_at_site(config.data, settings.name, settings.data_path)
     shard = open_shard(config.data, names.index(settings.name), len(names), config.seed)
     workload = load_workload(config.workload).build(config, device)
     strategy = load_strategy(config.strategy).build(config)
@@ -89,6 +91,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         num_samples=config.eval.samples,
         checkpoint_every=config.checkpoint.every,
         poll_s=config.link.heartbeat_s,
+        has_own_data=has_own_data(config.data),
         inner=config.inner,
     )
 

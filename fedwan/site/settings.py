@@ -18,3 +18,5 @@ class SiteSettings:
     """Folder with `ca.crt`, `identity.crt` and `identity.key`."""
     dir: Path
     """Folder of the site's state: checkpoints, logs."""
+    data_path: str = ""
+    """Folder of the site's data, in place of the run's `data.path`; empty takes that."""

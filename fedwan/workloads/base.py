@@ -77,6 +77,7 @@ class Workload(Protocol):
         """Quality of the present weights against held-out real data.
 
         Returns:
-            JSON-ready figures; `fd` and `fd_floor` always, lower is better.
+            JSON-ready figures; `fd` and `fd_floor` always, lower is better. And of files under
+            `moments` what `fedwan.metrics.comparison` makes the distance of all sites' data from.
         """
         ...

@@ -32,10 +32,21 @@ def test_absolute_paths_stay_and_words_beat_the_file(tmp_path: Path) -> None:
     assert (settings.dir, settings.site) == ("/var/lib/fedwan", "rome")
 
 
+def test_a_folder_of_data_may_be_named_and_begins_at_the_files_folder(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "data: {path: images}\n")
+    assert load_site(path, []).data.path == str(tmp_path / "images")
+    assert load_site(path, ["data.path=/srv/images"]).data.path == "/srv/images"
+    assert load_site(write(tmp_path, GOOD), []).data.path == ""
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         (GOOD + "gate: x\n", "unknown key 'gate'"),
+        (
+            GOOD + "data: images\n",
+            "data = 'images' is a section, not a setting; it holds data.path",
+        ),
         (GOOD + "doors: x\n", "did you mean 'door'?"),
         (GOOD.replace("door: coordinator.example.com:7444\n", ""), "has no 'door'; add a line"),
         (GOOD.replace(":7444", ""), "door = 'coordinator.example.com' is no host:port"),

@@ -10,9 +10,10 @@ import torch
 from PIL import Image
 
 from fedwan.config import Config, DataConfig, load
-from fedwan.data import check_data, open_shard
-from fedwan.data.pairs import LEAST_FILES, load_pairs
+from fedwan.data import FileShard, check_data, files, open_shard
+from fedwan.data.files import LEAST_PAIRS
 from fedwan.errors import ConfigError
+from fedwan.workloads.base import Batch
 
 RED, BLUE = (255, 0, 0), (0, 0, 255)
 
@@ -23,6 +24,24 @@ def write(file: Path, width: int = 96, height: int = 48) -> None:
     image[:, : width // 2], image[:, width // 2 :] = RED, BLUE
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(image).save(file, subsampling=0)  # red and blue do not run into each other
+
+
+def load_pairs(folder: Path, size: int, direction: str) -> tuple[Batch, Batch]:
+    """All pairs for training and all that are held out, as one site has them."""
+    config = DataConfig("pairs", path=str(folder), size=size, direction=direction)
+    shard = open_shard(config, 0, 1, seed=0)
+    assert isinstance(shard, FileShard)
+    stream = shard.batches(len(shard.index), torch.Generator().manual_seed(0))
+    try:
+        return stream.next_batch(), shard.held_out
+    finally:
+        stream.close()
+
+
+@pytest.fixture(autouse=True)
+def forget() -> None:
+    """Folders change here under the same name."""
+    files._open.cache_clear()
 
 
 @pytest.fixture
@@ -50,21 +69,24 @@ def test_the_input_comes_before_the_target(folder: Path, direction: str) -> None
 def test_half_of_the_fewest_files_are_held_out_and_a_tenth_of_many(tmp_path: Path) -> None:
     for index in range(60):
         write(tmp_path / f"{index:02d}.png", 8, 4)
-        if index == LEAST_FILES - 1:
+        if index == LEAST_PAIRS - 1:
             assert [len(part.x) for part in load_pairs(tmp_path, 32, "")] == [4, 4]
+            files._open.cache_clear()
     assert [len(part.x) for part in load_pairs(tmp_path, 32, "")] == [54, 6]
 
 
 def test_sites_share_out_the_folder_and_hold_out_the_same(folder: Path) -> None:
     config = DataConfig("pairs", path=str(folder), size=32)
     shards = [open_shard(config, site, 2, seed=0) for site in range(2)]
+    assert all(isinstance(shard, FileShard) for shard in shards)
     assert torch.equal(shards[0].held_out.x, shards[1].held_out.x)
-    assert sum(len(shard.train.x) for shard in shards) + len(shards[0].held_out.x) == 13
+    assert sum(len(shard.index) for shard in shards) + len(shards[0].held_out.x) == 13  # type: ignore[attr-defined]
     assert not any(shard.public for shard in shards)
 
 
 def test_a_folder_that_cannot_be_used_is_refused_in_one_line(folder: Path) -> None:
     def refused(match: str, path: Path = folder) -> None:
+        files._open.cache_clear()
         with pytest.raises(ConfigError, match=match) as caught:
             load_pairs(path, 32, "a_to_b")
         assert "\n" not in str(caught.value)
@@ -82,8 +104,12 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(folder: Path) -> No
     [
         (DataConfig("pairs"), "data.path is ''; name the folder of images from the root"),
         (DataConfig("pairs", path="facades"), "data.path is 'facades'; name the folder"),
+        (
+            DataConfig("pairs", path="/facades", size=16),
+            "data.size = 16 .*; choose 0, or 32 to 1024",
+        ),
         (DataConfig(path="/facades"), "data.path = '/facades' has no effect on digits; leave it"),
-        (DataConfig(size=64), "data.size = 64 has no effect on digits; .* data.name=pairs"),
+        (DataConfig(size=64), "data.size = 64 has no effect on digits; .* data.name=.*pairs"),
         (DataConfig(direction="a_to_b"), "data.direction = 'a_to_b' has no effect on digits"),
     ],
 )
@@ -98,7 +124,7 @@ def test_settings_of_a_folder_are_refused_where_there_is_none(
 @pytest.mark.parametrize(
     ("word", "text"),
     [
-        ("data.size=16", "data.size = 16 is out of range; choose 0, or 32 to 1024"),
+        ("data.size=4", "data.size = 4 is out of range; choose 0, or 8 to 1024"),
         ("data.direction=a_to_a", "data.direction = 'a_to_a' is none of a_to_b, b_to_a; did you"),
     ],
 )

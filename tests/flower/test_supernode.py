@@ -20,6 +20,11 @@ def test_flower_reads_the_settings_as_they_were(folder: str) -> None:
     }
 
 
+def test_a_folder_of_data_is_passed_on_where_there_is_one() -> None:
+    settings = SiteSettings("s1", Path("/pki"), Path("/state"), "/data of ours")
+    assert parse_config_args([node_config(settings)])["data_path"] == "/data of ours"
+
+
 def test_a_path_that_flower_cannot_be_told_is_refused() -> None:
     with pytest.raises(ConfigError, match="choose a path without quotes"):
         node_config(SiteSettings("s1", Path("/a'b\"c"), Path("/state")))

@@ -1,0 +1,111 @@
+"""Who measures, and what is made of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from fedwan.coordinator.jury import Jury
+from fedwan.link import wire_pb2 as wire
+from fedwan.metrics.comparison import compare, merge_comparisons, pack_comparisons
+from fedwan.state import State, add_prefix
+
+
+def parts(seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    real, made, other = (torch.randn(30, 4, generator=generator) + seed for _ in range(3))
+    return real, made, other
+
+
+def report(
+    version: int, fd: float = 1.0, moments: State | None = None, **others: object
+) -> wire.QualityReport:
+    shown = {"generated": torch.full((1, 2), fd)} | add_prefix("moments", moments or {})
+    text = json.dumps({"fd": fd, "fd_floor": 0.5, **others})
+    return wire.QualityReport(
+        version=version, figures_json=text, samples=safetensors.torch.save(shown)
+    )
+
+
+def own(version: int, seed: int, fd: float = 1.0, **others: object) -> wire.QualityReport:
+    return report(version, fd, pack_comparisons([compare(*parts(seed))]), **others)
+
+
+def test_of_shared_data_one_site_is_asked_that_keeps_up() -> None:
+    jury = Jury(asks_all=False)
+    assert jury.choose(["s1", "s2"], []) == ["s1"]
+    assert jury.choose(["s1", "s2"], ["s2"]) == ["s2"]
+    assert not jury.is_idle(["s1", "s2"])
+    assert jury.is_idle(["s1"])
+    jury.hear("s2", report(3, 2.0))
+    (finding,) = jury.findings(["s1", "s2"])
+    assert (finding.sites, finding.version, finding.figures["fd"]) == (("s2",), 3, 2.0)
+    assert jury.findings(["s1", "s2"]) == []
+    assert jury.choose([], []) == []
+
+
+def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
+    jury = Jury(asks_all=True)
+    live = ["s1", "s2", "s3"]
+    assert jury.choose(live, ["s2"]) == live
+    jury.hear("s2", own(4, 2, kid=0.2, histogram=[1.0]))
+    jury.hear("s1", own(4, 1, kid=0.1, histogram=[0.5]))
+    assert jury.findings(live) == []
+    assert jury.choose(live, []) == []
+    jury.hear("s3", own(4, 3, kid=0.6, precision=1.0))
+    (finding,) = jury.findings(live)
+    assert (finding.sites, finding.version, finding.complaint) == (("s1", "s2", "s3"), 4, "")
+    expected = merge_comparisons([[compare(*parts(seed))] for seed in (1, 2, 3)])
+    assert finding.figures == pytest.approx(expected | {"kid": 0.3})
+    assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 1.0
+    assert jury.is_idle(live)
+    assert jury.choose(live, []) == live
+
+
+def test_a_site_that_dies_is_not_waited_for() -> None:
+    jury = Jury(asks_all=True)
+    jury.choose(["s1", "s2"], [])
+    jury.hear("s1", own(4, 1))
+    assert jury.findings(["s1", "s2"]) == []
+    (finding,) = jury.findings(["s1"])
+    assert finding.sites == ("s1",)
+    assert finding.figures == pytest.approx(merge_comparisons([[compare(*parts(1))]]))
+
+
+def test_where_all_die_others_are_asked() -> None:
+    jury = Jury(asks_all=True)
+    jury.choose(["s1"], [])
+    assert jury.is_idle(["s2"])
+    assert jury.choose(["s2"], []) == ["s2"]
+
+
+def test_initial_weights_are_measured_by_one_site_unasked() -> None:
+    jury = Jury(asks_all=True)
+    jury.hear("s2", own(0, 1, 9.0))
+    (finding,) = jury.findings(["s1", "s2"])
+    assert (finding.sites, finding.figures["fd"]) == (("s2",), 9.0)
+
+
+def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
+    jury = Jury(asks_all=True)
+    jury.choose(["s1"], [])
+    jury.hear("s2", own(3, 2))
+    assert jury.findings(["s1", "s2"]) == []
+
+
+@pytest.mark.parametrize("samples", [b"no safetensors", None])
+def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | None) -> None:
+    jury = Jury(asks_all=True)
+    jury.choose(["s1", "s2"], [])
+    bad = report(4, 3.0)
+    if samples is not None:
+        bad.samples = samples
+    jury.hear("s1", own(4, 1, 1.0))
+    jury.hear("s2", bad)
+    (finding,) = jury.findings(["s1", "s2"])
+    assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
+    assert "fd is the mean over sites" in finding.complaint

@@ -1,0 +1,108 @@
+"""What the tests of files share: photographs cut into files, folders, tar shards."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from skimage import data as bundled
+
+from fedwan.config import DataConfig
+from fedwan.data import AnyShard, Stream, open_shard
+from fedwan.errors import ConfigError
+
+KINDS = {"png": "PNG", "jpg": "JPEG"}
+
+
+def crop(number: int, side: int = 40) -> np.ndarray:
+    """A piece of a photograph, (side, side + 8, 3); another one for every number."""
+    photo = (bundled.astronaut, bundled.coffee, bundled.chelsea)[number % 3]()
+    place = number // 3
+    top = (place * 37) % (photo.shape[0] - side)
+    left = (place * 53) % (photo.shape[1] - side - 8)
+    return photo[top : top + side, left : left + side + 8]
+
+
+def encoded(number: int, kind: str, side: int = 40) -> bytes:
+    """The same as a file."""
+    out = io.BytesIO()
+    Image.fromarray(crop(number, side)).save(out, KINDS[kind])
+    return out.getvalue()
+
+
+def kind_of(number: int) -> str:
+    """Some are PNG files, the others JPEG."""
+    return "jpg" if number % 2 else "png"
+
+
+def write_folder(
+    folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = (), side: int = 40
+) -> Path:
+    """A file for each number, in its class's folder if there are any."""
+    for number in numbers:
+        below = folder / classes[number % len(classes)] if classes else folder
+        below.mkdir(parents=True, exist_ok=True)
+        kind = kind_of(number)
+        (below / f"{number:04d}.{kind}").write_bytes(encoded(number, kind, side))
+    return folder
+
+
+def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
+    """A tar file that is not compressed."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return path
+
+
+def tar_sample(number: int, label: str = "", kind: str = "cls") -> dict[str, bytes]:
+    """The files of one sample."""
+    image = kind_of(number)
+    files = {f"{number:04d}.{image}": encoded(number, image)}
+    if label:
+        text = label if kind == "cls" else json.dumps({"label": label, "by": "test"})
+        files[f"{number:04d}.{kind}"] = text.encode()
+    return files
+
+
+def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = ()) -> Path:
+    """Ten samples a shard, labels in turn in `.cls` and in `.json` files."""
+    listed = list(numbers)
+    for start in range(0, len(listed), 10):
+        files: dict[str, bytes] = {}
+        for number in listed[start : start + 10]:
+            label = classes[number % len(classes)] if classes else ""
+            files |= tar_sample(number, label, ("cls", "json")[number % 2])
+        write_tar(folder / f"shard-{start:04d}.tar", files)
+    return folder
+
+
+def open_one(config: DataConfig, site: int = 0, sites: int = 1, seed: int = 0) -> AnyShard:
+    return open_shard(config, site, sites, seed)
+
+
+def stream_of(shard: AnyShard, batch: int = 7, seed: int = 3) -> Stream:
+    return shard.batches(batch, torch.Generator().manual_seed(seed))
+
+
+def take(stream: Stream, num: int) -> list[tuple[bytes, tuple[int, ...]]]:
+    """The bits of some batches."""
+    batches = [stream.next_batch() for _ in range(num)]
+    return [(batch.x.numpy().tobytes(), tuple(batch.y.tolist())) for batch in batches]
+
+
+def refused(match: str, call: Callable[[], object]) -> None:
+    """It is, in one line."""
+    with pytest.raises(ConfigError, match=match) as caught:
+        call()
+    assert "\n" not in str(caught.value)
