@@ -242,7 +242,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow` or `pix2pix`."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection
 
 from fedwan.config import Config, DataConfig, InnerConfig
@@ -73,12 +74,12 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
 
 
 def require_at_least(key: str, value: float, least: float) -> None:
-    """Refuse a model setting that is too small.
+    """Refuse a model setting that is too small, or no number.
 
     Raises:
-        ConfigError: `value` is below `least`.
+        ConfigError: `value` is below `least`, or not finite.
     """
-    if not value >= least:
+    if not least <= value < math.inf:
         raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")
 
 
