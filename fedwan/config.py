@@ -66,6 +66,9 @@ class InnerConfig:
     """Decoupled for `adamw`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
+    state: str = "keep"
+    """What becomes of its moments when an update lands: `keep`; `reset`, as if it had never
+    stepped; or `average`, they travel with the weights, uncoded, and are merged."""
 
 
 @dataclass

@@ -47,7 +47,8 @@ from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
-NETWORKS: dict[str, NetworkKind] = {"student": "regression", "heads": "adversarial"}
+# What the student learns from moves as well: its own average, and the judge.
+NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}
 
 
 @dataclass

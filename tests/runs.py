@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,8 +86,10 @@ class TinyRun:
         patience_s: float = 60.0,
         eval_every: int = 0,
         checkpoint_every: int = 1,
+        inner: Mapping[str, InnerConfig] | None = None,
     ) -> None:
         self.folder = folder
+        self.inner = inner or {}
         self.strategy = strategy
         self.sites = sites
         self.num_versions = num_versions
@@ -163,6 +165,7 @@ class TinyRun:
             num_samples=4,
             checkpoint_every=self.checkpoint_every,
             poll_s=0.05,
+            inner=self.inner,
         )
         folder = self.folder / name
         cpu = torch.device("cpu")

@@ -22,6 +22,7 @@ from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_st
 from fedwan.site.host_copy import HostCopy
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
+from fedwan.workloads.moments import is_moment
 
 __all__ = ["Ledger", "SiteCheckpoints", "Work"]
 
@@ -110,7 +111,7 @@ class SiteCheckpoints:
         self.settle()
         replica, stream, rng = self._parts
         moving = (
-            add_prefix("model", replica.live)
+            add_prefix("model", {n: v for n, v in replica.live.items() if not is_moment(n)})
             | add_prefix("local", replica.local)
             | add_prefix("optimizer", replica.optimizer_state())
             | add_prefix("stream", stream.state())
