@@ -228,6 +228,9 @@ class EvalConfig:
     """Steps between two evaluations; 0 evaluates only before and after training."""
     samples: int = 64
     """Generated samples in the picture."""
+    recalibrate: int = 0
+    """Batches of a site's own data from which batch norm's running statistics are taken anew for
+    the weights that are measured; 0 takes those that were merged and averaged."""
 
 
 @dataclass

@@ -37,10 +37,11 @@ from fedwan.site.meter import Meter
 from fedwan.site.own_pace import OwnPaceExchange
 from fedwan.site.plan import SitePlan
 from fedwan.site.push_pull import PushPullExchange
+from fedwan.site.recalibrate import recalibrate
 from fedwan.site.replica import Replica
 from fedwan.state import State, layout_to_json
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Workload
+from fedwan.workloads.base import Batch, Workload
 from fedwan.workloads.schedule import set_rates
 
 __all__ = ["SiteLoop"]
@@ -284,6 +285,7 @@ class SiteLoop:
         seed = self._plan.seed
         gpus = [self._device] if self._device.type == "cuda" else []
         with self._replica.showing(weights), torch.no_grad(), torch.random.fork_rng(gpus):
+            self._recalibrate()
             figures = self._workload.evaluate(self._shard.held_out, seed)
             samples = self._workload.sample(self._plan.num_samples, seed)
         shown: dict[str, Tensor] = {"generated": samples.float().cpu().contiguous()}
@@ -293,6 +295,18 @@ class SiteLoop:
         text = json.dumps(_plain(figures))
         self._courier.report(version, text, safetensors.torch.save(shown))
         log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+    def _recalibrate(self) -> None:
+        """Have the networks' running statistics fit the weights that they hold, if asked to."""
+        if not self._plan.num_recalibrate:
+            return
+        size, train = self._plan.batch, self._shard.train
+        rng = NamedGenerators(derive_seed(self._plan.seed, "recalibrate"), self._plan.site)
+        order = torch.randperm(len(train.y), generator=rng["data"])
+        parts = order[: self._plan.num_recalibrate * size].split(size)
+        whole = [part for part in parts if len(part) == size] or parts
+        batches = (Batch(*(values[part].to(self._device) for values in train)) for part in whole)
+        recalibrate(self._workload, batches, rng)
 
 
 def _exchange(strategy: Strategy, station: Station) -> Exchange:

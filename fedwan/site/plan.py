@@ -28,4 +28,6 @@ class SitePlan:
     poll_s: float
     """How long the coordinator holds a request for an update that is not there yet."""
     inner: Mapping[str, InnerConfig] = field(default_factory=dict)
-    """By network, for the learning rate's schedule."""
+    """By network, for the learning rate's schedule, and what becomes of moments."""
+    num_recalibrate: int = 0
+    """Batches that running statistics are taken anew from, before weights are measured."""

@@ -90,6 +90,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         checkpoint_every=config.checkpoint.every,
         poll_s=config.link.heartbeat_s,
         inner=config.inner,
+        num_recalibrate=config.eval.recalibrate,
     )
 
 
