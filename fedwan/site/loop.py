@@ -303,9 +303,9 @@ class SiteLoop:
         size, train = self._plan.batch, self._shard.train
         rng = NamedGenerators(derive_seed(self._plan.seed, "recalibrate"), self._plan.site)
         order = torch.randperm(len(train.y), generator=rng["data"])
-        parts = order[: self._plan.num_recalibrate * size].split(size)
-        whole = [part for part in parts if len(part) == size] or parts
-        batches = (Batch(*(values[part].to(self._device) for values in train)) for part in whole)
+        num = min(self._plan.num_recalibrate, max(1, len(order) // size))  # none but whole ones
+        parts = (order[index * size : (index + 1) * size] for index in range(num))
+        batches = (Batch(*(values[part].to(self._device) for values in train)) for part in parts)
         recalibrate(self._workload, batches, rng)
 
 
