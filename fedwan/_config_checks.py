@@ -56,6 +56,7 @@ def check(config: Config) -> None:
     _whole("checkpoint.every", config.checkpoint.every, 0)
     _whole("eval.every", config.eval.every, 0)
     _whole("eval.samples", config.eval.samples, 1, 1024)
+    _whole("eval.recalibrate", config.eval.recalibrate, 0)
     _check_log(config)
 
 

@@ -22,6 +22,8 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedwan.workloads.base import Workload
 
 __all__ = [
@@ -146,6 +148,7 @@ def resolve(config: Config) -> Config:
     strategy.resolve(config, workload.NETWORKS)
     assert set(config.inner) | set(config.outer) <= set(workload.NETWORKS), "recipes add no network"
     _check_fragments(config, workload, strategy)
+    _check_recalibration(config, workload)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
@@ -246,16 +249,11 @@ def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType)
     apart = [name for name, special in config.network.items() if special.h not in (0, config.h)]
     if config.stream.fragments < 2 and not apart:
         return
-    import torch
-
+    trained = _build_nowhere(config, workload)
+    if trained is None:
+        return
     from fedwan.state import layout_of
 
-    try:
-        with torch.device("meta"):
-            built: Workload = workload.build(config, torch.device("meta"))
-    except RuntimeError:
-        return
-    trained = {name: built.networks[name] for name in built.optimizers}
     fragments = strategy.build(config).fragments(layout_of(trained))
     if apart and all(fragment.times == 1 for fragment in fragments):
         raise ConfigError(
@@ -263,6 +261,31 @@ def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType)
             f"{config.strategy!r} has all networks travel together; leave it out, or set "
             "strategy=diloco"
         )
+
+
+def _check_recalibration(config: Config, workload: ModuleType) -> None:
+    """Refuse statistics to be taken anew where no network keeps any."""
+    trained = _build_nowhere(config, workload) if config.eval.recalibrate else None
+    if trained is not None:
+        from fedwan.site.recalibrate import normalised_layers
+
+        if not normalised_layers(trained):
+            raise ConfigError(
+                f"eval.recalibrate={config.eval.recalibrate} has no effect: workload "
+                f"{config.workload!r} has no batch norm; leave it out"
+            )
+
+
+def _build_nowhere(config: Config, workload: ModuleType) -> dict[str, nn.Module] | None:
+    """The trained networks without memory; None if the recipe must read its own values."""
+    import torch
+
+    try:
+        with torch.device("meta"):
+            built: Workload = workload.build(config, torch.device("meta"))
+    except RuntimeError:
+        return None
+    return {name: built.networks[name] for name in built.optimizers}
 
 
 def _resolve_model(model: type, given: Tree) -> Tree:

@@ -66,6 +66,9 @@ class InnerConfig:
     """Decoupled for `adamw`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
+    state: str = "keep"
+    """What becomes of its moments when an update lands: `keep`; `reset`, as if it had never
+    stepped; or `average`, they travel with the weights, uncoded, and are merged."""
 
 
 @dataclass
@@ -235,6 +238,9 @@ class EvalConfig:
     """Steps between two evaluations; 0 evaluates only before and after training."""
     samples: int = 64
     """Generated samples in the picture."""
+    recalibrate: int = 0
+    """Batches of a site's own data from which batch norm's running statistics are taken anew for
+    the weights that are measured; 0 takes those that were merged and averaged."""
 
 
 @dataclass
@@ -252,7 +258,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow` or `pix2pix`."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""

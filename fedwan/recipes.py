@@ -27,6 +27,7 @@ __all__ = [
     "refuse_h",
     "refuse_outer",
     "refuse_round",
+    "refuse_state",
     "refuse_stream",
     "require_overlap",
 ]
@@ -145,6 +146,20 @@ def refuse_outer(config: Config, networks: Mapping[str, NetworkKind], why: str) 
             raise ConfigError(
                 f"outer.{network} has no effect: strategy {config.strategy!r} {why}; "
                 "leave it out, or set strategy=diloco"
+            )
+
+
+def refuse_state(config: Config, why: str) -> None:
+    """Refuse what would become of inner moments at updates that leave none of them behind.
+
+    Raises:
+        ConfigError: a network's are not simply kept.
+    """
+    for network, inner in config.inner.items():
+        if inner.state != "keep":
+            raise ConfigError(
+                f"inner.{network}.state={inner.state} has no effect: strategy "
+                f"{config.strategy!r} {why}; leave it out, or set strategy=diloco"
             )
 
 

@@ -90,6 +90,7 @@ def simulate(
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
     inner: Mapping[str, InnerConfig] | None = None,
+    num_recalibrate: int = 0,
 ) -> SimulatedRun:
     """Train to the end.
 
@@ -104,7 +105,8 @@ def simulate(
         eval_every: versions between evaluations; 0 for none but the first and the last.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site; each of these needs its `rebuild`.
-        inner: by network, for learning rates that change.
+        inner: by network, for learning rates that change, and moments that are not kept.
+        num_recalibrate: see `EvalConfig.recalibrate`.
 
     Raises:
         FedwanError: the first that any party raised.
@@ -135,7 +137,9 @@ def simulate(
     parties = _Parties(desk, rounds, strategy, folder, wrap)
     for name, site in sites.items():
         site_plan = SitePlan(
-            *(RUN_ID, name, seed, batch, num_steps, 16, num_steps, 0.2), inner=inner or {}
+            *(RUN_ID, name, seed, batch, num_steps, 16, num_steps, 0.2),
+            inner=inner or {},
+            num_recalibrate=num_recalibrate,
         )
         parties.start(site_plan, site, (absences or {}).get(name))
     try:

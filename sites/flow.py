@@ -20,15 +20,14 @@ from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.models.bounded import clamp_images
-from fedwan.models.dit import DiffusionTransformer
-from fedwan.models.velocity import VelocityNetwork
+from fedwan.models.flow import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.euler import EulerSolver
-from fedwan.workloads.guidance import balanced_labels, drop_labels, guide
+from fedwan.workloads.guidance import drop_labels
 from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
+from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
@@ -98,14 +97,9 @@ def build(config: Config, device: torch.device | str) -> Flow:
     assert model.width and model.depth, "resolve() fills them in"
     source = source_of(config.data)
     num_classes = source.num_classes if model.network == "dit" else 0
-    velocity: nn.Module
+    sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
     with seeded_init(config.seed):
-        if model.network == "dit":
-            velocity = DiffusionTransformer(
-                *(source.shape, num_classes, model.patch, model.width, model.depth, model.heads)
-            )
-        else:
-            velocity = VelocityNetwork(source.shape, model.width, model.depth)
+        velocity = build_velocity(source.shape, source.num_classes, sizes)
     networks = {"velocity": velocity.to(device)}
     optimizers = build_optimizers(config.inner, networks)
     return Flow(networks, optimizers, config, model, num_classes, torch.device(device))
@@ -141,16 +135,10 @@ class Flow:
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
-        generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
-        shape = source_of(self.config.data).shape
-        noise = torch.randn(num, *shape, generator=generator).to(self.device)
-        velocity = self.networks["velocity"]
-        if self.num_classes:
-            generator = torch.Generator().manual_seed(derive_seed(seed, "labels"))
-            labels = balanced_labels(num, self.num_classes, generator).to(self.device)
-            velocity = guide(velocity, labels, self.num_classes, self.model.guidance)
         sigmas = flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
-        return clamp_images(EulerSolver(sigmas, len(sigmas)).sample(velocity, noise))
+        solver, shape = EulerSolver(sigmas, len(sigmas)), source_of(self.config.data).shape
+        told = (self.num_classes, self.model.guidance)
+        return sample_flow(self.networks["velocity"], solver, shape, num, seed, *told)
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`."""

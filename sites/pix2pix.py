@@ -9,7 +9,8 @@ one exchange, and strategies that exchange gradients need all of them at once.
 
 Images are made as in training, with the statistics of their own batch (section 3.3), but without
 dropout, so that the same inputs give the same images. Running statistics do not belong to weights
-that were merged or averaged: with them, distances of short runs were four to eight times as large.
+that were merged or averaged: with them, distances of short runs were four to eight times as large,
+unless they are taken anew (`model.statistics=running eval.recalibrate=20`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.adversarial import discriminator_loss, generator_loss, set_gradients
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers, step_optimizers
-from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.settings import (
+    fill_inner,
+    fill_training,
+    require_at_least,
+    require_one_of,
+)
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 
@@ -49,6 +55,8 @@ class Model:
     """Weight of the distance to the target, beside the adversarial loss."""
     dropout: float = 0.5
     """Share of values dropped in the generator's inner layers; 0 drops none."""
+    statistics: str = "batch"
+    """That images are made with: `batch`, those of the inputs beside them, or `running`."""
 
 
 def resolve(config: Config) -> None:
@@ -59,6 +67,12 @@ def resolve(config: Config) -> None:
     require_at_least("model.l1", model.l1, 0)
     if not 0 <= model.dropout < 1:
         raise ConfigError(f"model.dropout = {model.dropout!r} is out of range; choose 0 to 0.9")
+    require_one_of("model.statistics", model.statistics, ("batch", "running"))
+    if config.eval.recalibrate and model.statistics != "running":
+        raise ConfigError(
+            f"eval.recalibrate={config.eval.recalibrate} has no effect on images that are made "
+            "with statistics of their own batch; add model.statistics=running"
+        )
     fill_training(config, batch=16, steps=2000, pairs=True)
     side = source_of(config.data).shape[-1]
     if side % 2**model.depth:
@@ -138,11 +152,11 @@ class Pix2Pix:
     @torch.no_grad()
     def _translate(self, inputs: Tensor) -> Tensor:
         """Images for inputs, (num, …), in batches as in training."""
-        generator = self.networks["generator"]
+        generator, is_running = self.networks["generator"], self.model.statistics == "running"
         # Batch norm moves its running statistics: it is lent others to move.
         lent = {name: buffer.clone() for name, buffer in generator.named_buffers()}
         was_training = generator.training
-        generator.train()
+        generator.train(not is_running)
         try:
             parts = inputs.to(self.device).split(self.config.data.batch)
             return torch.cat([functional_call(generator, lent, (part,)) for part in parts])

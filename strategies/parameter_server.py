@@ -24,6 +24,7 @@ from fedwan.recipes import (
     refuse_h,
     refuse_outer,
     refuse_round,
+    refuse_state,
     refuse_stream,
 )
 from fedwan.strategy import Strategy
@@ -36,6 +37,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     fill_schedule(config, h=1, checkpoint_every=50)
     fill_codec(config)
     refuse_outer(config, networks, "steps the inner optimisers on every gradient")
+    refuse_state(config, "has its moments at the coordinator alone")
     refuse_stream(config)
     refuse_round(config, "warmup", "updates on arrival from the first step on", "async_diloco")
     refuse_round(config, "least_steps", "pushes gradients in every step", "async_diloco")

@@ -21,6 +21,7 @@ from fedwan.recipes import (
     refuse_h,
     refuse_outer,
     refuse_round,
+    refuse_state,
     refuse_stream,
 )
 from fedwan.strategy import Strategy
@@ -33,6 +34,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     fill_schedule(config, h=1, checkpoint_every=50)
     fill_codec(config)
     refuse_outer(config, networks, "steps the inner optimisers on the mean gradient")
+    refuse_state(config, "has the same moments at every site already")
     refuse_stream(config)
     fill_barrier(config)
     refuse_round(config, "grace", "goes nowhere without all gradients", "parameter_server")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,11 @@ class TinyRun:
         checkpoint_every: int = 1,
         shard_of: Callable[[str], AnyShard] = lambda name: tiny_shard(int(name[1:])),
         has_own_data: bool = False,
+        inner: Mapping[str, InnerConfig] | None = None,
     ) -> None:
         self.shard_of = shard_of
         self.folder = folder
+        self.inner = inner or {}
         self.strategy = strategy
         self.sites = sites
         self.num_versions = num_versions
@@ -168,6 +170,7 @@ class TinyRun:
             checkpoint_every=self.checkpoint_every,
             poll_s=0.05,
             has_own_data=self.plan.asks_all_sites,
+            inner=self.inner,
         )
         folder = self.folder / name
         cpu = torch.device("cpu")

@@ -255,6 +255,27 @@ def test_a_model_that_must_read_its_own_values_is_left_to_the_sites(root: Path) 
     assert load_run("model.width=5", "stream.fragments=6").stream.fragments == 6
 
 
+BATCH_NORM = """
+class Normed(Built):
+    def __init__(self, depth):
+        super().__init__(depth)
+        self.networks["discriminator"] = nn.BatchNorm1d(2)
+
+def build(config, device):
+    return Normed(config.model["width"])
+"""
+
+
+def test_statistics_that_no_network_keeps_are_not_taken_anew(root: Path) -> None:
+    (root / "sites" / "mine.py").write_text(WORKLOAD + NETWORKS)
+    assert "eval.recalibrate=5 has no effect: workload 'mine' has no batch norm" in refusal(
+        "model.width=1", "eval.recalibrate=5"
+    )
+    (root / "sites" / "mine.py").write_text(WORKLOAD + NETWORKS + BATCH_NORM)
+    sys.modules.pop("sites.mine")
+    assert load_run("model.width=1", "eval.recalibrate=5").eval.recalibrate == 5
+
+
 def test_a_package_that_hides_the_apps_own_is_named(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -29,8 +30,10 @@ from fedwan.recipes import (
     overlap,
     refuse_h,
     refuse_outer,
+    refuse_state,
     refuse_stream,
 )
+from strategies import parameter_server, sync
 from tests.support import spec
 
 
@@ -105,6 +108,21 @@ def test_an_h_without_effect_is_refused() -> None:
     assert "h=20 has no effect" in message(raised)
     for h in (0, 1):
         refuse_h(Config(h=h), "has no local steps")
+
+
+def test_what_becomes_of_moments_is_refused_where_no_update_leaves_any_behind() -> None:
+    inner = {"generator": InnerConfig(), "discriminator": InnerConfig(state="average")}
+    with pytest.raises(ConfigError) as raised:
+        refuse_state(Config(strategy="sync", inner=inner), "has the same ones everywhere")
+    assert "inner.discriminator.state=average has no effect" in message(raised)
+    refuse_state(Config(strategy="sync", inner={"generator": InnerConfig()}), "has the same")
+
+
+@pytest.mark.parametrize("recipe", [sync, parameter_server], ids=["sync", "parameter_server"])
+def test_strategies_that_exchange_gradients_refuse_it(recipe: ModuleType) -> None:
+    config = Config(strategy="x", steps=20, inner={"generator": InnerConfig(state="reset")})
+    with pytest.raises(ConfigError, match=r"inner.generator.state=reset has no effect"):
+        recipe.resolve(config, {"generator": "adversarial"})
 
 
 def stream_config(**stream: Any) -> Config:

@@ -170,7 +170,7 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
         run,
         named,
         load_workload(run.workload).NETWORKS,
-        trained_layout(workload),
+        trained_layout(workload, run.inner),
         config.step_s,
         link,
         run.steps,

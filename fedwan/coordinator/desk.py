@@ -145,14 +145,15 @@ class Desk:
                 f"site {site}'s model has other tensors than the run's; "
                 "start every site from the same app, config and library versions"
             )
-        for what, mine, theirs in (
-            ("initial weights", self.initial_sha256, hello.initial_sha256),
-            ("frozen networks", self.frozen_sha256, hello.frozen_sha256),
+        # Frozen ones first: what is initialised from them differs with them.
+        for what, mine, theirs, same in (
+            ("frozen networks", self.frozen_sha256, hello.frozen_sha256, "files they come from"),
+            ("initial weights", self.initial_sha256, hello.initial_sha256, "seed"),
         ):
             if mine != theirs:
                 return (
                     f"site {site}'s {what} hash to {theirs[:12]}, the run's to {mine[:12]}; "
-                    "use the same seed, app and library versions at every site"
+                    f"use the same {same}, app and library versions at every site"
                 )
         return ""
 

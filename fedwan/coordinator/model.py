@@ -34,6 +34,7 @@ from fedwan.state import (
     write_tensors,
 )
 from fedwan.strategy import Strategy
+from fedwan.workloads.moments import is_moment
 
 __all__ = ["GlobalModel"]
 
@@ -122,6 +123,11 @@ class GlobalModel:
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""
         return sum(fragment.num_bytes for fragment in self.fragments)
+
+    def num_weight_bytes(self) -> int:
+        """The same without moments: what synchronous training would send."""
+        weights = {name: spec for name, spec in self.layout.items() if not is_moment(name)}
+        return Fragment(0, weights).num_bytes
 
     def snapshot_global(self) -> tuple[Payload, tuple[int, ...]]:
         """A copy of the weights in fp32, and the version of each fragment."""

@@ -92,7 +92,7 @@ def _train(rounds: Rounds, outputs: Any, config: Config) -> None:
         rounds.totals,
         rounds.elapsed_s(),
         model.version,
-        model.num_bytes(),
+        model.num_weight_bytes(),
         hash_state(model.state),
     )
 

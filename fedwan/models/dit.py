@@ -89,15 +89,28 @@ class DiffusionTransformer(nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         """Velocities d x / d sigma."""
-        # (batch, values of a patch, rows, columns) -> (batch, tokens, width)
         patches = pixel_unshuffle(x, self.patch)
-        tokens = self.read(patches.flatten(2).transpose(1, 2)) + self.positions
-        condition = silu(self.level(embed_level(sigma)) + self.label(labels))
-        for block in self.blocks:
-            tokens = block(tokens, condition)
+        condition = self._condition(sigma, labels)
+        tokens = self._blocks(patches, condition)[-1]
         shift, scale = self.modulate(condition)[:, None].chunk(2, dim=2)
         written = self.write(_modulate(tokens, shift, scale)).transpose(1, 2).reshape(patches.shape)
         return velocity_towards(self.bound(pixel_shuffle(written, self.patch)), x, sigma)
+
+    def features(self, x: Tensor, sigma: Tensor, labels: Tensor) -> list[Tensor]:
+        """What each block makes of the samples, (batch, tokens, width)."""
+        return self._blocks(pixel_unshuffle(x, self.patch), self._condition(sigma, labels))
+
+    def _condition(self, sigma: Tensor, labels: Tensor) -> Tensor:
+        return silu(self.level(embed_level(sigma)) + self.label(labels))
+
+    def _blocks(self, patches: Tensor, condition: Tensor) -> list[Tensor]:
+        # (batch, values of a patch, rows, columns) -> (batch, tokens, width)
+        tokens = self.read(patches.flatten(2).transpose(1, 2)) + self.positions
+        made = []
+        for block in self.blocks:
+            tokens = block(tokens, condition)
+            made.append(tokens)
+        return made
 
 
 class _Block(nn.Module):

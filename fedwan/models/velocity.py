@@ -76,12 +76,19 @@ class VelocityNetwork(nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor) -> Tensor:
         """Velocities d x / d sigma."""
-        h = self.read(x.flatten(1))
-        modulation = self.modulate(self.level(embed_level(sigma)))
-        for block, part in zip(self.blocks, modulation.chunk(len(self.blocks), dim=1), strict=True):
-            h = block(h, part)
+        h = self.features(x, sigma)[-1]
         data = self.bound(self.write(layer_norm(h, h.shape[1:]))).view_as(x)
         return velocity_towards(data, x, sigma)
+
+    def features(self, x: Tensor, sigma: Tensor) -> list[Tensor]:
+        """What each block makes of the samples, (batch, width)."""
+        h = self.read(x.flatten(1))
+        modulation = self.modulate(self.level(embed_level(sigma)))
+        made = []
+        for block, part in zip(self.blocks, modulation.chunk(len(self.blocks), dim=1), strict=True):
+            h = block(h, part)
+            made.append(h)
+        return made
 
 
 class _Block(nn.Module):

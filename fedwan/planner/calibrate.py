@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
 from fedwan.app import load_workload
 from fedwan.codecs import Codec, codec_by_name
-from fedwan.config import Config, LinkConfig, site_names
+from fedwan.config import Config, InnerConfig, LinkConfig, site_names
 from fedwan.data.shard import data_at_site, open_shard
 from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
@@ -22,6 +22,7 @@ from fedwan.rng import NamedGenerators
 from fedwan.site.service import choose_device
 from fedwan.state import Layout, Role, State, layout_of
 from fedwan.workloads.base import Workload, keep_local
+from fedwan.workloads.moments import moment_layout
 
 __all__ = ["coding_costs", "coding_speed", "open_workload", "step_seconds", "trained_layout"]
 
@@ -47,10 +48,11 @@ def open_workload(config: Config) -> Workload:
     return workload
 
 
-def trained_layout(workload: Workload) -> Layout:
-    """Of what will travel."""
+def trained_layout(workload: Workload, inner: Mapping[str, InnerConfig]) -> Layout:
+    """Of what will travel, moments too where `inner` has them averaged."""
     networks, optimizers = workload.networks, workload.optimizers
-    return layout_of({name: networks[name] for name in networks if name in optimizers})
+    layout = layout_of({name: networks[name] for name in networks if name in optimizers})
+    return dict(sorted((layout | moment_layout(layout, inner)).items()))
 
 
 def step_seconds(config: Config, workload: Workload) -> float:

@@ -23,6 +23,7 @@ from fedwan.site.beside import beside_steps
 from fedwan.site.host_copy import HostCopy
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
+from fedwan.workloads.moments import is_moment
 
 __all__ = ["Ledger", "SiteCheckpoints", "Work"]
 
@@ -111,7 +112,7 @@ class SiteCheckpoints:
         self.settle()
         replica, stream, rng = self._parts
         moving = (
-            add_prefix("model", replica.live)
+            add_prefix("model", {n: v for n, v in replica.live.items() if not is_moment(n)})
             | add_prefix("local", replica.local)
             | add_prefix("optimizer", replica.optimizer_state())
             | add_prefix("stream", stream.state())

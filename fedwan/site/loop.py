@@ -37,10 +37,11 @@ from fedwan.site.meter import Meter
 from fedwan.site.own_pace import OwnPaceExchange
 from fedwan.site.plan import SitePlan
 from fedwan.site.push_pull import PushPullExchange
+from fedwan.site.recalibrate import recalibrate
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Workload
+from fedwan.workloads.base import Batch, Workload
 from fedwan.workloads.schedule import set_rates
 
 __all__ = ["SiteLoop"]
@@ -77,7 +78,7 @@ class SiteLoop:
         self._shard = shard
         self._strategy = strategy
         self._link = link
-        self._replica = Replica(workload)
+        self._replica = Replica(workload, plan.inner)
         self._rng = NamedGenerators(plan.seed, plan.site)
         self._stream = shard.batches(plan.batch, self._rng["data"], device)
         self._checkpoints = SiteCheckpoints(
@@ -287,6 +288,7 @@ class SiteLoop:
         draws = derive_seed(seed, self._plan.site) if self._plan.has_own_data else seed
         gpus = [self._device] if self._device.type == "cuda" else []
         with self._replica.showing(weights), torch.no_grad(), torch.random.fork_rng(gpus):
+            self._recalibrate()
             figures = dict(self._workload.evaluate(self._shard.held_out, draws))
             samples = self._workload.sample(self._plan.num_samples, seed)
         moments = figures.pop("moments", {})
@@ -299,6 +301,18 @@ class SiteLoop:
         text = json.dumps(_plain(figures))
         self._courier.report(version, text, safetensors.torch.save(shown))
         log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+    def _recalibrate(self) -> None:
+        """Have the networks' running statistics fit the weights that they hold, if asked to."""
+        if not self._plan.num_recalibrate:
+            return
+        size, train = self._plan.batch, self._shard.train
+        rng = NamedGenerators(derive_seed(self._plan.seed, "recalibrate"), self._plan.site)
+        order = torch.randperm(len(train.y), generator=rng["data"])
+        num = min(self._plan.num_recalibrate, max(1, len(order) // size))  # none but whole ones
+        parts = (order[index * size : (index + 1) * size] for index in range(num))
+        batches = (Batch(*(values[part].to(self._device) for values in train)) for part in parts)
+        recalibrate(self._workload, batches, rng)
 
 
 def _exchange(strategy: Strategy, station: Station) -> Exchange:

@@ -30,4 +30,6 @@ class SitePlan:
     has_own_data: bool = False
     """Held-out data are this site's own: quality is told by moments, too."""
     inner: Mapping[str, InnerConfig] = field(default_factory=dict)
-    """By network, for the learning rate's schedule."""
+    """By network, for the learning rate's schedule, and what becomes of moments."""
+    num_recalibrate: int = 0
+    """Batches that running statistics are taken anew from, before weights are measured."""

@@ -5,7 +5,7 @@ Memory: the model and its optimisers, which the workload owns, and one copy of t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
+from fedwan.config import InnerConfig
 from fedwan.fragments import Fragment
 from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
 from fedwan.state import (
@@ -28,6 +29,7 @@ from fedwan.state import (
     state_of,
 )
 from fedwan.workloads.base import Workload
+from fedwan.workloads.moments import averaged, is_moment, moment_layout, share_moments
 
 __all__ = ["Replica"]
 
@@ -37,10 +39,12 @@ class Replica:
 
     Args:
         workload: freshly built, holding the initial weights.
+        inner: by network: what becomes of its moments when an update lands; kept if not named.
     """
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, inner: Mapping[str, InnerConfig] | None = None) -> None:
         self.workload = workload
+        self._inner = inner or {}
         trained = {n: m for n, m in workload.networks.items() if n in workload.optimizers}
         frozen = {n: m for n, m in workload.networks.items() if n not in workload.optimizers}
         self._trained = trained
@@ -53,6 +57,8 @@ class Replica:
         }
         """Buffers that never travel (spectral norm's vectors), sharing memory with the modules."""
         self.layout: Layout = layout_of(trained)
+        self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
+        self._share_moments()
         self.base: State = {n: self._widen(n, v).clone() for n, v in self.live.items()}
         self.initial_sha256 = hash_state(self.base)
         self.frozen_sha256 = hash_state(state_of(frozen))
@@ -60,6 +66,25 @@ class Replica:
     def _widen(self, name: str, value: Tensor) -> Tensor:
         """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
         return value.float() if self.layout[name].role is Role.PARAMETER else value
+
+    def _share_moments(self) -> None:
+        """Have moments that travel among the live tensors; to be called when they were replaced."""
+        for network, config in averaged(self._inner).items():
+            optimizer = self.workload.optimizers[network]
+            names = parameter_names(optimizer, self._of(network))
+            self.live |= share_moments(config, optimizer, names)
+
+    def _forget_moments(self, names: Iterable[str]) -> None:
+        """Of these parameters, where that is what becomes of them."""
+        forgetful = {n for n, config in self._inner.items() if config.state == "reset"}
+        wanted = {name for name in names if network_of(name) in forgetful}
+        for network in forgetful if wanted else ():
+            optimizer = self.workload.optimizers[network]
+            params = [p for group in optimizer.param_groups for p in group["params"]]
+            found = parameter_names(optimizer, self._of(network))
+            for name, param in zip(found, params, strict=True):
+                if name in wanted:
+                    optimizer.state.pop(param, None)
 
     def delta(self) -> Mapping[str, Tensor]:
         """Δ = global - local for parameters, local values for the rest; made when taken."""
@@ -116,6 +141,7 @@ class Replica:
                 live.lerp_(base.to(live.dtype), 1.0 - alpha)
             else:
                 live.copy_(base)
+        self._forget_moments(fragment.layout)
         refresh_spectral_norm(self._trained)
 
     def owe(self, owed: State) -> None:
@@ -155,6 +181,7 @@ class Replica:
         for name, value in weights.items():
             self.base[name].copy_(value)
         self.reset()
+        self._forget_moments(weights)
 
     def load_live(self, weights: State) -> None:
         """Set the local weights and leave the global ones: steps taken since the last update."""
@@ -205,15 +232,21 @@ class Replica:
         """Forget all inner optimisers' state, as if they had never stepped."""
         for optimizer in self.workload.optimizers.values():
             optimizer.state.clear()
+        self._share_moments()
 
     def load_optimizers(self, flat: State) -> None:
         """The inverse of `optimizer_state`."""
         for network, optimizer in self.workload.optimizers.items():
             names = parameter_names(optimizer, self._of(network))
             load_optimizer(optimizer, names, select_prefix(network, flat))
+        self._share_moments()
 
     def _of(self, network: str) -> State:
-        return {name: value for name, value in self.live.items() if network_of(name) == network}
+        return {
+            name: value
+            for name, value in self.live.items()
+            if network_of(name) == network and not is_moment(name)
+        }
 
 
 class _Delta(Mapping[str, Tensor]):

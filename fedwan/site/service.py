@@ -93,6 +93,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         poll_s=config.link.heartbeat_s,
         has_own_data=has_own_data(config.data),
         inner=config.inner,
+        num_recalibrate=config.eval.recalibrate,
     )
 
 

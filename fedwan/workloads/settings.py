@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Collection
 
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import check_data, pair_names, source_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+from fedwan.workloads.moments import STATES, has_moments
 from fedwan.workloads.schedule import SCHEDULES
 
 __all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of"]
@@ -53,8 +55,8 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
     """Fill in a network's inner optimiser where the user named none.
 
     Raises:
-        ConfigError: an unknown optimiser or schedule, a setting that it does not use, or a warm-up
-            that is longer than the run.
+        ConfigError: an unknown optimiser, schedule or state, a setting that it does not use, or a
+            warm-up that is longer than the run.
     """
     chosen = config.inner.setdefault(network, copy.copy(default))
     key = f"inner.{network}"
@@ -65,6 +67,12 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
             f"{key}.name=adam"
         )
     require_one_of(f"{key}.schedule", chosen.schedule, SCHEDULES)
+    require_one_of(f"{key}.state", chosen.state, STATES)
+    if chosen.state != "keep" and not has_moments(chosen):
+        raise ConfigError(
+            f"{key}.state = {chosen.state!r} has no effect on sgd without momentum; leave it out, "
+            f"or set {key}.beta1=0.9"
+        )
     if chosen.warmup_steps > config.steps:
         raise ConfigError(
             f"{key}.warmup_steps = {chosen.warmup_steps} is more than the run's steps; choose "
@@ -73,12 +81,12 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
 
 
 def require_at_least(key: str, value: float, least: float) -> None:
-    """Refuse a model setting that is too small.
+    """Refuse a model setting that is too small, or no number.
 
     Raises:
-        ConfigError: `value` is below `least`.
+        ConfigError: `value` is below `least`, or not finite.
     """
-    if not value >= least:
+    if not least <= value < math.inf:
         raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")
 
 

@@ -16,10 +16,14 @@ def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(calibrate, "BUDGET_S", 0.0)
     config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
     workload = calibrate.open_workload(config)
-    layout = calibrate.trained_layout(workload)
-    assert sum(spec.num_values for spec in layout.values()) == sum(
-        p.numel() for network in workload.networks.values() for p in network.parameters()
-    )
+    layout = calibrate.trained_layout(workload, config.inner)
+    params = [p for network in workload.networks.values() for p in network.parameters()]
+    count = sum(param.numel() for param in params)
+    assert sum(spec.num_values for spec in layout.values()) == count
+    for inner in config.inner.values():
+        inner.state = "average"
+    layout = calibrate.trained_layout(workload, config.inner)
+    assert sum(spec.num_values for spec in layout.values()) == 3 * count + len(params)
     assert 0 < calibrate.step_seconds(config, workload) < 60
 
 

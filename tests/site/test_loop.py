@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -36,8 +37,10 @@ from tests.runs import (
 from tests.support import TinyWorkload, WrappedLink
 
 
-def undisturbed(folder: Path, strategy: Any, workload: Any = tiny_workload) -> str:
-    run = TinyRun(folder, strategy)
+def undisturbed(
+    folder: Path, strategy: Any, workload: Any = tiny_workload, inner: Any = None
+) -> str:
+    run = TinyRun(folder, strategy, inner=inner)
     result = run.start()
     sites = [run.site(name, workload()) for name in run.sites]
     model = result(30.0)
@@ -58,6 +61,24 @@ def test_a_site_that_dies_and_comes_back_changes_no_bit(tmp_path: Path, after_st
     assert hash_state(result(30.0).state) == expected
     assert first(10.0) == second(10.0) == expected
     assert run.rounds.totals.rejoins == 1
+
+
+@pytest.mark.parametrize("after_steps", [H, 4 * H + 2])
+@pytest.mark.parametrize("state", ["reset", "average"])
+def test_a_site_that_dies_changes_no_bit_whatever_becomes_of_its_moments(
+    tmp_path: Path, state: str, after_steps: int
+) -> None:
+    inner = {"net": replace(INNER["net"], state=state)}
+    expected = undisturbed(tmp_path / "a", delta_strategy(2), inner=inner)
+    assert expected != undisturbed(tmp_path / "kept", delta_strategy(2))
+    run = TinyRun(tmp_path / "b", delta_strategy(2), inner=inner)
+    result = run.start()
+    first = run.site("s1")
+    with pytest.raises(Crash):
+        run.site("s2", CrashingWorkload(after_steps))(20.0)
+    second = run.site("s2")
+    assert hash_state(result(30.0).state) == expected
+    assert first(10.0) == second(10.0) == expected
 
 
 def test_in_synchronous_training_a_site_that_dies_and_comes_back_changes_no_bit(

@@ -193,6 +193,27 @@ def test_samples_are_of_the_held_out_inputs_and_change_nothing() -> None:
     assert not generator.training
 
 
+def test_images_are_made_with_running_statistics_where_asked() -> None:
+    run = Run(pix2pix, config(statistics="running"))
+    run.step(2)
+    before = hash_state(flat(run))
+    images = run.workload.sample(20, seed=0)
+    alone = run.workload.sample(1, seed=0)
+    torch.testing.assert_close(images[:1], alone)  # whatever lies beside it
+    assert not torch.equal(images, Run(pix2pix, config()).workload.sample(20, seed=0))
+    generator = run.workload.networks["generator"]
+    assert generator.training and hash_state(flat(run)) == before
+
+
+def test_statistics_are_not_taken_anew_for_images_that_use_their_own() -> None:
+    asked = config()
+    asked.eval.recalibrate = 5
+    with pytest.raises(ConfigError, match=r"eval.recalibrate=5 has no effect .*=running"):
+        pix2pix.resolve(asked)
+    asked.model["statistics"] = "running"
+    pix2pix.resolve(asked)
+
+
 def test_inputs_are_taken_again_where_more_images_are_asked_for() -> None:
     run = Run(pix2pix, config())
     num = len(run.held_out.x)
@@ -239,6 +260,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     refused("model.depth = 1 is out of range", depth=1)
     refused("model.depth = 6 halves .* 32 pixels .* photo_edges allow; choose 5 or less", depth=6)
     refused("model.dropout = 1.0 is out of range", dropout=1.0)
+    refused("model.statistics = 'runing' .* did you mean 'running'", statistics="runing")
     refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
 
 
@@ -251,7 +273,8 @@ def test_pairs_are_not_for_workloads_that_make_samples_from_noise(recipe: Module
 def test_every_model_setting_is_explained_in_the_recipe() -> None:
     text = Path(pix2pix.__file__).read_text()
     for field in dataclasses.fields(pix2pix.Model):
-        assert f'    {field.name}: {field.type} = {field.default}\n    """' in text
+        default = f'"{field.default}"' if isinstance(field.default, str) else field.default
+        assert f'    {field.name}: {field.type} = {default}\n    """' in text
 
 
 # Whole runs --------------------------------------------------------------------------------------

@@ -34,6 +34,8 @@ def test_what_the_user_set_stays() -> None:
         (InnerConfig("adamm"), "inner.generator.name = 'adamm' is none of .*did you mean"),
         (InnerConfig("sgd", beta2=0.5), "inner.generator.beta2 = 0.5 has no effect on sgd"),
         (InnerConfig(schedule="cosin"), "inner.generator.schedule = 'cosin' .*did you mean"),
+        (InnerConfig(state="averag"), "inner.generator.state = 'averag' .*did you mean 'average'"),
+        (InnerConfig("sgd", beta1=0.0, state="reset"), "state = 'reset' has no effect on sgd with"),
         (InnerConfig(warmup_steps=101), "more than the run's steps; choose 100 or less"),
     ],
 )

@@ -1,0 +1,94 @@
+"""Inner optimisers' moments as tensors of the model, for networks whose sites share them.
+
+What a site has learned about its gradients is its own (`inner.NETWORK.state=keep`), or is forgotten
+with every update (`reset`), or is merged like running statistics (`average`). Then each moment is a
+tensor `network/parameter|field` that travels with its parameter, uncoded, by its role:
+
+    exp_avg, momentum_buffer    mean: averaged
+    exp_avg_sq                  variance: averaged, never below zero
+    step                        counter: the largest
+
+Adam's moments weigh twice what the parameters do, in fp32 whatever the codec. Where sites go on
+stepping while an update flies, moments land as they departed, like running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from fedwan.config import InnerConfig
+from fedwan.optim_state import optimizer_state
+from fedwan.state import Layout, Role, State, TensorSpec, network_of
+
+__all__ = ["STATES", "averaged", "has_moments", "is_moment", "moment_layout", "share_moments"]
+
+STATES = ("keep", "reset", "average")
+"""What may become of them when an update lands."""
+
+_ADAM = {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
+_FIELDS = {"adam": _ADAM, "adamw": _ADAM, "sgd": {"momentum_buffer": Role.MEAN}}
+
+
+def has_moments(config: InnerConfig) -> bool:
+    """Whether an optimiser remembers anything: plain SGD does not."""
+    return config.name != "sgd" or config.beta1 > 0
+
+
+def averaged(inner: Mapping[str, InnerConfig]) -> dict[str, InnerConfig]:
+    """The networks whose moments travel."""
+    return {network: config for network, config in inner.items() if config.state == "average"}
+
+
+def is_moment(name: str) -> bool:
+    """Whether a tensor of a layout is a moment, and no part of the model.
+
+    >>> is_moment("generator/main.0.weight|exp_avg"), is_moment("generator/main.0.weight")
+    (True, False)
+    """
+    return "|" in name
+
+
+def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
+    """Specs of the moments that travel, in name order.
+
+    Args:
+        layout: of the trained networks, without moments.
+        inner: by network; only those that are averaged count.
+    """
+    fields = {network: _FIELDS[config.name] for network, config in averaged(inner).items()}
+    moments = {
+        f"{name}|{field}": TensorSpec(() if field == "step" else spec.shape, _dtype(field, spec), r)
+        for name, spec in layout.items()
+        if spec.role is Role.PARAMETER
+        for field, r in fields.get(network_of(name), {}).items()
+    }
+    return dict(sorted(moments.items()))
+
+
+def share_moments(config: InnerConfig, optimizer: torch.optim.Optimizer, names: list[str]) -> State:
+    """An optimiser's moments by their names in the model, sharing memory with it.
+
+    One that has not stepped yet is given those of zero steps, with which it steps to the same bits.
+
+    Args:
+        config: that the optimiser was built from.
+        optimizer: changed if it has no moments yet.
+        names: of its parameters, in its own order.
+    """
+    for param in (p for group in optimizer.param_groups for p in group["params"]):
+        if not optimizer.state[param]:
+            optimizer.state[param] = {f: _zero(f, param) for f in _FIELDS[config.name]}
+    flat = optimizer_state(optimizer, names)
+    return {f"{key.partition('|')[2]}|{key.partition('|')[0]}": v for key, v in flat.items()}
+
+
+def _zero(field: str, param: Tensor) -> Tensor:
+    is_count = field == "step"
+    return torch.zeros((), dtype=torch.float32) if is_count else torch.zeros_like(param).detach()
+
+
+def _dtype(field: str, spec: TensorSpec) -> torch.dtype:
+    return torch.float32 if field == "step" else spec.dtype

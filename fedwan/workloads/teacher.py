@@ -1,0 +1,107 @@
+"""A trained flow as a teacher: read from the folder of the run that trained it.
+
+Every site reads its own copy. Two files are enough: `config.yaml`, which says what the network is
+made of, and `checkpoint/coordinator.safetensors`, which holds the moving average of its weights.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from fedwan.config import load
+from fedwan.errors import CheckpointError, ConfigError
+from fedwan.models.flow import VelocitySizes
+from fedwan.state import State, read_tensors
+
+__all__ = ["Teacher", "load_teacher", "read_teacher"]
+
+_NETWORK = "velocity"
+
+
+class Teacher(NamedTuple):
+    """What a flow's run says of its network."""
+
+    folder: Path
+    """Of the run."""
+    data_name: str
+    """That it makes samples of."""
+    sizes: VelocitySizes
+    label_dropout: float
+    """Share of samples whose class `dit` was not told."""
+    shift: float
+    """Of the schedule that it was trained and sampled with."""
+    euler_steps: int
+    """That it is sampled with."""
+
+    @property
+    def weights(self) -> Path:
+        """The file that holds them."""
+        return self.folder / "checkpoint" / "coordinator.safetensors"
+
+
+def read_teacher(folder: Path) -> Teacher:
+    """What a run's folder says of the flow that was trained there; weights are not read yet.
+
+    Raises:
+        ConfigError: it is no folder of a flow's run, or holds no weights.
+    """
+    key = f"model.teacher = {str(folder)!r}"
+    if not (folder / "config.yaml").is_file():
+        raise ConfigError(
+            f"{key} holds no config.yaml on this machine; name the folder of a run with "
+            "workload=flow, which every site has a copy of"
+        )
+    config = load(folder / "config.yaml")
+    if config.workload != "flow":
+        raise ConfigError(
+            f"{key} is of a run with workload = {config.workload!r}, which has no velocities to "
+            "learn from; name the folder of one with workload=flow"
+        )
+    model = config.model
+    try:
+        sizes = VelocitySizes(*(model[field] for field in VelocitySizes._fields))
+        dropout, shift, steps = (model[f] for f in ("label_dropout", "shift", "euler_steps"))
+    except KeyError as error:
+        raise ConfigError(
+            f"{key}: its config.yaml leaves model.{error.args[0]} open; take the one that the run "
+            "wrote to its folder"
+        ) from None
+    teacher = Teacher(folder, config.data.name, sizes, dropout, shift, steps)
+    if not teacher.weights.is_file():
+        raise ConfigError(
+            f"{key} holds no checkpoint/{teacher.weights.name}; wait until that run is done, "
+            "or copy the file there"
+        )
+    return teacher
+
+
+def load_teacher(teacher: Teacher, network: nn.Module) -> None:
+    """Put the moving average of the teacher's weights into a network, in place.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of another network.
+    """
+    key = f"model.teacher = {str(teacher.folder)!r}"
+    try:
+        tensors, _ = read_tensors(teacher.weights)
+    except CheckpointError:
+        raise ConfigError(
+            f"{key}: {teacher.weights.name} is damaged or not one of fedwan's; copy it again"
+        ) from None
+    target: State = dict(network.named_parameters())
+    found = {name: tensors.get(f"ema:{_NETWORK}/{name}") for name in target}
+    for name, value in found.items():
+        if value is None or value.shape != target[name].shape:
+            shape = "missing" if value is None else f"of shape {tuple(value.shape)}"
+            raise ConfigError(
+                f"{key}: weight {name!r} is {shape}, where its config.yaml asks for "
+                f"{tuple(target[name].shape)}; copy both files from the same run"
+            )
+    with torch.no_grad():
+        for name, value in found.items():
+            assert value is not None
+            target[name].copy_(value)

@@ -1,0 +1,249 @@
+"""A few-step student of a flow: phased consistency, and a judge on the frozen teacher's features.
+
+The student starts as the teacher, the moving average that a run with `workload=flow` left. The
+teacher takes one Euler step from a noised sample; the student's jump to the end of its phase must
+arrive where its own moving average, the target, arrives from there (Wang et al. 2024, 2405.18407).
+
+    L_student = |f(x_i) - f_target(x_i-1)| - adversarial * E D(f(x_i))
+    L_heads   = E max(0, 1 - D(real)) + E max(0, 1 + D(f(x_i)))         both noised to one level
+
+The paper's scripts step D on even and G on odd steps. Here a step is such a pair: both gradients
+are taken at the present weights, exchanged together, and both step, as in `sites/gan.py`.
+
+The teacher is frozen: each site reads its own copy, which is never sent, and must hash alike. Nor
+is the target sent: it is kept as its lag behind the student, and so moves along with every merge
+(`fedwan.models.followed`). What is merged, averaged and measured is the student.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.config import Config, InnerConfig
+from fedwan.data import source_of
+from fedwan.errors import ConfigError
+from fedwan.metrics import NUM_DRAWS, measure_quality
+from fedwan.models.feature_heads import FeatureHeads
+from fedwan.models.flow import build_velocity
+from fedwan.models.followed import Followed
+from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.workloads.adversarial import LOSSES, set_gradients
+from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
+from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.guidance import guide
+from fedwan.workloads.optim import build_optimizers, step_optimizers
+from fedwan.workloads.rectified_flow import flow_sigmas, interpolate
+from fedwan.workloads.sampling import sample_flow
+from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
+
+# What the student learns from moves as well: its own average, and the judge.
+NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}
+
+
+@dataclass
+class Model:
+    """Settings under `model.*`."""
+
+    teacher: str = ""
+    """Folder of the run that trained the teacher, `workload=flow`: a copy of it at every site."""
+    student_steps: int = 2
+    """Steps from noise to a sample that the student is trained for."""
+    solver_steps: int = 0
+    """Of the teacher, dealt into as many phases; 0 takes those that it is sampled with."""
+    guidance: float = 1.0
+    """How closely a teacher that is told the class follows it; the student needs it no more."""
+    adversarial: float = 0.1
+    """Weight of the judge in the student's loss; 0 leaves it without a say."""
+    hidden: int = 64
+    """Values of the hidden layer of the judge's heads, one per block of the teacher."""
+    half_life: float = 10.0
+    """Of the student's moving average, the target, in steps; 0 takes the student itself."""
+
+
+def resolve(config: Config) -> None:
+    """Fill in the teacher's folder and steps, batch and inner optimisers; refuse what cannot be."""
+    model = Model(**config.model)
+    if not model.teacher:
+        raise ConfigError(
+            "model.teacher names no teacher: train one with `fedwan demo workload=flow "
+            "out=runs/flow`, then add model.teacher=runs/flow"
+        )
+    # Sites run in folders of their own.
+    model.teacher = str(Path(model.teacher).absolute())
+    teacher = read_teacher(Path(model.teacher))
+    _check(model, teacher, config.data.name)
+    fill_training(config, batch=64, steps=2000)
+    lr = 1e-3 if teacher.sizes.network == "dit" else 5e-4
+    fill_inner(config, "student", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
+    fill_inner(config, "heads", InnerConfig(lr=2e-3, beta1=0.5, beta2=0.99))
+    config.model = dataclasses.asdict(model)
+
+
+def build(config: Config, device: torch.device | str) -> Distill:
+    """Teacher, student and heads, the same at every site of a run."""
+    model = Model(**config.model)
+    origin = read_teacher(Path(model.teacher))
+    source, sizes = source_of(config.data), origin.sizes
+    num_classes = source.num_classes if sizes.network == "dit" else 0
+    with seeded_init(config.seed):
+        teacher = build_velocity(source.shape, source.num_classes, sizes)
+        heads = FeatureHeads(sizes.width, sizes.depth, model.hidden)
+    load_teacher(origin, teacher)
+    student = Followed(copy.deepcopy(teacher), model.half_life)
+    trained = {"student": student.to(device), "heads": heads.to(device)}
+    optimizers = build_optimizers(config.inner, trained)
+    networks = {**trained, "teacher": teacher.to(device).requires_grad_(False)}
+    return Distill(networks, optimizers, config, model, origin, num_classes, torch.device(device))
+
+
+@dataclass(frozen=True)
+class Distill:
+    """See `fedwan.workloads.base.Workload`; the teacher has no optimiser, and so stays at home."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    config: Config
+    model: Model
+    origin: Teacher
+    num_classes: int
+    """That teacher and student are told; 0 for none."""
+    device: torch.device
+    teacher_figures: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
+    """By seed and number of held-out samples: the teacher does not change."""
+
+    @cached_property
+    def _phases(self) -> Phases:
+        sigmas = flow_sigmas(self.model.solver_steps, self.origin.shift).to(self.device)
+        return Phases(sigmas, self.model.student_steps)
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One step of the student and one of its judge, each against the other as it was."""
+        student, heads = self._student, self.networks["heads"]
+        made, target, edge, top = self._jumps(batch, rng)
+        share = torch.rand(len(edge), generator=rng["level"]).to(edge)
+        real, fake = self._judge(batch, made, edge, edge + share * (top - edge), rng)
+        hinge = LOSSES["hinge"]
+        losses = {
+            "student": consistency_loss(made, target),
+            "heads": hinge.discriminator(real, fake),
+            "adversarial": hinge.generator(real, fake),
+        }
+        set_gradients(heads, losses["heads"], keep_graph=True)
+        set_gradients(student, losses["student"] + self.model.adversarial * losses["adversarial"])
+        trained = {"student": student, "heads": heads}
+        with student.following():
+            reduce(tuple(trained))
+            step_optimizers(self.config.inner, trained, self.optimizers)
+        return {name: loss.detach() for name, loss in losses.items()}
+
+    def _jumps(self, batch: Batch, rng: NamedGenerators) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where the student jumps to, where it should, (batch, …), and its phase, (batch,) each."""
+        phases, student = self._phases, self._student
+        solver, told = phases.solver, self._told(batch)
+        index = torch.randint(self.model.solver_steps, (len(batch.x),), generator=rng["timestep"])
+        index = index.to(self.device)
+        edge, top, sigma, below = (
+            levels[index].to(batch.x.dtype)
+            for levels in (phases.edges, phases.tops, solver.sigmas, solver.sigmas_prev)
+        )
+        x, _ = interpolate(batch.x, self._noise(batch, rng), sigma)
+        with torch.no_grad():
+            teacher: Callable[..., Tensor] = self.networks["teacher"]
+            if self.num_classes:
+                teacher = guide(teacher, batch.y, self.num_classes, self.model.guidance)
+            x_below = solver.step(x, teacher(x, sigma), index)
+            target = jump(x_below, student.target(x_below, below, *told), below, edge)
+        return jump(x, student(x, sigma, *told), sigma, edge), target, edge, top
+
+    def _judge(
+        self, batch: Batch, made: Tensor, edge: Tensor, level: Tensor, rng: NamedGenerators
+    ) -> tuple[Tensor, Tensor]:
+        """Logits of data and of the student's samples, both noised to `level`."""
+        teacher, heads, told = self.networks["teacher"], self.networks["heads"], self._told(batch)
+        real, _ = interpolate(batch.x, self._noise(batch, rng), level)
+        fake = renoise(made, self._noise(batch, rng), edge, level)
+        features: Callable[..., list[Tensor]] = teacher.features
+        return heads(features(real, level, *told)), heads(features(fake, level, *told))
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Samples of the student from fixed noise, (num, …); as many of each class, if told."""
+        return self._sample(self._student, self._phases.jumps, num, seed)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """See `fedwan.metrics.measure_quality`; and the teacher's distance, sampled in two ways.
+
+        `teacher_fd` is that of as many steps as it takes in its own run, `teacher_few_fd` that of
+        as few as the student takes.
+        """
+        num, seed = NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate")
+        if (key := (seed, num)) not in self.teacher_figures:
+            sigmas = flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
+            ways = {"": EulerSolver(sigmas, len(sigmas)), "_few": self._phases.jumps}
+            teacher, guidance = self.networks["teacher"], self.model.guidance
+            self.teacher_figures[key] = {
+                f"teacher{name}_fd": self._quality(
+                    real, self._sample(teacher, way, num, seed, guidance)
+                )["fd"]
+                for name, way in ways.items()
+            }
+        return self._quality(real, self.sample(num, seed)) | self.teacher_figures[key]
+
+    def _quality(self, real: Batch, generated: Tensor) -> dict[str, Any]:
+        return measure_quality(self.config.data.name, real, generated)
+
+    def _sample(
+        self, velocity: nn.Module, solver: EulerSolver, num: int, seed: int, guidance: float = 1.0
+    ) -> Tensor:
+        shape = source_of(self.config.data).shape
+        return sample_flow(velocity, solver, shape, num, seed, self.num_classes, guidance)
+
+    @property
+    def _student(self) -> Followed:
+        student = self.networks["student"]
+        assert isinstance(student, Followed)
+        return student
+
+    def _told(self, batch: Batch) -> list[Tensor]:
+        return [batch.y] if self.num_classes else []
+
+    def _noise(self, batch: Batch, rng: NamedGenerators) -> Tensor:
+        return torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
+
+
+def _check(model: Model, teacher: Teacher, data_name: str) -> None:
+    """Fill in the solver's steps; refuse a teacher of other data, and settings out of range."""
+    if teacher.data_name != data_name:
+        raise ConfigError(
+            f"model.teacher = {model.teacher!r} makes samples of {teacher.data_name!r}, not of "
+            f"{data_name!r}; set data.name={teacher.data_name}"
+        )
+    model.solver_steps = model.solver_steps or teacher.euler_steps
+    require_at_least("model.student_steps", model.student_steps, 1)
+    require_at_least("model.solver_steps", model.solver_steps, 1)
+    require_at_least("model.adversarial", model.adversarial, 0)
+    require_at_least("model.hidden", model.hidden, 1)
+    require_at_least("model.half_life", model.half_life, 0)
+    require_at_least("model.guidance", model.guidance, 0)
+    if model.student_steps > model.solver_steps:
+        raise ConfigError(
+            f"model.student_steps = {model.student_steps} is more than model.solver_steps = "
+            f"{model.solver_steps}, so that a phase would hold none; "
+            f"set model.student_steps={model.solver_steps} or less"
+        )
+    if model.guidance != 1 and not (teacher.sizes.network == "dit" and teacher.label_dropout):
+        raise ConfigError(
+            f"model.guidance = {model.guidance!r} needs a teacher that learned with classes and "
+            f"without, which {model.teacher!r} is not; leave it out, or train one with "
+            "model.network=dit"
+        )

@@ -1,0 +1,91 @@
+"""A network and its moving average."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedwan.models.followed import Followed
+from fedwan.rng import seeded_init
+
+
+def followed(half_life: float) -> Followed:
+    with seeded_init(0):
+        return Followed(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), half_life)
+
+
+def move(network: Followed, by: float) -> None:
+    with network.following(), torch.no_grad():
+        for index, param in enumerate(network.parameters()):
+            param.add_(by * (index + 1))
+
+
+def average(network: Followed) -> list[Tensor]:
+    lags = network.buffers()
+    return [p.detach() + lag for p, lag in zip(network.parameters(), lags, strict=True)]
+
+
+def test_the_target_is_the_moving_average_of_the_parameters() -> None:
+    network, decay = followed(half_life=2.0), 0.5**0.5
+    expected = [p.detach().clone() for p in network.parameters()]
+    for step in range(6):
+        move(network, 0.1 * (step - 2))
+        for value, param in zip(expected, network.parameters(), strict=True):
+            value.lerp_(param.detach(), 1 - decay)
+    torch.testing.assert_close(average(network), expected)
+    x = torch.randn(5, 3)
+    with torch.no_grad():
+        live = network(x)
+        for param, value in zip(network.parameters(), expected, strict=True):
+            param.copy_(value)
+    torch.testing.assert_close(network(x), twin(network, expected).target(x))
+    assert not torch.allclose(live, network(x))
+
+
+def twin(network: Followed, values: list[Tensor]) -> Followed:
+    """Without lag, with these parameters."""
+    other = followed(half_life=2.0)
+    with torch.no_grad():
+        for param, value in zip(other.parameters(), values, strict=True):
+            param.copy_(value)
+    return other
+
+
+def test_a_merge_takes_the_target_along() -> None:
+    network = followed(half_life=5.0)
+    move(network, 0.3)
+    before = average(network)
+    with torch.no_grad():
+        for param in network.parameters():
+            param.add_(1.0)
+    torch.testing.assert_close(average(network), [value + 1.0 for value in before])
+
+
+def test_without_a_half_life_the_target_is_the_network_itself() -> None:
+    network = followed(half_life=0.0)
+    move(network, 0.3)
+    x = torch.randn(5, 3)
+    assert torch.equal(network.target(x), network(x))
+
+
+def test_the_target_has_no_gradient_and_leaves_the_parameters_alone() -> None:
+    network = followed(half_life=3.0)
+    move(network, 0.3)
+    before = [p.detach().clone() for p in network.parameters()]
+    assert not network.target(torch.randn(2, 3)).requires_grad
+    for param, value in zip(network.parameters(), before, strict=True):
+        assert torch.equal(param, value) and param.requires_grad
+
+
+def test_the_lag_is_in_no_state_dict() -> None:
+    assert sorted(followed(1.0).state_dict()) == [
+        f"network.{layer}.{kind}" for layer in (0, 2) for kind in ("bias", "weight")
+    ]
+
+
+def test_a_step_that_fails_leaves_no_half_made_lag() -> None:
+    network = followed(half_life=3.0)
+    with pytest.raises(RuntimeError), network.following():
+        raise RuntimeError
+    assert not any(bool(lag.any()) for lag in network.buffers())

@@ -1,0 +1,75 @@
+"""A teacher in the folder of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.config import Config, DataConfig, dump
+from fedwan.errors import ConfigError
+from fedwan.models.flow import VelocitySizes, build_velocity
+from fedwan.state import State, add_prefix, state_of, write_tensors
+from fedwan.workloads.teacher import load_teacher, read_teacher
+
+SIZES = VelocitySizes("mlp", 8, 2, 4, 4)
+MODEL = {**SIZES._asdict(), "label_dropout": 0.1, "shift": 2.0, "euler_steps": 7}
+
+
+def network(width: int = 8) -> torch.nn.Module:
+    return build_velocity((2,), 8, SIZES._replace(width=width))
+
+
+def folder(path: Path, state: State | None = None, **config: Any) -> Path:
+    """As a run leaves it."""
+    path.mkdir(exist_ok=True)
+    asked = {"workload": "flow", "data": DataConfig("ring8"), "model": MODEL} | config
+    dump(Config(**asked), path / "config.yaml")
+    state = state_of({"velocity": network()}) if state is None else state
+    both = add_prefix("ema", state) | add_prefix("global", {n: 0 * v for n, v in state.items()})
+    write_tensors(path / "checkpoint" / "coordinator.safetensors", both, {})
+    return path
+
+
+def test_a_teacher_is_what_its_run_says_with_the_average_of_its_weights(tmp_path: Path) -> None:
+    weights = state_of({"velocity": network()})
+    teacher = read_teacher(folder(tmp_path, weights))
+    assert teacher[1:] == ("ring8", SIZES, 0.1, 2.0, 7)
+    target = network()
+    load_teacher(teacher, target)
+    for name, value in state_of({"velocity": target}).items():
+        assert torch.equal(value, weights[name])
+
+
+def test_a_teacher_can_be_loaded_where_there_is_no_memory(tmp_path: Path) -> None:
+    teacher = read_teacher(folder(tmp_path))
+    with torch.device("meta"):
+        target = network()
+        load_teacher(teacher, target)
+    assert {p.device.type for p in target.parameters()} == {"meta"}
+
+
+def refused(path: Path, text: str, width: int = 8) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        load_teacher(read_teacher(path), network(width))
+    assert "\n" not in str(caught.value) and str(path) in str(caught.value)
+
+
+def test_what_is_no_teacher_is_refused_in_one_line(tmp_path: Path) -> None:
+    refused(tmp_path / "none", r"holds no config.yaml .*workload=flow")
+    refused(folder(tmp_path / "gan", workload="gan"), r"workload = 'gan', .*workload=flow")
+    refused(folder(tmp_path / "open", model={"network": "mlp"}), r"leaves model.width open")
+    refused(folder(tmp_path / "small"), r"of shape \(8, 2\), where .* \(16, 2\); copy both", 16)
+    empty = folder(tmp_path / "empty", {"velocity/other": torch.zeros(1)})
+    refused(empty, r"weight '.*' is missing")
+
+
+def test_weights_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = folder(tmp_path / "run")
+    file = path / "checkpoint" / "coordinator.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    refused(path, r"coordinator.safetensors is damaged .*; copy it again")
+    file.unlink()
+    refused(path, r"holds no checkpoint/coordinator.safetensors; wait until")
