@@ -41,6 +41,8 @@ def check(config: Config) -> None:
     if config.data.direction:
         _choice("data.direction", config.data.direction, ("a_to_b", "b_to_a"))
     _check_optimizers(config)
+    _choice("site.precision", config.site.precision, ("32-true", "bf16-mixed", "16-mixed"))
+    _whole("site.accumulate", config.site.accumulate, 1)
     _check_stream(config.stream)
     _check_link(config.link)
     _whole("round.quorum", config.round.quorum, 0, config.sites, f"0 to sites ({config.sites})")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import fedwan
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
-from fedwan.config import Config, merge
+from fedwan.config import Config, SiteConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
@@ -164,9 +164,21 @@ def resolve_workload(config: Config) -> Config:
     workload = load_workload(config.workload)
     _check_networks(config, workload.NETWORKS)
     check_codecs(config)
+    _refuse_site(config, getattr(workload, "SITE", ()))
     config.model = _resolve_model(workload.Model, config.model)
     workload.resolve(config)
     return config
+
+
+def _refuse_site(config: Config, followed: Collection[str]) -> None:
+    """Refuse settings under `site.*` that the recipe's steps do not follow."""
+    for name, unset in vars(SiteConfig()).items():
+        value = getattr(config.site, name)
+        if value != unset and name not in followed:
+            raise ConfigError(
+                f"site.{name} = {value!r} has no effect: the steps of workload "
+                f"{config.workload!r} do not follow it; leave it out"
+            )
 
 
 def _is_app(root: Path) -> bool:

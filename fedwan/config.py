@@ -35,6 +35,7 @@ __all__ = [
     "LogConfig",
     "OuterConfig",
     "RoundConfig",
+    "SiteConfig",
     "StreamConfig",
     "dump",
     "from_json",
@@ -107,6 +108,22 @@ class DataConfig:
     """Of `pairs`: pixels a side that images are resized to; 0 takes 256."""
     direction: str = ""
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
+
+
+@dataclass
+class SiteConfig:
+    """How a site computes its steps."""
+
+    precision: str = "32-true"
+    """`32-true`; `bf16-mixed`; or `16-mixed`, with one scale for the losses of all networks, under
+    which a step is repeated until its gradients are finite."""
+    accumulate: int = 1
+    """Parts that a step's batch is computed in, one after the other, to save memory; the step takes
+    the mean of their gradients."""
+    recompute: bool = False
+    """Whether the backward pass computes the inside of blocks again, to save memory."""
+    compile: bool = False
+    """Whether networks go through `torch.compile`."""
 
 
 @dataclass
@@ -271,6 +288,7 @@ class Config:
     """Outer optimiser by network: `outer.generator.lr=…`."""
     network: dict[str, NetworkConfig] = field(default_factory=dict)
     """What is special to a network: `network.discriminator.h=5`."""
+    site: SiteConfig = field(default_factory=SiteConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     link: LinkConfig = field(default_factory=LinkConfig)

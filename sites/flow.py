@@ -25,9 +25,9 @@ from fedwan.models.dit import DiffusionTransformer
 from fedwan.models.velocity import VelocityNetwork
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.guidance import balanced_labels, drop_labels, guide
-from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
 from fedwan.workloads.settings import (
     fill_inner,
@@ -37,6 +37,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
+SITE = Descent.SETTINGS
 
 
 @dataclass
@@ -107,8 +108,11 @@ def build(config: Config, device: torch.device | str) -> Flow:
         else:
             velocity = VelocityNetwork(source.shape, model.width, model.depth)
     networks = {"velocity": velocity.to(device)}
-    optimizers = build_optimizers(config.inner, networks)
-    return Flow(networks, optimizers, config, model, num_classes, torch.device(device))
+    descent = Descent(config, networks)
+    return Flow(
+        *(networks, descent.optimizers, descent.kept, descent),
+        *(config, model, num_classes, torch.device(device)),
+    )
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ class Flow:
 
     networks: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
+    kept: Mapping[str, Tensor]
+    descent: Descent
     config: Config
     model: Model
     num_classes: int
@@ -125,6 +131,12 @@ class Flow:
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of regression on the velocity at random noise levels."""
+        return self.descent.step(
+            ("velocity",), batch, lambda part: self._backward(part, rng), reduce
+        )
+
+    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Loss and gradient."""
         noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
         sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
         x, target = interpolate(batch.x, noise, sigma.to(self.device))
@@ -133,11 +145,8 @@ class Flow:
             share = self.model.label_dropout
             told.append(drop_labels(batch.y, share, self.num_classes, rng["labels"]))
         loss = mse_loss(self.networks["velocity"](x, *told), target)
-        self.optimizers["velocity"].zero_grad()
-        torch.autograd.backward(loss)
-        reduce(("velocity",))
-        step_optimizers(self.config.inner, self.networks, self.optimizers)
-        return {"velocity": loss.detach()}
+        self.descent.add_gradients("velocity", loss)
+        return {"velocity": loss}
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""

@@ -11,7 +11,7 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.workloads.schedule import SCHEDULES
 
-__all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of"]
+__all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of", "require_parts"]
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 
@@ -32,6 +32,26 @@ def fill_training(config: Config, batch: int, steps: int, *, pairs: bool = False
     _require_pairs(config, pairs)
     config.data.batch = config.data.batch or batch
     config.steps = config.steps or steps
+    require_parts(config)
+
+
+def require_parts(config: Config, turns: int = 1) -> None:
+    """Refuse a batch that cannot be computed in as many parts as asked.
+
+    Args:
+        config: with `data.batch` filled in.
+        turns: that share the batch out before.
+
+    Raises:
+        ConfigError: parts would differ in size.
+    """
+    parts, batch = config.site.accumulate, config.data.batch // turns
+    if batch % parts:
+        above = turns * (batch + -batch % parts)
+        raise ConfigError(
+            f"site.accumulate={parts} does not divide the {batch} samples of a step; "
+            f"set data.batch={above}"
+        )
 
 
 def _require_pairs(config: Config, pairs: bool) -> None:
