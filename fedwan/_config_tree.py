@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from fedwan.errors import ConfigError
-from fedwan.names import closest, nearest
+from fedwan.names import closest
 
 __all__ = ["Tree", "overlay", "parse_words", "read_yaml"]
 
@@ -178,9 +178,7 @@ def _as_mapping(value: Any, path: str, kind: Any, schema: type) -> Mapping[str, 
     keys = list(typing.get_type_hints(section)) if _is_section(section) else ["NAME"]
     between = "" if _is_section(kind) or not _is_section(section) else "NETWORK."
     choices = ", ".join(f"{path}.{between}{key}" for key in keys)
-    kinds = typing.get_type_hints(schema)
-    settings = [k for k, v in kinds.items() if not _is_section(v) and typing.get_origin(v) != dict]
-    near = nearest(path, settings)
+    near = f"; did you mean '{path}s'?" if _kind_at(schema, f"{path}s") else ""
     raise ConfigError(f"{path} = {value!r} is a section, not a setting; it holds {choices}{near}")
 
 
