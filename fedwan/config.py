@@ -52,7 +52,7 @@ class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
     name: str = "adam"
-    """`adam`, `adamw` or `sgd`."""
+    """`adam`, `adamw` or `sgd`; `own` where the workload's code makes it (`lightning`)."""
     lr: float = 1e-3
     """Learning rate."""
     warmup_steps: int = 0
@@ -259,7 +259,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow` or `pix2pix`."""
+    """A recipe in `sites/`: `gan`, `flow`, `pix2pix` or `lightning`."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""

@@ -40,7 +40,7 @@ from fedwan.site.push_pull import PushPullExchange
 from fedwan.site.replica import Replica
 from fedwan.state import State, layout_to_json
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Workload
+from fedwan.workloads.base import Following, Workload
 from fedwan.workloads.schedule import set_rates
 
 __all__ = ["SiteLoop"]
@@ -74,6 +74,7 @@ class SiteLoop:
         torch.manual_seed(derive_seed(plan.seed, plan.site, "torch"))
         self._plan = plan
         self._workload = workload
+        self._begin = workload.begin if isinstance(workload, Following) else lambda _: None
         self._shard = shard
         self._strategy = strategy
         self._link = link
@@ -132,6 +133,7 @@ class SiteLoop:
             if self._is_stopped:
                 break
             set_rates(self._workload.optimizers, self._plan.inner, step, self._plan.num_steps)
+            self._begin(step)
             batch = self._stream.next_batch()
             self._meter.begin_step(len(batch.x))
             with self._meter.computing():

@@ -2,7 +2,8 @@
 
 A recipe is one page. The engine knows it only through the names below, and never by its own name:
 
-    NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is
+    NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is;
+                                             a function of the configuration if they depend on it
     Model: a dataclass                       the settings under `model.*`, a docstring under each
     def resolve(config) -> None              fill in `inner.NETWORK.*`, `data.batch`, `steps`
     def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
@@ -23,7 +24,7 @@ from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 
-__all__ = ["Batch", "Keeping", "NetworkKind", "Reduce", "Workload", "keep_local"]
+__all__ = ["Batch", "Following", "Keeping", "NetworkKind", "Reduce", "Workload", "keep_local"]
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -91,4 +92,16 @@ class Keeping(Protocol):
     @property
     def kept(self) -> Mapping[str, Tensor]:
         """By name, the same names all along; a checkpoint that is put back is written into them."""
+        ...
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A workload whose own schedules follow the run, where `inner.*` is not all there is."""
+
+    def begin(self, step: int) -> None:
+        """Called before each step with the run's step, counted from 0.
+
+        It may go back, where steps were thrown away, and jump ahead, where the others went on.
+        """
         ...

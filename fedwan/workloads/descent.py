@@ -93,9 +93,7 @@ class Descent:
         """
         params = [p for name in names for p in self.networks[name].parameters()]
         losses = self._compute(batch, backward)
-        while self._scale is not None and not self._scale.unscale(
-            [p.grad for p in params if p.grad is not None]
-        ):
+        while not self._unscale(params):
             losses = self._compute(batch, backward)
         reduce(names)
         step_optimizers(self._inner, {n: self.networks[n] for n in names}, self.optimizers)
@@ -118,6 +116,14 @@ class Descent:
         gradients = torch.autograd.grad(loss, params, retain_graph=keep_graph)
         for param, gradient in zip(params, gradients, strict=True):
             param.grad = gradient if self._is_first or param.grad is None else param.grad + gradient
+
+    def _unscale(self, params: Sequence[Tensor]) -> bool:
+        """Whether the gradients are finite, and then unscaled."""
+        if self._scale is None:
+            return True
+        is_finite = self._scale.unscale([p.grad for p in params if p.grad is not None])
+        self._scale.update(is_finite)
+        return is_finite
 
     def _compute(
         self, batch: Batch, backward: Callable[[Batch], dict[str, Tensor]]

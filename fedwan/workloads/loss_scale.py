@@ -25,7 +25,7 @@ class LossScale:
     """Scales losses, and judges the gradients that come of them.
 
     Attributes:
-        state: `scale` (float32, ()) and `streak` (int64, ()), how many judgements in a row were
+        state: `scale` (float32, ()) and `streak` (int64, ()), how many updates in a row were
             good; on the CPU. Who puts a checkpoint back writes into them.
     """
 
@@ -38,23 +38,25 @@ class LossScale:
         return float(self.state["scale"])
 
     def unscale(self, gradients: Sequence[Tensor]) -> bool:
-        """Divide gradients by the scale, in place, and adapt it; False if one is not finite.
+        """Divide complete gradients by the scale, in place; False if one is not finite.
 
-        Args:
-            gradients: of all networks that step together, complete. Reading them waits for a GPU.
-
-        Raises:
-            FedwanError: they are not finite at any scale.
+        Waits for a GPU.
         """
         for gradient in gradients:
             gradient.div_(self.factor)
         # The largest magnitude of each; NaN stays NaN.
         peaks = [torch.linalg.vector_norm(g, float("inf")) for g in gradients if g.numel()]
-        is_finite = not peaks or bool(torch.stack(peaks).isfinite().all())
-        self._adapt(is_finite)
-        return is_finite
+        return not peaks or bool(torch.stack(peaks).isfinite().all())
 
-    def _adapt(self, is_finite: bool) -> None:
+    def update(self, is_finite: bool) -> None:
+        """Adapt the scale once the gradients of all networks that step together were unscaled.
+
+        Args:
+            is_finite: whether all of them were.
+
+        Raises:
+            FedwanError: they are not finite at any scale.
+        """
         scale, streak = self.state["scale"], self.state["streak"]
         if is_finite:
             streak.add_(1)
