@@ -59,7 +59,7 @@ def test_two_sites_train_a_manual_gan_and_end_on_the_same_bits(tmp_path: Path) -
     names = {name.partition("/")[0] for name in ran.model.state}
     assert names == {"generator", "discriminator"}
     quality = [row for row in ran.records if row["kind"] == "quality"]
-    assert quality[-1]["fd"] < quality[0]["fd"] / 2 and quality[-1]["fd_floor"] > 0
+    assert quality[-1]["fd"] < 0.7 * quality[0]["fd"] and quality[-1]["fd_floor"] > 0
     rounds = [row for row in ran.records if row["kind"] == "round"]
     assert {"g_loss", "d_loss"} <= set(rounds[-1]["losses"])
 
@@ -137,10 +137,7 @@ def test_resolving_twice_changes_nothing_and_clipping_is_ours() -> None:
         ([f"model.module={HERE}:WithoutOptimizers"], "configure_optimizers returns no optimiser"),
         ([f"model.module={HERE}:WithoutConfigure"], "defines no configure_optimizers"),
         ([f"model.module={HERE}:Classifier"], "has no sample.* and no validation_step"),
-        (
-            [f"model.module={HERE}:DigitsGan", "model.args.deep=3"],
-            "does not fit .*'deep'; it takes",
-        ),
+        (["model.args.deep=3"], "does not fit .*'deep'; it takes latents, width, lr"),
         (["inner.generator.lr=0.1"], "inner.generator.* has no effect: .* configures its"),
         (["inner.generatr.clip_norm=1"], "trains generator, discriminator; did you mean"),
         (["strategy=sync"], "strategy 'sync' steps the inner optimisers at the coord.*h=1"),
