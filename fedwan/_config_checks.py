@@ -42,6 +42,7 @@ def check(config: Config) -> None:
         _choice("data.direction", config.data.direction, ("a_to_b", "b_to_a"))
     _check_optimizers(config)
     _choice("site.precision", config.site.precision, ("32-true", "bf16-mixed", "16-mixed"))
+    _whole("site.processes", config.site.processes, 1, 64)
     _whole("site.accumulate", config.site.accumulate, 1)
     _check_stream(config.stream)
     _check_link(config.link)

@@ -191,7 +191,7 @@ def _refuse_site(config: Config, followed: Collection[str]) -> None:
     """Refuse settings under `site.*` that the recipe's steps do not follow."""
     for name, unset in vars(SiteConfig()).items():
         value = getattr(config.site, name)
-        if value != unset and name not in followed:
+        if value != unset and name not in (*followed, "processes"):
             raise ConfigError(
                 f"site.{name} = {value!r} has no effect: the steps of workload "
                 f"{config.workload!r} do not follow it; leave it out"

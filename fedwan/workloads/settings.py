@@ -45,12 +45,14 @@ def require_parts(config: Config, turns: int = 1) -> None:
     Raises:
         ConfigError: parts would differ in size.
     """
-    parts, batch = config.site.accumulate, config.data.batch // turns
+    site, batch = config.site, config.data.batch // turns
+    parts = site.processes * site.accumulate
     if batch % parts:
         above = turns * (batch + -batch % parts)
+        shared = f"site.processes={site.processes} with " if site.processes > 1 else ""
         raise ConfigError(
-            f"site.accumulate={parts} does not divide the {batch} samples of a step; "
-            f"set data.batch={above}"
+            f"{shared}site.accumulate={site.accumulate} does not divide the {batch} samples of a "
+            f"step; set data.batch={above}"
         )
 
 
