@@ -155,7 +155,8 @@ def _device(config: Config, rank: int) -> torch.device:
 
 
 def _end_with_leader() -> None:
-    sys.stdin.buffer.read()
+    # Nothing is ever written. Not through sys.stdin, whose lock this thread would hold at the end.
+    os.read(0, 1)
     os._exit(1)
 
 
