@@ -178,7 +178,8 @@ def _as_mapping(value: Any, path: str, kind: Any, schema: type) -> Mapping[str, 
     keys = list(typing.get_type_hints(section)) if _is_section(section) else ["NAME"]
     between = "" if _is_section(kind) or not _is_section(section) else "NETWORK."
     choices = ", ".join(f"{path}.{between}{key}" for key in keys)
-    raise ConfigError(f"{path} = {value!r} is a section, not a setting; it holds {choices}")
+    near = f"; did you mean '{path}s'?" if _kind_at(schema, f"{path}s") else ""
+    raise ConfigError(f"{path} = {value!r} is a section, not a setting; it holds {choices}{near}")
 
 
 def _key_error(path: str, value: Any, schema: type) -> ConfigError:

@@ -10,21 +10,21 @@ import copy
 import dataclasses
 import importlib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import fedwan
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
-from fedwan.config import Config, merge
+from fedwan.config import Config, SiteConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from fedwan.workloads.base import Workload
+    from fedwan.workloads.base import NetworkKind, Workload
 
 __all__ = [
     "check_codecs",
@@ -32,6 +32,7 @@ __all__ = [
     "load_run",
     "load_strategy",
     "load_workload",
+    "networks_of",
     "resolve",
     "resolve_workload",
     "strategy_names",
@@ -75,6 +76,21 @@ def load_workload(name: str, root: Path | None = None) -> ModuleType:
         ConfigError: there is no such recipe, or it lacks a part.
     """
     return _load("workload", name, "sites", _WORKLOAD_PARTS, root)
+
+
+def networks_of(workload: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
+    """The networks that a workload recipe trains, and what kind each is.
+
+    Args:
+        workload: the recipe.
+        config: its `model` with every setting.
+
+    Raises:
+        ConfigError: they depend on settings of which they cannot be learned.
+    """
+    networks = workload.NETWORKS
+    found: Mapping[str, NetworkKind] = networks(config) if callable(networks) else networks
+    return found
 
 
 def load_strategy(name: str, root: Path | None = None) -> ModuleType:
@@ -145,8 +161,9 @@ def resolve(config: Config) -> Config:
     """
     workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
     config = resolve_workload(config)
-    strategy.resolve(config, workload.NETWORKS)
-    assert set(config.inner) | set(config.outer) <= set(workload.NETWORKS), "recipes add no network"
+    networks = networks_of(workload, config)
+    strategy.resolve(config, networks)
+    assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
     _check_fragments(config, workload, strategy)
     _check_recalibration(config, workload)
     if config.ema.half_life == 0:
@@ -165,11 +182,23 @@ def resolve_workload(config: Config) -> Config:
     """
     config = copy.deepcopy(config)
     workload = load_workload(config.workload)
-    _check_networks(config, workload.NETWORKS)
     check_codecs(config)
+    _refuse_site(config, getattr(workload, "SITE", ()))
     config.model = _resolve_model(workload.Model, config.model)
+    _check_networks(config, networks_of(workload, config))
     workload.resolve(config)
     return config
+
+
+def _refuse_site(config: Config, followed: Collection[str]) -> None:
+    """Refuse settings under `site.*` that the recipe's steps do not follow."""
+    for name, unset in vars(SiteConfig()).items():
+        value = getattr(config.site, name)
+        if value != unset and name not in (*followed, "processes"):
+            raise ConfigError(
+                f"site.{name} = {value!r} has no effect: the steps of workload "
+                f"{config.workload!r} do not follow it; leave it out"
+            )
 
 
 def _is_app(root: Path) -> bool:

@@ -35,6 +35,7 @@ __all__ = [
     "LogConfig",
     "OuterConfig",
     "RoundConfig",
+    "SiteConfig",
     "StreamConfig",
     "dump",
     "from_json",
@@ -51,7 +52,7 @@ class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
     name: str = "adam"
-    """`adam`, `adamw` or `sgd`."""
+    """`adam`, `adamw` or `sgd`; `own` where the workload's code makes it (`lightning`)."""
     lr: float = 1e-3
     """Learning rate."""
     warmup_steps: int = 0
@@ -120,6 +121,25 @@ class DataConfig:
     workers: int = 2
     """Of files: threads of each site that read ahead; 0 reads when a step asks. Batches are the
     same with any number."""
+
+
+@dataclass
+class SiteConfig:
+    """How a site computes its steps."""
+
+    processes: int = 1
+    """Processes that share each step's batch, on a GPU each where there are GPUs; their gradients
+    are averaged before an optimiser or a strategy sees them."""
+    precision: str = "32-true"
+    """`32-true`; `bf16-mixed`; or `16-mixed`, with one scale for the losses of all networks, under
+    which a step is repeated until its gradients are finite."""
+    accumulate: int = 1
+    """Parts that a step's batch is computed in, one after the other, to save memory; the step takes
+    the mean of their gradients."""
+    recompute: bool = False
+    """Whether the backward pass computes the inside of blocks again, to save memory."""
+    compile: bool = False
+    """Whether networks go through `torch.compile`."""
 
 
 @dataclass
@@ -258,7 +278,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix` or `lightning`."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
@@ -287,6 +307,7 @@ class Config:
     """Outer optimiser by network: `outer.generator.lr=…`."""
     network: dict[str, NetworkConfig] = field(default_factory=dict)
     """What is special to a network: `network.discriminator.h=5`."""
+    site: SiteConfig = field(default_factory=SiteConfig)
     codec: CodecConfig = field(default_factory=CodecConfig)
     stream: StreamConfig = field(default_factory=StreamConfig)
     link: LinkConfig = field(default_factory=LinkConfig)

@@ -25,6 +25,7 @@ __all__ = [
     "overlap",
     "refuse_alpha",
     "refuse_h",
+    "refuse_own_inner",
     "refuse_outer",
     "refuse_round",
     "refuse_state",
@@ -174,6 +175,20 @@ def refuse_h(config: Config, why: str) -> None:
             f"h={config.h} has no effect: strategy {config.strategy!r} {why}; "
             "leave it out, or set strategy=local_sgd"
         )
+
+
+def refuse_own_inner(config: Config, why: str) -> None:
+    """Refuse inner optimisers that a workload's code makes, where a strategy must know them.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    for network, inner in config.inner.items():
+        if inner.name == "own":
+            raise ConfigError(
+                f"strategy {config.strategy!r} {why}, but the inner optimiser of {network!r} is "
+                f"made by the code of workload {config.workload!r}; set strategy=local_sgd h=1"
+            )
 
 
 def fill_stream(config: Config, fragments: int, tau: int, alpha: float | None = None) -> None:

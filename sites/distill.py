@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,12 @@ from fedwan.models.feature_heads import FeatureHeads
 from fedwan.models.flow import build_velocity
 from fedwan.models.followed import Followed
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
-from fedwan.workloads.adversarial import LOSSES, set_gradients
+from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.guidance import guide
-from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.rectified_flow import flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
@@ -49,6 +50,7 @@ from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
 # What the student learns from moves as well: its own average, and the judge.
 NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}
+SITE = ("precision", "accumulate")
 
 
 @dataclass
@@ -102,9 +104,12 @@ def build(config: Config, device: torch.device | str) -> Distill:
     load_teacher(origin, teacher)
     student = Followed(copy.deepcopy(teacher), model.half_life)
     trained = {"student": student.to(device), "heads": heads.to(device)}
-    optimizers = build_optimizers(config.inner, trained)
+    descent = Descent(config, trained)
     networks = {**trained, "teacher": teacher.to(device).requires_grad_(False)}
-    return Distill(networks, optimizers, config, model, origin, num_classes, torch.device(device))
+    return Distill(
+        *(networks, descent.optimizers, descent.kept, descent),
+        *(config, model, origin, num_classes, torch.device(device)),
+    )
 
 
 @dataclass(frozen=True)
@@ -113,6 +118,8 @@ class Distill:
 
     networks: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
+    kept: Mapping[str, Tensor]
+    descent: Descent
     config: Config
     model: Model
     origin: Teacher
@@ -129,7 +136,18 @@ class Distill:
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of the student and one of its judge, each against the other as it was."""
-        student, heads = self._student, self.networks["heads"]
+        with ExitStack() as stack:
+
+            def reduce_and_follow(names: Sequence[str]) -> None:
+                reduce(names)
+                stack.enter_context(self._student.following())  # until both have stepped
+
+            names = ("student", "heads")
+            backward = partial(self._backward, rng=rng)
+            return self.descent.step(names, batch, backward, reduce_and_follow)
+
+    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Losses and gradients of both networks."""
         made, target, edge, top = self._jumps(batch, rng)
         share = torch.rand(len(edge), generator=rng["level"]).to(edge)
         real, fake = self._judge(batch, made, edge, edge + share * (top - edge), rng)
@@ -139,13 +157,10 @@ class Distill:
             "heads": hinge.discriminator(real, fake),
             "adversarial": hinge.generator(real, fake),
         }
-        set_gradients(heads, losses["heads"], keep_graph=True)
-        set_gradients(student, losses["student"] + self.model.adversarial * losses["adversarial"])
-        trained = {"student": student, "heads": heads}
-        with student.following():
-            reduce(tuple(trained))
-            step_optimizers(self.config.inner, trained, self.optimizers)
-        return {name: loss.detach() for name, loss in losses.items()}
+        self.descent.add_gradients("heads", losses["heads"], keep_graph=True)
+        adversarial = self.model.adversarial * losses["adversarial"]
+        self.descent.add_gradients("student", losses["student"] + adversarial)
+        return losses
 
     def _jumps(self, batch: Batch, rng: NamedGenerators) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where the student jumps to, where it should, (batch, …), and its phase, (batch,) each."""

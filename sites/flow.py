@@ -23,9 +23,9 @@ from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.flow import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.guidance import drop_labels
-from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import (
@@ -36,6 +36,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
+SITE = Descent.SETTINGS
 
 
 @dataclass
@@ -101,8 +102,11 @@ def build(config: Config, device: torch.device | str) -> Flow:
     with seeded_init(config.seed):
         velocity = build_velocity(source.shape, source.num_classes, sizes)
     networks = {"velocity": velocity.to(device)}
-    optimizers = build_optimizers(config.inner, networks)
-    return Flow(networks, optimizers, config, model, num_classes, torch.device(device))
+    descent = Descent(config, networks)
+    return Flow(
+        *(networks, descent.optimizers, descent.kept, descent),
+        *(config, model, num_classes, torch.device(device)),
+    )
 
 
 @dataclass(frozen=True)
@@ -111,6 +115,8 @@ class Flow:
 
     networks: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
+    kept: Mapping[str, Tensor]
+    descent: Descent
     config: Config
     model: Model
     num_classes: int
@@ -119,6 +125,12 @@ class Flow:
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of regression on the velocity at random noise levels."""
+        return self.descent.step(
+            ("velocity",), batch, lambda part: self._backward(part, rng), reduce
+        )
+
+    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Loss and gradient."""
         noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
         sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
         x, target = interpolate(batch.x, noise, sigma.to(self.device))
@@ -127,11 +139,8 @@ class Flow:
             share = self.model.label_dropout
             told.append(drop_labels(batch.y, share, self.num_classes, rng["labels"]))
         loss = mse_loss(self.networks["velocity"](x, *told), target)
-        self.optimizers["velocity"].zero_grad()
-        torch.autograd.backward(loss)
-        reduce(("velocity",))
-        step_optimizers(self.config.inner, self.networks, self.optimizers)
-        return {"velocity": loss.detach()}
+        self.descent.add_gradients("velocity", loss)
+        return {"velocity": loss}
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""

@@ -23,17 +23,20 @@ from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
 from fedwan.models.gan import build_discriminator, build_generator, normalize_spectra
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
-from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty, set_gradients
+from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.optim import build_optimizers, step_optimizers
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
     require_at_least,
     require_one_of,
+    require_parts,
 )
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
+# Compiled networks have no second derivative, which the penalties need; and these have no blocks.
+SITE = ("precision", "accumulate")
 
 
 @dataclass
@@ -81,6 +84,7 @@ def resolve(config: Config) -> None:
             f"data.batch={config.data.batch} cannot be shared out evenly among "
             f"model.n_critic={model.n_critic} steps; set data.batch={nearest}"
         )
+    require_parts(config, model.n_critic)
     for network in NETWORKS:
         fill_inner(config, network, InnerConfig(lr=3e-3, beta1=0.0, beta2=0.99))
 
@@ -96,8 +100,11 @@ def build(config: Config, device: torch.device | str) -> Gan:
         if model.spectral_norm:
             normalize_spectra(discriminator)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
-    optimizers = build_optimizers(config.inner, networks)
-    return Gan(networks, optimizers, config, model, num_classes, torch.device(device))
+    descent = Descent(config, networks)
+    return Gan(
+        *(networks, descent.optimizers, descent.kept, descent),
+        *(config, model, num_classes, torch.device(device)),
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,8 @@ class Gan:
 
     networks: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
+    kept: Mapping[str, Tensor]
+    descent: Descent
     config: Config
     model: Model
     num_classes: int
@@ -124,8 +133,13 @@ class Gan:
         self, batch: Batch, rng: NamedGenerators, reduce: Reduce, names: Sequence[str]
     ) -> dict[str, Tensor]:
         """A step of the named networks."""
+        return self.descent.step(
+            names, batch, lambda part: self._backward(part, rng, "generator" in names), reduce
+        )
+
+    def _backward(self, batch: Batch, rng: NamedGenerators, steps_both: bool) -> dict[str, Tensor]:
+        """Losses and gradients, of the discriminator or of both."""
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
-        steps_both = "generator" in names
         with torch.set_grad_enabled(steps_both or self.model.gamma_fake > 0):
             fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)
         real = batch.x.detach().requires_grad_()
@@ -137,13 +151,11 @@ class Gan:
         if self.model.gamma_fake:
             losses["r2"] = gradient_penalty(fake, fake_logits)
             total = total + self.model.gamma_fake / 2 * losses["r2"]
-        set_gradients(discriminator, total, keep_graph=steps_both)
+        self.descent.add_gradients("discriminator", total, keep_graph=steps_both)
         if steps_both:
             losses["generator"] = loss.generator(real_logits, fake_logits)
-            set_gradients(generator, losses["generator"])
-        reduce(names)
-        step_optimizers(self.config.inner, {n: self.networks[n] for n in names}, self.optimizers)
-        return {name: loss.detach() for name, loss in losses.items()}
+            self.descent.add_gradients("generator", losses["generator"])
+        return losses
 
     @torch.no_grad()
     def sample(self, num: int, seed: int) -> Tensor:

@@ -30,9 +30,9 @@ from fedwan.errors import ConfigError
 from fedwan.metrics.translation import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
-from fedwan.workloads.adversarial import discriminator_loss, generator_loss, set_gradients
+from fedwan.workloads.adversarial import discriminator_loss, generator_loss
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.optim import build_optimizers, step_optimizers
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
@@ -41,6 +41,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
+SITE = Descent.SETTINGS
 
 
 @dataclass
@@ -96,8 +97,11 @@ def build(config: Config, device: torch.device | str) -> Pix2Pix:
             source.inputs, channels - source.inputs, model.width, model.depth, model.dropout
         )
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
-    optimizers = build_optimizers(config.inner, networks)
-    return Pix2Pix(networks, optimizers, config, model, source, torch.device(device))
+    descent = Descent(config, networks)
+    return Pix2Pix(
+        *(networks, descent.optimizers, descent.kept, descent),
+        *(config, model, source, torch.device(device)),
+    )
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,8 @@ class Pix2Pix:
 
     networks: Mapping[str, nn.Module]
     optimizers: Mapping[str, torch.optim.Optimizer]
+    kept: Mapping[str, Tensor]
+    descent: Descent
     config: Config
     model: Model
     source: Source | FileSource
@@ -113,6 +119,11 @@ class Pix2Pix:
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of both networks, each against the other as it was before."""
+        names = ("discriminator", "generator")
+        return self.descent.step(names, batch, lambda part: self._backward(part, rng), reduce)
+
+    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Losses and gradients of both networks."""
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
         inputs, targets = self._part(batch.x)
         fake = generator(inputs, rng["dropout"])
@@ -124,11 +135,10 @@ class Pix2Pix:
             "generator": generator_loss(fake_logits),
             "l1": l1_loss(fake, targets),
         }
-        set_gradients(discriminator, losses["discriminator"], keep_graph=True)
-        set_gradients(generator, losses["generator"] + self.model.l1 * losses["l1"])
-        reduce(("discriminator", "generator"))
-        step_optimizers(self.config.inner, self.networks, self.optimizers)
-        return {name: loss.detach() for name, loss in losses.items()}
+        total = losses["generator"] + self.model.l1 * losses["l1"]
+        self.descent.add_gradients("discriminator", losses["discriminator"], keep_graph=True)
+        self.descent.add_gradients("generator", total)
+        return losses
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Images for the first held-out inputs, (num, …); over again where there are too few.

@@ -23,6 +23,7 @@ from fedwan.recipes import (
     fill_schedule,
     refuse_h,
     refuse_outer,
+    refuse_own_inner,
     refuse_round,
     refuse_state,
     refuse_stream,
@@ -34,6 +35,7 @@ from fedwan.workloads.base import NetworkKind
 def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """One step between two pushes; no outer settings, no warm-up."""
     refuse_h(config, "pushes gradients in every step")
+    refuse_own_inner(config, "steps the inner optimisers at the coordinator")
     fill_schedule(config, h=1, checkpoint_every=50)
     fill_codec(config)
     refuse_outer(config, networks, "steps the inner optimisers on every gradient")

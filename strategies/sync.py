@@ -20,6 +20,7 @@ from fedwan.recipes import (
     fill_schedule,
     refuse_h,
     refuse_outer,
+    refuse_own_inner,
     refuse_round,
     refuse_state,
     refuse_stream,
@@ -31,6 +32,7 @@ from fedwan.workloads.base import NetworkKind
 def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """One step a round, and rarer looks: a round is as short as a step."""
     refuse_h(config, "exchanges gradients in every step")
+    refuse_own_inner(config, "steps the inner optimisers at the coordinator")
     fill_schedule(config, h=1, checkpoint_every=50)
     fill_codec(config)
     refuse_outer(config, networks, "steps the inner optimisers on the mean gradient")

@@ -304,3 +304,14 @@ def test_a_recipes_own_missing_import_is_not_mistaken_for_a_missing_recipe(root:
 def test_looking_for_an_app_does_not_load_torch() -> None:
     code = "import sys, fedwan.app; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_how_a_site_computes_is_refused_where_the_recipe_does_not_follow_it(root: Path) -> None:
+    line = "site.precision = 'bf16-mixed' has no effect: the steps of workload 'mine'"
+    with pytest.raises(ConfigError, match=line):
+        load_run("site.precision=bf16-mixed")
+    (root / "sites" / "mine.py").write_text(WORKLOAD + "\nSITE = ('precision',)\n")
+    sys.modules.pop("sites.mine")
+    assert load_run("site.precision=bf16-mixed").site.precision == "bf16-mixed"
+    with pytest.raises(ConfigError, match="site.accumulate = 2 has no effect"):
+        load_run("site.accumulate=2")

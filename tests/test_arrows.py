@@ -53,6 +53,11 @@ def test_flower_stays_in_its_room(path: Path) -> None:
         assert "flwr" not in packages_of(path)
 
 
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_nothing_needs_lightning_until_a_users_module_does(path: Path) -> None:
+    assert not packages_of(path) & {"lightning", "lightning_fabric", "pytorch_lightning"}
+
+
 @pytest.mark.parametrize("path", LIGHT)
 def test_packages_that_flower_imports_stay_free_of_torch(path: str) -> None:
     assert not packages_of(Path(path)) & {"torch", "fedwan"}

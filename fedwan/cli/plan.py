@@ -159,7 +159,7 @@ def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
 
 def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
     """The real workload's tensors; its steps and the codecs will be timed."""
-    from fedwan.app import load_workload, resolve_workload
+    from fedwan.app import load_workload, networks_of, resolve_workload
     from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
     from fedwan.planner.costs import Costs
     from fedwan.planner.question import Question
@@ -169,7 +169,7 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     question = Question(
         run,
         named,
-        load_workload(run.workload).NETWORKS,
+        networks_of(load_workload(run.workload), run),
         trained_layout(workload, run.inner),
         config.step_s,
         link,

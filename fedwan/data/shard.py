@@ -21,7 +21,15 @@ from fedwan.data.stream import BatchStream, Stream
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
-__all__ = ["AnyShard", "FileShard", "Shard", "check_data", "data_at_site", "open_shard"]
+__all__ = [
+    "AnyShard",
+    "FileShard",
+    "Shard",
+    "check_data",
+    "data_at_site",
+    "mean_shard_samples",
+    "open_shard",
+]
 
 SITE = "{site}"
 """What stands for the site's name in `data.path`."""
@@ -244,6 +252,14 @@ def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -
         num_classes=source.num_classes,
         public=source.public,
     )
+
+
+def mean_shard_samples(config: DataConfig, num_sites: int) -> float:
+    """Training samples of the mean site; of data that are sites' own, those of this one."""
+    if config.name not in FILE_NAMES:
+        return len(find_source(config.name).load()[0].y) / num_sites
+    num_here = len(open_files(config).train_index)
+    return num_here / (1 if has_own_data(config) else num_sites)
 
 
 def _open_files(config: DataConfig, site_index: int, num_sites: int, seed: int) -> FileShard:

@@ -115,6 +115,7 @@ class SiteCheckpoints:
             add_prefix("model", {n: v for n, v in replica.live.items() if not is_moment(n)})
             | add_prefix("local", replica.local)
             | add_prefix("optimizer", replica.optimizer_state())
+            | add_prefix("kept", replica.kept)
             | add_prefix("stream", stream.state())
             | add_prefix("rng", rng.state())
             | add_prefix("torch", torch_random_state())
@@ -187,6 +188,7 @@ class SiteCheckpoints:
         if with_model:
             replica.load_live(select_prefix("model", tensors))
         replica.load_optimizers(select_prefix("optimizer", tensors))
+        replica.load_kept(select_prefix("kept", tensors))
         rng.load_state(select_prefix("rng", tensors))
         stream.load_state(select_prefix("stream", tensors))
         load_torch_random_state(select_prefix("torch", tensors))

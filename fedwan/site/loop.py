@@ -41,7 +41,7 @@ from fedwan.site.recalibrate import recalibrate
 from fedwan.site.replica import Replica
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Batch, Workload
+from fedwan.workloads.base import Batch, Following, Workload
 from fedwan.workloads.schedule import set_rates
 
 __all__ = ["SiteLoop"]
@@ -75,6 +75,7 @@ class SiteLoop:
         torch.manual_seed(derive_seed(plan.seed, plan.site, "torch"))
         self._plan = plan
         self._workload = workload
+        self._begin = workload.begin if isinstance(workload, Following) else lambda _: None
         self._shard = shard
         self._strategy = strategy
         self._link = link
@@ -134,6 +135,7 @@ class SiteLoop:
             if self._is_stopped:
                 break
             set_rates(self._workload.optimizers, self._plan.inner, step, self._plan.num_steps)
+            self._begin(step)
             batch = self._stream.next_batch()
             self._meter.begin_step(len(batch.x))
             with self._meter.computing():
@@ -306,12 +308,13 @@ class SiteLoop:
         """Have the networks' running statistics fit the weights that they hold, if asked to."""
         if not self._plan.num_recalibrate:
             return
-        size, train = self._plan.batch, self._shard.train
+        size = self._plan.batch
+        some = self._shard.some(self._plan.num_recalibrate * size)
         rng = NamedGenerators(derive_seed(self._plan.seed, "recalibrate"), self._plan.site)
-        order = torch.randperm(len(train.y), generator=rng["data"])
-        num = min(self._plan.num_recalibrate, max(1, len(order) // size))  # none but whole ones
+        order = torch.randperm(len(some.y), generator=rng["data"])
+        num = max(1, len(order) // size)  # none but whole ones
         parts = (order[index * size : (index + 1) * size] for index in range(num))
-        batches = (Batch(*(values[part].to(self._device) for values in train)) for part in parts)
+        batches = (Batch(*(values[part].to(self._device) for values in some)) for part in parts)
         recalibrate(self._workload, batches, rng)
 
 

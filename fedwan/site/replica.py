@@ -28,7 +28,7 @@ from fedwan.state import (
     select_prefix,
     state_of,
 )
-from fedwan.workloads.base import Workload
+from fedwan.workloads.base import Keeping, Workload
 from fedwan.workloads.moments import averaged, is_moment, moment_layout, share_moments
 
 __all__ = ["Replica"]
@@ -56,6 +56,8 @@ class Replica:
             if f"{network}/{name}" not in self.live
         }
         """Buffers that never travel (spectral norm's vectors), sharing memory with the modules."""
+        self.kept = workload.kept if isinstance(workload, Keeping) else {}
+        """What the workload keeps beside networks and optimisers, sharing memory with it."""
         self.layout: Layout = layout_of(trained)
         self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
         self._share_moments()
@@ -192,6 +194,11 @@ class Replica:
         """Set the buffers of `local` that are named."""
         for name, value in buffers.items():
             self.local[name].copy_(value)
+
+    def load_kept(self, tensors: State) -> None:
+        """Set what the workload keeps; what it keeps under no such name is left out."""
+        for name in self.kept.keys() & tensors.keys():
+            self.kept[name].copy_(tensors[name])
 
     def global_sha256(self) -> str:
         """Hash of the live weights as the coordinator would keep them."""

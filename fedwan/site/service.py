@@ -20,6 +20,7 @@ from fedwan.link.shaped import ShapedLink
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
+from fedwan.site.follower import shared
 from fedwan.site.loop import SiteLoop
 from fedwan.site.plan import SitePlan
 from fedwan.site.settings import SiteSettings
@@ -60,11 +61,15 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
         )
     device = choose_device(config.device)
     config.data = data_at_site(config.data, settings.name, settings.data_path)
+    check_gpus(config.site.processes, device)
     shard = open_shard(config.data, names.index(settings.name), len(names), config.seed)
     workload = load_workload(config.workload).build(config, device)
     strategy = load_strategy(config.strategy).build(config)
     plan = _plan(config, ticket.run_id, settings.name)
-    with _open_link(config.link, ticket.address, identity) as link:
+    with (
+        shared(workload, config, device) as workload,
+        _open_link(config.link, ticket.address, identity) as link,
+    ):
         folder = settings.dir / "checkpoints" / ticket.run_id
         return SiteLoop(plan, workload, shard, strategy, link, Path(folder), device).run()
 
@@ -79,6 +84,20 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda' but this site has no CUDA GPU; set device=auto or cpu")
     return torch.device("cuda" if has_cuda and name in ("auto", "cuda") else "cpu")
+
+
+def check_gpus(processes: int, device: torch.device) -> None:
+    """Refuse more processes than GPUs.
+
+    Raises:
+        ConfigError: there are.
+    """
+    num = torch.cuda.device_count()
+    if device.type == "cuda" and processes > num:
+        raise ConfigError(
+            f"site.processes = {processes} is more than the {num} GPUs of this site; "
+            f"set site.processes={num}"
+        )
 
 
 def _plan(config: Config, run_id: str, site: str) -> SitePlan:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import relu, softplus
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "discriminator_loss",
     "generator_loss",
     "gradient_penalty",
-    "set_gradients",
 ]
 
 
@@ -76,20 +75,3 @@ def gradient_penalty(samples: Tensor, logits: Tensor) -> Tensor:
     """
     (gradient,) = torch.autograd.grad(logits.sum(), samples, create_graph=True)
     return gradient.square().flatten(1).sum(dim=1).mean()
-
-
-def set_gradients(network: nn.Module, loss: Tensor, *, keep_graph: bool = False) -> None:
-    """Set `.grad` of one network's parameters to the gradient of `loss`, and no other network's.
-
-    Unlike `loss.backward()`, which would also add the generator's loss to the discriminator's
-    gradients, and so mix two games.
-
-    Args:
-        network: whose parameters the loss depends on, all of them.
-        loss: a scalar.
-        keep_graph: another loss of the same graph is still to come.
-    """
-    params = list(network.parameters())
-    gradients = torch.autograd.grad(loss, params, retain_graph=keep_graph)
-    for param, gradient in zip(params, gradients, strict=True):
-        param.grad = gradient

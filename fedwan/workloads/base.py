@@ -2,10 +2,13 @@
 
 A recipe is one page. The engine knows it only through the names below, and never by its own name:
 
-    NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is
+    NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is;
+                                             a function of the configuration if they depend on it
     Model: a dataclass                       the settings under `model.*`, a docstring under each
     def resolve(config) -> None              fill in `inner.NETWORK.*`, `data.batch`, `steps`
     def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
+    SITE: tuple[str, ...]                    optional: the settings under `site.*` that its steps
+                                             follow; `Descent.SETTINGS` of what takes them for it
 
 Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
 networks consist of: it should put no tensor into a cache.
@@ -14,14 +17,14 @@ networks consist of: it should put no tensor into a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 
-__all__ = ["Batch", "NetworkKind", "Reduce", "Workload", "keep_local"]
+__all__ = ["Batch", "Following", "Keeping", "NetworkKind", "Reduce", "Workload", "keep_local"]
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -79,5 +82,27 @@ class Workload(Protocol):
         Returns:
             JSON-ready figures; `fd` and `fd_floor` always, lower is better. And of files under
             `moments` what `fedwan.metrics.comparison` makes the distance of all sites' data from.
+        """
+        ...
+
+
+@runtime_checkable
+class Keeping(Protocol):
+    """A workload with tensors of its own, which a site's checkpoint keeps beside all else."""
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """By name, the same names all along; a checkpoint that is put back is written into them."""
+        ...
+
+
+@runtime_checkable
+class Following(Protocol):
+    """A workload whose own schedules follow the run, where `inner.*` is not all there is."""
+
+    def begin(self, step: int) -> None:
+        """Called before each step with the run's step, counted from 0.
+
+        It may go back, where steps were thrown away, and jump ahead, where the others went on.
         """
         ...

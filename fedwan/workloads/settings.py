@@ -13,7 +13,7 @@ from fedwan.names import nearest
 from fedwan.workloads.moments import STATES, has_moments
 from fedwan.workloads.schedule import SCHEDULES
 
-__all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of"]
+__all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of", "require_parts"]
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 
@@ -34,6 +34,28 @@ def fill_training(config: Config, batch: int, steps: int, *, pairs: bool = False
     _require_pairs(config, pairs)
     config.data.batch = config.data.batch or batch
     config.steps = config.steps or steps
+    require_parts(config)
+
+
+def require_parts(config: Config, turns: int = 1) -> None:
+    """Refuse a batch that cannot be computed in as many parts as asked.
+
+    Args:
+        config: with `data.batch` filled in.
+        turns: that share the batch out before.
+
+    Raises:
+        ConfigError: parts would differ in size.
+    """
+    site, batch = config.site, config.data.batch // turns
+    parts = site.processes * site.accumulate
+    if batch % parts:
+        above = turns * (batch + -batch % parts)
+        shared = f"site.processes={site.processes} with " if site.processes > 1 else ""
+        raise ConfigError(
+            f"{shared}site.accumulate={site.accumulate} does not divide the {batch} samples of a "
+            f"step; set data.batch={above}"
+        )
 
 
 def _require_pairs(config: Config, pairs: bool) -> None:

@@ -6,14 +6,12 @@ import math
 
 import pytest
 import torch
-from torch import nn
 
 from fedwan.workloads.adversarial import (
     LOSSES,
     discriminator_loss,
     generator_loss,
     gradient_penalty,
-    set_gradients,
 )
 
 
@@ -67,19 +65,3 @@ def test_the_penalty_is_a_mean_over_the_batch_and_a_sum_over_the_sample() -> Non
     real = torch.ones(4, 1, 2, 3, requires_grad=True)
     penalty = gradient_penalty(real, 2 * real.flatten(1).sum(dim=1))
     assert penalty.item() == pytest.approx(24)
-
-
-def test_one_networks_gradients_leave_the_others_alone() -> None:
-    first, second = nn.Linear(2, 2), nn.Linear(2, 1)
-    loss = second(first(torch.ones(3, 2))).sum()
-    set_gradients(second, loss, keep_graph=True)
-    kept = [p.grad.clone() for p in second.parameters() if p.grad is not None]
-    assert len(kept) == 2
-    assert all(p.grad is None for p in first.parameters())
-    set_gradients(first, -loss)
-    assert all(p.grad is not None for p in first.parameters())
-    assert all(
-        torch.equal(p.grad, k)
-        for p, k in zip(second.parameters(), kept, strict=True)
-        if p.grad is not None
-    )

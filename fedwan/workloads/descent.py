@@ -1,0 +1,148 @@
+"""A completed step, from a batch to weights that have moved, as `site.*` and `inner.*` ask for it.
+
+    in parts of the batch: losses (in half precision), gradients
+    gradients that are not finite: once more, at half the loss scale
+    reduce, clip each network's, step each network's optimiser
+
+So a step that a recipe returns from is a completed one, and what had to be repeated does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.config import Config
+from fedwan.workloads.base import Batch, Reduce
+from fedwan.workloads.loss_scale import LossScale
+from fedwan.workloads.optim import build_optimizers, step_optimizers
+from fedwan.workloads.recompute import recompute_blocks
+
+__all__ = ["Descent", "autocast"]
+
+_MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+
+
+def autocast(precision: str, device: torch.device, **options: bool) -> AbstractContextManager[None]:
+    """Operations that bear it run in half precision inside, where `site.precision` is mixed."""
+    dtype = _MIXED.get(precision)
+    enabled: AbstractContextManager[None] = torch.autocast(
+        device.type, dtype, enabled=dtype is not None, **options
+    )
+    return enabled
+
+
+class Descent:
+    """Takes the steps of a workload's networks.
+
+    Args:
+        config: resolved.
+        networks: that are trained, on their device.
+
+    Attributes:
+        networks: the same.
+        optimizers: the inner optimiser of each.
+    """
+
+    SETTINGS = ("precision", "accumulate", "recompute", "compile")
+    """Under `site.*`, that it follows; for a recipe's `SITE`."""
+
+    def __init__(self, config: Config, networks: Mapping[str, nn.Module]) -> None:
+        self.networks = networks
+        self.optimizers = build_optimizers(config.inner, networks)
+        self._inner = config.inner
+        self._site = config.site
+        self._scale = LossScale() if config.site.precision == "16-mixed" else None
+        self._weight = 1.0
+        self._is_first = True
+        if config.site.recompute:
+            recompute_blocks(networks.values())
+        if config.site.compile:
+            for network in networks.values():
+                network.compile()
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """See `fedwan.workloads.base.Keeping`."""
+        return {} if self._scale is None else self._scale.state
+
+    def step(
+        self,
+        names: Sequence[str],
+        batch: Batch,
+        backward: Callable[[Batch], dict[str, Tensor]],
+        reduce: Reduce,
+    ) -> dict[str, Tensor]:
+        """One completed step.
+
+        Args:
+            names: of the networks that step.
+            batch: whose size `site.accumulate` divides.
+            backward: computes the losses of a part of the batch, hands each network's gradient
+                over with `add_gradients`, and returns losses to report.
+            reduce: see `fedwan.workloads.base.Reduce`; gets complete, finite gradients.
+
+        Returns:
+            The parts' mean losses, detached.
+
+        Raises:
+            FedwanError: gradients are not finite at any loss scale.
+        """
+        params = [p for name in names for p in self.networks[name].parameters()]
+        losses = self._compute(batch, backward)
+        while not self._unscale(params):
+            losses = self._compute(batch, backward)
+        reduce(names)
+        step_optimizers(self._inner, {n: self.networks[n] for n in names}, self.optimizers)
+        return losses
+
+    def add_gradients(self, name: str, loss: Tensor, *, keep_graph: bool = False) -> None:
+        """Add the gradient of a part's loss to one network's `.grad`, and to no other network's.
+
+        Unlike `loss.backward()`, which would also add the generator's loss to the discriminator's
+        gradients, and so mix two games.
+
+        Args:
+            name: of the network; the loss depends on all its parameters.
+            loss: a scalar.
+            keep_graph: another loss of the same graph is still to come.
+        """
+        params = list(self.networks[name].parameters())
+        if self._weight != 1:
+            loss = _full(loss) * self._weight
+        gradients = torch.autograd.grad(loss, params, retain_graph=keep_graph)
+        for param, gradient in zip(params, gradients, strict=True):
+            param.grad = gradient if self._is_first or param.grad is None else param.grad + gradient
+
+    def _unscale(self, params: Sequence[Tensor]) -> bool:
+        """Whether the gradients are finite, and then unscaled."""
+        if self._scale is None:
+            return True
+        is_finite = self._scale.unscale([p.grad for p in params if p.grad is not None])
+        self._scale.update(is_finite)
+        return is_finite
+
+    def _compute(
+        self, batch: Batch, backward: Callable[[Batch], dict[str, Tensor]]
+    ) -> dict[str, Tensor]:
+        """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
+        num_parts = self._site.accumulate
+        self._weight = (1.0 if self._scale is None else self._scale.factor) / num_parts
+        mean: dict[str, Tensor] = {}
+        chunks = zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True)
+        for index, part in enumerate(Batch(*chunk) for chunk in chunks):
+            self._is_first = index == 0
+            with autocast(self._site.precision, batch.x.device):
+                losses = backward(part)
+            for name, loss in losses.items():
+                share = _full(loss.detach()) / num_parts
+                mean[name] = mean[name] + share if name in mean else share
+        return mean
+
+
+def _full(loss: Tensor) -> Tensor:
+    """In fp32 at least: in fp16 a scaled loss would leave the range."""
+    return loss.to(torch.promote_types(loss.dtype, torch.float32))
