@@ -17,7 +17,6 @@ from fedwan.data.classes import parse_classes
 from fedwan.data.huggingface import open_huggingface
 from tests.data.files import encoded, kind_of, open_one, refused, stream_of, take
 
-
 NONE = parse_classes("")
 
 
