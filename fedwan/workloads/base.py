@@ -65,7 +65,8 @@ class Workload(Protocol):
         """One completed inner step of every trained network.
 
         Calls `reduce` between the backward pass and the optimisers' steps, and leaves learning
-        rates to the optimisers. Every random draw comes from a generator of `rng`.
+        rates to the optimisers. Where `reduce` takes the gradients away, nothing but running
+        statistics moves. Every random draw comes from a generator of `rng`.
 
         Returns:
             Losses by name, detached scalars (no `.item()`: that would stall a GPU every step).
