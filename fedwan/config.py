@@ -127,9 +127,6 @@ class DataConfig:
 class SiteConfig:
     """How a site computes its steps."""
 
-    processes: int = 1
-    """Processes that share each step's batch, on a GPU each where there are GPUs; their gradients
-    are averaged before an optimiser or a strategy sees them."""
     precision: str = "32-true"
     """`32-true`; `bf16-mixed`; or `16-mixed`, with one scale for the losses of all networks, under
     which a step is repeated until its gradients are finite."""
@@ -140,6 +137,9 @@ class SiteConfig:
     """Whether the backward pass computes the inside of blocks again, to save memory."""
     compile: bool = False
     """Whether networks go through `torch.compile`."""
+    processes: int = 1
+    """Processes that share each step's batch, on a GPU each where there are GPUs; their gradients
+    are averaged before an optimiser or a strategy sees them."""
 
 
 @dataclass

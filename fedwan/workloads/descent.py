@@ -57,7 +57,6 @@ class Descent:
         self._site = config.site
         self._scale = LossScale() if config.site.precision == "16-mixed" else None
         self._weight = 1.0
-        self._is_first = True
         if config.site.recompute:
             recompute_blocks(networks.values())
         if config.site.compile:
@@ -92,9 +91,9 @@ class Descent:
             FedwanError: gradients are not finite at any loss scale.
         """
         params = [p for name in names for p in self.networks[name].parameters()]
-        losses = self._compute(batch, backward)
+        losses = self._compute(params, batch, backward)
         while not self._unscale(params):
-            losses = self._compute(batch, backward)
+            losses = self._compute(params, batch, backward)
         reduce(names)
         step_optimizers(self._inner, {n: self.networks[n] for n in names}, self.optimizers)
         return losses
@@ -106,16 +105,15 @@ class Descent:
         gradients, and so mix two games.
 
         Args:
-            name: of the network; the loss depends on all its parameters.
+            name: of the network.
             loss: a scalar.
             keep_graph: another loss of the same graph is still to come.
         """
         params = list(self.networks[name].parameters())
         if self._weight != 1:
             loss = _full(loss) * self._weight
-        gradients = torch.autograd.grad(loss, params, retain_graph=keep_graph)
-        for param, gradient in zip(params, gradients, strict=True):
-            param.grad = gradient if self._is_first or param.grad is None else param.grad + gradient
+        # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.
+        torch.autograd.backward(loss, inputs=params, retain_graph=keep_graph)
 
     def _unscale(self, params: Sequence[Tensor]) -> bool:
         """Whether the gradients are finite, and then unscaled."""
@@ -126,15 +124,19 @@ class Descent:
         return is_finite
 
     def _compute(
-        self, batch: Batch, backward: Callable[[Batch], dict[str, Tensor]]
+        self,
+        params: Sequence[Tensor],
+        batch: Batch,
+        backward: Callable[[Batch], dict[str, Tensor]],
     ) -> dict[str, Tensor]:
         """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
         num_parts = self._site.accumulate
         self._weight = (1.0 if self._scale is None else self._scale.factor) / num_parts
         mean: dict[str, Tensor] = {}
         chunks = zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True)
-        for index, part in enumerate(Batch(*chunk) for chunk in chunks):
-            self._is_first = index == 0
+        for param in params:
+            param.grad = None
+        for part in (Batch(*chunk) for chunk in chunks):
             with autocast(self._site.precision, batch.x.device):
                 losses = backward(part)
             for name, loss in losses.items():
