@@ -26,6 +26,7 @@ from fedwan.models.velocity import VelocityNetwork
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.examination import share_above
 from fedwan.workloads.guidance import balanced_labels, drop_labels, guide
 from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
@@ -151,6 +152,20 @@ class Flow:
             velocity = guide(velocity, labels, self.num_classes, self.model.guidance)
         sigmas = flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
         return clamp_images(EulerSolver(sigmas, len(sigmas)).sample(velocity, noise))
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(train.x.shape, generator=generator).to(self.device)
+        sigma = draw_sigma(len(noise), generator, self.model.times, self.model.shift)
+        errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
+        return {"memory/velocity": share_above(*errors)}
+
+    def _errors(self, batch: Batch, noise: Tensor, sigma: Tensor) -> Tensor:
+        """Squared error of the velocity for each sample, (batch,)."""
+        x, target = interpolate(batch.x, noise, sigma)
+        told = [sigma, batch.y] if self.num_classes else [sigma]
+        return (self.networks["velocity"](x, *told) - target).square().flatten(1).mean(1)
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`."""

@@ -28,6 +28,8 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
 from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.totals import Totals
+from fedwan.doctor.directions import Directions
+from fedwan.doctor.sampling import Sample
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, next_due, whole
 from fedwan.link import wire_pb2 as wire
@@ -75,6 +77,7 @@ class Rounds:
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
+        self._directions: dict[int, Directions] = {}
         self._past_s: dict[int, deque[float]] = {}
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
@@ -164,6 +167,7 @@ class Rounds:
         past_s.append(gathering.last_s)
         self._desk.withdraw_update(fragment.index)
         samples = sum(m.contribution.work.samples for m in gathering.merged)
+        before = merger.sampler.of(model.state)
         # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
         is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
         times = len(self._plan.site_names) if is_warmup else 1
@@ -175,7 +179,8 @@ class Rounds:
         self._desk.outbox.steps = self._paces.steps()
         self._desk.outbox.run_step = self._run_step(model)
         self._desk.publish(fragment.index, version + 1, payload, gathering.starts())
-        self._record_round(fragment, version + 1, gathering.merged, time.monotonic() - began)
+        round_s = time.monotonic() - began
+        self._record_round(fragment, version + 1, gathering.merged, before, round_s)
         self._notice_lost()
         self._take_reports()
 
@@ -357,16 +362,25 @@ class Rounds:
             )
 
     def _record_round(
-        self, fragment: Fragment, version: int, merged: list[Merged], round_s: float
+        self,
+        fragment: Fragment,
+        version: int,
+        merged: list[Merged],
+        before: Sample,
+        round_s: float,
     ) -> None:
         assert self.model is not None
         run_step = self._run_step(self.model)
-        for contribution, _, staleness in merged:
+        directions = self._directions.setdefault(fragment.index, Directions())
+        contributed = {m.contribution.site: m.sample for m in merged}
+        compared = directions.compare(contributed, before)
+        for contribution, _, staleness, _ in merged:
             work = contribution.work
             self.totals.add_work(work)
             self.totals.contributions += 1
             self.totals.late += staleness > 0
             self.totals.staleness += staleness
+            direction = compared[contribution.site]
             self._record(
                 {
                     "kind": "round",
@@ -384,6 +398,10 @@ class Rounds:
                     "norms": contribution.norms,
                     "staleness": staleness,
                     "round_s": round_s,
+                    "figures": dict(work.figures),
+                    "cosines": direction.cosines,
+                    "agreement": direction.agreement,
+                    "backward": direction.backward,
                 }
             )
 

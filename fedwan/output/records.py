@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO
@@ -67,6 +67,14 @@ class RoundRecord:
     """Versions by which it came late."""
     run_step: int = 0
     """Steps of every site that the run has come to; at a pace of their own, on average."""
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    """Of the site's data, rates and networks, see `fedwan.site.vitals`."""
+    cosines: Mapping[str, float | None] = field(default_factory=dict)
+    """With the mean of the other sites' contributions, by network."""
+    agreement: Mapping[str, float | None] = field(default_factory=dict)
+    """Of all sites' contributions, by network, see `fedwan.doctor.directions`."""
+    backward: Mapping[str, float | None] = field(default_factory=dict)
+    """Largest cosine with what the last updates moved by, by network."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +119,9 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     rest = dict(row)
     kind, t = rest.pop("kind"), float(rest.pop("t"))
     if kind == "round":
-        rest.setdefault("fragment", 0)  # earlier versions had one
-        rest.setdefault("staleness", 0)
-        rest.setdefault("run_step", 0)
-        return RoundRecord(t, **{name: rest[name] for name in _ROUND_FIELDS})
+        # Earlier versions wrote less.
+        names = [name for name in _ROUND_FIELDS if name in rest or name in _ROUND_ALWAYS]
+        return RoundRecord(t, **{name: rest[name] for name in names})
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)
     if kind == "event":
@@ -123,6 +130,11 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
 
 
 _ROUND_FIELDS = tuple(name for name in RoundRecord.__dataclass_fields__ if name != "t")
+_ROUND_ALWAYS = frozenset(
+    name
+    for name, value in RoundRecord.__dataclass_fields__.items()
+    if name != "t" and value.default is MISSING and value.default_factory is MISSING
+)
 
 
 class Recorder:

@@ -14,14 +14,14 @@ networks consist of: it should put no tensor into a cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 
-__all__ = ["Batch", "NetworkKind", "Reduce", "Workload", "keep_local"]
+__all__ = ["Batch", "Examinable", "NetworkKind", "Reduce", "Workload", "keep_local"]
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -78,5 +78,30 @@ class Workload(Protocol):
 
         Returns:
             JSON-ready figures; `fd` and `fd_floor` always, lower is better.
+        """
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A workload that can tell more of its networks than losses do; `fedwan doctor` reads it."""
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """Figures of the present weights, in evaluation mode and without gradients.
+
+        Names that the doctor knows (`fedwan.workloads.examination` helps to make them):
+
+            memory/NETWORK       how often the network fits a training sample better than a held-out
+                                 one; 0.5 where it has not learnt its shard by heart
+            separation/NETWORK   how often it scores a real sample above a generated one
+            spread/NETWORK       spread of what it generates over that of real samples
+
+        Args:
+            train: some dozens of this site's training samples.
+            held_out: as many held-out samples of the same classes.
+            seed: of every draw; the global generators are lent.
+
+        Returns:
+            Scalars by name (no `.item()`).
         """
         ...
