@@ -1,8 +1,9 @@
 """A tensor that is still coded: what a reader can do with it without a decoded copy.
 
 Adding to a target, writing over it and measuring its norm work through blocks that stay in a
-processor's cache, whatever the size of the tensor; picking values decodes little else. What a coded tensor claims (indices, scales) was
-checked when it was made, so that nothing is half added when a payload turns out to lie.
+processor's cache, whatever the size of the tensor; picking values decodes little else. What a coded
+tensor claims (indices, scales) was checked when it was made, so that nothing is half added when a
+payload turns out to lie.
 """
 
 from __future__ import annotations

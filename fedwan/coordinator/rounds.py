@@ -29,6 +29,7 @@ from fedwan.coordinator.paces import Paces
 from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.totals import Totals
 from fedwan.doctor.directions import Directions
+from fedwan.doctor.live import LiveDoctor, bounded
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, next_due, whole
@@ -78,6 +79,7 @@ class Rounds:
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
         self._directions: dict[int, Directions] = {}
+        self._doctor = LiveDoctor()
         self._past_s: dict[int, deque[float]] = {}
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
@@ -302,6 +304,7 @@ class Rounds:
                     site,
                     f"{site} ended with weights {farewell.global_sha256[:12]}, the coordinator "
                     f"with {mine[:12]}: their arithmetic differs (another device or library?)",
+                    finding="different_weights",
                 )
 
     # After each version --------------------------------------------------------------------
@@ -371,9 +374,10 @@ class Rounds:
     ) -> None:
         assert self.model is not None
         run_step = self._run_step(self.model)
-        directions = self._directions.setdefault(fragment.index, Directions())
-        contributed = {m.contribution.site: m.sample for m in merged}
-        compared = directions.compare(contributed, before)
+        compared = self._directions.setdefault(fragment.index, Directions()).compare(
+            {m.contribution.site: m.sample for m in merged}, before
+        )
+        rows: list[dict[str, Any]] = []
         for contribution, _, staleness, _ in merged:
             work = contribution.work
             self.totals.add_work(work)
@@ -381,7 +385,7 @@ class Rounds:
             self.totals.late += staleness > 0
             self.totals.staleness += staleness
             direction = compared[contribution.site]
-            self._record(
+            rows.append(
                 {
                     "kind": "round",
                     "version": version,
@@ -398,12 +402,14 @@ class Rounds:
                     "norms": contribution.norms,
                     "staleness": staleness,
                     "round_s": round_s,
-                    "figures": dict(work.figures),
+                    "figures": bounded(work.figures),
                     "cosines": direction.cosines,
                     "agreement": direction.agreement,
                     "backward": direction.backward,
                 }
             )
+        for row in [*rows, *self._doctor.look(rows)]:
+            self._record(row)
 
     def _notice_lost(self) -> list[str]:
         with self._desk.changed:
@@ -412,8 +418,8 @@ class Rounds:
             self._event("lost", name, f"{name} has fallen silent")
         return lost
 
-    def _event(self, event: str, site: str | None, text: str) -> None:
-        self._record({"kind": "event", "event": event, "site": site, "text": text})
+    def _event(self, event: str, site: str | None, text: str, **details: str) -> None:
+        self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
 
 
 def _crosses(every: int, before: int, now: int) -> bool:

@@ -1,1 +1,1 @@
-"""Which site is at fault, in which network, why, and what mends it. It advises, and drops nobody."""
+"""Which site is at fault, in which network, why, and the mend. It advises, and drops nobody."""

@@ -4,8 +4,10 @@
     agreement   |mean Δ|² / mean |Δ|² over the sites' latest ones: 1 where all are the same,
                 1 / sites where they are orthogonal, as those of shards that differ are
     backward    largest cosine of a contribution with what the global weights moved by in the last
-                one, two or three updates. Who goes on as the others do lies against it; who trained
-                from old weights asks to undo it
+                one, two or three updates
+
+Who goes on as the others do lies against the last updates; who trained from old weights asks to
+undo them. Of one site alone, or before the first update, there is nothing to compare with.
 """
 
 from __future__ import annotations

@@ -86,4 +86,7 @@ def _draw(size: int, num_places: int, network: str) -> Tensor:
     if size <= num_places:
         return torch.arange(size)
     generator = torch.Generator().manual_seed(derive_seed("doctor", network, size))
-    return torch.randint(size, (num_places,), generator=generator).unique()
+    drawn = torch.randint(size, (num_places,), generator=generator).sort().values
+    is_new = torch.ones(len(drawn), dtype=torch.bool)
+    is_new[1:] = drawn[1:] != drawn[:-1]
+    return drawn[is_new]

@@ -29,6 +29,7 @@ __all__ = [
     "Recorder",
     "RoundRecord",
     "Tail",
+    "finite",
     "read_records",
     "to_record",
 ]
@@ -161,7 +162,7 @@ class Recorder:
         Returns:
             The record.
         """
-        row = _finite({"kind": row["kind"], "t": time.time(), **row})
+        row = finite({"kind": row["kind"], "t": time.time(), **row})
         record = to_record(row)
         assert record is not None, f"no record is of kind {row['kind']!r}"
         with self._lock:
@@ -259,12 +260,12 @@ def _to_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with None for every number that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

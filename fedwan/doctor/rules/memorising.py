@@ -1,0 +1,41 @@
+"""A network that learns its shard by heart, as a discriminator does that is too strong for it.
+
+Told by samples: it fits the site's training samples better than held-out ones of the same classes,
+in three pairs of four. What follows at that site (a generator that gets no useful gradient) is not
+told apart from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedwan.doctor.chart import Chart
+from fedwan.doctor.finding import Finding
+
+__all__ = ["memorising"]
+
+ROUNDS = 3
+LEAST = 0.7
+"""The median of three looks at 32 samples has a standard error of 0.06 around 0.5."""
+
+
+def memorising(chart: Chart, site: str) -> Iterator[Finding]:
+    """See the top of this file."""
+    for network in chart.names(site, "memory"):
+        memory = chart.steady(site, f"memory/{network}", ROUNDS)
+        if memory is None or memory < LEAST:
+            continue
+        typical = chart.typical(site, f"memory/{network}", ROUNDS)
+        beside = "" if typical is None else f" (elsewhere {typical:.0%})"
+        samples = chart.steady(site, "shard/samples", 1)
+        shard = "" if samples is None else f" of {samples:.0f} samples"
+        yield Finding(
+            "memorising",
+            site,
+            network,
+            chart.version,
+            f"it fits a sample of its shard{shard} better than a held-out one in {memory:.0%} "
+            f"of the cases{beside}",
+            f"regularise the {network} (model.gamma of a GAN), let it take fewer or smaller steps, "
+            f"or give {site} more data",
+        )
