@@ -34,8 +34,8 @@ class Fault(NamedTuple):
     workloads: tuple[str, ...] = ("flow", "gan")
     shard: Callable[[Shard, int], Shard] = lambda shard, _: shard
     """(shard, seed) to what the site has instead."""
-    workload: Callable[[Workload, Shard, int], Workload] = lambda workload, *_: workload
-    """(workload, the site's shard, H) to what the site trains instead."""
+    workload: Callable[[Any, int], Workload] = lambda workload, _: workload
+    """(workload, H) to what the site trains instead."""
 
 
 class Unmeasured:
@@ -100,14 +100,14 @@ def _short(shard: Shard, seed: int) -> Shard:
 # Around the workload -------------------------------------------------------------------------
 
 
-def _fast(workload: Workload, shard: Shard, h: int) -> Workload:
+def _fast(workload: Workload, h: int) -> Workload:
     for optimizer in workload.optimizers.values():
         for group in optimizer.param_groups:
             group["lr"] *= 10
     return workload
 
 
-def _ascending(workload: Workload, shard: Shard, h: int) -> Workload:
+def _ascending(workload: Workload, h: int) -> Workload:
     """A generator whose loss has the wrong sign."""
 
     def flip(optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -140,7 +140,7 @@ class _Extra(Unmeasured):
         return losses
 
 
-def _memorising(workload: Any, shard: Shard, h: int) -> Workload:
+def _memorising(workload: Any, h: int) -> Workload:
     """A discriminator of many steps and no penalty, on few images."""
 
     def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
@@ -155,7 +155,7 @@ def _memorising(workload: Any, shard: Shard, h: int) -> Workload:
     return _Extra(dataclasses.replace(workload, model=model), "discriminator", loss)
 
 
-def _collapsing(workload: Any, shard: Shard, h: int) -> Workload:
+def _collapsing(workload: Any, h: int) -> Workload:
     """A generator that is drawn to one image: the mean of what it makes."""
 
     def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
@@ -204,7 +204,7 @@ FAULTS = (
         workload=_memorising,
     ),
     Fault("diverging", ("diverging",), ("generator",), ("gan",), workload=_ascending),
-    Fault("stale", ("stale",), (), workload=lambda workload, _, h: _Stale(workload, h)),
+    Fault("stale", ("stale",), (), workload=_Stale),
     Fault("collapse", ("collapse",), ("generator",), ("gan",), workload=_collapsing),
 )
 """The eight."""
