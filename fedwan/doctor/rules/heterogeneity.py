@@ -1,4 +1,4 @@
-"""A note: shards differ. Contributions of like norms that hardly agree, at no site's fault."""
+"""A note: contributions of like norms that hardly agree, as of shards that differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from fedwan.doctor.finding import Finding
 __all__ = ["heterogeneity"]
 
 ROUNDS = 5
-MOST_SITES = 1.5
-"""Agreement, in units of 1 / sites: what orthogonal contributions have."""
+MOST_COSINE = 0.15
+"""Of two sites' contributions, on average."""
 MOST_NORM = 1.5
 
 
@@ -29,7 +29,8 @@ def heterogeneity(chart: Chart) -> Iterator[Finding]:
         if len(known) < len(sites) or any(length > MOST_NORM for length in lengths):
             continue
         agreement = statistics.median(known)
-        if agreement < MOST_SITES / len(sites):
+        # Of n vectors of one length whose pairs have a mean cosine of c: (1 + (n - 1) c) / n.
+        if agreement < (1 + (len(sites) - 1) * MOST_COSINE) / len(sites):
             yield Finding(
                 "heterogeneity",
                 None,
@@ -37,7 +38,8 @@ def heterogeneity(chart: Chart) -> Iterator[Finding]:
                 chart.version,
                 f"contributions agree to {agreement:.2f}, where {1 / len(sites):.2f} is orthogonal "
                 "and 1 the same, and none is longer than the others",
-                "shards differ, which is no site's fault; if quality suffers, a smaller h helps, "
-                "and a GAN that is told the class (model.conditional=true)",
+                "shards differ, or late in a run the steps are mostly noise: no site's fault; if "
+                "quality suffers, a smaller h helps, and a GAN that is told the class "
+                "(model.conditional=true)",
                 is_warning=False,
             )

@@ -9,7 +9,7 @@ from fedwan.doctor.finding import Finding
 
 __all__ = ["learning_rate"]
 
-ROUNDS = 2
+ROUNDS = 3
 MOST_RATIO = 2.5
 """Sites at a pace of their own may stand at different steps of a warm-up."""
 

@@ -13,7 +13,7 @@ from fedwan.doctor.finding import Finding
 
 __all__ = ["noise"]
 
-ROUNDS = 2
+ROUNDS = 3
 MOST = 0.25
 SHARE = 0.4
 """Of what the other sites have; alone, `MOST` is taken to be noise only close to 0."""

@@ -14,7 +14,7 @@ from fedwan.doctor.finding import Finding
 
 __all__ = ["pixel_range"]
 
-ROUNDS = 2
+ROUNDS = 3
 MOST_RATIO = 1.5
 
 

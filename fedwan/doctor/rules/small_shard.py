@@ -13,7 +13,7 @@ from fedwan.doctor.finding import Finding
 
 __all__ = ["small_shard"]
 
-ROUNDS = 2
+ROUNDS = 3
 FEWEST = 32
 SMALLEST_SHARE = 0.05
 LEAST_DISTINCT = 0.5
