@@ -178,6 +178,8 @@ class _BlockCoded:
         for part in _parts(self._record, self._spec.num_values, self._form):
             inside = (index >= part.values.start) & (index < part.values.stop)
             place = index[inside] - part.values.start
+            if not len(place):
+                continue
             rows, which = torch.unique_consecutive(place // part.width, return_inverse=True)
             units = torch.empty(len(rows), self._form.padded(part.width))
             self._form.unpack(part.codes[rows], units)

@@ -27,10 +27,8 @@ from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
 from fedwan.coordinator.plan import Plan
+from fedwan.coordinator.round_rows import RoundRows
 from fedwan.coordinator.totals import Totals
-from fedwan.doctor.directions import Directions
-from fedwan.doctor.live import LiveDoctor, bounded
-from fedwan.doctor.sampling import Sample
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, next_due, whole
 from fedwan.link import wire_pb2 as wire
@@ -78,8 +76,7 @@ class Rounds:
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
-        self._directions: dict[int, Directions] = {}
-        self._doctor = LiveDoctor()
+        self._rows = RoundRows(record)
         self._past_s: dict[int, deque[float]] = {}
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
@@ -181,8 +178,15 @@ class Rounds:
         self._desk.outbox.steps = self._paces.steps()
         self._desk.outbox.run_step = self._run_step(model)
         self._desk.publish(fragment.index, version + 1, payload, gathering.starts())
-        round_s = time.monotonic() - began
-        self._record_round(fragment, version + 1, gathering.merged, before, round_s)
+        self._count(gathering.merged)
+        self._rows.add(
+            fragment,
+            version + 1,
+            gathering.merged,
+            before,
+            self._run_step(model),
+            time.monotonic() - began,
+        )
         self._notice_lost()
         self._take_reports()
 
@@ -364,52 +368,12 @@ class Rounds:
                 figures | {"kind": "quality", "version": report.version, "step": step, "site": site}
             )
 
-    def _record_round(
-        self,
-        fragment: Fragment,
-        version: int,
-        merged: list[Merged],
-        before: Sample,
-        round_s: float,
-    ) -> None:
-        assert self.model is not None
-        run_step = self._run_step(self.model)
-        compared = self._directions.setdefault(fragment.index, Directions()).compare(
-            {m.contribution.site: m.sample for m in merged}, before
-        )
-        rows: list[dict[str, Any]] = []
+    def _count(self, merged: list[Merged]) -> None:
         for contribution, _, staleness, _ in merged:
-            work = contribution.work
-            self.totals.add_work(work)
+            self.totals.add_work(contribution.work)
             self.totals.contributions += 1
             self.totals.late += staleness > 0
             self.totals.staleness += staleness
-            direction = compared[contribution.site]
-            rows.append(
-                {
-                    "kind": "round",
-                    "version": version,
-                    "run_step": run_step,
-                    "fragment": fragment.index,
-                    "site": contribution.site,
-                    "step": work.step,
-                    "samples": work.samples,
-                    "losses": dict(work.losses),
-                    "compute_s": work.compute_s,
-                    "wait_s": work.wait_s,
-                    "bytes_up": work.bytes_up,
-                    "bytes_down": work.bytes_down,
-                    "norms": contribution.norms,
-                    "staleness": staleness,
-                    "round_s": round_s,
-                    "figures": bounded(work.figures),
-                    "cosines": direction.cosines,
-                    "agreement": direction.agreement,
-                    "backward": direction.backward,
-                }
-            )
-        for row in [*rows, *self._doctor.look(rows)]:
-            self._record(row)
 
     def _notice_lost(self) -> list[str]:
         with self._desk.changed:

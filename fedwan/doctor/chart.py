@@ -39,6 +39,8 @@ class Chart:
         self._values: dict[str, _Values] = {}
         self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
         """Latest norms of each site, by fragment."""
+        self._medians: dict[tuple[str, str, int], float | None] = {}
+        """Of this round: every site is compared with every other one."""
 
     @property
     def sites(self) -> list[str]:
@@ -47,6 +49,7 @@ class Chart:
 
     def take(self, records: Sequence[RoundRecord]) -> None:
         """Account for what one round merged."""
+        self._medians.clear()
         for record in records:
             self.version = max(self.version, record.version)
             self._norms.setdefault(record.fragment, {})[record.site] = record.norms
@@ -88,13 +91,20 @@ class Chart:
 
     def steady(self, site: str, name: str, rounds: int) -> float | None:
         """Median of a site's last values; None unless there are so many."""
-        past = self.past(site, name)[-rounds:]
-        return statistics.median(past) if len(past) == rounds else None
+        known = self._values.get(site, {}).get(name, ())
+        return self._median(site, name, rounds) if len(known) >= rounds else None
 
     def others(self, site: str, name: str, rounds: int) -> list[float]:
         """Every other site's median over its last rounds, or as many as it has."""
-        pasts = (self.past(other, name)[-rounds:] for other in self.sites if other != site)
-        return [statistics.median(past) for past in pasts if past]
+        medians = (self._median(other, name, rounds) for other in self._values if other != site)
+        return [median for median in medians if median is not None]
+
+    def _median(self, site: str, name: str, rounds: int) -> float | None:
+        key = (site, name, rounds)
+        if key not in self._medians:
+            past = self.past(site, name)[-rounds:]
+            self._medians[key] = statistics.median(past) if past else None
+        return self._medians[key]
 
     def typical(self, site: str, name: str, rounds: int) -> float | None:
         """Median over the other sites; None where there are too few of them."""

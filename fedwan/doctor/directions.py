@@ -64,9 +64,13 @@ class Directions:
             for network in present
             if len(self._latest) > 1
         }
+        sums = {
+            network: torch.stack([s[network] for s in self._latest.values()]).sum(0)
+            for network in present
+        }
         return {
             site: Direction(
-                self._cosines(site, sample),
+                self._cosines(sample, sums),
                 agreement,
                 {
                     network: max(cosine_of(value, move[network]) for move in moves)
@@ -77,14 +81,11 @@ class Directions:
             for site, sample in contributed.items()
         }
 
-    def _cosines(self, site: str, sample: Sample) -> dict[str, float]:
-        others = [other for name, other in self._latest.items() if name != site]
-        if not others:
+    def _cosines(self, sample: Sample, sums: Sample) -> dict[str, float]:
+        """With the others' sum, which has the direction of their mean."""
+        if len(self._latest) < 2:
             return {}
-        return {
-            network: cosine_of(value, torch.stack([o[network] for o in others]).mean(0))
-            for network, value in sample.items()
-        }
+        return {network: cosine_of(v, sums[network] - v) for network, v in sample.items()}
 
 
 def cosine_of(one: Tensor, other: Tensor) -> float:

@@ -18,6 +18,7 @@ contribution is made: the run's bits are the same with and without.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
@@ -30,12 +31,15 @@ from fedwan.workloads.base import Batch, Examinable, Workload
 
 __all__ = ["Vitals", "data_figures", "shard_figures"]
 
+log = logging.getLogger(__name__)
+
 EVERY = 16
 """Steps between two looks, at least."""
 FEWEST_EXAMINED, MOST_EXAMINED = 16, 64
 """Samples of each kind that `examine` is given: as many as a batch has, within these."""
 MOST_COMPARED = 4096
 """Samples of a shard that are compared with each other, at most."""
+COMPARED_AT_ONCE = 64
 
 
 class Vitals:
@@ -56,6 +60,7 @@ class Vitals:
         self._steps = 0
         self._seed = (seed, site)
         self._shard_figures: Mapping[str, Tensor] | None = None
+        self._has_failed = False
 
     def after_step(self, batch: Batch) -> dict[str, Tensor]:
         """Figures, scalars by name, if it is time for a look; else none.
@@ -66,15 +71,26 @@ class Vitals:
         self._steps += 1
         if self._steps % self._every:
             return {}
+        if self._has_failed:
+            return {}
+        try:
+            with torch.no_grad():
+                return {name: value.reshape(()) for name, value in self._look(batch).items()}
+        except Exception:
+            # A figure that cannot be had, as of a workload's own `examine`, must not end a run.
+            self._has_failed = True
+            log.warning("no figures for the doctor from now on; training goes on", exc_info=True)
+            return {}
+
+    def _look(self, batch: Batch) -> dict[str, Tensor]:
         if self._shard_figures is None:
             self._shard_figures = shard_figures(self._shard.train.x)
-        with torch.no_grad():
-            return {
-                **self._shard_figures,
-                **data_figures(batch.x),
-                **self._optimizers(),
-                **self._examine(len(batch.y), batch.x.device),
-            }
+        return {
+            **self._shard_figures,
+            **data_figures(batch.x),
+            **self._optimizers(),
+            **self._examine(len(batch.y), batch.x.device),
+        }
 
     def _optimizers(self) -> dict[str, Tensor]:
         figures: dict[str, Tensor] = {}
@@ -107,14 +123,16 @@ def shard_figures(x: Tensor) -> dict[str, Tensor]:
     which takes one pass. Of large shards evenly spaced samples are looked at.
     """
     stride = -(-len(x) // MOST_COMPARED)
-    flat = x[::stride].flatten(1).double().cpu()
-    direction = torch.randn(flat.shape[1], dtype=flat.dtype, generator=_generator("direction"))
-    # Summed row by row: a matrix product may round equal rows differently.
-    keys = (flat * direction).sum(1)
+    rows = x[::stride].flatten(1)
+    direction = torch.randn(rows.shape[1], dtype=torch.float64, generator=_generator("direction"))
+    # Summed row by row: a matrix product may round equal rows differently. Few rows at a time:
+    # of large images some thousand in float64 are gigabytes.
+    parts = [rows[at : at + COMPARED_AT_ONCE] for at in range(0, len(rows), COMPARED_AT_ONCE)]
+    keys = torch.cat([(part.double().cpu() * direction).sum(1) for part in parts])
     distinct = 1 + int(keys.sort().values.diff().ne(0).sum())
     return {
         "shard/samples": torch.tensor(float(len(x))),
-        "shard/distinct": torch.tensor(distinct / len(flat)),
+        "shard/distinct": torch.tensor(distinct / len(rows)),
     }
 
 

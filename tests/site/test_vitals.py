@@ -72,6 +72,19 @@ def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
     assert "x/smooth" not in figures, "points have no neighbours"
 
 
+def test_a_workload_that_cannot_be_examined_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Examined):
+        def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+            return {"memory/net": torch.zeros(3)}
+
+    workload = Broken()
+    assert look(workload, 16, 64) == []
+    assert [r.message for r in caplog.records] == [
+        "no figures for the doctor from now on; training goes on"
+    ]
+    assert all(m.training for m in workload.networks["net"].modules())
+
+
 def test_looking_moves_no_buffer_no_mode_and_no_generator() -> None:
     workload = Examined()
     before = {k: v.clone() for k, v in workload.networks["net"].state_dict().items()}
