@@ -60,7 +60,7 @@ def _lines(run_dir: Path, records: Sequence[Record], findings: Sequence[Finding]
     lines = [_headline(run_dir, records), ""]
     warnings = [finding for finding in findings if finding.is_warning]
     if not warnings:
-        lines.append("nothing to mend")
+        lines += ["nothing to mend", *([""] if findings else [])]
     ordered = [*warnings, *(finding for finding in findings if not finding.is_warning)]
     cells = [
         (str(f.version), f.site or "all", f.network or "all", f.kind.replace("_", " "))
