@@ -187,6 +187,19 @@ def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
     assert (finding.kind, finding.site) == ("diverging", "s3") and "not finite" in finding.why
 
 
+def test_a_penalty_may_grow() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return replace(record, losses={**record.losses, "r1": 0.01 * 3.0**record.version})
+
+    assert told(bend, rounds=12) == []
+
+
+def test_memory_at_every_site_is_noted_and_no_site_is_blamed() -> None:
+    (finding,) = told(figures(memory_discriminator=0.9))
+    assert (finding.kind, finding.site, finding.is_warning) == ("memorising", None, False)
+    assert told(figures(memory_discriminator=0.75)) == []
+
+
 def test_samples_that_become_alike_everywhere_are_the_runs() -> None:
     def bend(record: RoundRecord) -> RoundRecord:
         return figures(spread_generator=0.9 if record.version < 5 else 0.1)(record)

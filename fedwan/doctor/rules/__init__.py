@@ -14,7 +14,7 @@ from fedwan.doctor.rules.collapse import collapse, collapse_everywhere
 from fedwan.doctor.rules.diverging import diverging, diverging_everywhere, overpowering
 from fedwan.doctor.rules.heterogeneity import heterogeneity
 from fedwan.doctor.rules.learning_rate import learning_rate
-from fedwan.doctor.rules.memorising import memorising
+from fedwan.doctor.rules.memorising import memorising, memorising_everywhere
 from fedwan.doctor.rules.noise import noise
 from fedwan.doctor.rules.pixel_range import pixel_range
 from fedwan.doctor.rules.small_shard import small_shard
@@ -30,6 +30,6 @@ SITE_RULES: tuple[Callable[[Chart, str], Iterator[Finding]], ...] = (
 """Of one site."""
 
 RUN_RULES: tuple[Callable[[Chart], Iterator[Finding]], ...] = (
-    *(diverging_everywhere, collapse_everywhere, heterogeneity),
+    *(diverging_everywhere, collapse_everywhere, memorising_everywhere, heterogeneity),
 )
 """Of all sites together; told while no site is known to be at fault."""

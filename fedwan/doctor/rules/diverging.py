@@ -24,6 +24,8 @@ MOST_NORM = 4.0
 LONG_STEPS = 1.6
 LEAST_SEPARATION = 0.98
 GROWTH = 10.0
+LEAST_LOSS = 0.5
+"""What smaller losses count as: those of a GAN may begin near 0."""
 
 
 def diverging(chart: Chart, site: str) -> Iterator[Finding]:
@@ -83,15 +85,17 @@ def overpowering(chart: Chart, site: str) -> Iterator[Finding]:
 
 def diverging_everywhere(chart: Chart) -> Iterator[Finding]:
     """All sites' networks."""
-    names = {name for site in chart.sites for name in chart.names(site, "loss")}
-    for name in sorted(names):
+    losses = {name for site in chart.sites for name in chart.names(site, "loss")}
+    networks = {name for site in chart.sites for name in chart.names(site, "lr")}
+    # Penalties and the like may grow as they please.
+    for name in sorted(losses & networks or losses):
         pasts = [chart.past(site, f"loss/{name}") for site in chart.sites]
         full = [past for past in pasts if len(past) == PAST]
         if len(full) < len(pasts) or not full:
             continue
         before = statistics.median(min(abs(x) for x in past[:-ROUNDS]) for past in full)
         now = statistics.median(min(abs(x) for x in past[-ROUNDS:]) for past in full)
-        if not math.isfinite(now) or now > GROWTH * max(before, 1e-2):
+        if not math.isfinite(now) or now > GROWTH * max(before, LEAST_LOSS):
             yield Finding(
                 "diverging",
                 None,
