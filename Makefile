@@ -49,7 +49,7 @@ lint: install
 
 # Those of the wide area make network namespaces, as root; others fall back to a shaped link.
 BENCH ?= round_trip codecs transport timed planner scale strategies unequal codec_quality quality \
-    sync_vs_local site
+    sync_vs_local site doctor
 
 bench: install
 	mkdir -p runs/bench

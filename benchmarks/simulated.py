@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedwan.app import load_strategy, load_workload
 from fedwan.config import Config, site_names
-from fedwan.data.shard import open_shard
+from fedwan.data.shard import Shard, open_shard
 from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.workloads.base import Workload
 
@@ -20,6 +20,7 @@ def run_simulated(
     config: Config,
     wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload,
     absences: Mapping[str, Absence] | None = None,
+    wrap_shard: Callable[[int, Shard], Shard] = lambda _, shard: shard,
 ) -> SimulatedRun:
     """The real engine, round loop, codecs and strategy over loopback links.
 
@@ -27,6 +28,7 @@ def run_simulated(
         config: resolved.
         wrap: gets a site's number, counted from 0, and its workload; returns the one to use.
         absences: by site; see `fedwan.simulate`.
+        wrap_shard: as `wrap`, for a site's data.
     """
     recipe = load_workload(config.workload)
 
@@ -36,7 +38,7 @@ def run_simulated(
     sites = {
         name: SimulatedSite(
             build(index),
-            open_shard(config.data, index, config.sites, config.seed),
+            wrap_shard(index, open_shard(config.data, index, config.sites, config.seed)),
             rebuild=partial(build, index),
         )
         for index, name in enumerate(site_names(config))

@@ -25,6 +25,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.examination import share_above
 from fedwan.workloads.guidance import drop_labels
 from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
@@ -148,6 +149,20 @@ class Flow:
         solver, shape = EulerSolver(sigmas, len(sigmas)), source_of(self.config.data).shape
         told = (self.num_classes, self.model.guidance)
         return sample_flow(self.networks["velocity"], solver, shape, num, seed, *told)
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(train.x.shape, generator=generator).to(self.device)
+        sigma = draw_sigma(len(noise), generator, self.model.times, self.model.shift)
+        errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
+        return {"memory/velocity": share_above(*errors)}
+
+    def _errors(self, batch: Batch, noise: Tensor, sigma: Tensor) -> Tensor:
+        """Squared error of the velocity for each sample, (batch,)."""
+        x, target = interpolate(batch.x, noise, sigma)
+        told = [sigma, batch.y] if self.num_classes else [sigma]
+        return (self.networks["velocity"](x, *told) - target).square().flatten(1).mean(1)
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`."""

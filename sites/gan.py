@@ -26,6 +26,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descent
+from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
@@ -163,6 +164,18 @@ class Gan:
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
         classes = torch.arange(num, device=self.device) % max(1, self.num_classes)
         return clamp_images(self.networks["generator"](latents, classes))
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: has D learnt its shard, has G collapsed?"""
+        discriminator = self.networks["discriminator"]
+        latents = self._latents(len(train.x), torch.Generator().manual_seed(seed))
+        fake = self.networks["generator"](latents, train.y)
+        held_out_logits = discriminator(held_out.x, held_out.y)
+        return {
+            "memory/discriminator": share_above(discriminator(train.x, train.y), held_out_logits),
+            "separation/discriminator": share_above(held_out_logits, discriminator(fake, train.y)),
+            "spread/generator": spread(fake) / spread(held_out.x),
+        }
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`."""

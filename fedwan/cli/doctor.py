@@ -1,4 +1,4 @@
-"""`fedwan doctor`: what holds a deployment back, and what would help."""
+"""`fedwan doctor`: what is wrong with a run, or holds its link back, and what would help."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import click
 import typer
+import typer.core
 
 from fedwan._config_checks import check_address
+from fedwan.cli import doctor_run as run_doctor
 from fedwan.cli.run import Words
 from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
@@ -30,16 +33,24 @@ MOST_SECONDS = 10.0
 PACED_CHANNELS = 1
 """As `fedwan.link.probe` and `stripes` have them, which are loaded only when they are needed."""
 
+
+class _RunOrCommand(typer.core.TyperGroup):
+    """A group whose first word may be a run's folder instead of a command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["run", *args]
+        return super().parse_args(ctx, args)
+
+
 app = typer.Typer(
     name="doctor",
-    help="Find what holds a deployment back, and the command that would help.",
+    help="Find what is wrong with a run, or holds its link back, and what would help.",
+    cls=_RunOrCommand,
     no_args_is_help=True,
+    subcommand_metavar="RUN_DIR | link HOST:PORT",
 )
-
-
-@app.callback()
-def _doctor() -> None:
-    """Keeps `link` a word of its own while it is the only one."""
+app.command("run")(run_doctor.run)
 
 
 @app.command("link")

@@ -172,6 +172,21 @@ class _BlockCoded:
             total += float(torch.dot(values, values))
         return total
 
+    def pick(self, index: Tensor) -> Tensor:
+        """See `Coded`. Decodes the blocks that the values lie in, 128 for one at most."""
+        picked = torch.empty(len(index))
+        for part in _parts(self._record, self._spec.num_values, self._form):
+            inside = (index >= part.values.start) & (index < part.values.stop)
+            place = index[inside] - part.values.start
+            if not len(place):
+                continue
+            rows, which = torch.unique_consecutive(place // part.width, return_inverse=True)
+            units = torch.empty(len(rows), self._form.padded(part.width))
+            self._form.unpack(part.codes[rows], units)
+            values = units.mul_(part.scales[rows].float())
+            picked[inside] = values[which, place % part.width]
+        return picked
+
     def _units(self, device: torch.device) -> Iterator[tuple[slice, Tensor, Tensor]]:
         """Where in the flat tensor, values in units of their scale [rows, width], scales [rows, 1].
 

@@ -1,8 +1,9 @@
 """A tensor that is still coded: what a reader can do with it without a decoded copy.
 
 Adding to a target, writing over it and measuring its norm work through blocks that stay in a
-processor's cache, whatever the size of the tensor. What a coded tensor claims (indices, scales) was
-checked when it was made, so that nothing is half added when a payload turns out to lie.
+processor's cache, whatever the size of the tensor; picking values decodes little else. What a coded
+tensor claims (indices, scales) was checked when it was made, so that nothing is half added when a
+payload turns out to lie.
 """
 
 from __future__ import annotations
@@ -42,6 +43,13 @@ class Coded(Protocol):
 
     def sum_of_squares(self) -> float:
         """Of the decoded values; not finite if one of them is not, or is too large to square."""
+        ...
+
+    def pick(self, index: Tensor) -> Tensor:
+        """Decoded values at these places of the flat tensor: int64 (n,), ascending, on the CPU.
+
+        A copy, fp32 (n,). Costs of the order of n, not of the tensor.
+        """
         ...
 
 
@@ -95,6 +103,10 @@ class Plain:
             part = flat[span] if flat.dtype is torch.float64 else flat[span].float()
             total += float(torch.dot(part, part))
         return total
+
+    def pick(self, index: Tensor) -> Tensor:
+        """See `Coded`."""
+        return self._value.reshape(-1)[index].to(self._dtype).float()
 
 
 def plain(state: Mapping[str, Tensor]) -> dict[str, Coded]:

@@ -209,6 +209,15 @@ class _SparseCoded:
         """See `Coded`."""
         return float(torch.dot(self._sent, self._sent))
 
+    def pick(self, index: Tensor) -> Tensor:
+        """See `Coded`."""
+        picked = torch.zeros(len(index))
+        if len(self._index):
+            place = torch.searchsorted(self._index, index).clamp_(max=len(self._index) - 1)
+            is_sent = self._index[place] == index
+            picked[is_sent] = self._sent[place[is_sent]]
+        return picked
+
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         is_here = device == self._record.device
         return (self._index, self._sent) if is_here else self._entries(self._record.to(device))

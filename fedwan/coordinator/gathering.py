@@ -14,6 +14,7 @@ from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Contribution, Key
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.policy import Verdict
+from fedwan.doctor.sampling import Sample
 from fedwan.fragments import Fragment
 from fedwan.state import State
 from fedwan.strategy import Strategy
@@ -29,6 +30,8 @@ class Merged(NamedTuple):
     """The version that it started from."""
     staleness: int
     """Versions between that and the present one."""
+    sample: Sample
+    """Of its values."""
 
 
 class Round(NamedTuple):
@@ -129,12 +132,12 @@ class Gathering:
 
     def _add(self, key: Key, contribution: Contribution) -> None:
         staleness = max(0, self._version - key.version)
-        self._merger.add(
+        sample = self._merger.add(
             self._up.read_each(contribution.payload, self._fragment.layout),
             contribution.work.samples / self._nominal,
             self._policy.scale(staleness),
         )
-        self.merged.append(Merged(contribution, key.version, staleness))
+        self.merged.append(Merged(contribution, key.version, staleness, sample))
 
     def is_idle(self) -> bool:
         """Whether nothing is here that could be merged; the desk's lock is held."""

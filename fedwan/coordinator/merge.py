@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from fedwan.codecs import Coded
+from fedwan.doctor.sampling import Sample, Sampler
 from fedwan.state import Layout, Role, State
 
 __all__ = ["Merger"]
@@ -46,6 +47,7 @@ class Merger:
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
+        self.sampler = Sampler(layout)
         self._sums: State = {}
         self._unit = 0.0
         self._total = 0.0
@@ -71,7 +73,9 @@ class Merger:
                 self._sums[name] = state[name].to(torch.float32) * weight
         self._stats_total = weight
 
-    def add(self, tensors: Iterable[tuple[str, Coded]], weight: float, scale: float = 1.0) -> None:
+    def add(
+        self, tensors: Iterable[tuple[str, Coded]], weight: float, scale: float = 1.0
+    ) -> Sample:
         """Add one checked contribution.
 
         Args:
@@ -79,13 +83,17 @@ class Merger:
                 change once the next one is taken.
             weight: above 0, e.g. samples over nominal samples (1 for an ordinary contribution).
             scale: of the parameters' deltas, above 0; running statistics are not scaled.
+
+        Returns:
+            A sample of the parameters' deltas, not scaled.
         """
         assert weight > 0, f"weight {weight} of a contribution"
         self._unit = self._unit or weight
         share = weight / self._unit
         means: State = {}
         variances: State = {}
-        for name, coded in tensors:
+        sample: Sample = {}
+        for name, coded in self.sampler.tap(tensors, sample):
             role = self._layout[name].role
             if role is Role.COUNTER:
                 value = coded.tensor()
@@ -108,6 +116,7 @@ class Merger:
             self._accumulate(name, value, share)
         self._total += share
         self._stats_total += share
+        return sample
 
     def _accumulate(self, name: str, value: Tensor, share: float) -> None:
         if self._stats_total:

@@ -27,6 +27,7 @@ from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
 from fedwan.coordinator.plan import Plan
+from fedwan.coordinator.round_rows import RoundRows
 from fedwan.coordinator.totals import Totals
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, next_due, whole
@@ -75,6 +76,7 @@ class Rounds:
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
+        self._rows = RoundRows(record)
         self._past_s: dict[int, deque[float]] = {}
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
@@ -164,6 +166,7 @@ class Rounds:
         past_s.append(gathering.last_s)
         self._desk.withdraw_update(fragment.index)
         samples = sum(m.contribution.work.samples for m in gathering.merged)
+        before = merger.sampler.of(model.state)
         # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
         is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
         times = len(self._plan.site_names) if is_warmup else 1
@@ -175,7 +178,15 @@ class Rounds:
         self._desk.outbox.steps = self._paces.steps()
         self._desk.outbox.run_step = self._run_step(model)
         self._desk.publish(fragment.index, version + 1, payload, gathering.starts())
-        self._record_round(fragment, version + 1, gathering.merged, time.monotonic() - began)
+        self._count(gathering.merged)
+        self._rows.add(
+            fragment,
+            version + 1,
+            gathering.merged,
+            before,
+            self._run_step(model),
+            time.monotonic() - began,
+        )
         self._notice_lost()
         self._take_reports()
 
@@ -297,6 +308,7 @@ class Rounds:
                     site,
                     f"{site} ended with weights {farewell.global_sha256[:12]}, the coordinator "
                     f"with {mine[:12]}: their arithmetic differs (another device or library?)",
+                    finding="different_weights",
                 )
 
     # After each version --------------------------------------------------------------------
@@ -360,36 +372,12 @@ class Rounds:
             self._on_samples(version, step, samples)
         self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
 
-    def _record_round(
-        self, fragment: Fragment, version: int, merged: list[Merged], round_s: float
-    ) -> None:
-        assert self.model is not None
-        run_step = self._run_step(self.model)
-        for contribution, _, staleness in merged:
-            work = contribution.work
-            self.totals.add_work(work)
+    def _count(self, merged: list[Merged]) -> None:
+        for contribution, _, staleness, _ in merged:
+            self.totals.add_work(contribution.work)
             self.totals.contributions += 1
             self.totals.late += staleness > 0
             self.totals.staleness += staleness
-            self._record(
-                {
-                    "kind": "round",
-                    "version": version,
-                    "run_step": run_step,
-                    "fragment": fragment.index,
-                    "site": contribution.site,
-                    "step": work.step,
-                    "samples": work.samples,
-                    "losses": dict(work.losses),
-                    "compute_s": work.compute_s,
-                    "wait_s": work.wait_s,
-                    "bytes_up": work.bytes_up,
-                    "bytes_down": work.bytes_down,
-                    "norms": contribution.norms,
-                    "staleness": staleness,
-                    "round_s": round_s,
-                }
-            )
 
     def _notice_lost(self) -> list[str]:
         with self._desk.changed:
@@ -398,8 +386,8 @@ class Rounds:
             self._event("lost", name, f"{name} has fallen silent")
         return lost
 
-    def _event(self, event: str, site: str | None, text: str) -> None:
-        self._record({"kind": "event", "event": event, "site": site, "text": text})
+    def _event(self, event: str, site: str | None, text: str, **details: str) -> None:
+        self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
 
 
 def _crosses(every: int, before: int, now: int) -> bool:

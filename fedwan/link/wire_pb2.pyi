@@ -98,8 +98,15 @@ class UploadHeader(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
 
 class Work(_message.Message):
-    __slots__ = ("step", "steps", "samples", "losses", "compute_s", "wait_s", "bytes_up", "bytes_down")
+    __slots__ = ("step", "steps", "samples", "losses", "compute_s", "wait_s", "bytes_up", "bytes_down", "figures")
     class LossesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class FiguresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -114,6 +121,7 @@ class Work(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     BYTES_UP_FIELD_NUMBER: _ClassVar[int]
     BYTES_DOWN_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     step: int
     steps: int
     samples: int
@@ -122,7 +130,8 @@ class Work(_message.Message):
     wait_s: float
     bytes_up: int
     bytes_down: int
-    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., losses: _Optional[_Mapping[str, float]] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ...) -> None: ...
+    figures: _containers.ScalarMap[str, float]
+    def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., losses: _Optional[_Mapping[str, float]] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "checksum", "raw_bytes", "data")

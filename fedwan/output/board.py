@@ -10,7 +10,9 @@ from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecor
 __all__ = ["Board", "SiteRow"]
 
 _STATES = {"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"}
-_NEWS = frozenset({"lost", "rejoin", "rejected", "paused", "warning", "stopped", "resume"})
+_NEWS = frozenset(
+    {"lost", "rejoin", "rejected", "paused", "warning", "stopped", "resume", "finding"}
+)
 _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
 

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO
@@ -29,6 +29,7 @@ __all__ = [
     "Recorder",
     "RoundRecord",
     "Tail",
+    "finite",
     "read_records",
     "to_record",
 ]
@@ -67,6 +68,14 @@ class RoundRecord:
     """Versions by which it came late."""
     run_step: int = 0
     """Steps of every site that the run has come to; at a pace of their own, on average."""
+    figures: Mapping[str, float | None] = field(default_factory=dict)
+    """Of the site's data, rates and networks, see `fedwan.site.vitals`."""
+    cosines: Mapping[str, float | None] = field(default_factory=dict)
+    """With the mean of the other sites' contributions, by network."""
+    agreement: Mapping[str, float | None] = field(default_factory=dict)
+    """Of all sites' contributions, by network, see `fedwan.doctor.directions`."""
+    backward: Mapping[str, float | None] = field(default_factory=dict)
+    """Largest cosine with what the last updates moved by, by network."""
 
 
 @dataclass(frozen=True)
@@ -111,10 +120,9 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     rest = dict(row)
     kind, t = rest.pop("kind"), float(rest.pop("t"))
     if kind == "round":
-        rest.setdefault("fragment", 0)  # earlier versions had one
-        rest.setdefault("staleness", 0)
-        rest.setdefault("run_step", 0)
-        return RoundRecord(t, **{name: rest[name] for name in _ROUND_FIELDS})
+        # Earlier versions wrote less.
+        names = [name for name in _ROUND_FIELDS if name in rest or name in _ROUND_ALWAYS]
+        return RoundRecord(t, **{name: rest[name] for name in names})
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)
     if kind == "event":
@@ -123,6 +131,11 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
 
 
 _ROUND_FIELDS = tuple(name for name in RoundRecord.__dataclass_fields__ if name != "t")
+_ROUND_ALWAYS = frozenset(
+    name
+    for name, value in RoundRecord.__dataclass_fields__.items()
+    if name != "t" and value.default is MISSING and value.default_factory is MISSING
+)
 
 
 class Recorder:
@@ -149,7 +162,7 @@ class Recorder:
         Returns:
             The record.
         """
-        row = _finite({"kind": row["kind"], "t": time.time(), **row})
+        row = finite({"kind": row["kind"], "t": time.time(), **row})
         record = to_record(row)
         assert record is not None, f"no record is of kind {row['kind']!r}"
         with self._lock:
@@ -247,12 +260,12 @@ def _to_line(row: Mapping[str, Any]) -> str:
     return json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The value with None for every number that JSON cannot hold."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -99,6 +99,7 @@ def _render(run: _Run) -> str:
         [
             f'<div class="cards">{"".join(_cards(run))}</div>',
             section("Samples of the EMA weights", _samples(run)),
+            section("What the doctor found", _findings(run)),
             section("Training", f'<div class="charts">{"".join(_charts(run))}</div>'),
             section("Sites", _sites(run)),
             section("Events", _events(run)),
@@ -251,6 +252,22 @@ def _sites(run: _Run) -> str:
         )
     header = ["site", "rounds", "steps", "compute", "wait", "utilisation", "up", "down"]
     return table(header, rows, num_from=1)
+
+
+def _findings(run: _Run) -> str:
+    rows = [
+        [
+            str(e.details.get("version", "")),
+            e.site or "all",
+            str(e.details.get("network") or "all"),
+            str(e.details.get("finding", "")).replace("_", " "),
+            str(e.details.get("why", "")),
+            str(e.details.get("mend", "")),
+        ]
+        for e in run.events
+        if e.event == "finding"
+    ]
+    return table(["round", "site", "network", "finding", "why", "mend"], rows)
 
 
 def _events(run: _Run) -> str:

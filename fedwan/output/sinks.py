@@ -115,7 +115,12 @@ def _round_metrics(record: RoundRecord) -> dict[str, float]:
     metrics: dict[str, float] = {f"{site}/samples": record.samples, "round_s": record.round_s}
     for name in ("compute_s", "wait_s", "bytes_up", "bytes_down"):
         metrics[f"{site}/{name}"] = getattr(record, name)
-    groups: list[tuple[str, Mapping[str, Any]]] = [("loss", record.losses), ("norm", record.norms)]
+    groups: list[tuple[str, Mapping[str, Any]]] = [
+        ("loss", record.losses),
+        ("norm", record.norms),
+        ("cosine", record.cosines),
+        ("figure", record.figures),
+    ]
     for group, values in groups:
         for name, value in values.items():
             if value is not None:

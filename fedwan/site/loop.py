@@ -39,6 +39,7 @@ from fedwan.site.plan import SitePlan
 from fedwan.site.push_pull import PushPullExchange
 from fedwan.site.recalibrate import recalibrate
 from fedwan.site.replica import Replica
+from fedwan.site.vitals import Vitals
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Batch, Following, Workload
@@ -86,6 +87,7 @@ class SiteLoop:
             folder, self._replica, self._stream, self._rng, is_beside=strategy.overlap.tau > 0
         )
         self._meter = Meter(link)
+        self._vitals = Vitals(workload, shard, strategy.h, plan.seed, plan.site)
         self._courier = Courier(link, plan.run_id, self._replica.layout, plan.poll_s)
         station = Station(
             self._replica,
@@ -142,6 +144,8 @@ class SiteLoop:
                 losses = self._workload.step(batch, self._rng, self._exchange.reduce)
             step += 1
             self._meter.add_losses(losses)
+            with self._meter.waiting():
+                self._meter.set_figures(self._vitals.after_step(batch))
             self._link.heartbeat(step)
             step = self._exchange.after_step(step)
         self._exchange.finish()

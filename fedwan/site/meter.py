@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from torch import Tensor
@@ -38,6 +38,7 @@ class Meter:
         self._samples = 0
         self._num_losses = 0
         self._losses: dict[str, Tensor] = {}
+        self._figures: dict[str, Tensor] = {}
 
     @contextmanager
     def computing(self) -> Iterator[None]:
@@ -80,8 +81,12 @@ class Meter:
         for name, value in losses.items():
             self._losses[name] = self._losses[name] + value if name in self._losses else value
 
+    def set_figures(self, figures: Mapping[str, Tensor]) -> None:
+        """Figures of the site's vitals; the latest of each name go with the next contribution."""
+        self._figures |= figures
+
     def work(self, step: int, done: Work) -> wire.Work:
-        """What a contribution says of itself; seconds, bytes and losses are since the last call.
+        """What a contribution says of itself; all but steps and samples are since the last call.
 
         Args:
             step: completed steps since the run began.
@@ -98,7 +103,9 @@ class Meter:
             wait_s=now[1] - before[1],
             bytes_up=now[2] - before[2],
             bytes_down=now[3] - before[3],
+            figures={k: float(v) for k, v in self._figures.items()},
         )
+        self._figures = {}
         self._num_losses = 0
         self._losses = {}
         return work

@@ -24,7 +24,16 @@ from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 
-__all__ = ["Batch", "Following", "Keeping", "NetworkKind", "Reduce", "Workload", "keep_local"]
+__all__ = [
+    "Batch",
+    "Examinable",
+    "Following",
+    "Keeping",
+    "NetworkKind",
+    "Reduce",
+    "Workload",
+    "keep_local",
+]
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -105,5 +114,30 @@ class Following(Protocol):
         """Called before each step with the run's step, counted from 0.
 
         It may go back, where steps were thrown away, and jump ahead, where the others went on.
+        """
+        ...
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A workload that can tell more of its networks than losses do; `fedwan doctor` reads it."""
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """Figures of the present weights, in evaluation mode and without gradients.
+
+        Names that the doctor knows (`fedwan.workloads.examination` helps to make them):
+
+            memory/NETWORK       how often the network fits a training sample better than a held-out
+                                 one; 0.5 where it has not learnt its shard by heart
+            separation/NETWORK   how often it scores a real sample above a generated one
+            spread/NETWORK       spread of what it generates over that of real samples
+
+        Args:
+            train: some dozens of this site's training samples.
+            held_out: as many held-out samples of the same classes.
+            seed: of every draw; the global generators are lent.
+
+        Returns:
+            Scalars by name (no `.item()`).
         """
         ...

@@ -238,6 +238,8 @@ def test_every_shape_and_size_comes_out_alike_in_every_way_of_reading(
         assert torch.equal(target, base.clone().add_(decoded, alpha=weight))
     square = float(decoded.double().square().sum())
     assert coded.sum_of_squares() == pytest.approx(square, rel=1e-4)
+    for places in (torch.arange(decoded.numel()), torch.arange(0, decoded.numel(), 37)):
+        assert torch.equal(coded.pick(places), decoded.view(-1)[places])
 
 
 @every_codec

@@ -1,0 +1,210 @@
+"""Faults for `doctor.py` to plant at one site, from outside: in its data or around its workload."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss, softplus
+
+from fedwan.data.shard import Shard
+from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.workloads.base import Batch, Reduce, Workload
+
+__all__ = ["FAULTS", "Fault", "Unmeasured"]
+
+NUM_TINY, NUM_LEARNT = 8, 48
+"""Images that are left of a shard."""
+ROUNDS_BEHIND = 3
+EXTRA_STEPS = 4
+
+
+class Fault(NamedTuple):
+    """What goes wrong at one site."""
+
+    name: str
+    kinds: tuple[str, ...]
+    """Findings that name it."""
+    networks: tuple[str, ...]
+    """The networks that it is in, one of which must be named; empty for a site as a whole."""
+    workloads: tuple[str, ...] = ("flow", "gan")
+    shard: Callable[[Shard, int], Shard] = lambda shard, _: shard
+    """(shard, seed) to what the site has instead."""
+    workload: Callable[[Any, int], Workload] = lambda workload, _: workload
+    """(workload, H) to what the site trains instead."""
+
+
+class Unmeasured:
+    """A workload whose quality is not measured, to save time; the base of those with faults."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """See `Workload`."""
+        return self.inner.networks
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """See `Workload`."""
+        return self.inner.optimizers
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """See `Workload`."""
+        return self.inner.step(batch, rng, reduce)
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Nothing to look at."""
+        return torch.zeros(num, 1, 8, 8)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """Nothing is measured."""
+        return {"fd": 0.0, "fd_floor": 0.0}
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `Examinable`."""
+        return self.inner.examine(train, held_out, seed)
+
+
+# In the data ---------------------------------------------------------------------------------
+
+
+def _with_images(shard: Shard, x: Tensor) -> Shard:
+    return dataclasses.replace(shard, train=Batch(x, shard.train.y[: len(x)]))
+
+
+def _noise(shard: Shard, seed: int) -> Shard:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
+    return _with_images(shard, torch.rand(shard.train.x.shape, generator=generator) * 2 - 1)
+
+
+def _range(shard: Shard, seed: int) -> Shard:
+    """Pixels of 0 to 255 or of 0 to 1, as loaders give them that nobody told of -1 to 1."""
+    peak = 1.0 if seed % 2 else 255.0
+    return _with_images(shard, (shard.train.x + 1) / 2 * peak)
+
+
+def _tiny(shard: Shard, seed: int) -> Shard:
+    return _with_images(shard, shard.train.x[:NUM_TINY])
+
+
+def _short(shard: Shard, seed: int) -> Shard:
+    return _with_images(shard, shard.train.x[:NUM_LEARNT])
+
+
+# Around the workload -------------------------------------------------------------------------
+
+
+def _fast(workload: Workload, h: int) -> Workload:
+    for optimizer in workload.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= 10
+    return workload
+
+
+def _ascending(workload: Workload, h: int) -> Workload:
+    """A generator whose loss has the wrong sign."""
+
+    def flip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.grad.neg_()
+
+    workload.optimizers["generator"].register_step_pre_hook(flip)
+    return workload
+
+
+class _Extra(Unmeasured):
+    """Takes further steps of one network, against another loss, after each step of all."""
+
+    def __init__(
+        self, inner: Workload, network: str, loss: Callable[[Batch, NamedGenerators], Tensor]
+    ) -> None:
+        super().__init__(inner)
+        self._network = network
+        self._loss = loss
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        losses = super().step(batch, rng, reduce)
+        params = list(self.networks[self._network].parameters())
+        for _ in range(EXTRA_STEPS):
+            gradients = torch.autograd.grad(self._loss(batch, rng), params)
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = gradient
+            self.optimizers[self._network].step()
+        return losses
+
+
+def _memorising(workload: Any, h: int) -> Workload:
+    """A discriminator of many steps and no penalty, on few images."""
+
+    def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
+        latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
+        with torch.no_grad():
+            fake = workload.networks["generator"](latents, batch.y)
+        discriminator = workload.networks["discriminator"]
+        real_logits, fake_logits = discriminator(batch.x, batch.y), discriminator(fake, batch.y)
+        return softplus(-real_logits).mean() + softplus(fake_logits).mean()
+
+    model = dataclasses.replace(workload.model, gamma=0.0)
+    return _Extra(dataclasses.replace(workload, model=model), "discriminator", loss)
+
+
+def _collapsing(workload: Any, h: int) -> Workload:
+    """A generator that is drawn to one image: the mean of what it makes."""
+
+    def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
+        latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
+        fake = workload.networks["generator"](latents, batch.y)
+        return mse_loss(fake, fake.mean(0, keepdim=True).detach().expand_as(fake))
+
+    return _Extra(workload, "generator", loss)
+
+
+class _Stale(Unmeasured):
+    """Begins every round with the weights of some rounds before."""
+
+    def __init__(self, inner: Workload, h: int) -> None:
+        super().__init__(inner)
+        self._h = h
+        self._steps = 0
+        self._past: deque[dict[str, dict[str, Tensor]]] = deque(maxlen=ROUNDS_BEHIND + 1)
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        if self._steps % self._h == 0:
+            present = {name: network.state_dict() for name, network in self.networks.items()}
+            self._past.append(
+                {
+                    name: {key: value.clone() for key, value in state.items()}
+                    for name, state in present.items()
+                }
+            )
+            for name, network in self.networks.items():
+                network.load_state_dict(self._past[0][name])
+        self._steps += 1
+        return super().step(batch, rng, reduce)
+
+
+FAULTS = (
+    Fault("noise", ("noise",), (), shard=_noise),
+    Fault("range", ("range",), (), shard=_range),
+    Fault("tiny_shard", ("small_shard",), (), shard=_tiny),
+    Fault("lr_x10", ("learning_rate",), ("velocity", "generator", "discriminator"), workload=_fast),
+    Fault(
+        "memorising",
+        ("memorising",),
+        ("discriminator",),
+        ("gan",),
+        shard=_short,
+        workload=_memorising,
+    ),
+    Fault("diverging", ("diverging",), ("generator",), ("gan",), workload=_ascending),
+    Fault("stale", ("stale",), (), workload=_Stale),
+    Fault("collapse", ("collapse",), ("generator",), ("gan",), workload=_collapsing),
+)
+"""The eight."""

@@ -1,0 +1,119 @@
+"""The chart: the latest figures of each site, and how a site compares with the others.
+
+Everything that a record holds gets a name:
+
+    lr/NETWORK, x/low, memory/NETWORK …    the site's own figures, see `fedwan.site.vitals`
+    loss/NAME                              losses; infinite where they were not finite
+    norm/NETWORK                           over the median of the other sites' latest, per fragment
+    cosine/ agreement/ backward/NETWORK    see `fedwan.doctor.directions`
+    staleness                              versions by which contributions came late
+
+Medians, over a site's last few rounds and then over sites: one odd round, or one odd site among
+three, moves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from fedwan.output.records import RoundRecord
+
+__all__ = ["FEWEST_OTHERS", "Chart"]
+
+PAST = 8
+"""Values of each name that are remembered."""
+FEWEST_OTHERS = 2
+"""With whom a site is compared: of two sites nobody can say which one is odd."""
+
+_Values = dict[str, deque[float]]
+
+
+class Chart:
+    """What is known of a run, built record by record."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._values: dict[str, _Values] = {}
+        self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
+        """Latest norms of each site, by fragment."""
+        self._medians: dict[tuple[str, str, int], float | None] = {}
+        """Of this round: every site is compared with every other one."""
+
+    @property
+    def sites(self) -> list[str]:
+        """Those that have contributed, in order."""
+        return sorted(self._values)
+
+    def take(self, records: Sequence[RoundRecord]) -> None:
+        """Account for what one round merged."""
+        self._medians.clear()
+        for record in records:
+            self.version = max(self.version, record.version)
+            self._norms.setdefault(record.fragment, {})[record.site] = record.norms
+        for record in records:
+            values = self._values.setdefault(record.site, {})
+            for name, value in self._named(record).items():
+                values.setdefault(name, deque(maxlen=PAST)).append(value)
+
+    def _named(self, record: RoundRecord) -> dict[str, float]:
+        named = {"staleness": float(record.staleness)}
+        named |= {name: value for name, value in record.figures.items() if value is not None}
+        for name, loss in record.losses.items():
+            named[f"loss/{name}"] = math.inf if loss is None else loss
+        for what, values in (
+            ("cosine", record.cosines),
+            ("agreement", record.agreement),
+            ("backward", record.backward),
+        ):
+            named |= {f"{what}/{n}": value for n, value in values.items() if value is not None}
+        for network, norm in record.norms.items():
+            others = self._other_norms(record, network)
+            if norm is not None and len(others) >= FEWEST_OTHERS and statistics.median(others):
+                named[f"norm/{network}"] = norm / statistics.median(others)
+        return named
+
+    def _other_norms(self, record: RoundRecord, network: str) -> list[float]:
+        latest = self._norms[record.fragment].items()
+        norms = [norms.get(network) for site, norms in latest if site != record.site]
+        return [norm for norm in norms if norm is not None]
+
+    def names(self, site: str, what: str) -> list[str]:
+        """What follows `what/` in the names that a site has values of: networks, or losses."""
+        prefix = f"{what}/"
+        return sorted(n.removeprefix(prefix) for n in self._values[site] if n.startswith(prefix))
+
+    def past(self, site: str, name: str) -> list[float]:
+        """A site's latest values, oldest first."""
+        return list(self._values.get(site, {}).get(name, ()))
+
+    def steady(self, site: str, name: str, rounds: int) -> float | None:
+        """Median of a site's last values; None unless there are so many."""
+        known = self._values.get(site, {}).get(name, ())
+        return self._median(site, name, rounds) if len(known) >= rounds else None
+
+    def others(self, site: str, name: str, rounds: int) -> list[float]:
+        """Every other site's median over its last rounds, or as many as it has."""
+        medians = (self._median(other, name, rounds) for other in self._values if other != site)
+        return [median for median in medians if median is not None]
+
+    def _median(self, site: str, name: str, rounds: int) -> float | None:
+        key = (site, name, rounds)
+        if key not in self._medians:
+            past = self.past(site, name)[-rounds:]
+            self._medians[key] = statistics.median(past) if past else None
+        return self._medians[key]
+
+    def typical(self, site: str, name: str, rounds: int) -> float | None:
+        """Median over the other sites; None where there are too few of them."""
+        others = self.others(site, name, rounds)
+        return statistics.median(others) if len(others) >= FEWEST_OTHERS else None
+
+    def ratio(self, site: str, name: str, rounds: int) -> float | None:
+        """A site's value over the others'; None where either is unknown or not above 0."""
+        mine, typical = self.steady(site, name, rounds), self.typical(site, name, rounds)
+        if mine is None or typical is None or mine <= 0 or typical <= 0:
+            return None
+        return mine / typical if math.isfinite(typical) else None

@@ -1,0 +1,68 @@
+"""Mode collapse: a generator whose samples are nearly alike.
+
+Told by samples: their mean distance over that of real ones, which is near 1 in a healthy run and
+small before training. So a site is told by the others, and the run as a whole only after its
+samples were diverse, or many rounds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from fedwan.doctor.chart import Chart
+from fedwan.doctor.finding import Finding
+from fedwan.doctor.rules.looking_back import looks_back
+
+__all__ = ["collapse", "collapse_everywhere"]
+
+ROUNDS = 4
+MOST = 0.45
+SHARE = 0.6
+"""Of the other sites' spread."""
+LATE = 8
+"""Rounds in a row with little spread anywhere, where it may only be the beginning."""
+DROP = 0.4
+"""Of the spread that there was."""
+
+
+def collapse(chart: Chart, site: str) -> Iterator[Finding]:
+    """One site's generator."""
+    for network in chart.names(site, "spread"):
+        spread = chart.steady(site, f"spread/{network}", ROUNDS)
+        typical = chart.typical(site, f"spread/{network}", ROUNDS)
+        if spread is None or typical is None or looks_back(chart, site, network):
+            continue
+        if spread < MOST and spread < SHARE * typical:
+            yield Finding(
+                "collapse",
+                site,
+                network,
+                chart.version,
+                f"its samples spread {spread:.2f} times as far as real ones, "
+                f"elsewhere {typical:.2f}",
+                f"compare {site}'s losses and settings with the others'; a lower "
+                f"inner.{network}.lr, a penalty on the discriminator or a smaller h hold it",
+            )
+
+
+def collapse_everywhere(chart: Chart) -> Iterator[Finding]:
+    """All sites' generators."""
+    networks = {network for site in chart.sites for network in chart.names(site, "spread")}
+    for network in sorted(networks):
+        pasts = [chart.past(site, f"spread/{network}") for site in chart.sites]
+        rows = list(zip(*(past[-LATE:] for past in pasts if past), strict=False))
+        spreads = [statistics.median(row) for row in rows]
+        if len(spreads) < LATE:
+            continue
+        now = statistics.median(spreads[-ROUNDS:])
+        if now < MOST and (max(spreads) < MOST or now < DROP * max(spreads)):
+            yield Finding(
+                "collapse",
+                None,
+                network,
+                chart.version,
+                f"samples of every site spread {now:.2f} times as far as real ones",
+                f"lower inner.{network}.lr or h, raise the discriminator's penalty, and for shards "
+                "of different classes let a GAN be told the class (model.conditional=true)",
+            )

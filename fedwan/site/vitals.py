@@ -1,0 +1,191 @@
+"""A site's vitals: a few figures of its data, rates and networks, for `fedwan doctor`.
+
+    shard/samples      how many the shard has
+    shard/distinct     share of them that are not the same as another one
+    x/low x/high       least and largest value of a batch as the workload gets it
+    x/mean x/std       of its values
+    x/smooth           correlation of neighbouring values of images: 0 for noise, whatever its range
+    lr/NETWORK         the learning rate in use
+    gradient/NETWORK   norm of the gradient that the optimiser stepped on last
+    memory/NETWORK …   what the workload's `examine` tells
+
+They are taken right before a contribution leaves, once in H steps or in 16, whichever is more: one
+pass over a batch and over the gradients, and, where the workload has `examine`, a few forward
+passes of 64 samples; about one part in a hundred of the steps between. Nothing is drawn from the
+generators that training draws from, no buffer moves, and nothing is waited for on a GPU until the
+contribution is made: the run's bits are the same with and without.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.data.shard import AnyShard
+from fedwan.rng import derive_seed
+from fedwan.workloads.base import Batch, Examinable, Workload
+
+__all__ = ["Vitals", "data_figures", "shard_figures"]
+
+log = logging.getLogger(__name__)
+
+EVERY = 16
+"""Steps between two looks, at least."""
+FEWEST_EXAMINED, MOST_EXAMINED = 16, 64
+"""Samples of each kind that `examine` is given: as many as a batch has, within these."""
+MOST_COMPARED = 4096
+"""Samples of a shard that are kept, compared with each other and examined, at most."""
+MOST_BYTES = 64 << 20
+"""Of those; of images of 256 x 256 pixels they are some dozens."""
+COMPARED_AT_ONCE = 64
+
+
+class Vitals:
+    """Looks at a site now and then.
+
+    Args:
+        workload: as it trains.
+        shard: this site's data.
+        h: steps between two contributions.
+        seed: of the run.
+        site: its name.
+    """
+
+    def __init__(self, workload: Workload, shard: AnyShard, h: int, seed: int, site: str) -> None:
+        self._workload = workload
+        self._shard = shard
+        self._every = h * -(-EVERY // h)
+        self._steps = 0
+        self._seed = (seed, site)
+        self._some: Batch | None = None
+        self._shard_figures: Mapping[str, Tensor] = {}
+        self._has_failed = False
+
+    def after_step(self, batch: Batch) -> dict[str, Tensor]:
+        """Figures, scalars by name, if it is time for a look; else none.
+
+        Args:
+            batch: that the step was taken on.
+        """
+        self._steps += 1
+        if self._steps % self._every:
+            return {}
+        if self._has_failed:
+            return {}
+        try:
+            with torch.no_grad():
+                return {name: value.reshape(()) for name, value in self._look(batch).items()}
+        except Exception:
+            # A figure that cannot be had, as of a workload's own `examine`, must not end a run.
+            self._has_failed = True
+            log.warning("no figures for the doctor from now on; training goes on", exc_info=True)
+            return {}
+
+    def _look(self, batch: Batch) -> dict[str, Tensor]:
+        if self._some is None:
+            bytes_each = 4 * self._shard.held_out.x[:1].numel() or MOST_BYTES
+            num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
+            self._some = self._shard.some(num)
+            self._shard_figures = shard_figures(self._some.x, self._shard.num_samples)
+        return {
+            **self._shard_figures,
+            **data_figures(batch.x),
+            **self._optimizers(),
+            **self._examine(self._some, len(batch.y), batch.x.device),
+        }
+
+    def _optimizers(self) -> dict[str, Tensor]:
+        figures: dict[str, Tensor] = {}
+        for network, optimizer in self._workload.optimizers.items():
+            groups = optimizer.param_groups
+            figures[f"lr/{network}"] = torch.as_tensor(float(groups[0]["lr"]))
+            found = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+            if found:
+                norms = torch.stack([torch.linalg.vector_norm(grad.detach()) for grad in found])
+                figures[f"gradient/{network}"] = torch.linalg.vector_norm(norms)
+        return figures
+
+    def _examine(self, some: Batch, batch_size: int, device: torch.device) -> dict[str, Tensor]:
+        workload, held_out = self._workload, self._shard.held_out
+        if not isinstance(workload, Examinable) or not len(held_out.y):
+            return {}
+        seed = derive_seed(*self._seed, "examine", self._steps)
+        num = min(max(batch_size, FEWEST_EXAMINED), MOST_EXAMINED)
+        alike = _alike(some, held_out, num, torch.Generator().manual_seed(seed))
+        parts = [Batch(part.x.to(device), part.y.to(device)) for part in alike]
+        gpus = [device] if device.type == "cuda" else []
+        with _evaluating(workload.networks), torch.random.fork_rng(gpus):
+            return workload.examine(parts[0], parts[1], seed)
+
+
+def shard_figures(x: Tensor, num_samples: int) -> dict[str, Tensor]:
+    """How many samples there are, and which share of some of them, (n, …), is new.
+
+    Two samples are the same if they have the same float64 projection on a fixed random direction,
+    which takes one pass.
+    """
+    rows = x.flatten(1)
+    direction = torch.randn(rows.shape[1], dtype=torch.float64, generator=_generator("direction"))
+    # Summed row by row: a matrix product may round equal rows differently. Few rows at a time:
+    # of large images some thousand in float64 are gigabytes.
+    parts = [rows[at : at + COMPARED_AT_ONCE] for at in range(0, len(rows), COMPARED_AT_ONCE)]
+    keys = torch.cat([(part.double().cpu() * direction).sum(1) for part in parts])
+    distinct = 1 + int(keys.sort().values.diff().ne(0).sum())
+    return {
+        "shard/samples": torch.tensor(float(num_samples)),
+        "shard/distinct": torch.tensor(distinct / len(rows)),
+    }
+
+
+def data_figures(x: Tensor) -> dict[str, Tensor]:
+    """Range and moments of a batch (n, …), and how smooth images are: (n, channels, h, w)."""
+    x = x.detach().float()
+    std, mean = torch.std_mean(x, correction=0)
+    figures = {"x/low": x.amin(), "x/high": x.amax(), "x/mean": mean, "x/std": std}
+    if x.dim() > 3 and min(x.shape[-2:]) > 1:
+        x = x - mean
+        across = (x[..., 1:] * x[..., :-1]).mean()
+        down = (x[..., 1:, :] * x[..., :-1, :]).mean()
+        figures["x/smooth"] = (across + down) / (2 * std.square().clamp(min=1e-12))
+    return figures
+
+
+def _alike(
+    train: Batch, held_out: Batch, num: int, generator: torch.Generator
+) -> tuple[Batch, Batch]:
+    """Training samples, and held-out ones of the same classes as far as there are any.
+
+    Of the same classes, since a shard may lack some: that is no memory of its samples.
+    """
+    mine = torch.randint(len(train.y), (num,), generator=generator)
+    labels, pool = train.y[mine], held_out.y
+    index = torch.randint(len(pool), (num,), generator=generator)
+    for label in sorted(set(labels.tolist())):
+        members = (pool == label).nonzero().flatten()
+        wanted = labels == label
+        if len(members):
+            drawn = torch.randint(len(members), (int(wanted.sum()),), generator=generator)
+            index[wanted] = members[drawn]
+    return Batch(train.x[mine], labels), Batch(held_out.x[index], held_out.y[index])
+
+
+@contextmanager
+def _evaluating(networks: Mapping[str, nn.Module]) -> Iterator[None]:
+    """Every module in evaluation mode, so that no running statistic moves; then as it was."""
+    modules = [module for network in networks.values() for module in network.modules()]
+    modes = [module.training for module in modules]
+    try:
+        for network in networks.values():
+            network.eval()
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def _generator(name: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed("vitals", name))

@@ -1,0 +1,117 @@
+"""`fedwan doctor RUN_DIR` on folders as runs leave them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.cli.main import main
+from tests.doctor.records import SITES, Bend, at, figures, healthy
+
+BYTES = at("s2", figures(x_low=0.0, x_high=255.0))
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[object, str]:
+    """Exit code, and what was printed: on stderr for a mistake."""
+    with pytest.raises(SystemExit) as caught:
+        main(("doctor", *words))
+    out, err = capsys.readouterr()
+    return caught.value.code, err or out
+
+
+def make_run(folder: Path, bend: Bend = lambda record: record, rounds: int = 6) -> str:
+    rows: list[dict[str, Any]] = [
+        {"kind": "round", **asdict(bend(healthy(version, site)))}
+        for version in range(1, rounds + 1)
+        for site in SITES
+    ]
+    (folder / "config.yaml").write_text("sites: 4\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_a_finding_is_told_with_round_site_network_why_and_mend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    code, text = doctor(capsys, make_run(tmp_path, BYTES), "--json", str(path))
+    lines = text.splitlines()
+    assert code == 0
+    assert lines[0] == f"{tmp_path}: 6 rounds, 4 sites, not finished"
+    assert lines[2].split() == ["round", "site", "network", "finding"]
+    assert lines[3].split() == ["3", "s2", "all", "range"]
+    assert lines[4].split()[0] == "why" and "from 0 to 255" in lines[4]
+    assert lines[5].split()[0] == "mend" and "[-1, 1]" in lines[5]
+    (finding,) = json.loads(path.read_text())
+    assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
+
+
+def test_options_may_stand_before_the_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "found.json"
+    assert doctor(capsys, "--json", str(path), make_run(tmp_path))[0] == 0
+    assert json.loads(path.read_text()) == []
+
+
+def test_a_healthy_run_has_nothing_to_mend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, text = doctor(capsys, make_run(tmp_path), "--strict")
+    assert (code, text.splitlines()[-1]) == (0, "nothing to mend")
+
+
+def test_strict_exits_with_1_where_something_is_to_be_mended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert doctor(capsys, make_run(tmp_path, BYTES), "--strict")[0] == 1
+    assert doctor(capsys, make_run(tmp_path, BYTES))[0] == 0
+
+
+def test_a_killed_run_and_one_without_a_round_are_read_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path, BYTES)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "round", "t"')
+    code, text = doctor(capsys, folder)
+    assert code == 0 and "from 0 to 255" in text
+    (tmp_path / "metrics.jsonl").unlink()
+    code, text = doctor(capsys, folder)
+    assert code == 0 and "no round yet" in text and "nothing to mend" in text
+
+
+@pytest.mark.parametrize("folder", ["lnik", "no/such/folder"])
+def test_what_is_no_run_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], folder: str
+) -> None:
+    code, text = doctor(capsys, str(tmp_path / folder))
+    assert code == 2 and text.count("\n") == 1
+    assert "holds no run (no config.yaml); give the folder" in text and folder in text
+
+
+def test_a_json_that_cannot_be_written_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tmp_path / "no" / "found.json")
+    code, text = doctor(capsys, make_run(tmp_path), "--json", path)
+    assert code == 2 and text.count("\n") == 1 and "cannot be written" in text
+
+
+def test_damaged_records_are_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("nonsense\n{}\n")
+    code, text = doctor(capsys, folder)
+    assert code == 2 and "line 1 is no record" in text
+
+
+def test_help_names_both_uses(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ((), ("--help",)):
+        code, text = doctor(capsys, *words)
+        assert code == 0 and "RUN_DIR" in text and "link" in text

@@ -1,0 +1,234 @@
+"""Each fault is told by its name, at its site, in its network, and nothing else is."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from fedwan.doctor.finding import Finding
+from fedwan.output.records import RoundRecord
+from tests.doctor.records import NETWORKS, SITES, Bend, at, figures, told
+
+
+def scaled(network: str, norm: float = 1.0, loss: float = 1.0, cosine: float | None = None) -> Bend:
+    def bend(record: RoundRecord) -> RoundRecord:
+        cosines = record.cosines if cosine is None else {**record.cosines, network: cosine}
+        return replace(
+            record,
+            norms={**record.norms, network: (record.norms[network] or 0.0) * norm},
+            losses={**record.losses, network: (record.losses[network] or 0.0) * loss},
+            cosines=cosines,
+        )
+
+    return bend
+
+
+def backward(**values: float) -> Bend:
+    return lambda record: replace(record, backward={**record.backward, **values})
+
+
+def late(versions: int) -> Bend:
+    return lambda record: replace(record, staleness=versions)
+
+
+def both(*bends: Bend) -> Bend:
+    def bend(record: RoundRecord) -> RoundRecord:
+        for one in bends:
+            record = one(record)
+        return record
+
+    return bend
+
+
+CASES: dict[str, tuple[Bend, str, str | None, str]] = {
+    "noise": (
+        both(figures(x_smooth=0.01), scaled("generator", norm=1.7, cosine=-0.3)),
+        *("noise", None, "correlation of 0.01, of the other sites 0.55"),
+    ),
+    "bytes": (
+        figures(x_low=0.0, x_high=255.0),
+        *("range", None, "goes from 0 to 255, that of the other sites from -1 to 1"),
+    ),
+    "unit interval": (figures(x_low=0.0, x_high=1.0), "range", None, "goes from 0 to 1"),
+    "points of another scale": (
+        figures(x_low=-10.0, x_high=10.0),
+        *("range", None, "goes from -10 to 10"),
+    ),
+    "few": (
+        both(figures(shard_samples=8.0), scaled("discriminator", loss=0.3)),
+        *("small_shard", None, "8 samples, 8 of them distinct, the other sites have 350"),
+    ),
+    "copies": (
+        figures(shard_samples=350.0, shard_distinct=0.1),
+        *("small_shard", None, "350 samples, 35 of them distinct"),
+    ),
+    "fast": (
+        both(figures(lr_generator=3e-2), scaled("generator", norm=6.2)),
+        *("learning_rate", "generator", "0.03, 10 times the other sites', and it moves"),
+    ),
+    "slow": (figures(lr_generator=3e-4), "learning_rate", "generator", "0.1 times"),
+    "old weights": (
+        backward(discriminator=0.5, generator=0.6),
+        *("stale", None, "ask to undo the last updates (cosine 0.50 or more"),
+    ),
+    "late": (late(3), "stale", None, "come 3 versions late, the other sites' 0"),
+    "memory": (
+        both(figures(memory_discriminator=0.9), scaled("generator", loss=2.5)),
+        *("memorising", "discriminator", "in 90% of the cases (elsewhere 52%)"),
+    ),
+    "overpowering": (
+        both(figures(separation_discriminator=1.0), scaled("discriminator", norm=2.0)),
+        *("overpowering", "discriminator", "in 100% of the cases (elsewhere 80%)"),
+    ),
+    "loss": (scaled("generator", loss=5.0), "diverging", "generator", "elsewhere 0.9"),
+    "norm": (scaled("generator", norm=6.0), "diverging", "generator", "times as long"),
+    "collapse": (figures(spread_generator=0.1), "collapse", "generator", "0.10 times as far"),
+    "unlike": (
+        scaled("generator", norm=1.8, cosine=-0.4),
+        *("unlike", "generator", "point away from them (cosine -0.40)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("site", ["s1", "s3"])
+def test_a_fault_is_told_once_with_its_site_its_network_and_its_figures(
+    name: str, site: str
+) -> None:
+    bend, kind, network, why = CASES[name]
+    if name == "points of another scale":
+        bend = both(_without_smoothness, bend)
+    (finding,) = told(at(site, bend))
+    assert (finding.kind, finding.site, finding.network) == (kind, site, network)
+    assert why in finding.why and finding.mend and finding.is_warning
+    assert 3 <= finding.version <= 5
+    assert "\n" not in finding.text and site in finding.text
+
+
+def _without_smoothness(record: RoundRecord) -> RoundRecord:
+    rest = {name: value for name, value in record.figures.items() if name != "x/smooth"}
+    return replace(record, figures=rest)
+
+
+def _in_round(version: int, bend: Bend, record: RoundRecord) -> RoundRecord:
+    return bend(record) if record.version == version else record
+
+
+def test_a_healthy_run_has_no_finding() -> None:
+    assert told(lambda record: record, rounds=40) == []
+
+
+def test_one_odd_round_is_no_fault() -> None:
+    for name, (bend, *_) in CASES.items():
+        once = at("s2", partial(_in_round, 5, bend))
+        assert told(once) == [], name
+
+
+def test_points_on_different_sides_of_zero_are_no_wrong_range() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        sides = {"s1": (0.1, 1.0), "s2": (-1.0, -0.1), "s3": (-0.7, 0.7), "s4": (-0.2, 0.7)}
+        low, high = sides[record.site]
+        return figures(x_low=low, x_high=high)(_without_smoothness(record))
+
+    assert told(bend) == []
+
+
+def test_shards_that_differ_are_noted_and_no_site_is_blamed() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return replace(
+            record,
+            cosines=dict.fromkeys(NETWORKS, -0.02),
+            agreement=dict.fromkeys(NETWORKS, 0.24),
+        )
+
+    found = told(bend)
+    assert [(f.kind, f.site, f.is_warning) for f in found] == [("heterogeneity", None, False)] * 2
+    assert "agree to 0.24" in found[0].why
+
+
+def test_two_sites_are_compared_in_nothing() -> None:
+    bends = [CASES[name][0] for name in ("fast", "bytes", "loss", "norm", "unlike", "late")]
+    for bend in bends:
+        assert told(at("s1", bend), sites=SITES[:2]) == []
+
+
+def test_what_needs_no_comparison_is_told_of_a_site_alone() -> None:
+    for name in ("few", "memory", "noise"):
+        (finding,) = told(at("s1", CASES[name][0]), sites=SITES[:1])
+        assert (finding.site, finding.kind) == ("s1", CASES[name][1])
+
+
+def test_a_cause_is_told_instead_of_what_follows_from_it() -> None:
+    everything = both(*(bend for name, (bend, *_) in CASES.items() if name != "bytes"))
+    assert [f.kind for f in told(at("s2", everything))] == ["small_shard"]
+
+
+def test_two_sites_with_faults_of_their_own_are_both_told() -> None:
+    bend = both(at("s1", CASES["bytes"][0]), at("s4", CASES["memory"][0]))
+    assert {(f.site, f.kind) for f in told(bend)} == {("s1", "range"), ("s4", "memorising")}
+
+
+def test_losses_that_grow_everywhere_are_the_runs() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return scaled("generator", loss=3.0 ** max(0, record.version - 5))(record)
+
+    (finding,) = told(bend, rounds=12)
+    assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
+
+
+def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return replace(record, losses={**record.losses, "generator": None})
+
+    (finding,) = told(at("s3", bend))
+    assert (finding.kind, finding.site) == ("diverging", "s3") and "not finite" in finding.why
+
+
+def test_a_penalty_may_grow() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return replace(record, losses={**record.losses, "r1": 0.01 * 3.0**record.version})
+
+    assert told(bend, rounds=12) == []
+
+
+def test_memory_at_every_site_is_noted_and_no_site_is_blamed() -> None:
+    (finding,) = told(figures(memory_discriminator=0.9))
+    assert (finding.kind, finding.site, finding.is_warning) == ("memorising", None, False)
+    assert told(figures(memory_discriminator=0.75)) == []
+
+
+def test_samples_that_become_alike_everywhere_are_the_runs() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return figures(spread_generator=0.9 if record.version < 5 else 0.1)(record)
+
+    (finding,) = told(bend)
+    assert (finding.kind, finding.site) == ("collapse", None)
+    assert told(bend, rounds=4) == []
+
+
+def test_small_spread_at_the_beginning_is_no_collapse() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        return figures(spread_generator=min(0.9, 0.1 * record.version))(record)
+
+    assert told(bend, rounds=20) == []
+
+
+def test_a_text_names_where_what_why_and_the_mend() -> None:
+    finding = Finding("small_shard", "s2", None, 3, "it is small", "give it more")
+    assert finding.text == "s2: small shard: it is small; give it more"
+    assert Finding("diverging", None, "g", 3, "x", "y").text == "the run, g: diverging: x; y"
+
+
+def test_figures_that_are_unknown_or_odd_do_no_harm() -> None:
+    odd = dict.fromkeys(["x/low", "x/high", "lr/generator", "shard/samples"], 0.0)
+
+    def bend(record: RoundRecord) -> RoundRecord:
+        values: dict[str, float | None] = {**record.figures, **odd, "lr/": 1.0, "x/smooth": None}
+        norms = dict.fromkeys(NETWORKS, 0.0 if record.version % 2 else None)
+        return replace(record, figures=values, norms=norms, losses={"generator": -math.pi})
+
+    told(bend)
+    told(at("s1", bend))

@@ -1,0 +1,159 @@
+"""What a site tells of its data, rates and networks, and that telling it changes nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.simulated import run_simulated
+from fedwan.app import load_run
+from fedwan.data.shard import Shard
+from fedwan.rng import NamedGenerators, torch_random_state
+from fedwan.site import vitals
+from fedwan.site.vitals import Vitals, data_figures, shard_figures
+from fedwan.state import hash_state
+from fedwan.workloads.base import Batch, keep_local
+from tests.support import ADAM, TinyWorkload, tiny_shard
+
+
+def images(seed: int = 0) -> Tensor:
+    """Smooth ones: sums of waves of a few pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    phase = torch.rand(32, 1, 1, 1, generator=generator) * 6
+    at = torch.arange(16) / 3
+    return (torch.sin(at + phase) + torch.sin(at.unsqueeze(1) + phase)) / 2
+
+
+class Examined(TinyWorkload):
+    """Examines itself in a way that would be noticed: it draws, and its norm is watched."""
+
+    def __init__(self) -> None:
+        super().__init__({"net": ADAM}, norm=True)
+        self.seen: list[tuple[Batch, Batch, int]] = []
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        self.seen.append((train, held_out, seed))
+        assert not any(m.training for n in self.networks.values() for m in n.modules())
+        assert not torch.is_grad_enabled()
+        torch.rand(3)
+        self.networks["net"](train.x)
+        return {"memory/net": torch.tensor(0.5)}
+
+
+def look(workload: TinyWorkload, h: int, steps: int, batch_size: int = 4) -> list[int]:
+    """Steps after which figures were told."""
+    shard = tiny_shard(0)
+    one = Vitals(workload, shard, h, 0, "s1")
+    batch = Batch(shard.train.x[:batch_size], shard.train.y[:batch_size])
+    return [step for step in range(1, steps + 1) if one.after_step(batch)]
+
+
+@pytest.mark.parametrize(("h", "expected"), [(1, [16, 32]), (5, [20, 40]), (20, [20, 40])])
+def test_figures_are_told_right_before_a_contribution_and_not_too_often(
+    h: int, expected: list[int]
+) -> None:
+    assert look(TinyWorkload({"net": ADAM}), h, 40) == expected
+
+
+def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
+    workload = Examined()
+    shard = tiny_shard(0)
+    one = Vitals(workload, shard, 16, 0, "s1")
+    batch = Batch(shard.train.x[:4], shard.train.y[:4])
+    workload.step(batch, NamedGenerators(0, "s1"), keep_local)
+    (figures,) = [found for _ in range(16) if (found := one.after_step(batch))]
+    assert float(figures["lr/net"]) == pytest.approx(ADAM.lr)
+    gradients = [p.grad for p in workload.networks["net"].parameters() if p.grad is not None]
+    expected = torch.cat([gradient.flatten() for gradient in gradients]).norm()
+    assert float(figures["gradient/net"]) == pytest.approx(float(expected), rel=1e-5)
+    assert float(figures["memory/net"]) == 0.5
+    assert all(value.dim() == 0 for value in figures.values())
+    assert "x/smooth" not in figures, "points have no neighbours"
+
+
+def test_a_workload_that_cannot_be_examined_trains_on(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Examined):
+        def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+            return {"memory/net": torch.zeros(3)}
+
+    workload = Broken()
+    assert look(workload, 16, 64) == []
+    assert [r.message for r in caplog.records] == [
+        "no figures for the doctor from now on; training goes on"
+    ]
+    assert all(m.training for m in workload.networks["net"].modules())
+
+
+def test_looking_moves_no_buffer_no_mode_and_no_generator() -> None:
+    workload = Examined()
+    before = {k: v.clone() for k, v in workload.networks["net"].state_dict().items()}
+    random = torch_random_state()["cpu"]
+    assert look(workload, 16, 32) == [16, 32]
+    after = workload.networks["net"].state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in before.items())
+    assert all(m.training for m in workload.networks["net"].modules())
+    assert torch.equal(random, torch_random_state()["cpu"])
+    assert len({seed for *_, seed in workload.seen}) == 2
+
+
+def test_as_many_samples_are_examined_as_a_batch_has_within_bounds() -> None:
+    for batch_size, expected in ((1, 16), (20, 20)):
+        workload = Examined()
+        look(workload, 16, 16, batch_size)
+        ((train, held_out, _),) = workload.seen
+        assert len(train.x) == len(held_out.y) == expected
+
+
+def test_held_out_samples_are_of_the_training_samples_classes() -> None:
+    labels = torch.arange(40) % 10
+    x = torch.randn(40, 2)
+    shard = Shard(
+        train=Batch(x[labels < 3], labels[labels < 3]),
+        held_out=Batch(x, labels),
+        num_classes=10,
+        public=False,
+    )
+    workload = Examined()
+    one = Vitals(workload, shard, 16, 0, "s1")
+    for _ in range(16):
+        one.after_step(shard.train)
+    ((train, held_out, _),) = workload.seen
+    assert torch.equal(train.y, held_out.y) and set(held_out.y.tolist()) <= {0, 1, 2}
+
+
+def test_smoothness_tells_images_from_noise_whatever_their_range() -> None:
+    smooth = float(data_figures(images())["x/smooth"])
+    assert smooth > 0.8
+    assert float(data_figures(255 * images() + 100)["x/smooth"]) == pytest.approx(smooth, abs=1e-3)
+    noise = torch.rand(32, 1, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    assert abs(float(data_figures(noise)["x/smooth"])) < 0.05
+    assert float(data_figures(torch.ones(2, 1, 4, 4))["x/smooth"]) == 0.0
+
+
+def test_range_and_moments_are_those_of_the_batch() -> None:
+    figures = {k: float(v) for k, v in data_figures(torch.tensor([[0.0, 2.0], [4.0, 2.0]])).items()}
+    assert figures == pytest.approx({"x/low": 0, "x/high": 4, "x/mean": 2, "x/std": 2**0.5})
+
+
+def test_copies_are_counted_exactly_up_to_some_thousand_samples() -> None:
+    x = images()
+    copies = torch.cat([x, x[:8], x[:8]])
+    found = {name: float(value) for name, value in shard_figures(copies, len(copies)).items()}
+    assert found == pytest.approx({"shard/samples": 48, "shard/distinct": 32 / 48})
+    large = torch.arange(3 * vitals.MOST_COMPARED).float().unsqueeze(1)
+    assert float(shard_figures(large, len(large))["shard/distinct"]) == 1.0
+
+
+def test_a_run_ends_on_the_same_bits_with_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["workload=gan", "data.name=ring8", "strategy=local_sgd", "sites=2", "h=16", "steps=32"]
+
+    def final() -> tuple[str, int]:
+        run = run_simulated(load_run(None, words))
+        rows = [row for row in run.records if row["kind"] == "round"]
+        return hash_state(run.model.state), sum(bool(row["figures"]) for row in rows)
+
+    with_figures = final()
+    assert with_figures[1] == 4
+    monkeypatch.setattr(Vitals, "after_step", lambda self, batch: {})
+    assert final() == (with_figures[0], 0)
