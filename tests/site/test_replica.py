@@ -87,7 +87,7 @@ def test_averaged_moments_are_the_mean_of_the_sites(name: str) -> None:
     (fragment,) = whole(replicas[0].layout)
     merger, codec = Merger(fragment.layout), fp32()
     for replica in replicas:
-        payload, _ = codec.encode(replica.delta({}), {}, fragment.layout)
+        payload, _ = codec.encode(replica.delta(), {}, fragment.layout)
         merger.add(codec.read_each(payload, fragment.layout), 1.0)
     merged = merger.take()
     fields = {n for n in merged if "|" in n}
