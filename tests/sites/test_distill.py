@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedwan.app import load_run
 from fedwan.config import Config, DataConfig, InnerConfig, dump
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, JoinRefused
@@ -313,6 +314,13 @@ def test_a_teacher_of_other_data_is_refused(mlp: Path) -> None:
     asked = Config("distill", data=DataConfig("ring8"), model={"teacher": str(mlp)})
     with pytest.raises(ConfigError, match=r"'digits', not of 'ring8'; set data.name=digits"):
         distill.resolve(asked)
+
+
+def test_too_many_fragments_are_refused_though_weights_come_from_a_file(teacher: Path) -> None:
+    words = ["workload=distill", f"model.teacher={teacher}", "strategy=streaming_diloco", "h=100"]
+    assert load_run(None, [*words, "stream.fragments=4"]).stream.fragments == 4
+    with pytest.raises(ConfigError, match=r"the largest network has \d+ modules"):
+        load_run(None, [*words, "stream.fragments=90"])
 
 
 def test_every_model_setting_is_explained_in_the_recipe() -> None:
