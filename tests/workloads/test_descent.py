@@ -146,3 +146,13 @@ def test_networks_that_are_not_named_stay() -> None:
 def test_only_a_loss_scale_is_kept() -> None:
     assert not Game(SiteConfig("bf16-mixed")).descent.kept
     assert set(Game(SiteConfig("16-mixed")).descent.kept) == {"scale", "streak"}
+
+
+def test_gradients_are_accumulated_where_hooks_of_ddp_see_them() -> None:
+    game = Game(SiteConfig(accumulate=2))
+    weight = game.descent.networks["second"].weight
+    accumulation = weight.expand_as(weight).grad_fn.next_functions[0][0]  # as DDP finds it
+    seen: list[int] = []
+    accumulation.register_hook(lambda *_: seen.append(1))
+    game.step()
+    assert len(seen) == 2
