@@ -3,9 +3,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from flwr.app import Context, RecordDict
 from flwr.common.config import parse_config_args
 
 from fedwan.errors import ConfigError
+from fedwan.flower.apps import _site_settings
 from fedwan.flower.supernode import node_config
 from fedwan.site.settings import SiteSettings
 
@@ -28,3 +30,11 @@ def test_a_folder_of_data_is_passed_on_where_there_is_one() -> None:
 def test_a_path_that_flower_cannot_be_told_is_refused() -> None:
     with pytest.raises(ConfigError, match="choose a path without quotes"):
         node_config(SiteSettings("s1", Path("/a'b\"c"), Path("/state")))
+
+
+@pytest.mark.parametrize("data_path", ["", "/data of ours"])
+def test_a_clientapp_finds_the_settings_that_its_supernode_was_given(data_path: str) -> None:
+    settings = SiteSettings("s1", Path("/pki"), Path("/state"), data_path)
+    config = parse_config_args([node_config(settings)])
+    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
+    assert _site_settings(context) == settings
