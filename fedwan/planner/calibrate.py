@@ -98,9 +98,7 @@ def coding_speed(codec: Codec, layout: Layout) -> Speed:
     """
     generator = torch.Generator().manual_seed(0)
     tensors: State = {
-        name: torch.zeros(spec.shape, dtype=spec.dtype)
-        if spec.role is not Role.PARAMETER
-        else 1e-3 * torch.randn(spec.shape, generator=generator)
+        name: (1e-3 * torch.randn(spec.shape, generator=generator)).to(spec.dtype)
         for name, spec in layout.items()
     }
     sums = {name: value.clone() for name, value in tensors.items()}
