@@ -99,14 +99,15 @@ def size_words(is_full: bool, path: Path | None) -> Iterator[tuple[list[str], in
 def draw_pairs(folder: Path) -> None:
     """A folder of pairs, edges beside the photograph, out of `photo_edges`."""
     x = find_source("photo_edges").load()[0].x[:NUM_PAIRS]
-    halves = x[:, :1].repeat(1, 3, 1, 1), x[:, 1:]
-    bytes_ = [(half * 127.5 + 127.5).round().byte().permute(0, 2, 3, 1).numpy() for half in halves]
-    for index, pair in enumerate(zip(*bytes_, strict=True)):
-        image = Image.new("RGB", (2 * SIDE, SIDE))
-        for place, half in enumerate(pair):  # each by itself, so that nothing mixes at the seam
-            resized = Image.fromarray(half).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
-            image.paste(resized, (place * SIDE, 0))
-        image.save(folder / f"{index:03d}.png")
+    pixels = (x * 127.5 + 127.5).round().byte().permute(0, 2, 3, 1)
+    edges, photos = pixels[..., :1].repeat(1, 1, 1, 3).numpy(), pixels[..., 1:].numpy()
+    for index in range(len(x)):
+        pair = Image.new("RGB", (2 * SIDE, SIDE))
+        for place, half in enumerate((edges[index], photos[index])):
+            # Apart: at their seam neither half may know of the other.
+            image = Image.fromarray(half).resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+            pair.paste(image, (place * SIDE, 0))
+        pair.save(folder / f"{index:03d}.png")
 
 
 def measure(variant: Variant, words: list[str], batch: int, *, is_quick: bool) -> dict[str, Any]:
