@@ -11,9 +11,10 @@
 
 They are taken right before a contribution leaves, once in H steps or in 16, whichever is more: one
 pass over a batch and over the gradients, and, where the workload has `examine`, a few forward
-passes of 64 samples; about one part in a hundred of the steps between. Nothing is drawn from the
-generators that training draws from, no buffer moves, and nothing is waited for on a GPU until the
-contribution is made: the run's bits are the same with and without.
+passes of a batch: 2 % of the time of a GAN's steps on digits at H = 20 and 3 % of a flow's, less
+where H is larger. Nothing is drawn from the generators that training draws from, no buffer moves,
+and nothing is waited for on a GPU until the contribution is made: the run's bits are the same with
+and without.
 """
 
 from __future__ import annotations
