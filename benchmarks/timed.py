@@ -93,7 +93,7 @@ def cases(is_quick: bool) -> list[Case]:
     """The table's lines, the ones that the project promises first."""
     first = [
         Case("streaming_diloco", "int4", 50, 4),
-        # The sites find out how many channels they need in the first 20 s.
+        # The sites find out how many channels they need in the first rounds.
         Case("streaming_diloco", "int4", 20, 2, rounds=20, skipped=9),
         # The bytes alone take 0.82 of this round's time: TCP must not look for the rate any more.
         Case(
