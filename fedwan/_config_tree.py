@@ -178,7 +178,12 @@ def _as_mapping(value: Any, path: str, kind: Any, schema: type) -> Mapping[str, 
     keys = list(typing.get_type_hints(section)) if _is_section(section) else ["NAME"]
     between = "" if _is_section(kind) or not _is_section(section) else "NETWORK."
     choices = ", ".join(f"{path}.{between}{key}" for key in keys)
-    near = f"; did you mean '{path}s'?" if _kind_at(schema, f"{path}s") else ""
+    parent, _, name = path.rpartition(".")
+    near = ""
+    if parent and name in keys:  # taken for a network's name
+        near = f"; did you mean '{parent}.NETWORK.{name}'?"
+    elif not parent and _kind_at(schema, f"{path}s"):
+        near = f"; did you mean '{path}s'?"
     raise ConfigError(f"{path} = {value!r} is a section, not a setting; it holds {choices}{near}")
 
 

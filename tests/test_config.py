@@ -101,6 +101,8 @@ def test_an_unknown_key_in_a_file_is_refused_alike(tmp_path: Path) -> None:
         ("outer.generator.lr=high", "outer.generator.lr = 'high' is not a number"),
         ("site_names=a,b", "write it like [paris,rome]"),
         ("data=digits", "data = 'digits' is a section, not a setting; it holds data.name"),
+        ("outer.lr=0.3", "did you mean 'outer.NETWORK.lr'?"),
+        ("inner.lr=0.3", "did you mean 'inner.NETWORK.lr'?"),
         ("outer=0.5", "it holds outer.NETWORK.lr, outer.NETWORK.momentum"),
         ("model=3", "it holds model.NAME"),
         ("h", "'h' is no key=value"),

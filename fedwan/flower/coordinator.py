@@ -108,7 +108,12 @@ class Coordinator:
         while not self._is_over():
             check()
             if stop.wait(_TICK_S):
-                raise RunStopped("the run was stopped from outside; --resume goes on with it")
+                raise RunStopped(f"the run was stopped from outside; {self._how_to_go_on()}")
+
+    def _how_to_go_on(self) -> str:
+        if (self._out / "config.yaml").exists():
+            return "--resume goes on with it"
+        return "it had not begun yet: start it again"
 
     def _submit(self) -> Started:
         """Wait for SuperLink, open the door, and submit the run."""

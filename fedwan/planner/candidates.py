@@ -54,14 +54,14 @@ def candidates(question: Question) -> list[Candidate]:
     config = question.config
     names = strategy_names() if config.strategy == ALL else [config.strategy]
     found: list[Candidate] = []
-    errors: list[ConfigError] = []
+    errors: dict[str, ConfigError] = {}  # of each strategy the last: that of the largest H
     for name in names:
         recipe = load_strategy(name)
         plain = _open_config(question, name)
         try:
             kind = _build(recipe, plain, question)
         except ConfigError as error:
-            errors.append(error)
+            errors[name] = error
             continue
         if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
             continue  # it would refuse them, which is no answer to somebody who wants to stream
@@ -69,11 +69,11 @@ def candidates(question: Question) -> list[Candidate]:
             try:
                 found.append(_candidate(recipe, settings, question))
             except ConfigError as error:
-                errors.append(error)
+                errors[name] = error
     if found:
         return found
     if errors:
-        raise errors[0]
+        raise next(iter(errors.values()))
     raise ConfigError("no strategy here streams, so that stream.* has no effect; leave it out")
 
 
@@ -112,13 +112,15 @@ def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Con
 
 def _codec_pairs(question: Question, kind: Strategy) -> list[tuple[str, str]]:
     """Up and down."""
-    codec, named = question.config.codec, question.named
+    named = question.named
     own = kind.up.name, kind.down.name  # what is settled, and the strategy's own for the rest
-    if "codec.up" in named or kind.up.has_feedback:
-        is_open = "codec.down" not in named and not kind.up.has_feedback
-        return [(own[0], own[0] if is_open else own[1])]
-    ups = GRADIENT_CODECS if kind.contributes == "gradient" else CODECS
-    return [(up, codec.down if "codec.down" in named else up) for up in ups]
+    compared = GRADIENT_CODECS if kind.contributes == "gradient" else CODECS
+    if "codec.down" in named or ("codec.up" not in named and kind.up.has_feedback):
+        is_open = "codec.up" not in named and not kind.up.has_feedback
+        return [(up, own[1]) for up in (compared if is_open else own[:1])]
+    if kind.up.has_feedback:  # settled, and good for the way up alone
+        return [(own[0], down) for down in compared]
+    return [(up, up) for up in (own[:1] if "codec.up" in named else compared)]
 
 
 def _whole_rounds(question: Question, h: int) -> int:

@@ -15,7 +15,7 @@ from fedwan.output.units import bytes_text
 from fedwan.planner.predict import Prediction
 from fedwan.planner.question import Question
 
-__all__ = ["ENOUGH", "codec_text", "is_trusted", "rank", "setting_text", "why"]
+__all__ = ["ENOUGH", "codec_text", "is_shown", "rank", "setting_text", "why"]
 
 ENOUGH = 0.95
 MOST_H = 50
@@ -32,12 +32,13 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
     best = ranked[0]
     bytes_ = f"{bytes_text(best.bytes_per_step)} a step and site"
     take = f"take {setting_text(best)}"
-    if not is_trusted(best, question):
-        take = f"if its quality holds (see docs/plan.md), {take}"
+    known = "known to train well "
+    if not is_shown(best):
+        take, known = f"if its quality holds (see docs/plan.md), {take}", ""
     if best.utilisation >= ENOUGH:
         return (
             f"{take}: its sites compute {best.utilisation:.1%} of the time, and of the settings "
-            f"known to train well that come to {ENOUGH:.0%} it sends the fewest bytes, {bytes_}"
+            f"{known}that come to {ENOUGH:.0%} it sends the fewest bytes, {bytes_}"
         )
     return (
         f"{take}: no setting's sites compute {ENOUGH:.0%} of the time, and with it they come "
@@ -60,7 +61,13 @@ def codec_text(prediction: Prediction) -> str:
     return up if up == down else f"{up}/{down}"
 
 
-def is_trusted(prediction: Prediction, question: Question) -> bool:
+def is_shown(prediction: Prediction) -> bool:
+    """Whether its quality has been shown."""
+    strategy = prediction.candidate.strategy
+    return not strategy.up.has_feedback and strategy.h <= MOST_H
+
+
+def _is_welcome(prediction: Prediction, question: Question) -> bool:
     """Whether its quality has been shown, or the user settled what has not."""
     strategy = prediction.candidate.strategy
     is_codec = not strategy.up.has_feedback or "codec.up" in question.named
@@ -72,7 +79,7 @@ def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
     is_enough = prediction.utilisation >= ENOUGH
     return (
         not is_enough,
-        not is_trusted(prediction, question),
+        not _is_welcome(prediction, question),
         prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
         *(strategy.overlap.tau, prediction.bytes_per_step),
         # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
@@ -106,11 +113,12 @@ def _limit(best: Prediction, question: Question) -> str:
     elif best.coordinator_s >= 0.9 * best.round_s:
         what = f"the coordinator is busy: merging a round takes {best.coordinator_s:.3g} s"
     else:
+        ways = "" if strategy.overlap.tau else ", those of the other way come after them"
         round_trips = f", round trips of {1e3 * question.link.up.rtt_s:.0f} ms"
         if math.isclose(question.link.up.rtt_s, 0.0):
             round_trips = ""
         what = (
             f"sites wait {rest_s:.3g} s a round: a round's bytes take {best.wire_s:.3g} s on the "
-            f"link's fuller way, merging {best.coordinator_s:.3g} s{round_trips}"
+            f"link's fuller way{ways}, merging {best.coordinator_s:.3g} s{round_trips}"
         )
     return f"{what}, its steps {steps_s:.3g} s"

@@ -8,7 +8,7 @@ from typing import Any
 from fedwan.output.units import bytes_text, duration_text
 from fedwan.planner.predict import Prediction
 from fedwan.planner.question import Question
-from fedwan.planner.recommend import codec_text, is_trusted, setting_text
+from fedwan.planner.recommend import codec_text, is_shown, setting_text
 
 __all__ = ["row_of", "summary_of", "table_lines"]
 
@@ -29,7 +29,7 @@ def row_of(prediction: Prediction, question: Question) -> dict[str, Any]:
         "bytes_per_step": round(prediction.bytes_per_step),
         "wall_s": round(prediction.wall_s, 1),
         "usd": round(_usd(prediction, question), 2) if question.usd_per_gb else None,
-        "is_trusted": is_trusted(prediction, question),
+        "is_shown": is_shown(prediction),
     }
 
 
@@ -44,7 +44,7 @@ def table_lines(predictions: Sequence[Prediction], question: Question) -> list[s
     rows += [[", ".join(strategies), *cells] for cells, strategies in names.items()]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(_aligned(row, widths)).rstrip() for row in rows]
-    if not all(is_trusted(prediction, question) for prediction in predictions):
+    if not all(is_shown(prediction) for prediction in predictions):
         lines.append(f"{_UNTRUSTED} not yet shown to keep the quality: see docs/plan.md")
     return lines
 
@@ -64,7 +64,7 @@ def _cells(prediction: Prediction, question: Question) -> list[str]:
     strategy = prediction.candidate.strategy
     hourly = prediction.bytes_per_step / question.step_s * prediction.utilisation * 3600
     cells = [
-        codec_text(prediction) + ("" if is_trusted(prediction, question) else _UNTRUSTED),
+        codec_text(prediction) + ("" if is_shown(prediction) else _UNTRUSTED),
         str(strategy.h),
         str(prediction.candidate.num_fragments),
         str(strategy.overlap.tau or "–"),

@@ -80,3 +80,16 @@ def test_what_cannot_be_is_refused_with_the_nearest_that_works(
     with pytest.raises(ConfigError) as raised:
         candidates(question(named, **settings))
     assert says in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_error_feedback_that_was_settled_for_the_way_up_leaves_the_way_down_open() -> None:
+    settled = question(("codec.up", "strategy"), strategy="diloco", codec=CodecConfig(up="topk2"))
+    found = candidates(settled)
+    assert {c.strategy.up.name for c in found} == {"topk2"}
+    assert {c.strategy.down.name for c in found} == {"fp32", "bf16", "int8", "int4"}
+
+
+def test_a_mistake_is_told_of_the_largest_h_that_was_compared() -> None:
+    settled = question(("stream.fragments",), stream=StreamConfig(fragments=100_000))
+    with pytest.raises(ConfigError, match="more than h=100"):
+        candidates(settled)

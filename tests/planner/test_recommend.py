@@ -51,10 +51,27 @@ def test_where_nothing_is_enough_the_best_is_named_with_what_limits_it() -> None
     assert "the link is full: a round's bytes take 19.1 s on its fuller way, its steps 2 s" in text
 
 
+def test_what_was_settled_but_not_shown_is_recommended_with_a_doubt_and_bears_a_star() -> None:
+    asked = question(("strategy", "h"), strategy="streaming_diloco", h=200)
+    found = ranked(asked)
+    text = why(found, asked)
+    assert text.startswith("if its quality holds (see docs/plan.md), take streaming_diloco")
+    assert "known to train well" not in text
+    assert all("*" in line for line in table_lines(found, asked)[1:-1])
+
+
+def test_without_overlap_both_ways_of_the_bytes_are_told() -> None:
+    codec = CodecConfig("int4", "int4")
+    asked = question(
+        ("strategy", "h", "codec.up", "codec.down"), strategy="diloco", h=50, codec=codec
+    )
+    assert "those of the other way come after them" in why(ranked(asked), asked)
+
+
 def test_rows_have_the_keys_that_programs_rely_on() -> None:
     asked = question(("strategy", "h"), strategy="local_sgd", h=50)
     rows = [row_of(prediction, asked) for prediction in ranked(asked)]
-    keys = "strategy h codec fragments tau utilisation bytes_per_step wall_s usd is_trusted".split()
+    keys = "strategy h codec fragments tau utilisation bytes_per_step wall_s usd is_shown".split()
     assert all(list(row) == keys for row in rows)
     assert {row["usd"] for row in rows} == {None}
     assert {row["codec"] for row in rows} == {"fp32", "bf16", "int8", "int4"}
