@@ -7,7 +7,8 @@ place never shifts the numbers of another, and a checkpoint restores each stream
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -16,7 +17,9 @@ from torch import Tensor
 __all__ = [
     "NamedGenerators",
     "derive_seed",
+    "lent_generators",
     "load_torch_random_state",
+    "seed_torch",
     "seeded_init",
     "torch_random_state",
 ]
@@ -34,12 +37,35 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
+_lending = threading.RLock()
+
+
+@contextmanager
+def lent_generators(gpus: Sequence[torch.device] = ()) -> Iterator[None]:
+    """Torch's global generators, to be left as they were.
+
+    One thread at a time has them: sites that are threads of one process (`fedwan.simulate`) would
+    else put them back in the middle of another one's draws.
+
+    Args:
+        gpus: whose generators are lent besides the CPU's.
+    """
+    with _lending, torch.random.fork_rng(list(gpus)):
+        yield
+
+
 @contextmanager
 def seeded_init(seed: int) -> Iterator[None]:
     """Run module constructors under a seed, and leave torch's global generator as it was."""
-    with torch.random.fork_rng(devices=[]):
+    with lent_generators():
         torch.manual_seed(derive_seed(seed, "init"))
         yield
+
+
+def seed_torch(seed: int) -> None:
+    """Seed torch's global generators, when nobody has them."""
+    with _lending:
+        torch.manual_seed(seed)
 
 
 def torch_random_state() -> dict[str, Tensor]:

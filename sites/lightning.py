@@ -29,7 +29,7 @@ from fedwan.lightning.finding import find_class, is_overridden, make_module
 from fedwan.lightning.fit import Fit
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
-from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.rng import NamedGenerators, derive_seed, lent_generators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.settings import fill_training, require_at_least, require_one_of
 
@@ -185,7 +185,7 @@ class Lightning:
         gpus = [self.device] if self.device.type == "cuda" else []
         try:
             self.fit.module.eval()
-            with torch.no_grad(), torch.random.fork_rng(gpus):
+            with torch.no_grad(), lent_generators(gpus):
                 torch.manual_seed(seed)
                 yield
         finally:

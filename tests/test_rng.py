@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,7 +12,9 @@ from hypothesis import strategies as st
 from fedwan.rng import (
     NamedGenerators,
     derive_seed,
+    lent_generators,
     load_torch_random_state,
+    seed_torch,
     seeded_init,
     torch_random_state,
 )
@@ -95,3 +100,30 @@ def test_the_global_generators_state_round_trips() -> None:
     expected = torch.rand(3)
     load_torch_random_state(kept)
     assert torch.equal(torch.rand(3), expected)
+
+
+def test_who_builds_networks_is_not_disturbed_by_threads_that_borrow_the_generators() -> None:
+    def build(pause_s: float) -> list[float]:
+        drawn = []
+        with seeded_init(0):
+            for _ in range(5):
+                drawn.append(float(torch.rand(())))
+                time.sleep(pause_s)
+        return drawn
+
+    expected = build(0.0)
+    is_over = threading.Event()
+
+    def borrow() -> None:
+        while not is_over.is_set():
+            with lent_generators():
+                seed_torch(1)
+                time.sleep(0.002)
+
+    thread = threading.Thread(target=borrow)
+    thread.start()
+    try:
+        assert [build(0.005) for _ in range(5)] == [expected] * 5
+    finally:
+        is_over.set()
+        thread.join()

@@ -27,7 +27,7 @@ from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
-from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.rng import NamedGenerators, derive_seed, lent_generators, seed_torch
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.courier import Courier
 from fedwan.site.delta import DeltaExchange
@@ -73,7 +73,7 @@ class SiteLoop:
         folder: Path,
         device: torch.device,
     ) -> None:
-        torch.manual_seed(derive_seed(plan.seed, plan.site, "torch"))
+        seed_torch(derive_seed(plan.seed, plan.site, "torch"))
         self._plan = plan
         self._workload = workload
         self._begin = workload.begin if isinstance(workload, Following) else lambda _: None
@@ -293,7 +293,7 @@ class SiteLoop:
         # Sites that measure together do so on different samples.
         draws = derive_seed(seed, self._plan.site) if self._plan.has_own_data else seed
         gpus = [self._device] if self._device.type == "cuda" else []
-        with self._replica.showing(weights), torch.no_grad(), torch.random.fork_rng(gpus):
+        with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
             self._recalibrate()
             figures = dict(self._workload.evaluate(self._shard.held_out, draws))
             samples = self._workload.sample(self._plan.num_samples, seed)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.data.shard import AnyShard
-from fedwan.rng import derive_seed
+from fedwan.rng import derive_seed, lent_generators
 from fedwan.workloads.base import Batch, Examinable, Workload
 
 __all__ = ["Vitals", "data_figures", "shard_figures"]
@@ -119,7 +119,7 @@ class Vitals:
         alike = _alike(some, held_out, num, torch.Generator().manual_seed(seed))
         parts = [Batch(part.x.to(device), part.y.to(device)) for part in alike]
         gpus = [device] if device.type == "cuda" else []
-        with _evaluating(workload.networks), torch.random.fork_rng(gpus):
+        with _evaluating(workload.networks), lent_generators(gpus):
             return workload.examine(parts[0], parts[1], seed)
 
 
