@@ -39,6 +39,7 @@ from fedwan.site.plan import SitePlan
 from fedwan.site.push_pull import PushPullExchange
 from fedwan.site.recalibrate import recalibrate
 from fedwan.site.replica import Replica
+from fedwan.site.sharing import alone
 from fedwan.site.vitals import Vitals
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
@@ -319,7 +320,7 @@ class SiteLoop:
         num = max(1, len(order) // size)  # none but whole ones
         parts = (order[index * size : (index + 1) * size] for index in range(num))
         batches = (Batch(*(values[part].to(self._device) for values in some)) for part in parts)
-        recalibrate(self._workload, batches, rng)
+        recalibrate(alone(self._workload), batches, rng)
 
 
 def _exchange(strategy: Strategy, station: Station) -> Exchange:

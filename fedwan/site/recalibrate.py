@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedwan.rng import NamedGenerators
-from fedwan.workloads.base import Batch, Workload
+from fedwan.workloads.base import Batch, Keeping, Workload
 
 __all__ = ["normalised_layers", "recalibrate"]
 
@@ -32,8 +32,8 @@ def normalised_layers(networks: Mapping[str, nn.Module]) -> list[_BatchNorm]:
 def recalibrate(workload: Workload, batches: Iterable[Batch], rng: NamedGenerators) -> None:
     """Take the running statistics of the trained networks anew, in place.
 
-    Parameters, optimisers and gradients stay as they are. Costs a training step per batch, and the
-    memory of one. Networks without batch norm cost nothing.
+    Parameters, optimisers, gradients and what the workload keeps stay as they are. Costs a training
+    step per batch, and the memory of one. Networks without batch norm cost nothing.
 
     Args:
         workload: in any mode, which stays.
@@ -46,7 +46,9 @@ def recalibrate(workload: Workload, batches: Iterable[Batch], rng: NamedGenerato
         return
     modes = [(m, m.training) for network in trained.values() for m in network.modules()]
     params = [param for network in trained.values() for param in network.parameters()]
-    kept = [param.grad for param in params]
+    gradients = [param.grad for param in params]
+    kept = workload.kept if isinstance(workload, Keeping) else {}
+    before = {name: value.clone() for name, value in kept.items()}  # scalars, as a loss scale
     momenta = [layer.momentum for layer in layers]
 
     def erase(networks: Sequence[str]) -> None:
@@ -67,5 +69,7 @@ def recalibrate(workload: Workload, batches: Iterable[Batch], rng: NamedGenerato
             layer.momentum = momentum
         for module, mode in modes:
             module.training = mode
-        for param, grad in zip(params, kept, strict=True):
+        for param, grad in zip(params, gradients, strict=True):
             param.grad = grad
+        for name, value in before.items():
+            kept[name].copy_(value)

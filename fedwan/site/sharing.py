@@ -21,7 +21,7 @@ from fedwan.site.team import Team
 from fedwan.state import State, add_prefix, hash_state, select_prefix
 from fedwan.workloads.base import Batch, Following, Keeping, Reduce, Workload, keep_local
 
-__all__ = ["SharedWorkload", "follow"]
+__all__ = ["SharedWorkload", "alone", "follow"]
 
 
 class SharedWorkload:
@@ -119,6 +119,11 @@ class SharedWorkload:
             names = parameter_names(optimizer, _of(network, self._weights))
             flat |= add_prefix(f"optimizer:{network}", optimizer_state(optimizer, names))
         return flat
+
+
+def alone(workload: Workload) -> Workload:
+    """This process's part of a shared workload, for steps that the others must not take."""
+    return workload._workload if isinstance(workload, SharedWorkload) else workload
 
 
 def follow(workload: Workload, team: Team) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site.recalibrate import normalised_layers, recalibrate
 from fedwan.site.replica import Replica
+from fedwan.site.sharing import SharedWorkload, alone
+from fedwan.site.team import Team
 from fedwan.state import hash_state
-from fedwan.workloads.base import Batch, keep_local
+from fedwan.workloads.base import Batch, Reduce, keep_local
 from strategies import local_sgd
 from tests.support import ADAM, TinyWorkload, build_strategy, tiny_shard
 
@@ -62,6 +66,32 @@ def test_nothing_else_is_touched() -> None:
     assert hash_state(replica.optimizer_state()) == hash_state(before)
     for param, value, grad in zip(network.parameters(), params, grads, strict=True):
         assert torch.equal(param, value) and param.grad is grad
+
+
+class Counting(TinyWorkload):
+    """Keeps how many steps it took, as others keep their loss scale."""
+
+    def __init__(self) -> None:
+        super().__init__(INNER, norm=True)
+        self.kept = {"steps": torch.tensor(5)}
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        self.kept["steps"] += 1
+        return super().step(batch, rng, reduce)
+
+
+def test_what_the_workload_keeps_is_as_it_was() -> None:
+    workload = Counting()
+    recalibrate(workload, batches(3), NamedGenerators(1, "s1"))
+    assert len(workload.batches) == 3 and int(workload.kept["steps"]) == 5
+
+
+def test_the_other_processes_of_a_site_take_no_part() -> None:
+    workload = TinyWorkload(INNER, norm=True)
+    shared = SharedWorkload(workload, cast(Team, None), shares_gradients=False)
+    assert alone(shared) is workload and alone(workload) is workload
+    recalibrate(alone(shared), batches(2), NamedGenerators(1, "s1"))  # there is no team to tell
+    assert len(workload.batches) == 2
 
 
 def test_networks_without_batch_norm_take_no_step() -> None:
