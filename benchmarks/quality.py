@@ -1,11 +1,12 @@
 """The promise: pictures of local steps beside those of synchronous training, at any split.
 
-    python benchmarks/quality.py [--quick] [--only TEXT] [--seeds 5] [--share 1] --json PATH
+    python benchmarks/quality.py [--quick] [--only TEXT] [--seeds 5] [--share 1] [--runs PATH] --json PATH
 
 Whole runs in one process (`fedwan.simulate`: the real engine, round loop, codecs and strategies
 over loopback links), moving averages, paired seeds: a seed has the same initial weights, shards and
 order of data in both. Synchronous training sees the same samples whatever the split, so that it is
-run once for each workload, data set and number of sites.
+run once for each workload, data set and number of sites. With `--runs` the outcome of every run is
+kept in a file and read from there again: the whole table takes hours, and may be interrupted.
 
 Row: workload data split strategy h sites seeds fd_mean fd_sd fd_floor sync_fd_mean sync_fd_sd ratio
 modes bytes_per_step sync_bytes_per_step; bytes are of a site, both ways.
@@ -14,9 +15,10 @@ modes bytes_per_step sync_bytes_per_step; bytes are of a site, both ways.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
-from functools import cache
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,24 +82,49 @@ class Outcome(NamedTuple):
     bytes_per_step: float
 
 
-@cache
-def train(words: tuple[str, ...], seed: int, share: float) -> Outcome:
-    """One run, of a share of the recipe's steps; of the same words only once."""
-    asked = [*words, f"seed={seed}"]
-    config = load_run(None, asked)
-    if share != 1:
+class Runs:
+    """Trains, and keeps what came of it: the same run only once.
+
+    Args:
+        kept: a file of outcomes, one JSON object a line, read and added to; None for none.
+    """
+
+    def __init__(self, kept: Path | None = None) -> None:
+        self._kept = kept
+        self._outcomes: dict[str, Outcome] = {}
+        if kept is not None and kept.exists():
+            for line in kept.read_text().splitlines():
+                row = json.loads(line)
+                run = row.pop("run")
+                self._outcomes[run] = Outcome(**row)
+
+    def outcome(self, words: Sequence[str], seed: int, share: float) -> Outcome:
+        """Of one run, of a share of the recipe's steps."""
+        config = load_run(None, [*words, f"seed={seed}"])
         steps = max(1, round(share * config.steps / config.h)) * config.h
-        config = load_run(None, [*asked, f"steps={steps}"])
+        asked = [*words, f"seed={seed}", f"steps={steps}"]
+        run = " ".join(asked)
+        if run not in self._outcomes:
+            self._outcomes[run] = train(asked)
+            if self._kept is not None:
+                with self._kept.open("a") as file:
+                    file.write(json.dumps({"run": run, **self._outcomes[run]._asdict()}) + "\n")
+        return self._outcomes[run]
+
+
+def train(words: Sequence[str]) -> Outcome:
+    """One whole run."""
+    config = load_run(None, list(words))
     totals = run_simulated(config).totals
     num_bytes = (totals.bytes_up + totals.bytes_down) / config.sites / config.steps
     quality = totals.quality
     return Outcome(quality["fd"], quality["fd_floor"], quality.get("modes"), num_bytes)
 
 
-def measure(case: Case, seeds: int, share: float) -> dict[str, Any]:
+def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
     """A case and its synchronous twin, over seeds, as a row."""
-    ours = [train(tuple(case.words(False)), seed, share) for seed in range(seeds)]
-    sync = [train(tuple(case.words(True)), seed, share) for seed in range(seeds)]
+    ours = [runs.outcome(case.words(False), seed, share) for seed in range(seeds)]
+    sync = [runs.outcome(case.words(True), seed, share) for seed in range(seeds)]
     mean, sync_mean = (statistics.mean(run.fd for run in runs) for runs in (ours, sync))
     found = [run.modes for run in ours if run.modes is not None]
     return {
@@ -135,6 +162,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write rows to this file")
     parser.add_argument("--quick", action="store_true", help="two seeds, a twentieth of the steps")
     parser.add_argument("--only", default="", help="only cases whose text holds this")
+    parser.add_argument("--runs", type=Path, help="a file to keep every run's outcome in")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the recipes' steps")
     args = parser.parse_args()
@@ -142,10 +170,11 @@ def main() -> None:
     if not cases:
         parser.error(f"--only {args.only!r} is in none of: {'; '.join(map(str, CASES))}")
     torch.set_num_threads(1)  # the sites' threads share the cores
+    runs = Runs(args.runs)
     rows: list[dict[str, Any]] = []
     for case in cases:
         seeds, share = (2, 0.05) if args.quick else (args.seeds, args.share)
-        rows.append(measure(case, seeds, share))
+        rows.append(measure(case, runs, seeds, share))
         print_row(rows[-1], is_first=len(rows) == 1)
         if args.json:
             write_rows(args.json, rows)

@@ -105,6 +105,9 @@ class DataConfig:
     more uneven). `own`: each site has files of its own, and uses all of them."""
     batch: int = 0
     """Samples per site and step; 0 takes the recipe's own."""
+    labels: str = "class"
+    """What networks that are told a label (`gan` with `model.conditional=true`, `flow` with
+    `model.network=dit`) are told: a sample's `class`, or the `site` that holds it."""
     path: str = ""
     """Of files: the absolute path of their folder. It holds the same files at every site; or, with
     `data.split=own`, what a site has, and `{site}` in it stands for the site's name. A site's own

@@ -50,6 +50,9 @@ class Strategy(NamedTuple):
     least_steps: int = 0
     """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
     their speed and the fastest takes H; 0 leaves H to all of them."""
+    corrects: bool = False
+    """Whether sites correct their steps by what sets them apart from the others', see
+    `fedwan.site.variates`. Behind a barrier and without overlap alone."""
     owes: Literal["residual", "weights"] = "residual"
     """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the

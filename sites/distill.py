@@ -45,7 +45,12 @@ from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.guidance import guide
 from fedwan.workloads.rectified_flow import flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
-from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.settings import (
+    fill_inner,
+    fill_training,
+    refuse_labels,
+    require_at_least,
+)
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
 # What the student learns from moves as well: its own average, and the judge.
@@ -85,6 +90,7 @@ def resolve(config: Config) -> None:
     model.teacher = str(Path(model.teacher).absolute())
     teacher = read_teacher(Path(model.teacher))
     _check(model, teacher, config.data.name)
+    refuse_labels(config, "on a student of classes", "workload=flow")
     fill_training(config, batch=64, steps=2000)
     lr = 1e-3 if teacher.sizes.network == "dit" else 5e-4
     fill_inner(config, "student", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.data import source_of
+from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.flow import VelocitySizes, build_velocity
@@ -32,6 +32,7 @@ from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
+    refuse_labels,
     require_at_least,
     require_one_of,
 )
@@ -89,6 +90,7 @@ def resolve(config: Config) -> None:
         _check_guidance(model)
     else:
         _refuse_unused(model)
+        refuse_labels(config, "on a network that is told nothing", "model.network=dit")
     fill_inner(config, "velocity", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
     config.model = dataclasses.asdict(model)
 
@@ -98,10 +100,10 @@ def build(config: Config, device: torch.device | str) -> Flow:
     model = Model(**config.model)
     assert model.width and model.depth, "resolve() fills them in"
     source = source_of(config.data)
-    num_classes = source.num_classes if model.network == "dit" else 0
+    num_classes = num_labels(config) if model.network == "dit" else 0
     sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
     with seeded_init(config.seed):
-        velocity = build_velocity(source.shape, source.num_classes, sizes)
+        velocity = build_velocity(source.shape, num_labels(config), sizes)
     networks = {"velocity": velocity.to(device)}
     descent = Descent(config, networks)
     return Flow(

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config, InnerConfig
-from fedwan.data import source_of
+from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
@@ -30,6 +30,7 @@ from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
+    refuse_labels,
     require_at_least,
     require_one_of,
     require_parts,
@@ -59,8 +60,9 @@ class Model:
     n_critic: int = 1
     """Steps of the discriminator to one of the generator; each takes its part of the batch."""
     conditional: bool = False
-    """Whether both networks are told the class: generated samples are then judged as the classes of
-    the real ones beside them, so that a site trains the generator for the classes it has."""
+    """Whether both networks are told the class, or the site (`data.labels=site`): generated samples
+    are then judged as the classes of the real ones beside them, so that a site trains the generator
+    for the classes it has."""
 
 
 def resolve(config: Config) -> None:
@@ -72,6 +74,8 @@ def resolve(config: Config) -> None:
     require_at_least("model.gamma_fake", model.gamma_fake, 0)
     require_at_least("model.n_critic", model.n_critic, 1)
     require_one_of("model.loss", model.loss, LOSSES)
+    if not model.conditional:
+        refuse_labels(config, "unless networks are told it", "model.conditional=true")
     fill_training(config, batch=32 * model.n_critic, steps=2800)
     shape = source_of(config.data).shape
     if len(shape) == 3 and shape[1:] != (8, 8):
@@ -94,7 +98,7 @@ def build(config: Config, device: torch.device | str) -> Gan:
     """Both networks and their optimisers, the same at every site of a run."""
     model = Model(**config.model)
     source = source_of(config.data)
-    num_classes = source.num_classes if model.conditional else 0
+    num_classes = num_labels(config) if model.conditional else 0
     with seeded_init(config.seed):
         discriminator = build_discriminator(source.shape, model.width, num_classes)
         generator = build_generator(source.shape, model.latents, model.width, num_classes)

@@ -36,6 +36,7 @@ from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
+    refuse_labels,
     require_at_least,
     require_one_of,
 )
@@ -74,6 +75,7 @@ def resolve(config: Config) -> None:
             f"eval.recalibrate={config.eval.recalibrate} has no effect on images that are made "
             "with statistics of their own batch; add model.statistics=running"
         )
+    refuse_labels(config, "on networks that are told nothing", "workload=gan")
     fill_training(config, batch=16, steps=2000, pairs=True)
     side = source_of(config.data).shape[-1]
     if side % 2**model.depth:

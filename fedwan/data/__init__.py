@@ -5,6 +5,7 @@ from fedwan.data.shard import AnyShard, FileShard, Shard, check_data, data_at_si
 from fedwan.data.sources import Source, find_source, held_out_of, pair_names, source_of
 from fedwan.data.splits import split_indices
 from fedwan.data.stream import BatchStream, Stream
+from fedwan.data.telling import num_labels
 
 __all__ = [
     "FILE_NAMES",
@@ -19,6 +20,7 @@ __all__ = [
     "data_at_site",
     "find_source",
     "held_out_of",
+    "num_labels",
     "open_shard",
     "pair_names",
     "source_of",

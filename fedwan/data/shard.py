@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fedwan.config import DataConfig
+from fedwan.config import DataConfig, nearest
 from fedwan.data.file_stream import FileStream
 from fedwan.data.files import FILE_NAMES, PAIRS, FileSet, open_files
 from fedwan.data.images import to_unit
@@ -18,6 +18,7 @@ from fedwan.data.reader import Reader
 from fedwan.data.sources import find_source, source_of
 from fedwan.data.splits import has_own_data, parse_split, split_indices
 from fedwan.data.stream import BatchStream, Stream
+from fedwan.data.telling import LABELS, TellingStream, tell
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
@@ -69,7 +70,11 @@ class AnyShard(Protocol):
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
     ) -> Stream:
-        """An endless reshuffled stream of this shard."""
+        """An endless reshuffled stream of this shard, with the labels that networks are told."""
+        ...
+
+    def tell(self, batch: Batch) -> Batch:
+        """`held_out` and `some` have classes: samples with the labels that networks are told."""
         ...
 
 
@@ -82,6 +87,8 @@ class Shard:
     held_out: Batch
     num_classes: int
     public: bool
+    told: int | None = None
+    """The site's number, where networks are told that and not classes."""
 
     @property
     def num_samples(self) -> int:
@@ -97,7 +104,11 @@ class Shard:
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
     ) -> BatchStream:
         """See `BatchStream`."""
-        return BatchStream(self.train, batch_size, generator, device)
+        return BatchStream(self.tell(self.train), batch_size, generator, device)
+
+    def tell(self, batch: Batch) -> Batch:
+        """See `AnyShard`."""
+        return tell(batch, self.told)
 
 
 @dataclass(frozen=True)
@@ -112,6 +123,8 @@ class FileShard:
     public: bool
     cache_mb: int
     workers: int
+    told: int | None = None
+    """As in `Shard`."""
 
     @property
     def num_samples(self) -> int:
@@ -125,10 +138,15 @@ class FileShard:
 
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
-    ) -> FileStream:
+    ) -> Stream:
         """See `FileStream`; each has a cache of its own."""
         reader = self._reader(self.cache_mb)
-        return FileStream(reader, batch_size, generator, device, self.workers)
+        stream = FileStream(reader, batch_size, generator, device, self.workers)
+        return stream if self.told is None else TellingStream(stream, self.told)
+
+    def tell(self, batch: Batch) -> Batch:
+        """See `AnyShard`."""
+        return tell(batch, self.told)
 
     def _reader(self, cache_mb: int) -> Reader:
         return Reader(
@@ -159,6 +177,15 @@ def check_data(config: DataConfig, num_sites: int) -> None:
     if config.batch < 0:
         raise ConfigError(
             f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
+        )
+    if config.labels not in LABELS:
+        raise ConfigError(
+            f"data.labels is {config.labels!r}{nearest(config.labels, LABELS)}; valid: "
+            f"{', '.join(LABELS)}"
+        )
+    if config.labels == "site" and num_sites == 1:
+        raise ConfigError(
+            "data.labels is 'site', which tells the same of every sample at one site; leave it out"
         )
     if split.kind == "by_label" and num_sites > source.num_classes:
         raise ConfigError(
@@ -251,6 +278,7 @@ def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -
         held_out=held_out,
         num_classes=source.num_classes,
         public=source.public,
+        told=_told(config, site_index),
     )
 
 
@@ -283,4 +311,9 @@ def _open_files(config: DataConfig, site_index: int, num_sites: int, seed: int) 
         public=files.source.public,
         cache_mb=config.cache_mb,
         workers=config.workers,
+        told=_told(config, site_index),
     )
+
+
+def _told(config: DataConfig, site_index: int) -> int | None:
+    return site_index if config.labels == "site" else None

@@ -26,7 +26,8 @@ from fedwan.site.exchange import MAX_REJECTIONS, Station
 from fedwan.site.inline import InlineExecutor
 from fedwan.site.residuals import Residuals
 from fedwan.site.spare import Room, Spares
-from fedwan.state import State
+from fedwan.site.variates import ControlVariates
+from fedwan.state import State, add_prefix
 from fedwan.workloads.base import keep_local
 
 __all__ = ["DeltaExchange"]
@@ -85,6 +86,11 @@ class DeltaExchange:
         self._look_ahead: LookAhead | None = None
         if self._overlap.eager:
             self._look_ahead = LookAhead(self._overlap.eager, station.replica.base)
+        self._variates: ControlVariates | None = None
+        if station.strategy.corrects:
+            replica = station.replica
+            self._variates = ControlVariates(replica.live, replica.base, replica.layout)
+            replica.keep(add_prefix("variates", self._variates.values))
         self._executor: Executor = (
             beside_steps(count, "flight") if self._overlap.tau else InlineExecutor()
         )
@@ -112,6 +118,11 @@ class DeltaExchange:
 
     def after_step(self, step: int) -> int:
         """Let land what has flown long enough, send off what is due; see `Exchange`."""
+        if self._variates is not None:
+            self._variates.correct()
+        return self._exchange(step)
+
+    def _exchange(self, step: int) -> int:
         is_last = step >= self._station.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
         due = self._due(step, landing)
@@ -177,6 +188,8 @@ class DeltaExchange:
         del self._flights[index]
         self._rejections = 0
         self._durable_version = arrival.durable_version
+        if self._variates is not None:
+            self._learn(flight.fragment)
         is_replaced = is_last or flight.is_waited
         is_corrected = self._look_ahead is not None and not is_replaced
         self._station.replica.land(
@@ -188,6 +201,10 @@ class DeltaExchange:
         self.versions[index] = arrival.version
         if not is_last:
             self._owe(flight.fragment)
+
+    def _learn(self, fragment: Fragment) -> None:
+        assert self._variates is not None
+        self._variates.learn(fragment, fragment.steps(self._station.strategy.h))
 
     def _owe(self, fragment: Fragment) -> None:
         if self._station.strategy.owes == "weights":
@@ -229,7 +246,18 @@ class DeltaExchange:
         self._residuals.settle(fragment, self.versions[0], ledger.residual)
         total = self._station.meter.total
         self._marks[0] = total.since(ledger.work)
-        return self.after_step(step)
+        return self._exchange(step)
+
+    def catch_up(self, weights: State) -> None:
+        """Learn from an update that a predecessor has contributed to, and did not see.
+
+        Args:
+            weights: global, after it; the replica still holds the predecessor's.
+        """
+        if self._variates is not None and self.is_exact:
+            (fragment,) = self._station.fragments
+            self._station.replica.load_base(weights)
+            self._learn(fragment)
 
     def finish(self) -> None:
         """The last step's updates have landed."""

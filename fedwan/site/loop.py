@@ -191,8 +191,12 @@ class SiteLoop:
         if isinstance(exchange, DeltaExchange) and exchange.is_exact and nearest in kept:
             return self._send_again(versions[0], weights)
         usable = [v for v in kept if v <= nearest]
-        ledger = self._checkpoints.load(usable[-1], with_model=False) if usable else None
+        # Whether the predecessor's last contribution was merged before it saw the update.
+        is_missed = bool(usable) and usable[-1] == versions[0]
+        ledger = self._checkpoints.load(usable[-1], with_model=is_missed) if usable else None
         if weights is not None:
+            if is_missed and isinstance(exchange, DeltaExchange):
+                exchange.catch_up(weights)
             self._replica.adopt(weights)
         exchange.take_over(versions, ledger)
         if weights is not None:
@@ -314,7 +318,7 @@ class SiteLoop:
         if not self._plan.num_recalibrate:
             return
         size = self._plan.batch
-        some = self._shard.some(self._plan.num_recalibrate * size)
+        some = self._shard.tell(self._shard.some(self._plan.num_recalibrate * size))
         rng = NamedGenerators(derive_seed(self._plan.seed, "recalibrate"), self._plan.site)
         order = torch.randperm(len(some.y), generator=rng["data"])
         num = max(1, len(order) // size)  # none but whole ones

@@ -56,8 +56,8 @@ class Replica:
             if f"{network}/{name}" not in self.live
         }
         """Buffers that never travel (spectral norm's vectors), sharing memory with the modules."""
-        self.kept = workload.kept if isinstance(workload, Keeping) else {}
-        """What the workload keeps beside networks and optimisers, sharing memory with it."""
+        self.kept: Mapping[str, Tensor] = workload.kept if isinstance(workload, Keeping) else {}
+        """What is kept beside networks and optimisers, sharing memory with who keeps it."""
         self.layout: Layout = layout_of(trained)
         self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
         self._share_moments()
@@ -178,10 +178,14 @@ class Replica:
             value.copy_(self.base[name])
         refresh_spectral_norm(self._trained)
 
-    def adopt(self, weights: State) -> None:
-        """Take global weights over as both global and local."""
+    def load_base(self, weights: State) -> None:
+        """Set the global weights and leave the local ones."""
         for name, value in weights.items():
             self.base[name].copy_(value)
+
+    def adopt(self, weights: State) -> None:
+        """Take global weights over as both global and local."""
+        self.load_base(weights)
         self.reset()
         self._forget_moments(weights)
 
@@ -194,6 +198,10 @@ class Replica:
         """Set the buffers of `local` that are named."""
         for name, value in buffers.items():
             self.local[name].copy_(value)
+
+    def keep(self, tensors: State) -> None:
+        """Have checkpoints keep these as well, and write into them what they kept."""
+        self.kept = {**self.kept, **tensors}
 
     def load_kept(self, tensors: State) -> None:
         """Set what the workload keeps; what it keeps under no such name is left out."""

@@ -117,7 +117,8 @@ class Vitals:
         seed = derive_seed(*self._seed, "examine", self._steps)
         num = min(max(batch_size, FEWEST_EXAMINED), MOST_EXAMINED)
         alike = _alike(some, held_out, num, torch.Generator().manual_seed(seed))
-        parts = [Batch(part.x.to(device), part.y.to(device)) for part in alike]
+        told = [self._shard.tell(part) for part in alike]
+        parts = [Batch(part.x.to(device), part.y.to(device)) for part in told]
         gpus = [device] if device.type == "cuda" else []
         with _evaluating(workload.networks), lent_generators(gpus):
             return workload.examine(parts[0], parts[1], seed)

@@ -8,7 +8,8 @@ tensor `network/parameter|field` that travels with its parameter, uncoded, by it
     exp_avg_sq                  variance: averaged, never below zero
     step                        counter: the largest
 
-Adam's moments weigh twice what the parameters do, in fp32 whatever the codec. Where sites go on
+Adam's moments weigh twice what the parameters do, or once with beta1 = 0, in fp32 whatever the
+codec. Where sites go on
 stepping while an update flies, moments land as they departed, like running statistics.
 """
 
@@ -58,7 +59,7 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
         layout: of the trained networks, without moments.
         inner: by network; only those that are averaged count.
     """
-    fields = {network: _FIELDS[config.name] for network, config in averaged(inner).items()}
+    fields = {network: _travelling(config) for network, config in averaged(inner).items()}
     moments = {
         f"{name}|{field}": TensorSpec(() if field == "step" else spec.shape, _dtype(field, spec), r)
         for name, spec in layout.items()
@@ -81,8 +82,15 @@ def share_moments(config: InnerConfig, optimizer: torch.optim.Optimizer, names: 
     for param in (p for group in optimizer.param_groups for p in group["params"]):
         if not optimizer.state[param]:
             optimizer.state[param] = {f: _zero(f, param) for f in _FIELDS[config.name]}
-    flat = optimizer_state(optimizer, names)
-    return {f"{key.partition('|')[2]}|{key.partition('|')[0]}": v for key, v in flat.items()}
+    kept = ((key.partition("|"), v) for key, v in optimizer_state(optimizer, names).items())
+    travelling = _travelling(config)
+    return {f"{name}|{field}": v for (field, _, name), v in kept if field in travelling}
+
+
+def _travelling(config: InnerConfig) -> dict[str, Role]:
+    """Fields, and the role of each; with beta1 = 0 the first moment is the last gradient."""
+    fields = _FIELDS[config.name]
+    return {f: role for f, role in fields.items() if f != "exp_avg" or config.beta1 > 0}
 
 
 def _zero(field: str, param: Tensor) -> Tensor:

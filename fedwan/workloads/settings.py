@@ -13,7 +13,14 @@ from fedwan.names import nearest
 from fedwan.workloads.moments import STATES, has_moments
 from fedwan.workloads.schedule import SCHEDULES
 
-__all__ = ["fill_inner", "fill_training", "require_at_least", "require_one_of", "require_parts"]
+__all__ = [
+    "fill_inner",
+    "fill_training",
+    "refuse_labels",
+    "require_at_least",
+    "require_one_of",
+    "require_parts",
+]
 
 _OPTIMIZERS = ("adam", "adamw", "sgd")
 
@@ -100,6 +107,16 @@ def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
             f"{key}.warmup_steps = {chosen.warmup_steps} is more than the run's steps; choose "
             f"{config.steps} or less"
         )
+
+
+def refuse_labels(config: Config, why: str, mend: str) -> None:
+    """Refuse `data.labels=site` of networks that are not told any label.
+
+    Raises:
+        ConfigError: it is asked for.
+    """
+    if config.data.labels == "site":
+        raise ConfigError(f"data.labels=site has no effect {why}; leave it out, or set {mend}")
 
 
 def require_at_least(key: str, value: float, least: float) -> None:

@@ -61,6 +61,11 @@ def read_teacher(folder: Path) -> Teacher:
             f"{key} is of a run with workload = {config.workload!r}, which has no velocities to "
             "learn from; name the folder of one with workload=flow"
         )
+    if config.data.labels == "site":
+        raise ConfigError(
+            f"{key} is of a run with data.labels = 'site', whose teacher knows no classes; name "
+            "the folder of one without"
+        )
     model = config.model
     try:
         sizes = VelocitySizes(*(model[field] for field in VelocitySizes._fields))

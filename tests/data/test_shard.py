@@ -44,6 +44,19 @@ def test_a_shard_streams_its_own_data_only() -> None:
     assert len(set(shard.train.y.tolist())) in (2, 3)
 
 
+def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
+    shard = open_shard(DataConfig(split="by_label", labels="site"), 2, 4, seed=0)
+    plain = open_shard(DataConfig(split="by_label"), 2, 4, seed=0)
+    batches = [s.batches(64, torch.Generator().manual_seed(0)).next_batch() for s in (shard, plain)]
+    assert torch.equal(batches[0].x, batches[1].x)
+    assert batches[0].y.tolist() == [2] * 64
+    # The doctor compares samples of the same classes, and then tells the network the site.
+    assert torch.equal(shard.some(50).y, plain.some(50).y)
+    assert torch.equal(shard.held_out.y, plain.held_out.y)
+    assert set(shard.tell(shard.held_out).y.tolist()) == {2}
+    assert plain.tell(plain.held_out) is plain.held_out
+
+
 def test_bundled_data_are_public_and_know_their_classes() -> None:
     shard = open_shard(DataConfig("ring8"), 0, 1, 0)
     assert shard.public
@@ -55,6 +68,8 @@ def test_bundled_data_are_public_and_know_their_classes() -> None:
     [
         (DataConfig("digit"), 1, "data.name is 'digit', .*; did you mean 'digits'"),
         (DataConfig(split="label"), 2, "data.split is 'label'; valid: iid"),
+        (DataConfig(labels="sites"), 2, "data.labels is 'sites'; did you mean 'site'.*class, site"),
+        (DataConfig(labels="site"), 1, "tells the same of every sample at one site"),
         (DataConfig(batch=-1), 2, "data.batch is -1; take 1 or more"),
         (DataConfig(split="by_label"), 11, "sites is 11, but digits has only 10 labels"),
         (DataConfig(split="dirichlet:1"), 1, "no effect with one site"),

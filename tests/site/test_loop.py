@@ -81,6 +81,21 @@ def test_a_site_that_dies_changes_no_bit_whatever_becomes_of_its_moments(
     assert first(10.0) == second(10.0) == expected
 
 
+@pytest.mark.parametrize("after_steps", [0, H, H + 1, 4 * H + 2])
+def test_control_variates_survive_a_crash_to_the_bit(tmp_path: Path, after_steps: int) -> None:
+    strategy = delta_strategy(2)._replace(corrects=True)
+    expected = undisturbed(tmp_path / "a", strategy)
+    assert expected != undisturbed(tmp_path / "none", delta_strategy(2))
+    run = TinyRun(tmp_path / "b", strategy)
+    result = run.start()
+    first = run.site("s1")
+    with pytest.raises(Crash):
+        run.site("s2", CrashingWorkload(after_steps))(20.0)
+    second = run.site("s2")
+    assert hash_state(result(30.0).state) == expected
+    assert first(10.0) == second(10.0) == expected
+
+
 def test_in_synchronous_training_a_site_that_dies_and_comes_back_changes_no_bit(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,7 @@ from fedwan.config import InnerConfig
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.data.stream import BatchStream
-from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided
+from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
 from fedwan.overlap import Eager, Overlap
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedSite, simulate
@@ -139,6 +139,37 @@ def test_a_network_that_travels_more_often_follows_the_equations(
 ) -> None:
     cut = often({"discriminator": times}, strided(count, H))
     follow_the_equations(cut, OVERLAPS[name], GAN, tmp_path)
+
+
+@pytest.mark.parametrize("often_by", [1, 3])
+def test_control_variates_follow_the_equations(often_by: int, tmp_path: Path) -> None:
+    """Scaffnew, algorithm 1: x <- x - step + e; e <- e + (mean x - x) / H."""
+    cut = often({"discriminator": often_by}, whole) if often_by > 1 else whole
+    step = step_outer({network: outer.sgd(1.0) for network in GAN})
+    policy = barrier(SITES)
+    strategy = Strategy("delta", H, cut, step, fp32(), fp32(), policy, corrects=True)
+    members = {f"s{i + 1}": SimulatedSite(TinyWorkload(GAN), tiny_shard(i)) for i in range(SITES)}
+    ran = simulate(members, strategy, tmp_path, num_steps=STEPS, batch=BATCH)
+    sites = [Site(index, GAN) for index in range(SITES)]
+    owed = [{name: torch.zeros_like(v) for name, v in site.weights.items()} for site in sites]
+    for count in range(1, STEPS + 1):
+        for site, variates in zip(sites, owed, strict=True):
+            site.step()
+            for name, value in site.weights.items():
+                value.add_(variates[name])
+        for name in sites[0].weights:
+            steps = H // often_by if name.startswith("discriminator") else H
+            if count % steps:
+                continue
+            mean = torch.stack([site.weights[name] for site in sites]).mean(0)
+            for site, variates in zip(sites, owed, strict=True):
+                variates[name] += (mean - site.weights[name]) / steps
+                site.weights[name].copy_(mean)
+            # Their mean moves as if nothing were added.
+            total = torch.stack([variates[name] for variates in owed]).sum(0)
+            torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
+    torch.testing.assert_close(ran.model.state, sites[0].weights, rtol=1e-4, atol=1e-5)
+    assert any(variates[name].abs().max() > 1e-4 for variates in owed for name in variates)
 
 
 def follow_the_equations(

@@ -1,0 +1,59 @@
+"""Scaffnew: local steps under control variates, then plain averaging of the weights.
+
+Mishchenko et al. 2022 (2202.09357), algorithm 1, there with gradient descent and a random H: a site
+adds to each step what the sites' mean moved beyond its own steps in the round before. So it stays
+with the others where its data pull it elsewhere, as a discriminator's do that sees two classes of
+ten. Nothing more travels than under `local_sgd`. What it corrects lags by a round: the more the
+shards differ, the smaller H times the learning rate has to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fedwan import outer
+from fedwan.codecs import codec_by_name
+from fedwan.config import Config
+from fedwan.coordinator.server_step import step_outer
+from fedwan.errors import ConfigError
+from fedwan.recipes import (
+    barrier_policy,
+    cut,
+    fill_barrier,
+    fill_codec,
+    fill_schedule,
+    refuse_outer,
+    refuse_round,
+    refuse_stream,
+)
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+
+
+def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
+    """Fill in H = 20; averaging has no outer settings."""
+    fill_schedule(config, h=20, checkpoint_every=1)
+    fill_codec(config)
+    if config.codec.up == "topk2":
+        raise ConfigError(
+            "codec.up=topk2 leaves most of a site's steps owed, so that it cannot tell how they "
+            "differ from the others'; set codec.up=int4, or strategy=local_sgd"
+        )
+    refuse_outer(config, networks, "averages the weights")
+    refuse_stream(config)
+    fill_barrier(config)
+    refuse_round(config, "least_steps", "compares equal numbers of steps", "local_sgd")
+
+
+def build(config: Config) -> Strategy:
+    """The recipe."""
+    return Strategy(
+        contributes="delta",
+        h=config.h,
+        fragments=cut(config),
+        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
+        up=codec_by_name(config.codec.up),
+        down=codec_by_name(config.codec.down),
+        policy=barrier_policy(config),
+        corrects=True,
+    )
