@@ -1,23 +1,29 @@
 """The promise: pictures of local steps beside those of synchronous training, at any split.
 
-    python benchmarks/quality.py [--quick] [--only TEXT] [--seeds 5] [--share 1] [--runs PATH] --json PATH
+    python benchmarks/quality.py [--quick] [--only TEXT] [--seeds 5] [--share 1] [--runs PATH]
+        --json PATH
 
 Whole runs in one process (`fedwan.simulate`: the real engine, round loop, codecs and strategies
 over loopback links), moving averages, paired seeds: a seed has the same initial weights, shards and
 order of data in both. Synchronous training sees the same samples whatever the split, so that it is
-run once for each workload, data set and number of sites. With `--runs` the outcome of every run is
-kept in a file and read from there again: the whole table takes hours, and may be interrupted.
+run once for each workload, data set and number of sites, with the learning rate that suits it best.
+With `--runs` the outcome of every run is kept in a file and read from there again: the whole table
+takes hours, and may be interrupted.
 
 Row: workload data split strategy h sites seeds fd_mean fd_sd fd_floor sync_fd_mean sync_fd_sd ratio
-modes bytes_per_step sync_bytes_per_step; bytes are of a site, both ways.
+modes bytes_per_step sync_bytes_per_step l1_ratio teacher_ratio sync_teacher_ratio; bytes are of a
+site, both ways. `modes`: fewest of any seed. `l1_ratio`: of pix2pix's distance to its targets.
+`teacher_ratio`: a student's distance over that of its teacher in all its steps.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,9 +36,13 @@ import torch  # noqa: E402
 from benchmarks.rows import print_row, write_rows  # noqa: E402
 from benchmarks.simulated import run_simulated  # noqa: E402
 from fedwan.app import load_run  # noqa: E402
+from fedwan.config import dump  # noqa: E402
 
 INT4 = ("codec.up=int4", "codec.down=int4")
-CONDITIONAL = ("model.conditional=true",)
+CLASS = ("model.conditional=true",)
+SITE = (*CLASS, "data.labels=site")
+TEACHER = "{teacher}"
+"""Stands for the folder of a flow that was trained with a student's seed."""
 
 
 class Case(NamedTuple):
@@ -44,32 +54,51 @@ class Case(NamedTuple):
     strategy: str
     h: int
     sites: int = 4
-    coded: tuple[str, ...] = ()
-    model: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    """Words of the local steps."""
+    both: tuple[str, ...] = ()
     """Words that hold for synchronous training, too."""
+    sync: tuple[str, ...] = ()
+    """Words of synchronous training alone."""
 
     def words(self, is_sync: bool) -> list[str]:
         """The run's settings, but for its seed."""
-        own = ["strategy=sync"]
+        own = ["strategy=sync", *self.sync]
         if not is_sync:
             own = [f"strategy={self.strategy}", f"h={self.h}", f"data.split={self.split}"]
-            own += self.coded
+            own += self.own
         words = [f"workload={self.workload}", f"data.name={self.data}", f"sites={self.sites}"]
-        return [*words, *self.model, *own]
+        return [*words, *self.both, *own]
 
+
+def _rate(lr: float, *networks: str) -> tuple[str, ...]:
+    return tuple(f"inner.{network}.lr={lr:g}" for network in networks)
+
+
+GAN = ("generator", "discriminator")
+# Of half, once and twice the recipe's rate the best in synchronous training of half the recipe's
+# steps, two seeds: flow 1.22, 1.16 and 1.36 (one seed), gan 1.65, 1.58 and 2.67 (docs/log.md).
+FLOW_SYNC = _rate(1e-3, "velocity")
+STUDENT = (f"model.teacher={TEACHER}", "model.student_steps=4", "steps=600")
 
 CASES = (
-    Case("flow", "digits", "iid", "diloco", 50),
+    Case("flow", "digits", "iid", "diloco", 50, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 50),
-    Case("flow", "digits", "iid", "diloco", 20, 8),
+    Case("flow", "digits", "iid", "diloco", 20, 8, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 20, 8),
-    Case("flow", "digits", "by_label", "diloco", 50),
+    Case("flow", "digits", "by_label", "diloco", 50, sync=FLOW_SYNC),
     Case("gan", "digits", "by_label", "local_sgd", 20),
-    Case("gan", "digits", "by_label", "local_sgd", 20, 4, INT4, CONDITIONAL),
-    Case("gan", "digits", "by_label", "local_sgd", 50, 4, INT4, CONDITIONAL),
-    Case("gan", "digits", "dirichlet:0.3", "local_sgd", 20, 4, INT4, CONDITIONAL),
+    Case("gan", "digits", "by_label", "local_sgd", 20, 4, INT4, CLASS),
+    Case("gan", "digits", "by_label", "local_sgd", 50, 4, INT4, CLASS),
+    Case("gan", "digits", "dirichlet:0.3", "local_sgd", 20, 4, INT4, CLASS),
+    Case("gan", "digits", "by_label", "scaffnew", 20, 4, (*INT4, *SITE, *_rate(1.5e-3, *GAN))),
     Case("gan", "ring8", "by_label", "local_sgd", 20),
-    Case("gan", "ring8", "by_label", "local_sgd", 20, 4, INT4, CONDITIONAL),
+    Case(
+        *("gan", "ring8", "by_label", "scaffnew", 20, 4),
+        (*INT4, "inner.discriminator.state=average", *_rate(5e-4, *GAN)),
+    ),
+    Case("pix2pix", "photo_edges", "by_label", "diloco", 50, 5),
+    Case("distill", "digits", "iid", "diloco", 20, both=STUDENT),
 )
 
 
@@ -80,16 +109,20 @@ class Outcome(NamedTuple):
     fd_floor: float
     modes: int | None
     bytes_per_step: float
+    l1: float | None = None
+    teacher_fd: float | None = None
 
 
 class Runs:
     """Trains, and keeps what came of it: the same run only once.
 
     Args:
+        folder: for teachers, which are kept there.
         kept: a file of outcomes, one JSON object a line, read and added to; None for none.
     """
 
-    def __init__(self, kept: Path | None = None) -> None:
+    def __init__(self, folder: Path, kept: Path | None = None) -> None:
+        self._folder = folder
         self._kept = kept
         self._outcomes: dict[str, Outcome] = {}
         if kept is not None and kept.exists():
@@ -100,16 +133,32 @@ class Runs:
 
     def outcome(self, words: Sequence[str], seed: int, share: float) -> Outcome:
         """Of one run, of a share of the recipe's steps."""
-        config = load_run(None, [*words, f"seed={seed}"])
-        steps = max(1, round(share * config.steps / config.h)) * config.h
-        asked = [*words, f"seed={seed}", f"steps={steps}"]
-        run = " ".join(asked)
+        asked = [*words, f"seed={seed}"]
+        told = self._tell_teacher(asked, seed, share)
+        config = load_run(None, told)
+        steps = f"steps={max(1, round(share * config.steps / config.h)) * config.h}"
+        run = " ".join([*asked, steps])
         if run not in self._outcomes:
-            self._outcomes[run] = train(asked)
+            self._outcomes[run] = train([*told, steps])
             if self._kept is not None:
                 with self._kept.open("a") as file:
                     file.write(json.dumps({"run": run, **self._outcomes[run]._asdict()}) + "\n")
         return self._outcomes[run]
+
+    def _tell_teacher(self, words: Sequence[str], seed: int, share: float) -> list[str]:
+        """The words with a teacher's folder in place; it is trained first, if there is none yet."""
+        if not any(TEACHER in word for word in words):
+            return list(words)
+        folder = self._folder / f"teacher-{seed}-{share:g}"
+        if not folder.exists():
+            taught = ["workload=flow", "data.name=digits", "sites=4", "h=20", f"seed={seed}"]
+            steps = max(1, round(share * 4000 / 20)) * 20
+            config = load_run(None, [*taught, f"steps={steps}"])
+            with tempfile.TemporaryDirectory() as made:
+                run_simulated(config, folder=Path(made))
+                dump(config, Path(made) / "config.yaml")
+                shutil.copytree(made, folder)
+        return [word.replace(TEACHER, str(folder)) for word in words]
 
 
 def train(words: Sequence[str]) -> Outcome:
@@ -117,8 +166,9 @@ def train(words: Sequence[str]) -> Outcome:
     config = load_run(None, list(words))
     totals = run_simulated(config).totals
     num_bytes = (totals.bytes_up + totals.bytes_down) / config.sites / config.steps
-    quality = totals.quality
-    return Outcome(quality["fd"], quality["fd_floor"], quality.get("modes"), num_bytes)
+    found = {key: totals.quality.get(key) for key in ("modes", "l1", "teacher_fd")}
+    fd, fd_floor = totals.quality["fd"], totals.quality["fd_floor"]
+    return Outcome(fd, fd_floor, bytes_per_step=num_bytes, **found)
 
 
 def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
@@ -128,10 +178,10 @@ def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
     mean, sync_mean = (statistics.mean(run.fd for run in runs) for runs in (ours, sync))
     found = [run.modes for run in ours if run.modes is not None]
     return {
-        "workload": case.workload + (", conditional" if case.model else ""),
+        "workload": case.workload + _told(case),
         "data": case.data,
         "split": case.split,
-        "strategy": case.strategy + (", int4" if case.coded else ""),
+        "strategy": case.strategy + (", int4" if INT4[0] in case.own else ""),
         "h": case.h,
         "sites": case.sites,
         "seeds": seeds,
@@ -144,7 +194,22 @@ def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
         "modes": min(found) if found else None,
         "bytes_per_step": round(statistics.mean(run.bytes_per_step for run in ours)),
         "sync_bytes_per_step": round(statistics.mean(run.bytes_per_step for run in sync)),
+        "l1_ratio": _ratio([run.l1 for run in ours], [run.l1 for run in sync]),
+        "teacher_ratio": _ratio([run.fd for run in ours], [run.teacher_fd for run in ours]),
+        "sync_teacher_ratio": _ratio([run.fd for run in sync], [run.teacher_fd for run in sync]),
     }
+
+
+def _told(case: Case) -> str:
+    if not {*CLASS} & {*case.own, *case.both}:
+        return ""
+    return ", told the site" if SITE[-1] in case.own else ", told the class"
+
+
+def _ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
+    """Of means; None where there is nothing to compare."""
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
+    return _short(sum(a for a, _ in pairs) / sum(b for _, b in pairs)) if pairs else None
 
 
 def _deviation(runs: list[Outcome]) -> float:
@@ -170,14 +235,15 @@ def main() -> None:
     if not cases:
         parser.error(f"--only {args.only!r} is in none of: {'; '.join(map(str, CASES))}")
     torch.set_num_threads(1)  # the sites' threads share the cores
-    runs = Runs(args.runs)
+    seeds, share = (2, 0.05) if args.quick else (args.seeds, args.share)
     rows: list[dict[str, Any]] = []
-    for case in cases:
-        seeds, share = (2, 0.05) if args.quick else (args.seeds, args.share)
-        rows.append(measure(case, runs, seeds, share))
-        print_row(rows[-1], is_first=len(rows) == 1)
-        if args.json:
-            write_rows(args.json, rows)
+    with tempfile.TemporaryDirectory() as made:
+        runs = Runs(args.runs.with_suffix(".teachers") if args.runs else Path(made), args.runs)
+        for case in cases:
+            rows.append(measure(case, runs, seeds, share))
+            print_row(rows[-1], is_first=len(rows) == 1)
+            if args.json:
+                write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ def run_simulated(
     wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload,
     absences: Mapping[str, Absence] | None = None,
     wrap_shard: Callable[[int, Shard], Shard] = lambda _, shard: shard,
+    folder: Path | None = None,
 ) -> SimulatedRun:
     """The real engine, round loop, codecs and strategy over loopback links.
 
@@ -29,6 +30,7 @@ def run_simulated(
         wrap: gets a site's number, counted from 0, and its workload; returns the one to use.
         absences: by site; see `fedwan.simulate`.
         wrap_shard: as `wrap`, for a site's data.
+        folder: for checkpoints, which are kept there; None throws them away.
     """
     recipe = load_workload(config.workload)
 
@@ -43,11 +45,11 @@ def run_simulated(
         )
         for index, name in enumerate(site_names(config))
     }
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as made:
         return simulate(
             sites,
             load_strategy(config.strategy).build(config),
-            Path(folder),
+            folder or Path(made),
             num_steps=config.steps,
             batch=config.data.batch,
             seed=config.seed,

@@ -283,7 +283,7 @@ class Config:
     workload: str = "gan"
     """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix` or `lightning`."""
     strategy: str = "diloco"
-    """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `diloco`,
+    """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
     sites: int = 4
     """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""

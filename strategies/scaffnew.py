@@ -5,6 +5,9 @@ adds to each step what the sites' mean moved beyond its own steps in the round b
 with the others where its data pull it elsewhere, as a discriminator's do that sees two classes of
 ten. Nothing more travels than under `local_sgd`. What it corrects lags by a round: the more the
 shards differ, the smaller H times the learning rate has to be.
+
+What coding loses would add up: a site cannot tell it from what the others have moved, and takes it
+for its own to make up for. So both ways have error feedback, with which it cancels.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan import outer
-from fedwan.codecs import codec_by_name
+from fedwan.codecs import codec_by_name, with_feedback
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
@@ -52,8 +55,8 @@ def build(config: Config) -> Strategy:
         h=config.h,
         fragments=cut(config),
         server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
-        up=codec_by_name(config.codec.up),
-        down=codec_by_name(config.codec.down),
+        up=with_feedback(codec_by_name(config.codec.up)),
+        down=with_feedback(codec_by_name(config.codec.down)),
         policy=barrier_policy(config),
         corrects=True,
     )

@@ -3,6 +3,7 @@
 from fedwan.codecs.base import Codec
 from fedwan.codecs.bf16 import bf16
 from fedwan.codecs.coded import Coded, Plain, plain
+from fedwan.codecs.feedback import with_feedback
 from fedwan.codecs.float4 import float4
 from fedwan.codecs.fp32 import fp32
 from fedwan.codecs.growing import GrowingPayload
@@ -27,6 +28,7 @@ __all__ = [
     "int8",
     "plain",
     "topk2",
+    "with_feedback",
 ]
 
 

@@ -2,26 +2,54 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from benchmarks import quality
+from benchmarks.quality import Case, Runs
+from fedwan.app import load_run
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds() -> None:
-    (case,) = [c for c in quality.CASES if c.data == "ring8" and c.model]
-    row = quality.measure(case, seeds=2, share=0.05)
+RING = Case("gan", "ring8", "by_label", "scaffnew", 20, 4, quality.INT4)
+
+
+def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "runs.jsonl"
+    row = quality.measure(RING, Runs(tmp_path, kept), seeds=2, share=0.05)
     keys = "workload data split strategy h sites seeds fd_mean fd_sd fd_floor".split()
     assert list(row)[: len(keys)] == keys
     assert row["seeds"] == 2 and row["fd_sd"] > 0 and 0 <= row["modes"] <= 8
     assert row["ratio"] == pytest.approx(row["fd_mean"] / row["sync_fd_mean"], rel=1e-2)
     # Four bits instead of 32, every 20 steps instead of every one.
     assert row["sync_bytes_per_step"] > 100 * row["bytes_per_step"]
-    assert quality.train.cache_info().misses == 4
+    assert row["l1_ratio"] is row["teacher_ratio"] is None
+    # What was run is not run again, by another process neither.
+    monkeypatch.setattr(quality, "train", lambda words: pytest.fail(f"trains again: {words}"))
+    assert quality.measure(RING, Runs(tmp_path, kept), seeds=2, share=0.05) == row
+    assert len(kept.read_text().splitlines()) == 4
+    assert {json.loads(line)["modes"] for line in kept.read_text().splitlines()} <= set(range(9))
+
+
+def test_a_student_stands_beside_a_teacher_of_its_seed(tmp_path: Path) -> None:
+    student = Case("distill", "digits", "iid", "diloco", 20, 2, both=quality.STUDENT)
+    row = quality.measure(student, Runs(tmp_path), seeds=1, share=0.01)
+    assert row["teacher_ratio"] > 0 and row["sync_teacher_ratio"] > 0
+    assert [folder.name for folder in tmp_path.iterdir()] == ["teacher-0-0.01"]
 
 
 def test_synchronous_training_is_the_same_for_every_split() -> None:
-    twins = {tuple(case.words(True)) for case in quality.CASES}
-    kinds = {(c.workload, c.data, c.sites, c.model) for c in quality.CASES}
+    cases = quality.CASES
+    twins = {tuple(case.words(True)) for case in cases}
+    kinds = {(c.workload, c.data, c.sites, c.both) for c in cases}
     assert len(twins) == len(kinds)
+    for case in cases:
+        for is_sync in (False, True):
+            words = [word for word in case.words(is_sync) if quality.TEACHER not in word]
+            if len(words) == len(case.words(is_sync)):
+                load_run(None, words)

@@ -82,5 +82,5 @@ def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:
     found = ranked(asked)
     lines = table_lines(found, asked)
     assert len(lines) < 1 + len(found)
-    assert any(line.startswith("diloco, local_sgd ") for line in lines)
+    assert any(line.startswith("diloco, local_sgd, scaffnew ") for line in lines)
     assert summary_of(found[0]).startswith("streaming_diloco, int4, H = 50")
