@@ -1,16 +1,45 @@
-"""Fixtures that tests of several parts share."""
+"""What holds for every test, and fixtures that tests of several parts share."""
 
 from __future__ import annotations
 
+import gc
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from fedwan.link import pki
+from tests.turns import turn
 
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tensors of tests are small, and several workers share the cores: more threads only wait.
+torch.set_num_threads(1)
+
+# Imports leave a million objects that live to the end; to look for garbage among them, while they
+# come and ever after, would take a third of the time of an import and some of every test's.
+gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """From now on there may be garbage, but not among what was imported."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test that is marked so is alone on the machine, though the suite has several workers."""
+    if not hasattr(item.config, "workerinput"):
+        return (yield)
+    factory: pytest.TempPathFactory = item.config._tmp_path_factory  # type: ignore[attr-defined]
+    # The workers' folders have one parent, the run's. Waiting counts to no test's timeout.
+    with turn(factory.getbasetemp().parent, alone=item.get_closest_marker("alone") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

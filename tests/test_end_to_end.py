@@ -14,7 +14,12 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# One worker's, since the undisturbed runs are made once.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.xdist_group("end to end"),
+]
 
 STEPS = 400
 ROUNDS = 20

@@ -34,6 +34,7 @@ needs_wan = pytest.mark.skipif(reason is not None, reason=f"no emulated WAN here
 
 @needs_wan
 @pytest.mark.slow
+@pytest.mark.xdist_group("namespaces")
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_row_is_measured_drawn_and_appended(tmp_path: Path, way: str) -> None:
     path = tmp_path / "rows.json"
@@ -58,6 +59,7 @@ def test_without_namespaces_a_shaped_link_stands_in_and_the_row_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transport, "PAUSE_S", 0.0)
+    monkeypatch.setattr(transport, "LEAST_BYTES", 1 << 20)  # those before the one that counts
     case = transport.Case(WanLink(80, 20, 0.0), "system", "up", 1, seconds=1, repeats=1)
     (row,) = transport.run([case], None)
     assert row["emulation"] == "shaped"
