@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tensors of tests are small, and several workers share the cores: more threads only wait.
 torch.set_num_threads(1)
+
+# Nobody cuts the power: that a file reaches the disk is not tested, and is a tenth of the waiting.
+os.fsync = lambda file: None
 
 # Imports leave a million objects that live to the end; to look for garbage among them, while they
 # come and ever after, would take a third of the time of an import and some of every test's.

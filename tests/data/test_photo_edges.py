@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -15,6 +16,9 @@ from fedwan.data.photo_edges import (
     _held_out_blocks,
     load_photo_edges,
 )
+
+# One worker's, since the photographs are cut up once in a process.
+pytestmark = pytest.mark.xdist_group("photographs")
 
 
 def test_what_is_announced_is_what_is_loaded() -> None:
