@@ -39,10 +39,10 @@ demo: install
 	$(BIN)/fedwan demo $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-fast: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -14,12 +14,7 @@ from typing import Any
 
 import pytest
 
-# One worker's, since the undisturbed runs are made once.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("end to end"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS = {"gan": 400, "flow": 160}
 """By workload: as few as the claims need, since most of a run is the start of its processes."""

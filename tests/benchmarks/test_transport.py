@@ -36,7 +36,6 @@ needs_wan = pytest.mark.skipif(reason is not None, reason=f"no emulated WAN here
 
 @needs_wan
 @pytest.mark.slow
-@pytest.mark.xdist_group("namespaces")
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_row_is_measured_drawn_and_appended(tmp_path: Path, way: str) -> None:
     path = tmp_path / "rows.json"

@@ -28,9 +28,6 @@ both = pytest.mark.parametrize(
     ["tun", pytest.param("netem", marks=needs_netem)],
 )
 
-# One makes leftovers that any other star would sweep up.
-pytestmark = pytest.mark.xdist_group("namespaces")
-
 SCRIPT = Path(wan.__file__)
 
 

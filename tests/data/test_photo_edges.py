@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -16,9 +15,6 @@ from fedwan.data.photo_edges import (
     _held_out_blocks,
     load_photo_edges,
 )
-
-# One worker's, since the photographs are cut up once in a process.
-pytestmark = pytest.mark.xdist_group("photographs")
 
 
 def test_what_is_announced_is_what_is_loaded() -> None:

@@ -1,4 +1,4 @@
-"""Tests of several processes in one room: any number together, or one that is alone."""
+"""How workers of pytest-xdist share the suite and the machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["turn"]
+__all__ = ["scope_of", "turn"]
+
+_TOGETHER = {
+    # The undisturbed runs are made once.
+    "tests/test_end_to_end.py": "end to end",
+    # One makes leftovers that any other star would sweep up.
+    "tests/benchmarks/test_wan.py": "namespaces",
+    "tests/benchmarks/test_transport.py": "namespaces",
+    # The classifier is trained once, the photographs are cut up once.
+    "tests/metrics/test_classifier.py": "classifier",
+    "tests/data/test_photo_edges.py": "photographs",
+}
+"""Files whose tests one worker runs in a row, by name of the row."""
+
+
+def scope_of(nodeid: str) -> str:
+    """What one worker runs in a row: tests of one name."""
+    return _TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
 
 @contextmanager
