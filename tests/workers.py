@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
-__all__ = ["scope_of", "turn"]
+__all__ = ["Room", "scope_of"]
 
 _TOGETHER = {
+    # Those that measure the machine wait for the others once, not each time.
+    "tests/benchmarks/test_codecs.py": "measurements",
+    # One makes leftovers that any other star would sweep up.
+    "tests/benchmarks/test_wan.py": "measurements",
+    "tests/benchmarks/test_transport.py": "measurements",
     # The undisturbed runs are made once.
     "tests/test_end_to_end.py": "end to end",
-    # One makes leftovers that any other star would sweep up.
-    "tests/benchmarks/test_wan.py": "namespaces",
-    "tests/benchmarks/test_transport.py": "namespaces",
     # The classifier is trained once, the photographs are cut up once.
     "tests/metrics/test_classifier.py": "classifier",
     "tests/data/test_photo_edges.py": "photographs",
 }
-"""Files whose tests one worker runs in a row, by name of the row."""
+"""Files whose tests one worker runs in a row, by name of the row; long rows come first."""
 
 
 def scope_of(nodeid: str) -> str:
@@ -27,23 +28,33 @@ def scope_of(nodeid: str) -> str:
     return _TOGETHER.get(nodeid.partition("::")[0], nodeid)
 
 
-@contextmanager
-def turn(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Wait for a place in the room; with `alone`, until everybody else has left it.
+class Room:
+    """Where tests run: those of any number of workers, or of one that is alone.
 
     Everybody comes in through one door, and who waits to be alone stands in it: otherwise two that
     take turns in the room might never leave it empty.
 
     Args:
         folder: of the run's two lock files.
-        alone: whether nobody else may be there meanwhile.
     """
-    with (folder / "door.lock").open("a") as door, (folder / "room.lock").open("a") as room:
-        fcntl.flock(door, fcntl.LOCK_EX)
-        fcntl.flock(room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        fcntl.flock(door, fcntl.LOCK_UN)
-        try:
-            yield
-        finally:
-            # In so many words: a process that the test has left behind may hold the file open.
-            fcntl.flock(room, fcntl.LOCK_UN)
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._file: IO[str] | None = None
+
+    def enter(self, *, alone: bool) -> None:
+        """Wait for a place, with `alone` until everybody else has left; nothing if we are there."""
+        if self._file is not None:
+            return
+        with (self._folder / "door.lock").open("a") as door:
+            fcntl.flock(door, fcntl.LOCK_EX)
+            self._file = (self._folder / "room.lock").open("a")
+            fcntl.flock(self._file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+
+    def leave(self) -> None:
+        """Make room."""
+        assert self._file is not None
+        # In so many words: a process that the test has left behind may hold the file open.
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+        self._file.close()
+        self._file = None
