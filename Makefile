@@ -2,6 +2,7 @@
 #
 #   make demo [ARGS="workload=flow sites=2"]   the main job: a coordinator and 4 sites, here
 #   make test | test-fast                      the whole suite | without what takes long
+#        [WORKERS=2] [ARGS=tests/link]         2 processes, or 0: here, one test after the other
 #   make lint                                  ruff and mypy
 #   make bench [BENCH="timed codecs"]          all benchmarks, or some, in quick form; runs/bench/
 #   make bench-peers ARGS="--json out.json"    fedwan beside DDP, torchft and Flower, as root
@@ -11,6 +12,7 @@
 
 PYTHON ?= python3
 ARGS ?=
+WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -21,7 +23,7 @@ PEERS_STAMP := $(PEERS)/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '3,10s/^# \{0,1\}//p' Makefile
+	@sed -n '3,11s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 
@@ -37,10 +39,10 @@ demo: install
 	$(BIN)/fedwan demo $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 test-fast: install
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) -m "not slow" $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

@@ -185,6 +185,12 @@ def dialling(
         link.close()
 
 
+def await_control(bench: Bench, link: GrpcLink, site: str) -> None:
+    """Until a site's Control stream stands: a server stopped while it opens might not end it."""
+    link.heartbeat(1)
+    eventually(lambda: bench.registry.sites[site].step == 1)
+
+
 @contextmanager
 def stub_of(port: int, folder: Path) -> Iterator[Stub]:
     """Bare calls, without any of the site's own manners."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ def imports_of(path: Path) -> Iterator[str]:
             yield node.module or ""
 
 
+@cache
 def packages_of(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports_of(path)}
 

@@ -225,13 +225,13 @@ configs = st.builds(
 )
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(configs)
 def test_json_brings_every_section_back_exactly(config: Config) -> None:
     assert from_json(to_json(config)) == config
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @given(configs)
 def test_yaml_brings_every_section_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, config: Config

@@ -57,6 +57,8 @@ class ControlStream:
         while not self._closing.is_set():
             try:
                 self._call = self._stub.Control(self._heartbeats())
+                if self._closing.is_set():  # `close` came before there was a call to cancel
+                    self._call.cancel()
                 for signal in self._call:
                     if self._counter.received(signal).kind != wire.CoordinatorSignal.HEARTBEAT:
                         self.signals.put(signal)

@@ -40,6 +40,7 @@ def test_a_row_has_the_columns_and_the_codecs_own_figures() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_command_writes_rows_and_a_picture_and_meets_the_targets(tmp_path: Path) -> None:
     path = tmp_path / "codecs.json"
     command = [sys.executable, "benchmarks/codecs.py", "--quick", "--json", str(path)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from benchmarks import site
+from fedwan.data import find_source
 
 CPU = torch.device("cpu")
 
@@ -28,10 +29,14 @@ def test_every_variant_has_a_row() -> None:
     assert by_name["AMP, bf16-mixed"]["g_loss"] == pytest.approx(plain["g_loss"], rel=0.05)
 
 
-def test_pairs_of_full_size_are_edges_beside_their_photograph(tmp_path: Path) -> None:
+def test_pairs_of_full_size_are_edges_beside_their_photograph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(find_source("photo_edges").load()[0].x) >= site.NUM_PAIRS
+    monkeypatch.setattr(site, "NUM_PAIRS", 5)
     site.draw_pairs(tmp_path)
     found = sorted(tmp_path.glob("*.png"))
-    assert len(found) == site.NUM_PAIRS
+    assert len(found) == 5
     image = site.Image.open(found[0])
     assert image.size == (2 * site.SIDE, site.SIDE)
     red, green, blue = image.crop((0, 0, site.SIDE, site.SIDE)).convert("RGB").split()

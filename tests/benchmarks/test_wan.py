@@ -66,6 +66,7 @@ def is_heard(star: Star, site: int) -> bool:
 
 @needs_wan
 @both
+@pytest.mark.alone
 def test_a_ping_takes_the_round_trip(emulation: str) -> None:
     with Star(2, [WanLink(100, 40), WanLink(100, 10)], emulation) as star:
         for site, expected in enumerate((40, 10)):
@@ -75,6 +76,7 @@ def test_a_ping_takes_the_round_trip(emulation: str) -> None:
 
 @needs_wan
 @both
+@pytest.mark.alone
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_tcp_gets_the_rate_less_the_headers_of_its_segments(emulation: str, way: str) -> None:
     with Star(1, WanLink(rate_mbit=50, rtt_ms=4), emulation) as star:
@@ -146,6 +148,7 @@ def test_an_outage_stops_packets_and_ends_by_itself(emulation: str) -> None:
 
 @needs_wan
 @both
+@pytest.mark.alone
 def test_sites_reach_each_other_through_the_coordinator(emulation: str) -> None:
     with Star(2, WanLink(0, 10), emulation) as star:
         measured = wan_check.round_trip_ms(star.site(0), star.site(1), 3)
@@ -228,6 +231,7 @@ def test_what_a_killed_star_and_its_warden_left_is_swept_up_by_the_next() -> Non
 
 @needs_wan
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_fat_link_is_filled_and_every_byte_is_charged() -> None:
     with Star(1, WanLink(rate_mbit=500, rtt_ms=20)) as star:
         (check,) = star.check(3)
@@ -241,6 +245,7 @@ def test_a_fat_link_is_filled_and_every_byte_is_charged() -> None:
 
 @needs_wan
 @pytest.mark.slow
+@pytest.mark.alone
 def test_the_python_sender_agrees_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wan_check, "shutil", SimpleNamespace(which=lambda name: None))
     with Star(1, WanLink(rate_mbit=50, rtt_ms=20)) as star:

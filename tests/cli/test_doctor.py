@@ -13,7 +13,7 @@ import pytest
 
 from fedwan.cli import doctor
 from fedwan.cli.main import main
-from fedwan.link import measure, probe, stripes
+from fedwan.link import handshake, measure, probe, stripes
 from fedwan.link.server import DataPlane
 from tests.planes import Bench, serving
 
@@ -107,6 +107,7 @@ def test_a_listener_that_says_nothing_is_given_up(
     identities: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "DIAL_S", 1.0)
+    monkeypatch.setattr(handshake, "TIMEOUT_S", 1.0)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         text = error_of(capsys, address, "--identity", str(identities / "s1"))

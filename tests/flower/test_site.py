@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower.lock import only_one
 from fedwan.flower.site import SiteServiceConfig, main, serve_site
+from tests.planes import eventually, in_thread
 
 
 def config(tmp_path: Path, identity: Path, **changes: str) -> SiteServiceConfig:
@@ -45,7 +47,17 @@ def test_a_service_whose_coordinator_never_comes_stops_when_told(
     tmp_path: Path, authority: Path
 ) -> None:
     stop = threading.Event()
-    threading.Timer(3, stop.set).start()
+    log = tmp_path / "state" / "logs" / "site.log"
+    words = "front door 127.0.0.1:9 is away"
+
+    def tell() -> None:
+        try:
+            eventually(lambda: log.exists() and words in log.read_text(), within_s=60.0)
+            time.sleep(2.0)  # in which it is tried again, but not said again
+        finally:
+            stop.set()
+
+    told = in_thread(tell)
     serve_site(config(tmp_path, authority / "s1"), stop=stop)
-    log = (tmp_path / "state" / "logs" / "site.log").read_text()
-    assert log.count("front door 127.0.0.1:9 is away") == 1
+    told()
+    assert log.read_text().count(words) == 1

@@ -15,6 +15,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import LEAVE_PATIENCE_S
 from tests.planes import (
     Bench,
+    await_control,
     dialling,
     eventually,
     header_of,
@@ -256,6 +257,7 @@ def test_a_coordinator_started_anew_ends_old_sessions_with_a_clear_line(
         port = plane.port
         with dialling(port, identities / "s1") as link:
             link.join(first.hello("s1"))
+            await_control(first, link, "s1")
             plane.stop(0.0)
             with serving(second.desk, identities, port=port):
                 signal = link.signals.get(timeout=10)
@@ -275,6 +277,7 @@ def test_a_farewell_to_nobody_is_short(
     with serving(bench.desk, identities) as plane:
         with dialling(plane.port, identities / "s1", patience_s=300.0) as link:
             link.join(bench.hello("s1"))
+            await_control(bench, link, "s1")
             plane.stop(0.0)
             began = time.monotonic()
             with pytest.raises(LinkLost):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from queue import Empty
 
+import grpc
 import pytest
 
 from fedwan.errors import SessionLost
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.control import ControlStream
+from fedwan.link.wiretap import ByteCounter
 from tests.planes import (
     Bench,
     dialling,
@@ -157,6 +161,39 @@ def test_a_join_whose_answer_was_lost_is_no_rejoin(tmp_path: Path, identities: P
         assert not link.join(bench.hello("s1")).is_rejoin
         assert bench.desk.rejoins == 0
         assert [event for event, _, _ in bench.events] == ["join"]
+
+
+class OpeningCall:
+    """A Control call that says nothing until it is cancelled."""
+
+    def __init__(self) -> None:
+        self._is_cancelled = threading.Event()
+
+    def cancel(self) -> None:
+        self._is_cancelled.set()
+
+    def __iter__(self) -> OpeningCall:
+        return self
+
+    def __next__(self) -> wire.CoordinatorSignal:
+        self._is_cancelled.wait()
+        raise grpc.RpcError
+
+
+def test_a_stream_that_is_closed_while_it_opens_ends_at_once() -> None:
+    may_open = threading.Event()
+
+    class Stub:
+        def Control(self, heartbeats: object) -> OpeningCall:  # noqa: N802
+            may_open.wait()
+            return OpeningCall()
+
+    stream = ControlStream(Stub(), "session", 0.1, ByteCounter())
+    closed = in_thread(stream.close)
+    eventually(stream._closing.is_set)
+    may_open.set()
+    closed(3.0)  # less than the 5 s after which it would give the thread up
+    assert not stream._thread.is_alive()
 
 
 def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> None:

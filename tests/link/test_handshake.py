@@ -97,12 +97,12 @@ def expired_identity(identities: Path, folder: Path) -> Identity:
     ca_key = serialization.load_pem_private_key((identities / "ca" / "ca.key").read_bytes(), None)
     assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
     names = [x509.DNSName("s1")]
-    ends = certificates.now() + timedelta(seconds=3)
+    ends = certificates.now() + timedelta(seconds=2)
     leaf = certificates.sign_identity("s1", "site", names, key.public_key(), (ca, ca_key), ends)
     (folder / "identity.crt").write_bytes(certificates.public_pem(leaf))
     (folder / "identity.key").write_bytes(certificates.private_pem(key))
     identity = Identity.load(folder)
-    time.sleep((identity.expires - certificates.now()).total_seconds() + 1.0)
+    time.sleep((identity.expires - certificates.now()).total_seconds() + 0.2)
     return identity
 
 

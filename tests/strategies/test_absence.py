@@ -27,7 +27,7 @@ from tests.support import ADAM, TinyWorkload, tiny_shard
 
 NET = {"velocity": ADAM}
 APART = {"discriminator": ADAM, "generator": ADAM}
-SITES, BATCH, NUM_VERSIONS = 3, 4, 60
+SITES, BATCH, NUM_VERSIONS = 3, 4, 30
 RECIPES = {
     "async_diloco": async_diloco,
     "diloco": diloco,
