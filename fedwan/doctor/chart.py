@@ -37,6 +37,7 @@ class Chart:
     def __init__(self) -> None:
         self.version = 0
         self._values: dict[str, _Values] = {}
+        self._first: dict[tuple[str, str], float] = {}
         self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
         """Latest norms of each site, by fragment."""
         self._medians: dict[tuple[str, str, int], float | None] = {}
@@ -57,6 +58,7 @@ class Chart:
             values = self._values.setdefault(record.site, {})
             for name, value in self._named(record).items():
                 values.setdefault(name, deque(maxlen=PAST)).append(value)
+                self._first.setdefault((record.site, name), value)
 
     def _named(self, record: RoundRecord) -> dict[str, float]:
         named = {"staleness": float(record.staleness)}
@@ -88,6 +90,10 @@ class Chart:
     def past(self, site: str, name: str) -> list[float]:
         """A site's latest values, oldest first."""
         return list(self._values.get(site, {}).get(name, ()))
+
+    def first(self, site: str, name: str) -> float | None:
+        """A site's first value ever."""
+        return self._first.get((site, name))
 
     def steady(self, site: str, name: str, rounds: int) -> float | None:
         """Median of a site's last values; None unless there are so many."""

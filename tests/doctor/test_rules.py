@@ -179,6 +179,15 @@ def test_losses_that_grow_everywhere_are_the_runs() -> None:
     assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
 
 
+def test_a_site_whose_loss_falls_more_slowly_only_has_a_harder_shard() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        pace = 0.7 if record.site == "s3" else 0.5
+        return replace(record, losses={"discriminator": 0.7 * pace**record.version})
+
+    # At the end s3's is thirty times the others'.
+    assert told(bend) == []
+
+
 def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
     def bend(record: RoundRecord) -> RoundRecord:
         return replace(record, losses={**record.losses, "generator": None})
