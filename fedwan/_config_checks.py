@@ -45,6 +45,7 @@ def check(config: Config) -> None:
     _check_optimizers(config)
     _choice("site.precision", config.site.precision, ("32-true", "bf16-mixed", "16-mixed"))
     _whole("site.processes", config.site.processes, 1, 64)
+    _check_shard(config)
     _whole("site.accumulate", config.site.accumulate, 1)
     _check_stream(config.stream)
     _check_link(config.link)
@@ -106,6 +107,16 @@ def _check_optimizers(config: Config) -> None:
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)
         _share(f"{key}.momentum", outer.momentum)
+
+
+def _check_shard(config: Config) -> None:
+    shard = config.site.shard
+    _choice("site.shard", shard, ("none", "optimizer", "gradients"))
+    if shard != "none" and config.site.processes == 1:
+        raise ConfigError(
+            f"site.shard = {shard!r} has no effect with site.processes=1, which holds all there "
+            "is; add site.processes=2, or leave it out"
+        )
 
 
 def _check_stream(stream: StreamConfig) -> None:

@@ -166,6 +166,7 @@ def resolve(config: Config) -> Config:
     assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
     _check_fragments(config, workload, strategy)
     _check_recalibration(config, workload)
+    _check_shard(config, strategy)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
@@ -303,6 +304,18 @@ def _check_recalibration(config: Config, workload: ModuleType) -> None:
                 f"eval.recalibrate={config.eval.recalibrate} has no effect: workload "
                 f"{config.workload!r} has no batch norm; leave it out"
             )
+
+
+def _check_shard(config: Config, strategy: ModuleType) -> None:
+    """Refuse to share out what sites do not have: moments, where their optimisers never step."""
+    if config.site.shard == "none":
+        return
+    built = strategy.build(config)
+    if built.contributes == "gradient" and built.clock == "samples":
+        raise ConfigError(
+            f"site.shard = {config.site.shard!r} has no effect: under strategy "
+            f"{config.strategy!r} the coordinator steps the optimisers; leave it out"
+        )
 
 
 def _build_nowhere(config: Config, workload: ModuleType) -> dict[str, nn.Module] | None:

@@ -140,6 +140,9 @@ class SiteConfig:
     processes: int = 1
     """Processes that share each step's batch, on a GPU each where there are GPUs; their gradients
     are averaged before an optimiser or a strategy sees them."""
+    shard: str = "none"
+    """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
+    inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2)."""
 
 
 @dataclass

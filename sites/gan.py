@@ -37,7 +37,7 @@ from fedwan.workloads.settings import (
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 # Compiled networks have no second derivative, which the penalties need; and these have no blocks.
-SITE = ("precision", "accumulate")
+SITE = ("precision", "accumulate", "shard")
 
 
 @dataclass

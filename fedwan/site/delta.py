@@ -152,7 +152,7 @@ class DeltaExchange:
         version = self.versions[index]
         held = Room()
         if self._overlap.tau:
-            held = self._spares.lend(fragment.layout, replica.live)
+            held = self._spares.lend(fragment.layout, replica.base)
             replica.take_delta(fragment, held)
             if self._look_ahead is not None:
                 self._look_ahead.estimate(held, replica.live, fragment)

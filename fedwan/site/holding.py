@@ -1,0 +1,197 @@
+"""What a process holds of its workload's gradients and inner optimisers, tensor by tensor.
+
+A tensor's name is `network:field|parameter`, as in `velocity:exp_avg|velocity/net.0.weight`; the
+gradient itself is the field `gradient`. A site's one process holds all of them. Where processes
+share them out (`site.shard`), each has such a holding, and the leader's stands for all of theirs
+(`fedwan.site.dealt`): the engine asks either for a tensor at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.config import InnerConfig
+from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
+from fedwan.state import State, add_prefix, select_prefix
+from fedwan.workloads.base import Workload
+from fedwan.workloads.moments import begin_moments
+
+__all__ = ["GRADIENT", "Dealt", "HeldBytes", "Holding", "Own", "holding_of", "parameter_of"]
+
+GRADIENT = "gradient"
+"""The field of a gradient."""
+
+
+class HeldBytes(NamedTuple):
+    """Bytes that a process holds between two steps."""
+
+    weights: int
+    gradients: int
+    moments: int
+
+
+class Holding(Protocol):
+    """The gradients and moments of a workload, wherever they lie."""
+
+    def moments(self) -> State:
+        """All moments by name, sharing memory; on `meta` those that lie with other processes."""
+        ...
+
+    def take(self, name: str) -> Tensor:
+        """A moment or gradient; zeros for a gradient that there is none of."""
+        ...
+
+    def put(self, name: str, value: Tensor) -> None:
+        """Write a copy of a value into a moment or gradient, whether or not there was one."""
+        ...
+
+    def load(self, moments: Mapping[str, Tensor]) -> None:
+        """Have these moments and no others.
+
+        Raises:
+            CheckpointError: one is of a parameter that there is none of.
+        """
+        ...
+
+    def forget(self, parameters: Collection[str] | None = None) -> None:
+        """Drop the moments of these parameters, or all."""
+        ...
+
+    def begin(self, inner: Mapping[str, InnerConfig]) -> None:
+        """Give the parameters of these networks moments of zero steps where they have none."""
+        ...
+
+    def gradient_norm(self, network: str) -> Tensor | None:
+        """Norm of a network's gradients, (); None if there are none."""
+        ...
+
+
+@runtime_checkable
+class Dealt(Protocol):
+    """A workload whose steps several processes take, and may share gradients and moments out."""
+
+    @property
+    def holding(self) -> Holding:
+        """That of all processes together."""
+        ...
+
+
+class Own:
+    """The holding of one process: see `Holding`.
+
+    Args:
+        workload: of this process.
+        owned: parameters that it has moments of; None for all.
+    """
+
+    def __init__(self, workload: Workload, owned: Collection[str] | None = None) -> None:
+        self._workload = workload
+        self.params: dict[str, nn.Parameter] = {
+            f"{network}/{name}": param
+            for network in workload.optimizers
+            for name, param in workload.networks[network].named_parameters()
+        }
+        self._owned = self.params.keys() if owned is None else owned
+
+    def moments(self) -> State:
+        """See `Holding`."""
+        flat: State = {}
+        for network, optimizer in self._workload.optimizers.items():
+            flat |= add_prefix(network, optimizer_state(optimizer, self._names(network)))
+        return flat
+
+    def take(self, name: str) -> Tensor:
+        """See `Holding`."""
+        network, field, parameter = _parts(name)
+        param = self.params[parameter]
+        if field == GRADIENT:
+            return torch.zeros_like(param).detach() if param.grad is None else param.grad.detach()
+        value: Tensor = self._workload.optimizers[network].state[param][field]
+        return value
+
+    def put(self, name: str, value: Tensor) -> None:
+        """See `Holding`."""
+        network, field, parameter = _parts(name)
+        param = self.params[parameter]
+        if field != "step":  # which stays where it is, as torch's own `load_state_dict` has it
+            value = value.to(param.device, param.dtype)
+        # A clone: an optimiser writes to it, and what it came from must not change.
+        if field == GRADIENT:
+            param.grad = value.detach().clone()
+        else:
+            self._workload.optimizers[network].state[param][field] = value.detach().clone()
+
+    def load(self, moments: Mapping[str, Tensor]) -> None:
+        """See `Holding`."""
+        for network, optimizer in self._workload.optimizers.items():
+            load_optimizer(optimizer, self._names(network), select_prefix(network, moments))
+
+    def forget(self, parameters: Collection[str] | None = None) -> None:
+        """See `Holding`."""
+        for network, optimizer in self._workload.optimizers.items():
+            if parameters is None:
+                optimizer.state.clear()
+                continue
+            for name in self._names(network):
+                if name in parameters:
+                    optimizer.state.pop(self.params[name], None)
+
+    def begin(self, inner: Mapping[str, InnerConfig]) -> None:
+        """See `Holding`."""
+        for network, config in inner.items():
+            names = self._names(network)
+            mine = [self.params[name] for name in names if name in self._owned]
+            begin_moments(config, self._workload.optimizers[network], mine)
+
+    def gradient_norm(self, network: str) -> Tensor | None:
+        """See `Holding`."""
+        gradients = self._gradients([network])
+        if not gradients:
+            return None
+        norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+        return torch.linalg.vector_norm(norms)
+
+    def num_bytes(self) -> HeldBytes:
+        """Bytes that this process holds."""
+        weights = [param.detach() for param in self.params.values()]
+        gradients = self._gradients(self._workload.optimizers)
+        return HeldBytes(*map(_num_bytes, (weights, gradients, self.moments().values())))
+
+    def _gradients(self, networks: Iterable[str]) -> list[Tensor]:
+        groups = (g for n in networks for g in self._workload.optimizers[n].param_groups)
+        params = (param for group in groups for param in group["params"])
+        return [param.grad.detach() for param in params if param.grad is not None]
+
+    def _names(self, network: str) -> list[str]:
+        head = f"{network}/"
+        tensors = {n: p.detach() for n, p in self.params.items() if n.startswith(head)}
+        return parameter_names(self._workload.optimizers[network], tensors)
+
+
+def holding_of(workload: Workload) -> Holding:
+    """The gradients and moments of a workload, wherever they lie."""
+    return workload.holding if isinstance(workload, Dealt) else Own(workload)
+
+
+def parameter_of(name: str) -> str:
+    """The parameter that a moment or gradient is of.
+
+    >>> parameter_of("velocity:exp_avg|velocity/net.0.weight")
+    'velocity/net.0.weight'
+    """
+    return name.partition("|")[2]
+
+
+def _parts(name: str) -> tuple[str, str, str]:
+    """Network, field and parameter."""
+    head, _, parameter = name.partition("|")
+    network, _, field = head.rpartition(":")
+    return network, field, parameter
+
+
+def _num_bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
