@@ -1,8 +1,8 @@
 """The bytes of a safetensors file, tensor by tensor; `fedwan.state` writes and reads whole files.
 
-A file is the length of its table (8 bytes, little-endian), the table in JSON, and the tensors' bytes
-one after the other (huggingface.co/docs/safetensors). `safetensors.torch.save_file` writes the same,
-but wants all tensors in host memory at once.
+A file is the length of its table (8 bytes, little-endian), the table in JSON, and the tensors'
+bytes one after the other (huggingface.co/docs/safetensors). `safetensors.torch.save_file` writes
+the same, but wants all tensors in host memory at once.
 """
 
 from __future__ import annotations
@@ -60,4 +60,4 @@ def head(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
 def raw(value: Tensor) -> memoryview:
     """A tensor's bytes, which the view keeps alive; a copy where it lies elsewhere or scattered."""
     flat = value.detach().contiguous().cpu().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -99,10 +100,10 @@ class Turns:
         self._put_by: dict[str, Tensor] = {}
         for network, optimizer in workload.optimizers.items():
             names = [name for name in self._params if network_of(name) == network]
-            optimizer.register_step_pre_hook(lambda *_, n=names: self._before(n))
-            optimizer.register_step_post_hook(lambda *_, n=names: self._after(n))
+            optimizer.register_step_pre_hook(partial(self._before, names))
+            optimizer.register_step_post_hook(partial(self._after, names))
 
-    def _before(self, names: Sequence[str]) -> None:
+    def _before(self, names: Sequence[str], *_: object) -> None:
         """Gradients of what others step are put by."""
         shares = self._shares
         for name in names if not shares.is_alone else ():
@@ -110,7 +111,7 @@ class Turns:
             if shares.owners[name] != shares.team.rank and param.grad is not None:
                 self._put_by[name], param.grad = param.grad, None
 
-    def _after(self, names: Sequence[str]) -> None:
+    def _after(self, names: Sequence[str], *_: object) -> None:
         shares = self._shares
         if shares.is_alone:
             return
@@ -138,7 +139,8 @@ class GradientPieces:
         self._waiting: dict[str, list[list[str]]] = {}
         self._made: set[str] = set()
         for name, param in self._params.items():
-            param.register_post_accumulate_grad_hook(lambda _, n=name: self._note(n))
+            hook = partial(self._note, name)
+            param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def forget(self) -> None:
         """See `Others`."""
@@ -179,8 +181,8 @@ class GradientPieces:
             self._shares.team.sum(norms)
         return joint_norm(list(norms[0][norms[1] > 0]))
 
-    def _note(self, name: str) -> None:
-        """A gradient is complete. Buckets leave in one order, whatever that of the backward pass."""
+    def _note(self, name: str, _: Tensor) -> None:
+        """A gradient is complete. Buckets leave in one order, whatever order these come in."""
         if self._shares.is_alone:
             return
         network = network_of(name)

@@ -153,7 +153,8 @@ class Own:
         if not gradients:
             return None
         norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
-        return torch.linalg.vector_norm(norms)
+        total: Tensor = torch.linalg.vector_norm(norms)
+        return total
 
     def num_bytes(self) -> HeldBytes:
         """Bytes that this process holds."""

@@ -196,16 +196,7 @@ def follow(
         if header["do"] == "stop":
             team.agree(_digest(workload))
             return
-
-        def average(names: Sequence[str]) -> None:
-            _average(workload, team, shares, names)
-            if header["shares_gradients"]:
-                _, gradients = _next(team, shares, inner, until=("go",))
-                if not _in_pieces(shares):
-                    _set_gradients(workload, names, gradients)
-            keep_local(names)
-
-        _take_part(workload, team, header, Batch(**select_prefix("batch", told)), average)
+        _take_part(workload, team, shares, inner, header, told)
 
 
 def _next(
@@ -239,19 +230,31 @@ def _take_over(workload: Workload, weights: State, header: Mapping[str, Any], to
 
 
 def _take_part(
-    workload: Workload, team: Team, header: Mapping[str, Any], batch: Batch, average: Reduce
+    workload: Workload,
+    team: Team,
+    shares: Shares | None,
+    inner: Mapping[str, InnerConfig],
+    header: Mapping[str, Any],
+    told: State,
 ) -> None:
+    def average(names: Sequence[str]) -> None:
+        _average(workload, team, shares, names)
+        if header["shares_gradients"]:
+            _, gradients = _next(team, shares, inner, until=("go",))
+            if not _in_pieces(shares):
+                _set_gradients(workload, names, gradients)
+        keep_local(names)
+
     if isinstance(workload, Following):
         workload.begin(header["step"])
     draw = header["draw"]
     torch.manual_seed(derive_seed(draw, team.rank, "torch"))
     rng = NamedGenerators(draw, f"process {team.rank}")
+    batch = Batch(**select_prefix("batch", told))
     workload.step(_part(batch, team), rng, average)
 
 
-def _average(
-    workload: Workload, team: Team, shares: Shares | None, names: Sequence[str]
-) -> None:
+def _average(workload: Workload, team: Team, shares: Shares | None, names: Sequence[str]) -> None:
     """Replace gradients by their mean over all processes, unless they are that already."""
     if not _in_pieces(shares):
         team.average(list(_gradients(workload, names).values()))

@@ -44,11 +44,11 @@ class Others(Protocol):
         ...
 
     def collect(self, network: str) -> None:
-        """A backward pass of one network is over: its gradients leave `.grad` for who keeps them."""
+        """A backward pass of a network is over: its gradients leave `.grad` for who keeps them."""
         ...
 
     def settle(self, networks: Sequence[str]) -> None:
-        """All passes are over: what this process keeps, averaged over all of them, is in `.grad`."""
+        """All passes are over: what this process keeps, averaged over all, is in `.grad`."""
         ...
 
     def agree(self, is_fine: bool) -> bool:
