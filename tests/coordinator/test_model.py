@@ -281,9 +281,9 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(
         written.append(value)
         return raw(value)
 
-    monkeypatch.setattr(state_module, "raw", half_a_file)
     advance(model, range(3, 5))
-    with pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(state_module, "raw", half_a_file)
         model.save(tmp_path, {})
     loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
     assert (hash_state(loaded.state), loaded.versions) == (expected, [2])
