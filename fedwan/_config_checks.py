@@ -111,7 +111,7 @@ def _check_optimizers(config: Config) -> None:
 
 def _check_shard(config: Config) -> None:
     shard = config.site.shard
-    _choice("site.shard", shard, ("none", "optimizer", "gradients"))
+    _choice("site.shard", shard, ("none", "optimizer", "gradients", "weights"))
     if shard != "none" and config.site.processes == 1:
         raise ConfigError(
             f"site.shard = {shard!r} has no effect with site.processes=1, which holds all there "

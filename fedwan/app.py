@@ -200,6 +200,11 @@ def _refuse_site(config: Config, followed: Collection[str]) -> None:
                 f"site.{name} = {value!r} has no effect: the steps of workload "
                 f"{config.workload!r} do not follow it; leave it out"
             )
+    if config.site.shard == "weights" and "shard=weights" not in followed:
+        raise ConfigError(
+            f"site.shard = 'weights' is more than the steps of workload {config.workload!r} bear, "
+            "which need a network's weights whole; set site.shard=gradients"
+        )
 
 
 def _is_app(root: Path) -> bool:
@@ -315,6 +320,16 @@ def _check_shard(config: Config, strategy: ModuleType) -> None:
         raise ConfigError(
             f"site.shard = {config.site.shard!r} has no effect: under strategy "
             f"{config.strategy!r} the coordinator steps the optimisers; leave it out"
+        )
+    if config.site.shard == "weights" and config.eval.recalibrate:
+        raise ConfigError(
+            f"eval.recalibrate = {config.eval.recalibrate} takes steps that a site's leader takes "
+            "alone, which has no network of its own under site.shard=weights; leave one of them out"
+        )
+    if config.site.shard == "weights" and config.site.compile:
+        raise ConfigError(
+            "site.compile = True is not followed with site.shard=weights, whose weights come and "
+            "go while a network computes; leave one of them out"
         )
 
 

@@ -37,7 +37,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
-SITE = Descent.SETTINGS
+SITE = (*Descent.SETTINGS, "shard=weights")
 
 
 @dataclass

@@ -41,7 +41,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
-SITE = Descent.SETTINGS
+SITE = (*Descent.SETTINGS, "shard=weights")
 
 
 @dataclass

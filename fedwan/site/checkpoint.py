@@ -17,6 +17,8 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedwan.data.stream import Stream
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
 from fedwan.site.beside import beside_steps
@@ -137,12 +139,17 @@ class SiteCheckpoints:
     def _write(
         self, version: int, durable_version: int, tensors: State, meta: Mapping[str, Any]
     ) -> None:
-        holding, head = self._parts.replica.holding, len("optimizer:")
-        write_tensors(self._path(version), tensors, meta, lambda name: holding.take(name[head:]))
+        write_tensors(self._path(version), tensors, meta, self._fetch)
         for old in self.versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
+
+    def _fetch(self, name: str) -> Tensor:
+        """What of a checkpoint lies with other processes of the site."""
+        replica = self._parts.replica
+        part, _, name = name.partition(":")
+        return replica.take(name) if part == "model" else replica.holding.take(name)
 
     def settle(self) -> None:
         """Wait until nothing is being written.

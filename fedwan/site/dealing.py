@@ -142,6 +142,15 @@ class GradientPieces:
             hook = partial(self._note, name)
             param.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
+    def leaves(self, network: str) -> Sequence[Tensor]:
+        """See `Others`."""
+        return [param for name, param in self._params.items() if network_of(name) == network]
+
+    def kept(self, networks: Sequence[str]) -> list[Tensor]:
+        """See `Others`."""
+        params = [p for name, p in self._params.items() if network_of(name) in networks]
+        return [param.grad for param in params if param.grad is not None]
+
     def forget(self) -> None:
         """See `Others`."""
         self._kept.clear()

@@ -7,6 +7,7 @@ sends it. So a checkpoint, or moments that travel, are never whole in one proces
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,10 +16,11 @@ from torch import Tensor
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError
 from fedwan.site.dealing import Shares
-from fedwan.site.holding import GRADIENT, HeldBytes, parameter_of
+from fedwan.site.holding import GRADIENT, HeldBytes, Holding, Own, parameter_of
+from fedwan.site.team import Team
 from fedwan.state import State
 
-__all__ = ["DealtHolding", "held_bytes", "serve"]
+__all__ = ["DealtHolding", "held_bytes", "joint_norm", "load_each", "serve"]
 
 
 class DealtHolding:
@@ -32,6 +34,14 @@ class DealtHolding:
         self._shares = shares
         self._own = shares.own
         self._team = shares.team
+
+    def weights(self) -> State:
+        """See `Holding`: none."""
+        return self._own.weights()
+
+    def lending(self) -> AbstractContextManager[None]:
+        """See `Holding`."""
+        return self._own.lending()
 
     def moments(self) -> State:
         """See `Holding`."""
@@ -63,15 +73,7 @@ class DealtHolding:
 
     def load(self, moments: Mapping[str, Tensor]) -> None:
         """See `Holding`."""
-        for name in moments:
-            if parameter_of(name) not in self._own.params:
-                raise CheckpointError(
-                    f"optimiser state is of parameter {parameter_of(name)!r}, which this model "
-                    "does not have; resume with the model that the run began with"
-                )
-        self.forget()
-        for name, value in moments.items():
-            self.put(name, value)
+        load_each(self, self._own, moments)
 
     def forget(self, parameters: Collection[str] | None = None) -> None:
         """See `Holding`."""
@@ -89,12 +91,12 @@ class DealtHolding:
         if not self._shares.keeps_gradients:
             return self._own.gradient_norm(network)
         self._tell("norm", network=network)
-        return _joint_norm(self._shares, network)
+        return joint_norm(self._own, self._team, network)
 
     def num_bytes(self) -> list[HeldBytes]:
         """What each process holds, the leader first."""
         self._tell("bytes")
-        return held_bytes(self._shares)
+        return held_bytes(self._own, self._team)
 
     def _owner(self, name: str) -> int:
         is_whole = f":{GRADIENT}|" in name and not self._shares.keeps_gradients
@@ -102,6 +104,28 @@ class DealtHolding:
 
     def _tell(self, do: str, **more: object) -> None:
         self._team.tell({"do": do, **more}, {})
+
+
+def load_each(holding: Holding, own: Own, moments: Mapping[str, Tensor]) -> None:
+    """See `Holding.load`: tensor by tensor.
+
+    Args:
+        holding: of all processes.
+        own: of this process.
+        moments: by name.
+
+    Raises:
+        CheckpointError: one is of a parameter that there is none of.
+    """
+    for name in moments:
+        if parameter_of(name) not in own.params:
+            raise CheckpointError(
+                f"optimiser state is of parameter {parameter_of(name)!r}, which this model "
+                "does not have; resume with the model that the run began with"
+            )
+    holding.forget()
+    for name, value in moments.items():
+        holding.put(name, value)
 
 
 def serve(shares: Shares, inner: Mapping[str, InnerConfig], header: Mapping[str, Any]) -> None:
@@ -127,25 +151,24 @@ def serve(shares: Shares, inner: Mapping[str, InnerConfig], header: Mapping[str,
         case "begin":
             own.begin({network: inner[network] for network in header["networks"]})
         case "norm":
-            _joint_norm(shares, header["network"])
+            joint_norm(own, team, header["network"])
         case "bytes":
-            held_bytes(shares)
+            held_bytes(own, team)
 
 
-def held_bytes(shares: Shares) -> list[HeldBytes]:
+def held_bytes(own: Own, team: Team) -> list[HeldBytes]:
     """What each process holds; to be called by all of them."""
-    team = shares.team
     table = torch.zeros(team.size, len(HeldBytes._fields), dtype=torch.int64)
-    table[team.rank] = torch.tensor(shares.own.num_bytes())
+    table[team.rank] = torch.tensor(own.num_bytes())
     return [HeldBytes(*row) for row in team.sum(table).tolist()]
 
 
-def _joint_norm(shares: Shares, network: str) -> Tensor | None:
+def joint_norm(own: Own, team: Team, network: str) -> Tensor | None:
     """Of a network's gradients, which processes keep in pieces; to be called by all of them."""
-    norm = shares.own.gradient_norm(network)
-    some = next(iter(shares.own.params.values()))
+    norm = own.gradient_norm(network)
+    some = next(iter(own.params.values()))
     pair = torch.zeros(2, device=some.device)
     if norm is not None:
         pair[0], pair[1] = norm.square(), 1.0
-    square, count = shares.team.sum(pair)
+    square, count = team.sum(pair)
     return square.sqrt() if count else None

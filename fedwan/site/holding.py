@@ -9,10 +9,12 @@ share them out (`site.shard`), each has such a holding, and the leader's stands 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fedwan.config import InnerConfig
 from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
@@ -20,10 +22,22 @@ from fedwan.state import State, add_prefix, select_prefix
 from fedwan.workloads.base import Workload
 from fedwan.workloads.moments import begin_moments
 
-__all__ = ["GRADIENT", "Dealt", "HeldBytes", "Holding", "Own", "holding_of", "parameter_of"]
+__all__ = [
+    "GRADIENT",
+    "WEIGHT",
+    "Dealt",
+    "HeldBytes",
+    "Holding",
+    "Own",
+    "holding_of",
+    "local",
+    "parameter_of",
+]
 
 GRADIENT = "gradient"
 """The field of a gradient."""
+WEIGHT = "weight"
+"""That of a parameter itself, where it lies in pieces."""
 
 
 class HeldBytes(NamedTuple):
@@ -37,16 +51,20 @@ class HeldBytes(NamedTuple):
 class Holding(Protocol):
     """The gradients and moments of a workload, wherever they lie."""
 
+    def weights(self) -> State:
+        """Parameters of which this process has a piece at most, on `meta`, by parameter."""
+        ...
+
     def moments(self) -> State:
         """All moments by name, sharing memory; on `meta` those that lie with other processes."""
         ...
 
     def take(self, name: str) -> Tensor:
-        """A moment or gradient; zeros for a gradient that there is none of."""
+        """A moment, gradient or weight, whole; zeros for a gradient that there is none of."""
         ...
 
     def put(self, name: str, value: Tensor) -> None:
-        """Write a copy of a value into a moment or gradient, whether or not there was one."""
+        """Write a copy of a value into one, or make a moment or gradient of it."""
         ...
 
     def load(self, moments: Mapping[str, Tensor]) -> None:
@@ -67,6 +85,10 @@ class Holding(Protocol):
 
     def gradient_norm(self, network: str) -> Tensor | None:
         """Norm of a network's gradients, (); None if there are none."""
+        ...
+
+    def lending(self) -> AbstractContextManager[None]:
+        """What `weights` names is as it was, afterwards."""
         ...
 
 
@@ -97,6 +119,14 @@ class Own:
         }
         self._owned = self.params.keys() if owned is None else owned
 
+    def weights(self) -> State:
+        """See `Holding`: none."""
+        return {}
+
+    def lending(self) -> AbstractContextManager[None]:
+        """See `Holding`."""
+        return nullcontext()
+
     def moments(self) -> State:
         """See `Holding`."""
         flat: State = {}
@@ -108,6 +138,8 @@ class Own:
         """See `Holding`."""
         network, field, parameter = _parts(name)
         param = self.params[parameter]
+        if field == WEIGHT:
+            return param.detach()
         if field == GRADIENT:
             return torch.zeros_like(param).detach() if param.grad is None else param.grad.detach()
         value: Tensor = self._workload.optimizers[network].state[param][field]
@@ -117,13 +149,16 @@ class Own:
         """See `Holding`."""
         network, field, parameter = _parts(name)
         param = self.params[parameter]
-        if field != "step":  # which stays where it is, as torch's own `load_state_dict` has it
-            value = value.to(param.device, param.dtype)
         # A clone: an optimiser writes to it, and what it came from must not change.
-        if field == GRADIENT:
-            param.grad = value.detach().clone()
+        value = value.detach().clone()
+        if field != "step":  # which stays where it is, as torch's own `load_state_dict` has it
+            value = _cut_like(value.to(param.device, param.dtype), param)
+        if field == WEIGHT:
+            param.detach().copy_(value)
+        elif field == GRADIENT:
+            param.grad = value
         else:
-            self._workload.optimizers[network].state[param][field] = value.detach().clone()
+            self._workload.optimizers[network].state[param][field] = value
 
     def load(self, moments: Mapping[str, Tensor]) -> None:
         """See `Holding`."""
@@ -165,12 +200,16 @@ class Own:
     def _gradients(self, networks: Iterable[str]) -> list[Tensor]:
         groups = (g for n in networks for g in self._workload.optimizers[n].param_groups)
         params = (param for group in groups for param in group["params"])
-        return [param.grad.detach() for param in params if param.grad is not None]
+        return [local(param.grad.detach()) for param in params if param.grad is not None]
 
     def _names(self, network: str) -> list[str]:
-        head = f"{network}/"
-        tensors = {n: p.detach() for n, p in self.params.items() if n.startswith(head)}
-        return parameter_names(self._workload.optimizers[network], tensors)
+        names = {param: name for name, param in self.params.items()}
+        groups = self._workload.optimizers[network].param_groups
+        params = [param for group in groups for param in group["params"]]
+        if not all(param in names for param in params):
+            tensors = {name: param.detach() for name, param in self.params.items()}
+            return parameter_names(self._workload.optimizers[network], tensors)
+        return [names[param] for param in params]
 
 
 def holding_of(workload: Workload) -> Holding:
@@ -194,5 +233,17 @@ def _parts(name: str) -> tuple[str, str, str]:
     return network, field, parameter
 
 
+def local(tensor: Tensor) -> Tensor:
+    """What of a tensor lies with this process, sharing memory."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def _cut_like(value: Tensor, param: Tensor) -> Tensor:
+    """This process's piece of a value, if the parameter is in pieces."""
+    if not isinstance(param, DTensor):
+        return value
+    return distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
+
+
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sum(part.numel() * part.element_size() for part in map(local, tensors))

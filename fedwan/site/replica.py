@@ -17,7 +17,7 @@ from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.fragments import Fragment
-from fedwan.site.holding import GRADIENT, holding_of, parameter_of
+from fedwan.site.holding import GRADIENT, WEIGHT, holding_of, parameter_of
 from fedwan.state import (
     Layout,
     OnDemand,
@@ -68,6 +68,7 @@ class Replica:
         self.layout: Layout = layout_of(trained)
         self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
         self.holding = holding_of(workload)
+        self.live |= self.holding.weights()
         self._share_moments()
         self.base: State = {n: self._widen(n, self.take(n)).clone() for n in self.live}
         self.initial_sha256 = hash_state(self.base)
@@ -98,14 +99,22 @@ class Replica:
     def take(self, name: str) -> Tensor:
         """A live tensor, wherever it lies."""
         value = self.live[name]
-        return self.holding.take(optimizer_name(name)) if value.is_meta else value
+        return self.holding.take(_held(name)) if value.is_meta else value
 
-    def _put(self, name: str, value: Tensor) -> None:
+    def put(self, name: str, value: Tensor) -> None:
         """Write a value into a live tensor, wherever it lies."""
         if self.live[name].is_meta:
-            self.holding.put(optimizer_name(name), value)
+            self.holding.put(_held(name), value)
         else:
             self.live[name].copy_(value)
+
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[Tensor]:
+        """A live tensor to change in place, wherever it lies."""
+        value = self.take(name)
+        yield value
+        if self.live[name].is_meta:
+            self.put(name, value)
 
     def delta(self) -> Mapping[str, Tensor]:
         """Δ = global - local for parameters, local values for the rest; made when taken."""
@@ -113,7 +122,7 @@ class Replica:
 
     def _delta_of(self, name: str) -> Tensor:
         is_parameter = self.layout[name].role is Role.PARAMETER
-        return self.base[name] - self.live[name] if is_parameter else self.take(name)
+        return self.base[name] - self.take(name) if is_parameter else self.take(name)
 
     def take_delta(self, fragment: Fragment, room: State) -> None:
         """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
@@ -122,7 +131,7 @@ class Replica:
         """
         for name, spec in fragment.layout.items():
             if spec.role is Role.PARAMETER:
-                torch.sub(self.base[name], self.live[name], out=room[name])
+                torch.sub(self.base[name], self.take(name), out=room[name])
             else:
                 room[name].copy_(self.take(name))
 
@@ -156,20 +165,23 @@ class Replica:
             correction: if given, parameters are moved by it instead.
         """
         for name, spec in fragment.layout.items():
-            live, base = self.live[name], self.base[name]
+            base = self.base[name]
             if spec.role is Role.PARAMETER and correction is not None:
-                live.add_(correction[name])
+                with self._changing(name) as live:
+                    live.add_(correction[name])
             elif spec.role is Role.PARAMETER and alpha:
-                live.lerp_(base.to(live.dtype), 1.0 - alpha)
+                with self._changing(name) as live:
+                    live.lerp_(base.to(live.dtype), 1.0 - alpha)
             else:
-                self._put(name, base)
+                self.put(name, base)
         self._forget_moments(fragment.layout)
         refresh_spectral_norm(self._trained)
 
     def owe(self, owed: State) -> None:
         """L ← l - e: keep in the local weights what error feedback has not sent yet."""
         for name, value in owed.items():
-            self.live[name].sub_(value.to(self.live[name].device, self.live[name].dtype))
+            with self._changing(name) as live:
+                live.sub_(value.to(live.device, live.dtype))
         if owed:
             refresh_spectral_norm(self._trained)
 
@@ -183,12 +195,12 @@ class Replica:
             if self.layout[name].role is Role.PARAMETER:
                 self.holding.put(_gradient(name), value)
             else:
-                self._put(name, value)
+                self.put(name, value)
 
     def reset(self) -> None:
         """Local = global: throw the steps since the last update away."""
         for name in self.live:
-            self._put(name, self.base[name])
+            self.put(name, self.base[name])
         refresh_spectral_norm(self._trained)
 
     def adopt(self, weights: State) -> None:
@@ -201,7 +213,7 @@ class Replica:
     def load_live(self, weights: State) -> None:
         """Set the local weights and leave the global ones: steps taken since the last update."""
         for name, value in weights.items():
-            self._put(name, value)
+            self.put(name, value)
 
     def load_local(self, buffers: State) -> None:
         """Set the buffers of `local` that are named."""
@@ -223,19 +235,20 @@ class Replica:
 
         Costs a second copy of the model meanwhile.
         """
-        model = {name: value for name, value in self.live.items() if not is_moment(name)}
-        present = model | self.local
+        here = {n: v for n, v in self.live.items() if not (is_moment(n) or v.is_meta)}
+        present = here | self.local
         kept = {name: value.clone() for name, value in present.items()}
         modules = [m for network in self._trained.values() for m in network.modules()]
         modes = [module.training for module in modules]
         try:
-            for name, value in weights.items():
-                if not is_moment(name):
-                    model[name].copy_(value)
-            refresh_spectral_norm(self._trained)
-            for network in self._trained.values():
-                network.eval()
-            yield
+            with self.holding.lending():
+                for name, value in weights.items():
+                    if not is_moment(name):
+                        self.put(name, value)
+                refresh_spectral_norm(self._trained)
+                for network in self._trained.values():
+                    network.eval()
+                yield
         finally:
             for name, value in kept.items():
                 present[name].copy_(value)
@@ -255,6 +268,11 @@ class Replica:
         """The inverse of `optimizer_state`."""
         self.holding.load(flat)
         self._share_moments()
+
+
+def _held(name: str) -> str:
+    """The name in a holding of a live tensor that lies elsewhere: a moment or a parameter."""
+    return optimizer_name(name if is_moment(name) else f"{name}|{WEIGHT}")
 
 
 def _gradient(parameter: str) -> str:

@@ -39,6 +39,14 @@ def autocast(precision: str, device: torch.device, **options: bool) -> AbstractC
 class Others(Protocol):
     """Processes that take each step with this one, where they share its gradients out."""
 
+    def leaves(self, network: str) -> Sequence[Tensor]:
+        """Tensors whose gradients a backward pass of one network makes."""
+        ...
+
+    def kept(self, networks: Sequence[str]) -> list[Tensor]:
+        """Complete gradients, or pieces of them, that this process keeps, sharing memory."""
+        ...
+
     def forget(self) -> None:
         """Gradients of the step are computed from the beginning, for whatever reason."""
         ...
@@ -117,9 +125,8 @@ class Descent:
         Raises:
             FedwanError: gradients are not finite at any loss scale.
         """
-        params = [p for name in names for p in self.networks[name].parameters()]
         losses = self._compute(names, batch, backward)
-        while not self._unscale(params):
+        while not self._unscale(names):
             losses = self._compute(names, batch, backward)
         reduce(names)
         norm_of = None if self.others is None else self.others.norm
@@ -138,7 +145,8 @@ class Descent:
             loss: a scalar.
             keep_graph: another loss of the same graph is still to come.
         """
-        params = list(self.networks[name].parameters())
+        network, others = self.networks[name], self.others
+        params = list(network.parameters()) if others is None else others.leaves(name)
         if self._weight != 1:
             loss = _full(loss) * self._weight
         # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.
@@ -146,13 +154,15 @@ class Descent:
         if self.others is not None:
             self.others.collect(name)
 
-    def _unscale(self, params: Sequence[Tensor]) -> bool:
+    def _unscale(self, names: Sequence[str]) -> bool:
         """Whether the gradients are finite, and then unscaled."""
         if self._scale is None:
             return True
-        is_finite = self._scale.unscale([p.grad for p in params if p.grad is not None])
-        if self.others is not None:
-            is_finite = self.others.agree(is_finite)
+        if self.others is None:
+            params = [p for name in names for p in self.networks[name].parameters()]
+            is_finite = self._scale.unscale([p.grad for p in params if p.grad is not None])
+        else:
+            is_finite = self.others.agree(self._scale.unscale(self.others.kept(names)))
         self._scale.update(is_finite)
         return is_finite
 

@@ -1,0 +1,106 @@
+"""What the processes of a site have in common, whoever leads: see `fedwan.site.sharing`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.tensor import DTensor
+
+from fedwan.site.dealing import GradientPieces, Shares, Turns
+from fedwan.site.splitting import Split
+from fedwan.site.team import Team
+from fedwan.state import State, hash_state
+from fedwan.workloads.base import Batch, Workload
+from fedwan.workloads.descent import Descending
+
+__all__ = [
+    "average_gradients",
+    "digest",
+    "gradients_of",
+    "in_pieces",
+    "of_network",
+    "part_of",
+    "share_out",
+    "whole_weights",
+]
+
+
+def share_out(
+    workload: Workload, team: Team, shard: str, device: torch.device
+) -> Shares | Split | None:
+    """Share out what `site.shard` says, among the processes of a team; None if that is nothing.
+
+    Args:
+        workload: of this process; its optimisers and parameters are hooked into, or changed.
+        team: that this process belongs to; all of them call this.
+        shard: the setting.
+        device: of this process.
+    """
+    if shard == "none":
+        return None
+    assert isinstance(workload, Descending), "what follows site.shard has a descent"
+    if shard == "weights":
+        split = Split(workload, team, device)
+        workload.descent.others = split
+        return split
+    shares = Shares(workload, team, keeps_gradients=shard == "gradients")
+    Turns(workload, shares)
+    if shares.keeps_gradients:
+        workload.descent.others = GradientPieces(shares)
+    return shares
+
+
+def average_gradients(
+    workload: Workload, team: Team, shares: Shares | Split | None, names: Sequence[str]
+) -> None:
+    """Replace gradients by their mean over all processes, unless they are that already."""
+    if not in_pieces(shares):
+        team.average(list(gradients_of(workload, names).values()))
+
+
+def in_pieces(shares: Shares | Split | None) -> bool:
+    """Whether averaged gradients are shared out."""
+    return shares is not None and shares.keeps_gradients
+
+
+def whole_weights(workload: Workload) -> State:
+    """Every tensor that is whole, those that never travel included, sharing memory."""
+    return {
+        f"{network}/{name}": tensor.detach()
+        for network, module in workload.networks.items()
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
+        if not isinstance(tensor, DTensor)
+    }
+
+
+def of_network(network: str, weights: State) -> State:
+    """Those of one network."""
+    return {name: value for name, value in weights.items() if name.startswith(f"{network}/")}
+
+
+def gradients_of(workload: Workload, networks: Sequence[str]) -> State:
+    """Those that there are, by parameter."""
+    return {
+        f"{network}/{name}": param.grad
+        for network in networks
+        for name, param in workload.networks[network].named_parameters()
+        if param.grad is not None
+    }
+
+
+def part_of(batch: Batch, team: Team) -> Batch:
+    """This process's part of a batch."""
+    return Batch(*(tensor.chunk(team.size)[team.rank] for tensor in batch))
+
+
+def digest(workload: Workload) -> str:
+    """Of parameters that are whole: running statistics are processes' own until the leader's."""
+    return hash_state(
+        {
+            f"{network}/{name}": parameter
+            for network, module in workload.networks.items()
+            for name, parameter in module.named_parameters()
+            if not isinstance(parameter, DTensor)
+        }
+    )
