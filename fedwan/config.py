@@ -142,7 +142,8 @@ class SiteConfig:
     are averaged before an optimiser or a strategy sees them."""
     shard: str = "none"
     """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
-    inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2)."""
+    inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2);
+    `weights`, these and the weights (ZeRO-3)."""
 
 
 @dataclass

@@ -16,12 +16,10 @@ from fedwan.data import open_shard
 from fedwan.data.stream import Stream
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedSite, simulate
-from fedwan.site.dealt import DealtHolding
 from fedwan.site.follower import shared
 from fedwan.site.holding import HeldBytes
 from fedwan.site.replica import Replica
 from fedwan.site.sharing import SharedWorkload
-from fedwan.site.splitting import SplitHolding
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import keep_local
 
@@ -57,7 +55,6 @@ class Taken(NamedTuple):
         return self.replica.global_sha256(), hash_state(self.moments())
 
     def num_bytes(self) -> list[HeldBytes]:
-        assert isinstance(self.leader.holding, DealtHolding | SplitHolding)
         return self.leader.holding.num_bytes()
 
 

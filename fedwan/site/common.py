@@ -41,7 +41,7 @@ def share_out(
         return None
     assert isinstance(workload, Descending), "what follows site.shard has a descent"
     if shard == "weights":
-        split = Split(workload, team, device)
+        split = Split(workload, team, device, workload.descent.twice)
         workload.descent.others = split
         return split
     shares = Shares(workload, team, keeps_gradients=shard == "gradients")

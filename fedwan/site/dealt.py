@@ -159,7 +159,7 @@ def serve(shares: Shares, inner: Mapping[str, InnerConfig], header: Mapping[str,
 def held_bytes(own: Own, team: Team) -> list[HeldBytes]:
     """What each process holds; to be called by all of them."""
     table = torch.zeros(team.size, len(HeldBytes._fields), dtype=torch.int64)
-    table[team.rank] = torch.tensor(own.num_bytes())
+    table[team.rank] = torch.tensor(own.num_bytes()[0])
     return [HeldBytes(*row) for row in team.sum(table).tolist()]
 
 

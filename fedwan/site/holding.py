@@ -91,6 +91,10 @@ class Holding(Protocol):
         """What `weights` names is as it was, afterwards."""
         ...
 
+    def num_bytes(self) -> list[HeldBytes]:
+        """What each process holds, the leader first."""
+        ...
+
 
 @runtime_checkable
 class Dealt(Protocol):
@@ -191,11 +195,11 @@ class Own:
         total: Tensor = torch.linalg.vector_norm(norms)
         return total
 
-    def num_bytes(self) -> HeldBytes:
-        """Bytes that this process holds."""
+    def num_bytes(self) -> list[HeldBytes]:
+        """See `Holding`: of this process alone."""
         weights = [param.detach() for param in self.params.values()]
         gradients = self._gradients(self._workload.optimizers)
-        return HeldBytes(*map(_num_bytes, (weights, gradients, self.moments().values())))
+        return [HeldBytes(*map(_num_bytes, (weights, gradients, self.moments().values())))]
 
     def _gradients(self, networks: Iterable[str]) -> list[Tensor]:
         groups = (g for n in networks for g in self._workload.optimizers[n].param_groups)

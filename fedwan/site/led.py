@@ -63,7 +63,9 @@ def _next(
             return header, told
         assert shares is not None, header["do"]
         if header["do"] in ("sample", "evaluate"):
+            assert isinstance(shares, Split)
             _compute(workload, header, told)
+            shares.rest()
         elif isinstance(shares, Split):
             shares.serve(inner, header, told)
         else:

@@ -106,19 +106,23 @@ class SharedWorkload:
 
     def sample(self, num: int, seed: int) -> Tensor:
         """The leader's own."""
-        self._have_computed("sample", {}, seed, num=num)
-        return self._workload.sample(num, seed)
+        with self._computing("sample", {}, {"num": num, "seed": seed}):
+            return self._workload.sample(num, seed)
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """The leader's own."""
-        self._have_computed("evaluate", real._asdict(), seed)
-        return self._workload.evaluate(real, seed)
+        with self._computing("evaluate", real._asdict(), {"seed": seed}):
+            return self._workload.evaluate(real, seed)
 
-    def _have_computed(self, do: str, tensors: State, seed: int, **more: int) -> None:
-        """Where weights are in pieces, the others must compute what the leader does."""
+    @contextmanager
+    def _computing(self, do: str, tensors: State, more: Mapping[str, int]) -> Iterator[None]:
+        """Where weights are in pieces, the others compute what the leader does."""
         if isinstance(self._shares, Split):
             modes = {name: network.training for name, network in self.networks.items()}
-            self._team.tell({"do": do, "seed": seed, "modes": modes, **more}, tensors)
+            self._team.tell({"do": do, "modes": modes, **more}, tensors)
+        yield
+        if isinstance(self._shares, Split):
+            self._shares.rest()
 
     def stop(self) -> bool:
         """Let the others go; whether all ended on the same weights."""

@@ -32,9 +32,11 @@ class Split:
     """A workload's trained networks in pieces; `fedwan.workloads.descent.Others` for its descent.
 
     Args:
-        workload: of this process, whose networks and optimisers are changed in place.
+        workload: of this process, whose networks and optimisers are changed in place. A network
+            that is differentiated twice is whole from its first forward pass to the end of a step.
         team: that it belongs to.
         device: of this process.
+        twice: networks that are differentiated twice.
 
     Attributes:
         own: this process's holding, of pieces.
@@ -43,7 +45,9 @@ class Split:
 
     keeps_gradients = True
 
-    def __init__(self, workload: Workload, team: Team, device: torch.device) -> None:
+    def __init__(
+        self, workload: Workload, team: Team, device: torch.device, twice: Collection[str]
+    ) -> None:
         # No network of ours changes a layer's output in place, which is what it warns of.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
         mesh = DeviceMesh(device.type, list(range(team.size)))
@@ -52,10 +56,11 @@ class Split:
             network = workload.networks[name]
             names = {param: key for key, param in network.named_parameters()}
             stepped = [[names[p] for p in group["params"]] for group in optimizer.param_groups]
-            self._leaves[name] = _split(network, mesh)
+            self._leaves[name] = _split(network, mesh, stays=name in twice)
             params = dict(network.named_parameters())
             for group, keys in zip(optimizer.param_groups, stepped, strict=True):
                 group["params"] = [params[key] for key in keys]
+        self._staying = [workload.networks[name] for name in twice]
         self.own = Own(workload)
         self.team = team
         self._lent: dict[str, Tensor] = {}
@@ -72,6 +77,13 @@ class Split:
 
     def settle(self, networks: Sequence[str]) -> None:
         """See `Others`."""
+        self.rest()
+
+    def rest(self) -> None:
+        """Nothing is whole any more; to be called when what had to stay so is computed."""
+        for network in self._staying:
+            for module in _cut_modules(network):
+                module.reshard()
 
     def kept(self, networks: Sequence[str]) -> list[Tensor]:
         """See `Others`."""
@@ -194,20 +206,26 @@ class SplitHolding:
         self._split.team.tell({"do": do, **more}, {})
 
 
-def _split(network: nn.Module, mesh: DeviceMesh) -> list[Tensor]:
+def _split(network: nn.Module, mesh: DeviceMesh, *, stays: bool) -> list[Tensor]:
     """Cut a network's parameters into pieces; what they are while they are whole."""
     modules = [m for m in network.modules() if m is not network]
     for module in reversed(modules):
         if next(module.parameters(recurse=False), None) is not None:
-            fully_shard(module, mesh=mesh, reshard_after_forward=True)
-    fully_shard(network, mesh=mesh, reshard_after_forward=True)
+            fully_shard(module, mesh=mesh, reshard_after_forward=not stays)
+    fully_shard(network, mesh=mesh, reshard_after_forward=not stays)
     leaves: list[Tensor] = []
-    for module in network.modules():
-        if isinstance(module, FSDPModule):
-            module.unshard()  # module by module: never whole at once
-            leaves += module.parameters(recurse=False)
-            module.reshard()
+    for module in _cut_modules(network):
+        if stays:
+            module.set_reshard_after_backward(False, recurse=False)
+        module.unshard()  # module by module: never whole at once
+        leaves += module.parameters(recurse=False)
+        module.reshard()
     return leaves
+
+
+def _cut_modules(network: nn.Module) -> list[Any]:
+    """Those that have pieces of their own: modules, and `FSDPModule`."""
+    return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
 def _nowhere(tensor: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ So a step that a recipe returns from is a completed one, and what had to be repe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
@@ -74,9 +74,11 @@ class Descent:
     Args:
         config: resolved.
         networks: that are trained, on their device.
+        twice: those whose losses hold gradients, and are differentiated again.
 
     Attributes:
         networks: the same.
+        twice: the same.
         optimizers: the inner optimiser of each.
         others: who shares gradients out with this process; None where it keeps them.
     """
@@ -84,8 +86,11 @@ class Descent:
     SETTINGS = ("precision", "accumulate", "recompute", "compile", "shard")
     """Under `site.*`, that it follows; for a recipe's `SITE`."""
 
-    def __init__(self, config: Config, networks: Mapping[str, nn.Module]) -> None:
+    def __init__(
+        self, config: Config, networks: Mapping[str, nn.Module], twice: Collection[str] = ()
+    ) -> None:
         self.networks = networks
+        self.twice = twice
         self.optimizers = build_optimizers(config.inner, networks)
         self._inner = config.inner
         self._site = config.site

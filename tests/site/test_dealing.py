@@ -23,6 +23,7 @@ from fedwan.site.sharing import SharedWorkload, alone
 from fedwan.state import State, hash_state, read_tensors
 from fedwan.workloads.base import Batch, keep_local
 from fedwan.workloads.optim import step_optimizers
+from tests.sites.test_distill import teach
 from tests.teams import CLIPPED, CPU, FLOW, GAN, PIX2PIX, asked, run, site
 
 PIECES = ("optimizer", "gradients")
@@ -113,6 +114,18 @@ def test_what_is_shared_out_leads_where_whole_optimisers_do(case: str) -> None:
         assert ends["gradients"] == ends["none"]
     else:  # averaged part by part, not after their sum: another order of the same terms
         torch.testing.assert_close(weights["gradients"], weights["none"], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_student_and_its_target_follow_what_is_shared_out(tmp_path: Path) -> None:
+    teacher = teach(tmp_path, network="mlp", width=16, depth=2, euler_steps=6)
+    words = ("workload=distill", f"model.teacher={teacher}", "data.batch=8")
+    ends = {}
+    for shard in ("none", *PIECES):
+        with site(asked(shard, *words)) as taken:
+            taken.step(3)
+            ends[shard] = (*taken.sha256(), hash_state(taken.replica.local))
+    assert ends["optimizer"] == ends["none"] and ends["gradients"] == ends["none"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from fedwan.errors import ConfigError, FedwanError
 from fedwan.site import follower
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.state import State, hash_state, read_tensors
-from tests.teams import CLIPPED, FLOW, PIX2PIX, asked, run, site
+from tests.teams import CLIPPED, FLOW, GAN, PIX2PIX, asked, run, site
 
 SMALL = (*PIX2PIX, "data.batch=4")
 DIT = (*FLOW, "model.network=dit")
@@ -23,14 +23,16 @@ def asked_of(*words: str) -> None:
 
 
 def test_a_recipe_that_needs_whole_weights_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'weights' is more than the steps of workload 'gan'"):
-        asked_of("workload=gan")
+    with pytest.raises(ConfigError, match="'weights' is more than the steps of workload 'distill'"):
+        asked_of("workload=distill", "model.teacher=/nowhere")
 
 
 def test_settings_that_weights_in_pieces_do_not_bear_are_refused() -> None:
     words = ("workload=pix2pix", "data.name=photo_edges", "model.statistics=running")
     with pytest.raises(ConfigError, match="eval.recalibrate = 2 takes steps that .* alone"):
         asked_of(*words, "eval.recalibrate=2")
+    with pytest.raises(ConfigError, match="model.spectral_norm = True needs the discriminator's"):
+        asked_of("workload=gan", "model.spectral_norm=true")
     with pytest.raises(ConfigError, match="site.compile = True is not followed with site.shard"):
         asked_of("workload=flow", "site.compile=true")
 
@@ -39,12 +41,14 @@ CASES = {
     "mlp": (*FLOW, "inner.velocity.name=sgd", "inner.velocity.beta1=0.9"),
     "dit, bf16": (*DIT, "site.precision=bf16-mixed"),
     "two networks": SMALL,
+    "second derivatives": (*GAN, "model.n_critic=2", "model.gamma_fake=0.1"),
+    "second derivatives, accumulate": (*GAN, "site.accumulate=2"),
     "recompute": (*SMALL, "site.recompute=true"),
     "accumulate": (*FLOW, "site.accumulate=2"),
     "16-mixed": (*FLOW, "site.precision=16-mixed"),
     "clipped": (*SMALL, *CLIPPED),
 }
-ROUNDED = ("accumulate", "clipped")
+ROUNDED = ("accumulate", "clipped", "second derivatives, accumulate")
 """Sums in another order: of parts, of squares."""
 
 
@@ -95,11 +99,12 @@ def test_other_weights_are_shown_to_all_processes_and_leave_no_trace() -> None:
 
 
 RUNS = {
-    "diloco, moments averaged": ("strategy=diloco", "inner.velocity.state=average"),
-    "local_sgd, topk2": ("strategy=local_sgd", "codec.up=topk2"),
-    "streaming": ("strategy=streaming_diloco", "stream.tau=2", "checkpoint.every=1"),
-    "eager": ("strategy=eager_diloco", "stream.tau=1"),
-    "sync": ("strategy=sync", "h=1"),
+    "diloco, moments averaged": (*FLOW, "strategy=diloco", "inner.velocity.state=average"),
+    "local_sgd, topk2": (*FLOW, "strategy=local_sgd", "codec.up=topk2"),
+    "streaming": (*FLOW, "strategy=streaming_diloco", "stream.tau=2", "checkpoint.every=1"),
+    "eager": (*FLOW, "strategy=eager_diloco", "stream.tau=1"),
+    "sync": (*FLOW, "strategy=sync", "h=1"),
+    "second derivatives": (*GAN, "strategy=diloco"),
 }
 
 
@@ -108,7 +113,7 @@ RUNS = {
 def test_a_run_ends_on_the_same_bits_with_weights_in_pieces(tmp_path: Path, case: str) -> None:
     ends = {}
     for shard in ("none", "weights"):
-        ends[shard] = run(tmp_path / shard, asked(shard, *FLOW, *RUNS[case]))
+        ends[shard] = run(tmp_path / shard, asked(shard, *RUNS[case]))
     assert len(set(ends["none"][1])) == 1
     assert ends["weights"] == ends["none"]
 
