@@ -315,6 +315,13 @@ def _check_shard(config: Config, strategy: ModuleType) -> None:
     """Refuse to share out what sites do not have: moments, where their optimisers never step."""
     if config.site.shard == "none":
         return
+    from fedwan.workloads.moments import has_moments
+
+    if config.site.shard == "optimizer" and not any(map(has_moments, config.inner.values())):
+        raise ConfigError(
+            "site.shard = 'optimizer' has no effect on sgd without momentum, which has no moments; "
+            "leave it out, or set site.shard=gradients"
+        )
     built = strategy.build(config)
     if built.contributes == "gradient" and built.clock == "samples":
         raise ConfigError(

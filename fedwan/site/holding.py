@@ -250,4 +250,6 @@ def _cut_like(value: Tensor, param: Tensor) -> Tensor:
 
 
 def _num_bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(part.numel() * part.element_size() for part in map(local, tensors))
+    """Of the memory that these tensors, or pieces of them, lie in."""
+    blocks = [local(tensor).untyped_storage() for tensor in tensors]
+    return sum({block.data_ptr(): block.nbytes() for block in blocks}.values())

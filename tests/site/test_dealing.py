@@ -53,6 +53,8 @@ def test_words_that_are_none_of_them_and_what_cannot_be_shared_out_are_refused()
         asked("optimiser")
     with pytest.raises(ConfigError, match="no effect: under strategy 'parameter_server'"):
         load_run(None, ["strategy=parameter_server", "site.processes=2", "site.shard=optimizer"])
+    with pytest.raises(ConfigError, match="'optimizer' has no effect on sgd without momentum"):
+        asked("optimizer", *FLOW, "inner.velocity.name=sgd", "inner.velocity.beta1=0")
     words = ["workload=lightning", "model.module=tests.lightning.modules:Net"]
     with pytest.raises(ConfigError, match="site.shard = 'gradients' has no effect: the steps of"):
         load_run(None, [*words, "site.processes=2", "site.shard=gradients"])
