@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from fedwan.site.dealing import GradientPieces, Shares, Turns
-from fedwan.site.splitting import Split
+from fedwan.site.holding import is_cut
 from fedwan.site.team import Team
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import Batch, Workload
 from fedwan.workloads.descent import Descending
+
+if TYPE_CHECKING:
+    from fedwan.site.splitting import Split
 
 __all__ = [
     "average_gradients",
@@ -41,6 +44,9 @@ def share_out(
         return None
     assert isinstance(workload, Descending), "what follows site.shard has a descent"
     if shard == "weights":
+        # Imported here: it takes most of a second, which every other site would wait for.
+        from fedwan.site.splitting import Split
+
         split = Split(workload, team, device, workload.descent.twice)
         workload.descent.others = split
         return split
@@ -70,7 +76,7 @@ def whole_weights(workload: Workload) -> State:
         f"{network}/{name}": tensor.detach()
         for network, module in workload.networks.items()
         for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-        if not isinstance(tensor, DTensor)
+        if not is_cut(tensor)
     }
 
 
@@ -101,6 +107,6 @@ def digest(workload: Workload) -> str:
             f"{network}/{name}": parameter
             for network, module in workload.networks.items()
             for name, parameter in module.named_parameters()
-            if not isinstance(parameter, DTensor)
+            if not is_cut(parameter)
         }
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -63,6 +64,8 @@ class Shares:
         keeps_gradients: the same.
         is_alone: whether this process takes a step without the others.
     """
+
+    cuts_weights: Literal[False] = False
 
     def __init__(self, workload: Workload, team: Team, *, keeps_gradients: bool) -> None:
         params = Own(workload).params

@@ -14,7 +14,6 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from fedwan.config import InnerConfig
 from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
@@ -30,6 +29,7 @@ __all__ = [
     "Holding",
     "Own",
     "holding_of",
+    "is_cut",
     "local",
     "parameter_of",
 ]
@@ -239,13 +239,22 @@ def _parts(name: str) -> tuple[str, str, str]:
 
 def local(tensor: Tensor) -> Tensor:
     """What of a tensor lies with this process, sharing memory."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    piece: Tensor = tensor.to_local() if is_cut(tensor) else tensor  # type: ignore[attr-defined]
+    return piece
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether it is a `DTensor`, which takes half a second to import where there is none."""
+    return hasattr(tensor, "to_local")
 
 
 def _cut_like(value: Tensor, param: Tensor) -> Tensor:
     """This process's piece of a value, if the parameter is in pieces."""
-    if not isinstance(param, DTensor):
+    if not is_cut(param):
         return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(param, DTensor)
     return distribute_tensor(value, param.device_mesh, param.placements, src_data_rank=None)
 
 

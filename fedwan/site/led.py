@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,10 +20,12 @@ from fedwan.site.common import (
 )
 from fedwan.site.dealing import Shares
 from fedwan.site.dealt import serve
-from fedwan.site.splitting import Split
 from fedwan.site.team import Team
 from fedwan.state import State, select_prefix
 from fedwan.workloads.base import Batch, Following, Keeping, Workload, keep_local
+
+if TYPE_CHECKING:
+    from fedwan.site.splitting import Split
 
 __all__ = ["follow"]
 
@@ -63,10 +65,10 @@ def _next(
             return header, told
         assert shares is not None, header["do"]
         if header["do"] in ("sample", "evaluate"):
-            assert isinstance(shares, Split)
+            assert shares.cuts_weights
             _compute(workload, header, told)
             shares.rest()
-        elif isinstance(shares, Split):
+        elif shares.cuts_weights:
             shares.serve(inner, header, told)
         else:
             serve(shares, inner, header)

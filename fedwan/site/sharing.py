@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -30,10 +30,12 @@ from fedwan.site.common import (
 from fedwan.site.dealing import Shares
 from fedwan.site.dealt import DealtHolding
 from fedwan.site.holding import Holding, Own
-from fedwan.site.splitting import Split, SplitHolding
 from fedwan.site.team import Team
 from fedwan.state import State, add_prefix
 from fedwan.workloads.base import Batch, Following, Keeping, Reduce, Workload
+
+if TYPE_CHECKING:
+    from fedwan.site.splitting import Split
 
 __all__ = ["SharedWorkload", "alone"]
 
@@ -117,11 +119,11 @@ class SharedWorkload:
     @contextmanager
     def _computing(self, do: str, tensors: State, more: Mapping[str, int]) -> Iterator[None]:
         """Where weights are in pieces, the others compute what the leader does."""
-        if isinstance(self._shares, Split):
+        if self._shares is not None and self._shares.cuts_weights:
             modes = {name: network.training for name, network in self.networks.items()}
             self._team.tell({"do": do, "modes": modes, **more}, tensors)
         yield
-        if isinstance(self._shares, Split):
+        if self._shares is not None and self._shares.cuts_weights:
             self._shares.rest()
 
     def stop(self) -> bool:
@@ -181,7 +183,7 @@ def alone(workload: Workload) -> Iterator[Workload]:
     elif workload._shares is None:
         yield workload._workload
     else:
-        assert isinstance(workload._shares, Shares), "no process has networks of its own"
+        assert not workload._shares.cuts_weights, "no process has networks of its own"
         with workload._shares.alone():
             yield workload._workload
 
@@ -190,7 +192,7 @@ def _holding(workload: Workload, shares: Shares | Split | None) -> Holding:
     """That of all processes, for the leader."""
     if shares is None:
         return Own(workload)
-    return SplitHolding(shares) if isinstance(shares, Split) else DealtHolding(shares)
+    return shares.holding() if shares.cuts_weights else DealtHolding(shares)
 
 
 def _marks(state: State) -> dict[str, tuple[int, int]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class Split:
     """
 
     keeps_gradients = True
+    cuts_weights: Literal[True] = True
 
     def __init__(
         self, workload: Workload, team: Team, device: torch.device, twice: Collection[str]
@@ -102,6 +103,10 @@ class Split:
         """A tensor of a holding in host memory; to be called by all processes."""
         value = self.own.take(name)
         return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+
+    def holding(self) -> SplitHolding:
+        """That of all processes, for the leader."""
+        return SplitHolding(self)
 
     def keep(self) -> None:
         """Remember this process's pieces of the weights."""
