@@ -3,17 +3,20 @@
     python benchmarks/site.py [--quick] [--full] [--path FOLDER] --json PATH
 
 The variants of a table that is often shown for pix2pix on one GPU: as it is, data parallel, half
-precision, accumulation of 4, gradients clipped at norm 2; beside them recomputed blocks. On a CPU
-the networks are small and learn from `photo_edges`, 32x32 pixels, batches of 16. On a GPU, or with
-`--full`, they have 57,182,660 values and learn from 400 pairs of 256x256 pixels, one at a time: a
-folder of yours, or `photo_edges` enlarged. Under accumulation and data parallel a part of the batch
-is as large as the others' batch, so that an epoch has a quarter, or half, of their steps; data
-parallel is left out where there is one GPU.
+precision, accumulation of 4, gradients clipped at norm 2, ZeRO; beside them recomputed blocks. On
+a CPU the networks are small and learn from `photo_edges`, 32x32 pixels, batches of 16. On a GPU, or
+with `--full`, they have 57,182,660 values and learn from 400 pairs of 256x256 pixels, one at a
+time: a folder of yours, or `photo_edges` enlarged. Under accumulation and several processes a part
+of the batch is as large as the others' batch, so that an epoch has a quarter, or half, of their
+steps; several processes are left out where there is one GPU.
 
 Losses are means over the epoch: the discriminator's, and the generator's with 100 times its L1.
 `--quick` takes a twentieth of an epoch, at least two steps, and scales its time up.
 
-Row: variant device size steps epoch_s d_loss g_loss
+`held_mb` is what a process holds of weights, gradients and moments between two steps, the most of
+all processes, in 1e6 bytes.
+
+Row: variant device size steps epoch_s held_mb d_loss g_loss
 """
 
 from __future__ import annotations
@@ -41,6 +44,7 @@ from fedwan.config import Config  # noqa: E402
 from fedwan.data import find_source, open_shard  # noqa: E402
 from fedwan.rng import NamedGenerators  # noqa: E402
 from fedwan.site.follower import shared  # noqa: E402
+from fedwan.site.holding import holding_of  # noqa: E402
 from fedwan.site.service import choose_device  # noqa: E402
 from fedwan.workloads.base import keep_local  # noqa: E402
 
@@ -69,6 +73,12 @@ def variants(device: torch.device) -> list[Variant]:
     found = [
         Variant("baseline"),
         Variant("data parallel, 2", ("site.processes=2",), processes=2),
+        *(
+            Variant(
+                f"ZeRO-{stage}, 2", ("site.processes=2", f"site.partition={partition}"), processes=2
+            )
+            for stage, partition in enumerate(("optimizer", "gradients", "weights"), start=1)
+        ),
         Variant(f"AMP, {half}", (f"site.precision={half}",)),
         Variant("accumulation of 4", ("site.accumulate=4",), times=4),
         Variant(
@@ -142,12 +152,14 @@ def _train(config: Config, device: torch.device, *, is_quick: bool) -> dict[str,
         seen = [workload.step(stream.next_batch(), rng, keep_local) for _ in range(num_steps)]
         _settle(device)
         seconds = time.perf_counter() - began
+        held_mb = max(sum(held) for held in holding_of(workload).num_bytes()) / 1e6
     for losses in seen:
         for name, loss in losses.items():
             sums[name] = sums.get(name, 0.0) + float(loss) / num_steps
     return {
         "steps": num_steps,
         "epoch_s": round(seconds * num_epoch_steps / num_steps, 2),
+        "held_mb": round(held_mb, 2),
         "d_loss": round(sums["discriminator"], 4),
         "g_loss": round(sums["generator"] + config.model["l1"] * sums["l1"], 3),
     }

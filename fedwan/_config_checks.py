@@ -45,6 +45,7 @@ def check(config: Config) -> None:
     _check_optimizers(config)
     _choice("site.precision", config.site.precision, ("32-true", "bf16-mixed", "16-mixed"))
     _whole("site.processes", config.site.processes, 1, 64)
+    _check_partition(config)
     _whole("site.accumulate", config.site.accumulate, 1)
     _check_stream(config.stream)
     _check_link(config.link)
@@ -106,6 +107,16 @@ def _check_optimizers(config: Config) -> None:
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)
         _share(f"{key}.momentum", outer.momentum)
+
+
+def _check_partition(config: Config) -> None:
+    partition = config.site.partition
+    _choice("site.partition", partition, ("none", "optimizer", "gradients", "weights"))
+    if partition != "none" and config.site.processes == 1:
+        raise ConfigError(
+            f"site.partition = {partition!r} has no effect with site.processes=1, which holds all "
+            "there is; add site.processes=2, or leave it out"
+        )
 
 
 def _check_stream(stream: StreamConfig) -> None:

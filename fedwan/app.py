@@ -166,6 +166,7 @@ def resolve(config: Config) -> Config:
     assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
     _check_fragments(config, workload, strategy)
     _check_recalibration(config, workload)
+    _check_partition(config, strategy)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
@@ -199,6 +200,11 @@ def _refuse_site(config: Config, followed: Collection[str]) -> None:
                 f"site.{name} = {value!r} has no effect: the steps of workload "
                 f"{config.workload!r} do not follow it; leave it out"
             )
+    if config.site.partition == "weights" and "partition=weights" not in followed:
+        raise ConfigError(
+            f"site.partition = 'weights' is more than the steps of workload {config.workload!r} "
+            "bear, which need a network's weights whole; set site.partition=gradients"
+        )
 
 
 def _is_app(root: Path) -> bool:
@@ -303,6 +309,36 @@ def _check_recalibration(config: Config, workload: ModuleType) -> None:
                 f"eval.recalibrate={config.eval.recalibrate} has no effect: workload "
                 f"{config.workload!r} has no batch norm; leave it out"
             )
+
+
+def _check_partition(config: Config, strategy: ModuleType) -> None:
+    """Refuse to share out what sites do not have: moments, where their optimisers never step."""
+    if config.site.partition == "none":
+        return
+    from fedwan.workloads.moments import has_moments
+
+    if config.site.partition == "optimizer" and not any(map(has_moments, config.inner.values())):
+        raise ConfigError(
+            "site.partition = 'optimizer' has no effect on sgd without momentum, which has no "
+            "moments; leave it out, or set site.partition=gradients"
+        )
+    built = strategy.build(config)
+    if built.contributes == "gradient" and built.clock == "samples":
+        raise ConfigError(
+            f"site.partition = {config.site.partition!r} has no effect: under strategy "
+            f"{config.strategy!r} the coordinator steps the optimisers; leave it out"
+        )
+    if config.site.partition == "weights" and config.eval.recalibrate:
+        raise ConfigError(
+            f"eval.recalibrate = {config.eval.recalibrate} takes steps that a site's leader takes "
+            "alone, which has no network of its own under site.partition=weights; leave one of "
+            "them out"
+        )
+    if config.site.partition == "weights" and config.site.compile:
+        raise ConfigError(
+            "site.compile = True is not followed with site.partition=weights, whose weights come "
+            "and go while a network computes; leave one of them out"
+        )
 
 
 def _build_nowhere(config: Config, workload: ModuleType) -> dict[str, nn.Module] | None:

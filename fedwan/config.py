@@ -105,9 +105,6 @@ class DataConfig:
     more uneven). `own`: each site has files of its own, and uses all of them."""
     batch: int = 0
     """Samples per site and step; 0 takes the recipe's own."""
-    labels: str = "class"
-    """What networks that are told a label (`gan` with `model.conditional=true`, `flow` with
-    `model.network=dit`) are told: a sample's `class`, or the `site` that holds it."""
     path: str = ""
     """Of files: the absolute path of their folder. It holds the same files at every site; or, with
     `data.split=own`, what a site has, and `{site}` in it stands for the site's name. A site's own
@@ -124,6 +121,9 @@ class DataConfig:
     workers: int = 2
     """Of files: threads of each site that read ahead; 0 reads when a step asks. Batches are the
     same with any number."""
+    labels: str = "class"
+    """What networks that are told a label (`gan` with `model.conditional=true`, `flow` with
+    `model.network=dit`) are told: a sample's `class`, or the `site` that holds it."""
 
 
 @dataclass
@@ -143,6 +143,10 @@ class SiteConfig:
     processes: int = 1
     """Processes that share each step's batch, on a GPU each where there are GPUs; their gradients
     are averaged before an optimiser or a strategy sees them."""
+    partition: str = "none"
+    """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
+    inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2);
+    `weights`, these and the weights (ZeRO-3)."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from json import JSONDecodeError
 from pathlib import Path
@@ -23,13 +23,14 @@ from typing import Any, NamedTuple
 
 import safetensors
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedwan._tensor_file import head, raw
 from fedwan.errors import CheckpointError
 
 __all__ = [
     "Layout",
+    "OnDemand",
     "Role",
     "State",
     "TensorSpec",
@@ -82,6 +83,30 @@ Layout = dict[str, TensorSpec]
 """Specs by tensor name, in name order."""
 
 _SPECTRAL_BUFFERS = ("_u", "_v", "weight_u", "weight_v")
+
+
+class OnDemand(Mapping[str, Tensor]):
+    """Tensors by name that are made when they are taken, so that only one exists at a time.
+
+    Args:
+        names: of all of them.
+        make: one of them.
+    """
+
+    def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]) -> None:
+        self._names = dict.fromkeys(names)
+        self._make = make
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._make(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def network_of(name: str) -> str:
@@ -169,9 +194,9 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
     """
     digest = hashlib.sha256()
     for name in sorted(state):
-        value = state[name].detach().contiguous().cpu()
+        value = state[name]
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(raw(value))
     return digest.hexdigest()
 
 
@@ -222,11 +247,37 @@ def write_atomically(path: Path, write: Any) -> None:
         os.close(folder)
 
 
-def write_tensors(path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
-    """Write a state and a JSON-ready `meta` to one safetensors file, atomically."""
-    tensors = {name: value.detach().contiguous().cpu() for name, value in state.items()}
+def write_tensors(
+    path: Path,
+    state: Mapping[str, Tensor],
+    meta: Mapping[str, Any],
+    fetch: Callable[[str], Tensor] | None = None,
+) -> None:
+    """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
+
+    Costs one host copy of the largest tensor.
+
+    Args:
+        path: of the file.
+        state: tensors on any device; of those on `meta`, shape and dtype alone are known.
+        meta: which `read_tensors` gives back.
+        fetch: gets a tensor that is on `meta`, by its name.
+    """
+    in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
     header = {"fedwan": json.dumps(meta, sort_keys=True)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as file:
+            file.write(head({name: state[name] for name in in_order}, header))
+            for name in in_order:
+                value = state[name]
+                if value.is_meta:
+                    assert fetch is not None, name
+                    value = fetch(name)
+                    assert (value.shape, value.dtype) == (state[name].shape, state[name].dtype)
+                file.write(raw(value))
+
+    write_atomically(path, write)
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:

@@ -55,7 +55,7 @@ from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
 # What the student learns from moves as well: its own average, and the judge.
 NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}
-SITE = ("precision", "accumulate")
+SITE = ("precision", "accumulate", "partition")
 
 
 @dataclass

@@ -38,7 +38,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
-SITE = Descent.SETTINGS
+SITE = (*Descent.SETTINGS, "partition=weights")
 
 
 @dataclass

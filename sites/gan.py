@@ -38,7 +38,7 @@ from fedwan.workloads.settings import (
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 # Compiled networks have no second derivative, which the penalties need; and these have no blocks.
-SITE = ("precision", "accumulate")
+SITE = ("precision", "accumulate", "partition", "partition=weights")
 
 
 @dataclass
@@ -89,6 +89,11 @@ def resolve(config: Config) -> None:
             f"data.batch={config.data.batch} cannot be shared out evenly among "
             f"model.n_critic={model.n_critic} steps; set data.batch={nearest}"
         )
+    if model.spectral_norm and config.site.partition == "weights":
+        raise ConfigError(
+            "model.spectral_norm = True needs the discriminator's weights whole, which "
+            "site.partition=weights cuts; set site.partition=gradients"
+        )
     require_parts(config, model.n_critic)
     for network in NETWORKS:
         fill_inner(config, network, InnerConfig(lr=3e-3, beta1=0.0, beta2=0.99))
@@ -105,7 +110,7 @@ def build(config: Config, device: torch.device | str) -> Gan:
         if model.spectral_norm:
             normalize_spectra(discriminator)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
-    descent = Descent(config, networks)
+    descent = Descent(config, networks, twice=("discriminator",))
     return Gan(
         *(networks, descent.optimizers, descent.kept, descent),
         *(config, model, num_classes, torch.device(device)),

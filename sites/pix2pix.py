@@ -42,7 +42,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
-SITE = Descent.SETTINGS
+SITE = (*Descent.SETTINGS, "partition=weights")
 
 
 @dataclass

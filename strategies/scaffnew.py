@@ -42,6 +42,11 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
             "codec.up=topk2 leaves most of a site's steps owed, so that it cannot tell how they "
             "differ from the others'; set codec.up=int4, or strategy=local_sgd"
         )
+    if config.site.partition == "weights":
+        raise ConfigError(
+            "site.partition=weights keeps weights in pieces, which would have to be put together "
+            "after every step to be corrected; set site.partition=gradients"
+        )
     refuse_outer(config, networks, "averages the weights")
     refuse_stream(config)
     fill_barrier(config)

@@ -17,6 +17,8 @@ from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from fedwan.data.stream import Stream
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
 from fedwan.site.beside import beside_steps
@@ -66,7 +68,8 @@ class SiteCheckpoints:
     that copy, as large as the file, kept until `close`; and while the file is written, what error
     feedback owed when it was taken. One is written at a time. A disk that takes longer than the
     time between two makes the next `save` wait: none is left out, so that it depends on versions
-    alone what a successor finds.
+    alone what a successor finds. Where other processes of the site hold moments, the steps wait for
+    the file: it gets each moment as it is fetched, and no copy of all of them is made.
 
     Args:
         folder: theirs alone.
@@ -125,7 +128,7 @@ class SiteCheckpoints:
         # Codecs make what is owed anew each time: it needs no copy.
         still = add_prefix("residual", ledger.residual) | add_prefix("owed", owed)
         meta = {"version": version, "versions": ledger.versions, **ledger.work._asdict()}
-        if self._writer is None:
+        if self._writer is None or any(value.is_meta for value in moving.values()):
             self._write(version, durable_version, moving | still, meta)
         else:
             tensors = self._copy.take(moving) | still
@@ -136,11 +139,17 @@ class SiteCheckpoints:
     def _write(
         self, version: int, durable_version: int, tensors: State, meta: Mapping[str, Any]
     ) -> None:
-        write_tensors(self._path(version), tensors, meta)
+        write_tensors(self._path(version), tensors, meta, self._fetch)
         for old in self.versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
+
+    def _fetch(self, name: str) -> Tensor:
+        """What of a checkpoint lies with other processes of the site."""
+        replica = self._parts.replica
+        part, _, name = name.partition(":")
+        return replica.take(name) if part == "model" else replica.holding.take(name)
 
     def settle(self) -> None:
         """Wait until nothing is being written.

@@ -163,10 +163,10 @@ class DeltaExchange:
         version = self.versions[index]
         held = Room()
         if self._overlap.tau:
-            held = self._spares.lend(fragment.layout, replica.live)
+            held = self._spares.lend(fragment.layout, replica.base)
             replica.take_delta(fragment, held)
             if self._look_ahead is not None:
-                self._look_ahead.estimate(held, replica.live, fragment)
+                self._look_ahead.estimate(held, replica.put, fragment)
             if index == 0:
                 self._save(version + 1, self._residuals.ledger({}, {}, done))
         self._departing.add(index)
@@ -282,7 +282,7 @@ class DeltaExchange:
         if self._look_ahead is None:
             self._spares.take_back(held)
         else:
-            self._look_ahead.estimate(held, held, fragment)
+            self._look_ahead.estimate(held, lambda n, e: held[n].copy_(e), fragment)
         arrival = asked.wait(self._heed)
         if arrival.payload is None:
             raise _Astray(is_refused=False)

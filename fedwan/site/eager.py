@@ -5,7 +5,7 @@ Memory: c, one fp32 copy of every parameter, from its fragment's first landing o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -37,19 +37,21 @@ class LookAhead:
         """The momentum is not known any more: c is taken for 0, and found again in some rounds."""
         self._push.clear()
 
-    def estimate(self, delta: State, into: State, fragment: Fragment) -> None:
+    def estimate(
+        self, delta: State, write: Callable[[str, Tensor], object], fragment: Fragment
+    ) -> None:
         """E ← g - share Δ + c for a fragment's parameters.
 
         Args:
-            delta: holds Δ; it may be `into`.
-            into: holds e afterwards.
+            delta: holds Δ.
+            write: gets each name and e; it may write into `delta`.
             fragment: which.
         """
         for name, part in self._each(fragment):
             value = torch.add(self._base[name], delta[name], alpha=-part.share)
             if name in self._push:
                 value.add_(self._push[name])
-            into[name].copy_(value)
+            write(name, value)
 
     def correct(self, estimate: State, fragment: Fragment) -> None:
         """E ← g' - e for a fragment's parameters, in place: by how much the estimate was wrong."""

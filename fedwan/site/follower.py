@@ -22,7 +22,9 @@ from fedwan.app import find_app, load_strategy, load_workload
 from fedwan.config import Config, from_json, to_json
 from fedwan.errors import FedwanError
 from fedwan.memory import tune_allocator
-from fedwan.site.sharing import SharedWorkload, follow
+from fedwan.site.common import share_out
+from fedwan.site.led import follow
+from fedwan.site.sharing import SharedWorkload
 from fedwan.site.team import Team
 from fedwan.workloads.base import Workload
 
@@ -57,7 +59,8 @@ def shared(workload: Workload, config: Config, device: torch.device) -> Iterator
         try:
             _await(others, folder)
             team = Team(folder, 0, size, device)
-            leader = SharedWorkload(workload, team, shares_gradients=is_gradient)
+            shares = share_out(workload, team, config.site.partition, device)
+            leader = SharedWorkload(workload, team, shares, shares_gradients=is_gradient)
             yield leader
             if not leader.stop():
                 raise FedwanError(
@@ -85,7 +88,8 @@ def main(words: list[str]) -> int:
         workload = load_workload(config.workload).build(config, device)
         _ready(folder, rank).touch()
         team = Team(folder, rank, size, device)
-        follow(workload, team)
+        shares = share_out(workload, team, config.site.partition, device)
+        follow(workload, team, shares, config.inner)
         team.close()
     except FedwanError as error:
         print(f"process {rank} of the site: {error}", file=sys.stderr)

@@ -324,7 +324,8 @@ class SiteLoop:
         num = max(1, len(order) // size)  # none but whole ones
         parts = (order[index * size : (index + 1) * size] for index in range(num))
         batches = (Batch(*(values[part].to(self._device) for values in some)) for part in parts)
-        recalibrate(alone(self._workload), batches, rng)
+        with alone(self._workload) as workload:
+            recalibrate(workload, batches, rng)
 
 
 def _exchange(strategy: Strategy, station: Station) -> Exchange:

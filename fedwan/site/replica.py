@@ -1,6 +1,8 @@
 """What trains at a site: the workload's live tensors beside the global weights they started from.
 
 Memory: the model and its optimisers, which the workload owns, and one copy of the global weights.
+Where the site's processes share moments or gradients out, those that lie with others are on torch's
+`meta` device here, and had one at a time.
 """
 
 from __future__ import annotations
@@ -15,21 +17,26 @@ from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.fragments import Fragment
-from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
+from fedwan.site.holding import GRADIENT, WEIGHT, holding_of, parameter_of
 from fedwan.state import (
     Layout,
+    OnDemand,
     Role,
     State,
-    add_prefix,
     hash_state,
     layout_of,
     network_of,
     refresh_spectral_norm,
-    select_prefix,
     state_of,
 )
 from fedwan.workloads.base import Keeping, Workload
-from fedwan.workloads.moments import averaged, is_moment, moment_layout, share_moments
+from fedwan.workloads.moments import (
+    averaged,
+    is_moment,
+    model_name,
+    moment_layout,
+    optimizer_name,
+)
 
 __all__ = ["Replica"]
 
@@ -60,8 +67,10 @@ class Replica:
         """What is kept beside networks and optimisers, sharing memory with who keeps it."""
         self.layout: Layout = layout_of(trained)
         self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
+        self.holding = holding_of(workload)
+        self.live |= self.holding.weights()
         self._share_moments()
-        self.base: State = {n: self._widen(n, v).clone() for n, v in self.live.items()}
+        self.base: State = {n: self._widen(n, self.take(n)).clone() for n in self.live}
         self.initial_sha256 = hash_state(self.base)
         self.frozen_sha256 = hash_state(state_of(frozen))
 
@@ -71,26 +80,49 @@ class Replica:
 
     def _share_moments(self) -> None:
         """Have moments that travel among the live tensors; to be called when they were replaced."""
-        for network, config in averaged(self._inner).items():
-            optimizer = self.workload.optimizers[network]
-            names = parameter_names(optimizer, self._of(network))
-            self.live |= share_moments(config, optimizer, names)
+        networks = averaged(self._inner)
+        self.holding.begin(networks)
+        moments = self.holding.moments() if networks else {}
+        self.live |= {
+            model_name(name): value
+            for name, value in moments.items()
+            if network_of(parameter_of(name)) in networks and model_name(name) in self.layout
+        }
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
         forgetful = {n for n, config in self._inner.items() if config.state == "reset"}
         wanted = {name for name in names if network_of(name) in forgetful}
-        for network in forgetful if wanted else ():
-            optimizer = self.workload.optimizers[network]
-            params = [p for group in optimizer.param_groups for p in group["params"]]
-            found = parameter_names(optimizer, self._of(network))
-            for name, param in zip(found, params, strict=True):
-                if name in wanted:
-                    optimizer.state.pop(param, None)
+        if wanted:
+            self.holding.forget(wanted)
+
+    def take(self, name: str) -> Tensor:
+        """A live tensor, wherever it lies."""
+        value = self.live[name]
+        return self.holding.take(_held(name)) if value.is_meta else value
+
+    def put(self, name: str, value: Tensor) -> None:
+        """Write a value into a live tensor, wherever it lies."""
+        if self.live[name].is_meta:
+            self.holding.put(_held(name), value)
+        else:
+            self.live[name].copy_(value)
+
+    @contextmanager
+    def _changing(self, name: str) -> Iterator[Tensor]:
+        """A live tensor to change in place, wherever it lies."""
+        value = self.take(name)
+        yield value
+        if self.live[name].is_meta:
+            self.put(name, value)
 
     def delta(self) -> Mapping[str, Tensor]:
         """Δ = global - local for parameters, local values for the rest; made when taken."""
-        return _Delta(self.base, self.live, self.layout)
+        return OnDemand(self.layout, self._delta_of)
+
+    def _delta_of(self, name: str) -> Tensor:
+        is_parameter = self.layout[name].role is Role.PARAMETER
+        return self.base[name] - self.take(name) if is_parameter else self.take(name)
 
     def take_delta(self, fragment: Fragment, room: State) -> None:
         """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
@@ -99,20 +131,17 @@ class Replica:
         """
         for name, spec in fragment.layout.items():
             if spec.role is Role.PARAMETER:
-                torch.sub(self.base[name], self.live[name], out=room[name])
+                torch.sub(self.base[name], self.take(name), out=room[name])
             else:
-                room[name].copy_(self.live[name])
+                room[name].copy_(self.take(name))
 
-    def gradients(self) -> State:
+    def gradients(self) -> Mapping[str, Tensor]:
         """Gradients of parameters (zero where there is none), local values for the rest."""
-        found: State = {}
-        for network, module in self._trained.items():
-            for name, parameter in module.named_parameters():
-                grad = parameter.grad
-                found[f"{network}/{name}"] = (
-                    torch.zeros_like(parameter) if grad is None else grad.detach()
-                )
-        return {name: found.get(name, value) for name, value in self.live.items()}
+        return OnDemand(self.live, self._gradient_of)
+
+    def _gradient_of(self, name: str) -> Tensor:
+        is_parameter = self.layout[name].role is Role.PARAMETER
+        return self.holding.take(_gradient(name)) if is_parameter else self.take(name)
 
     def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Global += update, for every tensor of the fragment; the local weights stay.
@@ -136,20 +165,23 @@ class Replica:
             correction: if given, parameters are moved by it instead.
         """
         for name, spec in fragment.layout.items():
-            live, base = self.live[name], self.base[name]
+            base = self.base[name]
             if spec.role is Role.PARAMETER and correction is not None:
-                live.add_(correction[name])
+                with self._changing(name) as live:
+                    live.add_(correction[name])
             elif spec.role is Role.PARAMETER and alpha:
-                live.lerp_(base.to(live.dtype), 1.0 - alpha)
+                with self._changing(name) as live:
+                    live.lerp_(base.to(live.dtype), 1.0 - alpha)
             else:
-                live.copy_(base)
+                self.put(name, base)
         self._forget_moments(fragment.layout)
         refresh_spectral_norm(self._trained)
 
     def owe(self, owed: State) -> None:
         """L ← l - e: keep in the local weights what error feedback has not sent yet."""
         for name, value in owed.items():
-            self.live[name].sub_(value.to(self.live[name].device, self.live[name].dtype))
+            with self._changing(name) as live:
+                live.sub_(value.to(live.device, live.dtype))
         if owed:
             refresh_spectral_norm(self._trained)
 
@@ -159,23 +191,16 @@ class Replica:
         Raises:
             PayloadError: see `advance`.
         """
-        parameters = {
-            f"{network}/{name}": parameter
-            for network, module in self._trained.items()
-            for name, parameter in module.named_parameters()
-        }
         for name, value in codec.decode_each(payload, fragment.layout):
-            if name in parameters:
-                parameter = parameters[name]
-                # A clone: the optimiser may write to it, and the payload must not change.
-                parameter.grad = value.to(parameter.device, parameter.dtype).clone()
+            if self.layout[name].role is Role.PARAMETER:
+                self.holding.put(_gradient(name), value)
             else:
-                self.live[name].copy_(value)
+                self.put(name, value)
 
     def reset(self) -> None:
         """Local = global: throw the steps since the last update away."""
-        for name, value in self.live.items():
-            value.copy_(self.base[name])
+        for name in self.live:
+            self.put(name, self.base[name])
         refresh_spectral_norm(self._trained)
 
     def load_base(self, weights: State) -> None:
@@ -192,7 +217,7 @@ class Replica:
     def load_live(self, weights: State) -> None:
         """Set the local weights and leave the global ones: steps taken since the last update."""
         for name, value in weights.items():
-            self.live[name].copy_(value)
+            self.put(name, value)
 
     def load_local(self, buffers: State) -> None:
         """Set the buffers of `local` that are named."""
@@ -210,7 +235,7 @@ class Replica:
 
     def global_sha256(self) -> str:
         """Hash of the live weights as the coordinator would keep them."""
-        return hash_state({name: self._widen(name, value) for name, value in self.live.items()})
+        return hash_state(OnDemand(self.live, lambda name: self._widen(name, self.take(name))))
 
     @contextmanager
     def showing(self, weights: State) -> Iterator[None]:
@@ -218,17 +243,20 @@ class Replica:
 
         Costs a second copy of the model meanwhile.
         """
-        present = self.live | self.local
+        here = {n: v for n, v in self.live.items() if not (is_moment(n) or v.is_meta)}
+        present = here | self.local
         kept = {name: value.clone() for name, value in present.items()}
         modules = [m for network in self._trained.values() for m in network.modules()]
         modes = [module.training for module in modules]
         try:
-            for name, value in weights.items():
-                self.live[name].copy_(value)
-            refresh_spectral_norm(self._trained)
-            for network in self._trained.values():
-                network.eval()
-            yield
+            with self.holding.lending():
+                for name, value in weights.items():
+                    if not is_moment(name):
+                        self.put(name, value)
+                refresh_spectral_norm(self._trained)
+                for network in self._trained.values():
+                    network.eval()
+                yield
         finally:
             for name, value in kept.items():
                 present[name].copy_(value)
@@ -237,48 +265,24 @@ class Replica:
 
     def optimizer_state(self) -> State:
         """All inner optimisers' tensors, by network and parameter; no copies."""
-        flat: State = {}
-        for network, optimizer in self.workload.optimizers.items():
-            names = parameter_names(optimizer, self._of(network))
-            flat |= add_prefix(network, optimizer_state(optimizer, names))
-        return flat
+        return self.holding.moments()
 
     def reset_optimizers(self) -> None:
         """Forget all inner optimisers' state, as if they had never stepped."""
-        for optimizer in self.workload.optimizers.values():
-            optimizer.state.clear()
+        self.holding.forget()
         self._share_moments()
 
     def load_optimizers(self, flat: State) -> None:
         """The inverse of `optimizer_state`."""
-        for network, optimizer in self.workload.optimizers.items():
-            names = parameter_names(optimizer, self._of(network))
-            load_optimizer(optimizer, names, select_prefix(network, flat))
+        self.holding.load(flat)
         self._share_moments()
 
-    def _of(self, network: str) -> State:
-        return {
-            name: value
-            for name, value in self.live.items()
-            if network_of(name) == network and not is_moment(name)
-        }
+
+def _held(name: str) -> str:
+    """The name in a holding of a live tensor that lies elsewhere: a moment or a parameter."""
+    return optimizer_name(name if is_moment(name) else f"{name}|{WEIGHT}")
 
 
-class _Delta(Mapping[str, Tensor]):
-    """Computes a tensor's delta when it is asked for, so that only one exists at a time."""
-
-    def __init__(self, base: State, live: State, layout: Layout) -> None:
-        self._base = base
-        self._live = live
-        self._layout = layout
-
-    def __getitem__(self, name: str) -> Tensor:
-        if self._layout[name].role is not Role.PARAMETER:
-            return self._live[name]
-        return self._base[name] - self._live[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._layout)
-
-    def __len__(self) -> int:
-        return len(self._layout)
+def _gradient(parameter: str) -> str:
+    """Its name in a holding."""
+    return optimizer_name(f"{parameter}|{GRADIENT}")

@@ -9,19 +9,35 @@ every process takes the same optimiser step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
-from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.optim_state import optimizer_state, parameter_names
+from fedwan.rng import NamedGenerators
+from fedwan.site.common import (
+    average_gradients,
+    digest,
+    gradients_of,
+    in_pieces,
+    of_network,
+    part_of,
+    whole_weights,
+)
+from fedwan.site.dealing import Shares
+from fedwan.site.dealt import DealtHolding
+from fedwan.site.holding import Holding, Own
 from fedwan.site.team import Team
-from fedwan.state import State, add_prefix, hash_state, select_prefix
-from fedwan.workloads.base import Batch, Following, Keeping, Reduce, Workload, keep_local
+from fedwan.state import State, add_prefix
+from fedwan.workloads.base import Batch, Following, Keeping, Reduce, Workload
 
-__all__ = ["SharedWorkload", "alone", "follow"]
+if TYPE_CHECKING:
+    from fedwan.site.splitting import Split
+
+__all__ = ["SharedWorkload", "alone"]
 
 
 class SharedWorkload:
@@ -30,16 +46,30 @@ class SharedWorkload:
     Args:
         workload: of this process.
         team: that shares it.
+        shares: what `share_out` gave.
         shares_gradients: whether `reduce` changes gradients, which all are then told.
+
+    Attributes:
+        holding: the gradients and moments of all processes.
     """
 
-    def __init__(self, workload: Workload, team: Team, *, shares_gradients: bool) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        team: Team,
+        shares: Shares | Split | None,
+        *,
+        shares_gradients: bool,
+    ) -> None:
         self._workload = workload
         self._team = team
+        self._shares = shares
         self._shares_gradients = shares_gradients
-        self._weights = _weights(workload)
+        self._weights = whole_weights(workload)
         self._seen: dict[str, tuple[int, int]] = {}
+        self._untold: set[str] = set()
         self._step = 0
+        self.holding = _holding(workload, shares)
         self.kept: Mapping[str, Tensor] = workload.kept if isinstance(workload, Keeping) else {}
 
     @property
@@ -64,28 +94,51 @@ class SharedWorkload:
         self._tell(batch, draw)
 
         def average(names: Sequence[str]) -> None:
-            gradients = _gradients(self._workload, names)
-            self._team.average(gradients)
-            reduce(names)
+            average_gradients(self._workload, self._team, self._shares, names)
             if self._shares_gradients:
-                self._team.share(_gradients(self._workload, names))
+                self._reduce(names, reduce)
+            else:
+                reduce(names)
 
-        losses = self._workload.step(_part(batch, self._team), rng, average)
-        self._seen = _marks(self._state())
+        losses = self._workload.step(part_of(batch, self._team), rng, average)
+        marks = _marks(self._state())
+        self._seen = {name: mark for name, mark in marks.items() if name not in self._untold}
+        self._untold.clear()
         return losses
 
     def sample(self, num: int, seed: int) -> Tensor:
         """The leader's own."""
-        return self._workload.sample(num, seed)
+        with self._computing("sample", {}, {"num": num, "seed": seed}):
+            return self._workload.sample(num, seed)
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """The leader's own."""
-        return self._workload.evaluate(real, seed)
+        with self._computing("evaluate", real._asdict(), {"seed": seed}):
+            return self._workload.evaluate(real, seed)
+
+    @contextmanager
+    def _computing(self, do: str, tensors: State, more: Mapping[str, int]) -> Iterator[None]:
+        """Where weights are in pieces, the others compute what the leader does."""
+        if self._shares is not None and self._shares.cuts_weights:
+            modes = {name: network.training for name, network in self.networks.items()}
+            self._team.tell({"do": do, "modes": modes, **more}, tensors)
+        yield
+        if self._shares is not None and self._shares.cuts_weights:
+            self._shares.rest()
 
     def stop(self) -> bool:
         """Let the others go; whether all ended on the same weights."""
         self._tell(None, 0)
-        return self._team.agree(_digest(self._workload))
+        return self._team.agree(digest(self._workload))
+
+    def _reduce(self, names: Sequence[str], reduce: Reduce) -> None:
+        """Have gradients reduced, and tell the others which ones the optimisers shall step on."""
+        before = _marks(self._state())
+        reduce(names)
+        after = _marks(self._state())
+        # Not within a step: some wrote weights, as updates do that come instead of gradients.
+        self._untold |= {name for name, mark in after.items() if before.get(name) != mark}
+        self._team.tell({"do": "go"}, _whole_gradients(self._workload, self._shares, names))
 
     def _tell(self, batch: Batch | None, draw: int) -> None:
         state = self._state()
@@ -94,7 +147,7 @@ class SharedWorkload:
         networks = {n.split(":")[1] for n in changed if n.startswith("optimizer:")}
         gone = {n.split(":")[1] for n in self._seen.keys() - marks.keys()}  # optimisers' alone
         header = {
-            "is_last": batch is None,
+            "do": "stop" if batch is None else "step",
             "step": self._step,
             "draw": draw,
             "shares_gradients": self._shares_gradients,
@@ -114,75 +167,32 @@ class SharedWorkload:
         self._team.tell(header, told)
 
     def _state(self) -> State:
+        """What all processes have alike."""
         flat = add_prefix("weights", self._weights) | add_prefix("kept", self.kept)
-        for network, optimizer in self.optimizers.items():
-            names = parameter_names(optimizer, _of(network, self._weights))
+        for network, optimizer in self.optimizers.items() if self._shares is None else ():
+            names = parameter_names(optimizer, of_network(network, self._weights))
             flat |= add_prefix(f"optimizer:{network}", optimizer_state(optimizer, names))
         return flat
 
 
-def alone(workload: Workload) -> Workload:
+@contextmanager
+def alone(workload: Workload) -> Iterator[Workload]:
     """This process's part of a shared workload, for steps that the others must not take."""
-    return workload._workload if isinstance(workload, SharedWorkload) else workload
+    if not isinstance(workload, SharedWorkload):
+        yield workload
+    elif workload._shares is None:
+        yield workload._workload
+    else:
+        assert not workload._shares.cuts_weights, "no process has networks of its own"
+        with workload._shares.alone():
+            yield workload._workload
 
 
-def follow(workload: Workload, team: Team) -> None:
-    """The others' side: take the leader's steps with it until it says stop.
-
-    Args:
-        workload: of this process, built as the leader's.
-        team: that this process belongs to.
-    """
-    weights = _weights(workload)
-    kept = workload.kept if isinstance(workload, Keeping) else {}
-    while True:
-        header, told = team.hear()
-        with torch.no_grad():
-            for name, value in select_prefix("weights", told).items():
-                weights[name].copy_(value)
-            for name, value in select_prefix("kept", told).items():
-                kept[name].copy_(value)
-        for network in header["optimizers"]:
-            optimizer = workload.optimizers[network]
-            names = parameter_names(optimizer, _of(network, weights))
-            load_optimizer(optimizer, names, select_prefix(f"optimizer:{network}", told))
-        for network, rates in header["rates"].items():
-            groups = workload.optimizers[network].param_groups
-            for group, rate in zip(groups, rates, strict=True):
-                group["lr"] = rate
-        if header["is_last"]:
-            team.agree(_digest(workload))
-            return
-        _take_part(workload, team, header, Batch(**select_prefix("batch", told)))
-
-
-def _take_part(workload: Workload, team: Team, header: Mapping[str, Any], batch: Batch) -> None:
-    def average(names: Sequence[str]) -> None:
-        gradients = _gradients(workload, names)
-        team.average(gradients)
-        if header["shares_gradients"]:
-            team.share(gradients)
-        keep_local(names)
-
-    if isinstance(workload, Following):
-        workload.begin(header["step"])
-    draw = header["draw"]
-    torch.manual_seed(derive_seed(draw, team.rank, "torch"))
-    rng = NamedGenerators(draw, f"process {team.rank}")
-    workload.step(_part(batch, team), rng, average)
-
-
-def _weights(workload: Workload) -> State:
-    """Every tensor of the networks, those that never travel included, sharing memory."""
-    return {
-        f"{network}/{name}": tensor.detach()
-        for network, module in workload.networks.items()
-        for name, tensor in [*module.named_parameters(), *module.named_buffers()]
-    }
-
-
-def _of(network: str, weights: State) -> State:
-    return {name: value for name, value in weights.items() if name.startswith(f"{network}/")}
+def _holding(workload: Workload, shares: Shares | Split | None) -> Holding:
+    """That of all processes, for the leader."""
+    if shares is None:
+        return Own(workload)
+    return shares.holding() if shares.cuts_weights else DealtHolding(shares)
 
 
 def _marks(state: State) -> dict[str, tuple[int, int]]:
@@ -190,21 +200,7 @@ def _marks(state: State) -> dict[str, tuple[int, int]]:
     return {name: (value.data_ptr(), value._version) for name, value in state.items()}
 
 
-def _gradients(workload: Workload, names: Sequence[str]) -> list[Tensor]:
-    params = [p for name in names for p in workload.networks[name].parameters()]
-    return [p.grad for p in params if p.grad is not None]
-
-
-def _part(batch: Batch, team: Team) -> Batch:
-    return Batch(*(tensor.chunk(team.size)[team.rank] for tensor in batch))
-
-
-def _digest(workload: Workload) -> str:
-    """Of all parameters: running statistics are the processes' own until the leader tells its."""
-    return hash_state(
-        {
-            f"{network}/{name}": parameter
-            for network, module in workload.networks.items()
-            for name, parameter in module.named_parameters()
-        }
-    )
+def _whole_gradients(
+    workload: Workload, shares: Shares | Split | None, names: Sequence[str]
+) -> State:
+    return {} if in_pieces(shares) else gradients_of(workload, names)

@@ -59,12 +59,9 @@ class Team:
 
     def tell(self, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
         """Send a message from the leader to all others."""
-        table = [
-            [name, str(t.dtype)[6:], list(t.shape), t.device.type] for name, t in tensors.items()
-        ]
-        text = json.dumps({"header": dict(header), "tensors": table}).encode()
+        text = _text(header, tensors)
         dist.broadcast(torch.tensor([len(text)]), 0)
-        dist.broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8), 0)
+        dist.broadcast(text, 0)
         self.share(list(tensors.values()))
 
     def hear(self) -> tuple[dict[str, Any], State]:
@@ -73,25 +70,63 @@ class Team:
         dist.broadcast(size, 0)
         text = torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(text, 0)
+        header, tensors = self._open(text)
+        self.share(list(tensors.values()))
+        return header, tensors
+
+    def send(self, rank: int, header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Send a message to one process, which receives it."""
+        text = _text(header, tensors)
+        dist.send(torch.tensor([len(text)]), rank)
+        dist.send(text, rank)
+        for tensor in tensors.values():
+            dist.send(tensor.detach().contiguous(), rank)
+
+    def receive(self, rank: int) -> tuple[dict[str, Any], State]:
+        """The next message that one process sends to this one; waits for it."""
+        size = torch.zeros(1, dtype=torch.int64)
+        dist.recv(size, rank)
+        text = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(text, rank)
+        header, tensors = self._open(text)
+        for tensor in tensors.values():
+            dist.recv(tensor, rank)
+        return header, tensors
+
+    def _open(self, text: Tensor) -> tuple[dict[str, Any], State]:
+        """A message's header, and room for its tensors."""
         message = json.loads(bytes(text.numpy()))
         tensors: State = {}
         for name, dtype, shape, kind in message["tensors"]:
             device = self._device if kind == "cuda" else "cpu"
             tensors[name] = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
-        self.share(list(tensors.values()))
         return message["header"], tensors
 
-    def share(self, tensors: Sequence[Tensor]) -> None:
-        """Write the leader's values into everybody's tensors."""
+    def share(self, tensors: Sequence[Tensor], rank: int = 0) -> None:
+        """Write one process's values, the leader's unless said otherwise, into everybody's."""
         # Broadcast as they lie in memory; others in a copy.
         sent = [tensor.detach().contiguous() for tensor in tensors]
-        for work in [dist.broadcast(tensor, 0, async_op=True) for tensor in sent]:
+        for work in [dist.broadcast(tensor, rank, async_op=True) for tensor in sent]:
             assert work is not None
             work.wait()
-        if self.rank:
+        if self.rank != rank:
             for tensor, value in zip(tensors, sent, strict=True):
                 if tensor.data_ptr() != value.data_ptr():
-                    tensor.copy_(value)
+                    tensor.detach().copy_(value)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Replace a tensor by its sum over all processes, in place."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def mean_at(self, rank: int, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Means over all processes of tensors of one dtype and device, new; none but at a rank."""
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.reduce(flat, rank)
+        if self.rank != rank:
+            return []
+        parts = torch.split(flat.div_(self.size), [tensor.numel() for tensor in tensors])
+        return [part.view(tensor.shape) for tensor, part in zip(tensors, parts, strict=True)]
 
     def average(self, tensors: Sequence[Tensor]) -> None:
         """Replace tensors of one dtype and device by their mean over all processes, in place."""
@@ -120,3 +155,10 @@ class Team:
         dist.all_reduce(least, dist.ReduceOp.MIN)
         dist.all_reduce(most, dist.ReduceOp.MAX)
         return torch.equal(least, most)
+
+
+def _text(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    """A message but for its tensors' values, as bytes."""
+    table = [[name, str(t.dtype)[6:], list(t.shape), t.device.type] for name, t in tensors.items()]
+    text = json.dumps({"header": dict(header), "tensors": table}).encode()
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8)

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fedwan.data.shard import AnyShard
 from fedwan.rng import derive_seed, lent_generators
+from fedwan.site.holding import holding_of
 from fedwan.workloads.base import Batch, Examinable, Workload
 
 __all__ = ["Vitals", "data_figures", "shard_figures"]
@@ -104,10 +105,9 @@ class Vitals:
         for network, optimizer in self._workload.optimizers.items():
             groups = optimizer.param_groups
             figures[f"lr/{network}"] = torch.as_tensor(float(groups[0]["lr"]))
-            found = [p.grad for group in groups for p in group["params"] if p.grad is not None]
-            if found:
-                norms = torch.stack([torch.linalg.vector_norm(grad.detach()) for grad in found])
-                figures[f"gradient/{network}"] = torch.linalg.vector_norm(norms)
+            norm = holding_of(self._workload).gradient_norm(network)
+            if norm is not None:
+                figures[f"gradient/{network}"] = norm
         return figures
 
     def _examine(self, some: Batch, batch_size: int, device: torch.device) -> dict[str, Tensor]:

@@ -15,16 +15,24 @@ stepping while an update flies, moments land as they departed, like running stat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
 from fedwan.config import InnerConfig
-from fedwan.optim_state import optimizer_state
-from fedwan.state import Layout, Role, State, TensorSpec, network_of
+from fedwan.state import Layout, Role, TensorSpec, network_of
 
-__all__ = ["STATES", "averaged", "has_moments", "is_moment", "moment_layout", "share_moments"]
+__all__ = [
+    "STATES",
+    "averaged",
+    "begin_moments",
+    "has_moments",
+    "is_moment",
+    "model_name",
+    "moment_layout",
+    "optimizer_name",
+]
 
 STATES = ("keep", "reset", "average")
 """What may become of them when an update lands."""
@@ -69,28 +77,43 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
     return dict(sorted(moments.items()))
 
 
-def share_moments(config: InnerConfig, optimizer: torch.optim.Optimizer, names: list[str]) -> State:
-    """An optimiser's moments by their names in the model, sharing memory with it.
+def begin_moments(
+    config: InnerConfig, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]
+) -> None:
+    """Give parameters that have not stepped yet the moments of zero steps.
 
-    One that has not stepped yet is given those of zero steps, with which it steps to the same bits.
+    With them an optimiser steps to the same bits.
 
     Args:
         config: that the optimiser was built from.
-        optimizer: changed if it has no moments yet.
-        names: of its parameters, in its own order.
+        optimizer: changed where it has no moments.
+        params: of it.
     """
-    for param in (p for group in optimizer.param_groups for p in group["params"]):
+    for param in params:
         if not optimizer.state[param]:
             optimizer.state[param] = {f: _zero(f, param) for f in _FIELDS[config.name]}
-    kept = ((key.partition("|"), v) for key, v in optimizer_state(optimizer, names).items())
-    travelling = _travelling(config)
-    return {f"{name}|{field}": v for (field, _, name), v in kept if field in travelling}
 
 
 def _travelling(config: InnerConfig) -> dict[str, Role]:
     """Fields, and the role of each; with beta1 = 0 the first moment is the last gradient."""
     fields = _FIELDS[config.name]
     return {f: role for f, role in fields.items() if f != "exp_avg" or config.beta1 > 0}
+
+
+def model_name(name: str) -> str:
+    """A moment's name among the model's tensors, from that among its optimiser's, and back.
+
+    >>> model_name("net:exp_avg|net/weight"), optimizer_name("net/weight|exp_avg")
+    ('net/weight|exp_avg', 'net:exp_avg|net/weight')
+    """
+    head, _, parameter = name.partition("|")
+    return f"{parameter}|{head.rpartition(':')[2]}"
+
+
+def optimizer_name(name: str) -> str:
+    """The inverse of `model_name`."""
+    parameter, _, field = name.partition("|")
+    return f"{network_of(name)}:{field}|{parameter}"
 
 
 def _zero(field: str, param: Tensor) -> Tensor:

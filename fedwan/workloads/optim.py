@@ -7,14 +7,14 @@ optimiser that way where gradients, not deltas, are merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
 
-__all__ = ["build_optimizer", "build_optimizers", "clip", "step_optimizers"]
+__all__ = ["build_optimizer", "build_optimizers", "clip", "joint_norm", "step_optimizers"]
 
 
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -64,10 +64,22 @@ def step_optimizers(
     inner: Mapping[str, InnerConfig],
     networks: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
+    norm_of: Callable[[str], Tensor | None] | None = None,
 ) -> None:
-    """Clip the gradients of these networks as configured, and step them; to follow `reduce`."""
+    """Clip the gradients of these networks as configured, and step them; to follow `reduce`.
+
+    Args:
+        inner: settings by network.
+        networks: that step.
+        optimizers: by network.
+        norm_of: a network's gradients have this norm, where this process does not hold them all.
+    """
     for name, network in networks.items():
-        clip(network.parameters(), inner[name].clip_norm)
+        max_norm = inner[name].clip_norm
+        if max_norm > 0 and norm_of is not None:
+            scale_gradients(network.parameters(), max_norm, norm_of(name))
+        else:
+            clip(network.parameters(), max_norm)
         optimizers[name].step()
 
 
@@ -77,10 +89,24 @@ def clip(params: Iterable[Tensor], max_norm: float) -> None:
     To be called once gradients are complete, after `reduce`: all sites then clip the same mean.
     The order of the parameters does not matter, not even to the last bit.
     """
-    params = [param for param in params if param.grad is not None]
-    if max_norm > 0 and params:
+    params = list(params)
+    if max_norm > 0:
         norms = [torch.linalg.vector_norm(p.grad) for p in params if p.grad is not None]
-        # Sorted, since a mirror lists parameters in name order and a module in its own.
-        ordered = torch.stack([norm.to(norms[0].device) for norm in norms]).sort().values
-        total = torch.linalg.vector_norm(ordered)
-        torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach=False)
+        scale_gradients(params, max_norm, joint_norm(norms))
+
+
+def joint_norm(norms: Sequence[Tensor]) -> Tensor | None:
+    """The norm, (), of tensors that have these norms; None if there are none."""
+    if not norms:
+        return None
+    # Sorted, since a mirror lists parameters in name order and a module in its own.
+    ordered = torch.stack([norm.to(norms[0].device) for norm in norms]).sort().values
+    total: Tensor = torch.linalg.vector_norm(ordered)
+    return total
+
+
+def scale_gradients(params: Iterable[Tensor], max_norm: float, norm: Tensor | None) -> None:
+    """Scale gradients of a joint norm in place so that it is at most `max_norm`."""
+    params = [param for param in params if param.grad is not None]
+    if norm is not None and params:
+        torch.nn.utils.clip_grads_with_norm_(params, max_norm, norm, foreach=False)

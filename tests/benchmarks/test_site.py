@@ -18,13 +18,20 @@ def test_every_variant_has_a_row() -> None:
     with site.size_words(False, None) as (words, batch):
         words = [*words, "model.width=4", "model.depth=2"]
         rows = [site.measure(v, words, batch, is_quick=True) for v in site.variants(CPU)]
-    assert all(
-        list(row) == "variant device size steps epoch_s d_loss g_loss".split() for row in rows
-    )
+    names = "variant device size steps epoch_s held_mb d_loss g_loss".split()
+    assert all(list(row) == names for row in rows)
     assert all(row["epoch_s"] > 0 and row["device"] == "cpu" for row in rows)
     by_name = {row["variant"]: row for row in rows}
     plain, again = by_name["baseline"], by_name["recomputed blocks"]
     assert (plain["d_loss"], plain["g_loss"]) == (again["d_loss"], again["g_loss"])
+    parallel = by_name["data parallel, 2"]
+    held = [parallel["held_mb"]]
+    for stage in (1, 2, 3):
+        row = by_name[f"ZeRO-{stage}, 2"]
+        assert (row["d_loss"], row["g_loss"]) == (parallel["d_loss"], parallel["g_loss"])
+        assert row["held_mb"] < held[-1]
+        held.append(row["held_mb"])
+    assert held[-1] == pytest.approx(held[0] / 2, rel=0.1)
     assert by_name["accumulation of 4"]["size"].endswith("batch 64")
     assert by_name["AMP, bf16-mixed"]["g_loss"] == pytest.approx(plain["g_loss"], rel=0.05)
 

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from torch import Tensor
 
 from fedwan import state as state_module
+from fedwan._tensor_file import raw
 from fedwan.codecs import Codec, bf16, fp32
 from fedwan.coordinator.model import CHECKPOINT, GlobalModel
 from fedwan.errors import CheckpointError
@@ -271,13 +273,17 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(
     model.save(tmp_path, {})
     expected = hash_state(model.state)
 
-    def half_a_file(tensors: State, path: Path, metadata: dict[str, str]) -> None:
-        path.write_bytes(b"half a checkpoint")
-        raise OSError("No space left on device")
+    written: list[Tensor] = []
 
-    monkeypatch.setattr(state_module, "save_file", half_a_file)
+    def half_a_file(value: Tensor) -> memoryview:
+        if written:
+            raise OSError("No space left on device")
+        written.append(value)
+        return raw(value)
+
     advance(model, range(3, 5))
-    with pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(state_module, "raw", half_a_file)
         model.save(tmp_path, {})
     loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
     assert (hash_state(loaded.state), loaded.versions) == (expected, [2])

@@ -88,9 +88,12 @@ def test_what_the_workload_keeps_is_as_it_was() -> None:
 
 def test_the_other_processes_of_a_site_take_no_part() -> None:
     workload = TinyWorkload(INNER, norm=True)
-    shared = SharedWorkload(workload, cast(Team, None), shares_gradients=False)
-    assert alone(shared) is workload and alone(workload) is workload
-    recalibrate(alone(shared), batches(2), NamedGenerators(1, "s1"))  # there is no team to tell
+    shared = SharedWorkload(workload, cast(Team, None), None, shares_gradients=False)
+    for whole in (shared, workload):
+        with alone(whole) as part:
+            assert part is workload
+    with alone(shared) as part:
+        recalibrate(part, batches(2), NamedGenerators(1, "s1"))  # there is no team to tell
     assert len(workload.batches) == 2
 
 

@@ -22,7 +22,7 @@ from fedwan.site.service import check_gpus
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, keep_local
 from sites import flow, gan
-from strategies import diloco, sync
+from strategies import diloco, parameter_server, sync
 
 CPU = torch.device("cpu")
 
@@ -35,7 +35,7 @@ def config(recipe: ModuleType = flow, strategy: ModuleType = diloco, **more: int
         strategy=name,
         sites=2,
         steps=more.get("steps", 8),
-        h=1 if name == "sync" else 4,
+        h=4 if name == "diloco" else 1,
         threads=1,
         data=DataConfig(batch=8),
         model=model,
@@ -108,6 +108,13 @@ def test_a_site_of_two_processes_takes_part_like_any_other(
     assert set(ran.site_sha256.values()) == {hash_state(ran.model.state)}
     rounds = [row for row in ran.records if row["kind"] == "round" and row["site"] == "s1"]
     assert sum(row["samples"] for row in rounds) == 8 * 8
+
+
+@pytest.mark.slow
+def test_processes_follow_weights_that_came_instead_of_gradients(tmp_path: Path) -> None:
+    asked = config(gan, parameter_server)
+    ran = ran_with(tmp_path, asked, gan, parameter_server)  # and all processes ended alike
+    assert hash_state(ran.model.state) in ran.site_sha256.values()
 
 
 @pytest.mark.slow

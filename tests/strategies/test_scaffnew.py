@@ -32,6 +32,7 @@ def test_settings_that_cannot_be_corrected_for_are_refused() -> None:
         ("round.least_steps=1", "compares equal numbers of steps"),
         ("outer.generator.lr=0.5", "averages the weights"),
         ("stream.tau=2", "stream.tau"),
+        ("site.partition=weights site.processes=2", "set site.partition=gradients"),
     ):
         with pytest.raises(ConfigError, match=text):
-            load_run(None, ["workload=gan", "strategy=scaffnew", word])
+            load_run(None, ["workload=gan", "strategy=scaffnew", *word.split()])

@@ -8,9 +8,16 @@ import pytest
 import torch
 
 from fedwan.config import InnerConfig
-from fedwan.optim_state import parameter_names
-from fedwan.state import Role, layout_of, state_of
-from fedwan.workloads.moments import has_moments, is_moment, moment_layout, share_moments
+from fedwan.optim_state import optimizer_state, parameter_names
+from fedwan.state import Role, State, layout_of, state_of
+from fedwan.workloads.moments import (
+    begin_moments,
+    has_moments,
+    is_moment,
+    model_name,
+    moment_layout,
+    optimizer_name,
+)
 from fedwan.workloads.optim import build_optimizer
 from tests.support import TinyNetwork
 
@@ -30,6 +37,14 @@ def stepped(network: torch.nn.Module, optimizer: torch.optim.Optimizer, num: int
         optimizer.step()
 
 
+def begun(config: InnerConfig, optimizer: torch.optim.Optimizer, tensors: State) -> State:
+    """An optimiser's moments by their names in the model, those of zero steps if it has none."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    begin_moments(config, optimizer, params)
+    flat = optimizer_state(optimizer, parameter_names(optimizer, tensors))
+    return {model_name(f"net:{name}"): value for name, value in flat.items()}
+
+
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.name)
 def test_moments_of_zero_steps_lead_to_the_same_bits_and_stay_where_they_are(
     config: InnerConfig,
@@ -39,13 +54,13 @@ def test_moments_of_zero_steps_lead_to_the_same_bits_and_stay_where_they_are(
     tensors = state_of({"net": shared})
     stepped(plain, build_optimizer(config, plain.parameters()), 3)
     optimizer = build_optimizer(config, shared.parameters())
-    moments = share_moments(config, optimizer, parameter_names(optimizer, tensors))
+    moments = begun(config, optimizer, tensors)
     assert not any(bool(value.any()) for value in moments.values())
     stepped(shared, optimizer, 3)
     for one, other in zip(plain.parameters(), shared.parameters(), strict=True):
         assert torch.equal(one, other)
     assert all(bool(value.any()) for value in moments.values())
-    again = share_moments(config, optimizer, parameter_names(optimizer, tensors))
+    again = begun(config, optimizer, tensors)
     assert {n: v.data_ptr() for n, v in again.items()} == {
         n: v.data_ptr() for n, v in moments.items()
     }
@@ -58,10 +73,11 @@ def test_their_layout_is_that_of_the_tensors(config: InnerConfig) -> None:
     inner = {"net": config, "other": InnerConfig()}
     moments = moment_layout(layout, inner)
     optimizer = build_optimizer(config, networks["net"].parameters())
-    shared = share_moments(config, optimizer, parameter_names(optimizer, state_of(networks)))
+    shared = begun(config, optimizer, state_of(networks))
     assert sorted(shared) == list(moments)
     for name, spec in moments.items():
         assert is_moment(name) and name.startswith("net/")
+        assert model_name(optimizer_name(name)) == name
         assert (shared[name].shape, shared[name].dtype) == (spec.shape, spec.dtype)
     assert not any(is_moment(name) for name in layout)
 
