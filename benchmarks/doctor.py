@@ -35,6 +35,8 @@ SITES = 4
 H = 20
 ROUNDS = 10
 NONE = Fault("none", (), ())
+SPLITS = ("iid", "dirichlet:0.3", "by_label")
+"""Of clean runs."""
 
 
 class Case(NamedTuple):
@@ -47,7 +49,7 @@ class Case(NamedTuple):
 
 CASES = (
     *(Case(fault, workload) for fault in FAULTS for workload in fault.workloads),
-    *(Case(NONE, workload, split) for workload in NONE.workloads for split in ("iid", "by_label")),
+    *(Case(NONE, workload, split) for workload in NONE.workloads for split in SPLITS),
 )
 
 

@@ -91,9 +91,10 @@ class Chart:
         """A site's latest values, oldest first."""
         return list(self._values.get(site, {}).get(name, ()))
 
-    def first(self, site: str, name: str) -> float | None:
-        """A site's first value ever."""
-        return self._first.get((site, name))
+    def began(self, name: str) -> float:
+        """Median over the sites of their first values ever; 0 where there are none."""
+        firsts = [value for (_, other), value in self._first.items() if other == name]
+        return statistics.median(firsts) if firsts else 0.0
 
     def steady(self, site: str, name: str, rounds: int) -> float | None:
         """Median of a site's last values; None unless there are so many."""

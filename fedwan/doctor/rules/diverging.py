@@ -1,8 +1,8 @@
 """Divergence: a network whose loss or steps grow out of all proportion.
 
-At one site: its loss is three times the other sites' and no less than half of what it began with
-(a shard may be harder than others, and its loss fall all the same), or its contributions are four
-times as long, round after round. Where a discriminator at the same site took far longer steps than
+At one site: its loss is three times the other sites' and above what losses began with (a shard may
+be harder than others, and its loss fall all the same), or its contributions are four times as long,
+round after round. Where a discriminator at the same site took far longer steps than
 elsewhere, it is that one which overpowers the other network. Everywhere: losses that are not
 finite, or ten times what they were.
 """
@@ -21,7 +21,6 @@ __all__ = ["diverging", "diverging_everywhere", "overpowering"]
 
 ROUNDS = 3
 MOST_LOSS = 3.0
-HARDLY_FALLEN = 0.5
 MOST_NORM = 4.0
 LONG_STEPS = 1.6
 LEAST_SEPARATION = 0.98
@@ -38,8 +37,7 @@ def diverging(chart: Chart, site: str) -> Iterator[Finding]:
         loss = chart.past(site, f"loss/{network}")[-ROUNDS:]
         typical = chart.typical(site, f"loss/{network}", ROUNDS)
         if len(loss) == ROUNDS and typical is not None and math.isfinite(typical) and typical > 0:
-            first = chart.first(site, f"loss/{network}") or 0.0
-            if min(loss) > MOST_LOSS * typical and min(loss) >= HARDLY_FALLEN * first:
+            if min(loss) > max(MOST_LOSS * typical, chart.began(f"loss/{network}")):
                 now = "not finite" if math.isinf(loss[-1]) else f"{loss[-1]:.3g}"
                 yield _finding(chart, site, network, f"its loss is {now}, elsewhere {typical:.3g}")
                 continue
