@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils import parametrize
 
+from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
@@ -129,3 +130,22 @@ def test_a_plain_gan_is_what_it_was() -> None:
     run = gan_of()
     names = [name for name, _ in run.workload.networks["discriminator"].named_parameters()]
     assert names == [f"main.{i}.{part}" for i in (0, 2, 4, 7) for part in ("weight", "bias")]
+
+
+def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
+    words = ["workload=gan", "sites=3", "data.labels=site", "data.split=by_label"]
+    config = load_run(None, [*words, "model.conditional=true"])
+    networks = gan.build(config, "cpu").networks
+    for network in networks.values():
+        assert network.classes.num_embeddings == 3
+    assert len(gan.build(config, "cpu").sample(7, seed=0)) == 7
+    with pytest.raises(ConfigError, match="data.labels=site has no effect.*model.conditional=true"):
+        load_run(None, words)
+
+
+@pytest.mark.parametrize("workload", ["flow", "pix2pix data.name=photo_edges"])
+def test_networks_that_are_told_nothing_are_not_told_the_site(workload: str) -> None:
+    with pytest.raises(ConfigError, match="data.labels=site has no effect"):
+        load_run(
+            None, [f"workload={workload.split()[0]}", "data.labels=site", *workload.split()[1:]]
+        )
