@@ -143,9 +143,7 @@ def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
         load_run(None, words)
 
 
-@pytest.mark.parametrize("workload", ["flow", "pix2pix data.name=photo_edges"])
-def test_networks_that_are_told_nothing_are_not_told_the_site(workload: str) -> None:
+@pytest.mark.parametrize("words", ["workload=flow", "workload=pix2pix data.name=photo_edges"])
+def test_networks_that_are_told_nothing_are_not_told_the_site(words: str) -> None:
     with pytest.raises(ConfigError, match="data.labels=site has no effect"):
-        load_run(
-            None, [f"workload={workload.split()[0]}", "data.labels=site", *workload.split()[1:]]
-        )
+        load_run(None, [*words.split(), "data.labels=site"])
