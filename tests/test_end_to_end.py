@@ -150,11 +150,15 @@ def test_same_seed_gives_the_same_weights_though_a_site_was_killed(
 def test_a_site_whose_processes_share_out_comes_back_with_all_of_it(
     tmp_path: Path,
 ) -> None:
-    words = ("workload=gan", "site.processes=2", "steps=160")
-    whole = demo(tmp_path / "whole", *words)
+    words = ("site.processes=2", "steps=160")
+    whole = demo(tmp_path / "whole", "gan", *words)
     for partition in ("gradients", "weights"):
         shared = demo(
-            tmp_path / partition, *words, f"site.partition={partition}", sabotage=kill_second_site
+            tmp_path / partition,
+            "gan",
+            *words,
+            f"site.partition={partition}",
+            sabotage=kill_second_site,
         )
         assert shared["rejoins"] == 1
         assert shared["global_sha256"] == whole["global_sha256"]

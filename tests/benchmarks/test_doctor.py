@@ -13,7 +13,7 @@ def test_every_fault_is_planted_where_it_applies() -> None:
         *("noise", "range", "tiny_shard", "lr_x10"),
         *("memorising", "diverging", "stale", "collapse"),
     ]
-    assert len(doctor.CASES) == 8 + 5 + 4
+    assert len(doctor.CASES) == 8 + 5 + 2 * 3
 
 
 @pytest.mark.slow

@@ -23,7 +23,9 @@ def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatc
     for inner in config.inner.values():
         inner.state = "average"
     layout = calibrate.trained_layout(workload, config.inner)
-    assert sum(spec.num_values for spec in layout.values()) == 3 * count + len(params)
+    # Second moments and steps; with beta1 = 0 no first ones.
+    assert {inner.beta1 for inner in config.inner.values()} == {0.0}
+    assert sum(spec.num_values for spec in layout.values()) == 2 * count + len(params)
     assert 0 < calibrate.step_seconds(config, workload) < 60
 
 
