@@ -76,8 +76,7 @@ def _rate(lr: float, *networks: str) -> tuple[str, ...]:
 
 
 GAN = ("generator", "discriminator")
-# Of half, once and twice the recipe's rate the best in synchronous training of half the recipe's
-# steps, two seeds: flow 1.22, 1.16 and 1.36 (one seed), gan 1.65, 1.58 and 2.67 (docs/log.md).
+# The best of three rates in synchronous training (docs/log.md); gan's is the recipe's own.
 FLOW_SYNC = _rate(1e-3, "velocity")
 FALLING = tuple(f"inner.{network}.schedule=cosine" for network in GAN)
 SHARED = "inner.discriminator.state=average"

@@ -18,7 +18,7 @@ from fedwan.data.reader import Reader
 from fedwan.data.sources import find_source, source_of
 from fedwan.data.splits import has_own_data, parse_split, split_indices
 from fedwan.data.stream import BatchStream, Stream
-from fedwan.data.telling import LABELS, TellingStream, tell
+from fedwan.data.telling import LABELS, tell, tell_labels
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
@@ -138,20 +138,19 @@ class FileShard:
 
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
-    ) -> Stream:
+    ) -> FileStream:
         """See `FileStream`; each has a cache of its own."""
-        reader = self._reader(self.cache_mb)
-        stream = FileStream(reader, batch_size, generator, device, self.workers)
-        return stream if self.told is None else TellingStream(stream, self.told)
+        reader = self._reader(self.cache_mb, self.told)
+        return FileStream(reader, batch_size, generator, device, self.workers)
 
     def tell(self, batch: Batch) -> Batch:
         """See `AnyShard`."""
         return tell(batch, self.told)
 
-    def _reader(self, cache_mb: int) -> Reader:
+    def _reader(self, cache_mb: int, told: int | None = None) -> Reader:
         return Reader(
             lambda place: self.files.decode(int(self.index[place])),
-            self.files.items.labels[self.index],
+            tell_labels(self.files.items.labels[self.index], told),
             self.files.source.shape,
             cache_mb << 20,
         )

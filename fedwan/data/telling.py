@@ -13,10 +13,9 @@ from torch import Tensor
 
 from fedwan.config import Config
 from fedwan.data.sources import source_of
-from fedwan.data.stream import Stream
 from fedwan.workloads.base import Batch
 
-__all__ = ["LABELS", "TellingStream", "num_labels", "tell"]
+__all__ = ["LABELS", "num_labels", "tell", "tell_labels"]
 
 LABELS = ("class", "site")
 """Forms of `data.labels`."""
@@ -31,35 +30,9 @@ def num_labels(config: Config) -> int:
 
 def tell(batch: Batch, number: int | None) -> Batch:
     """A batch with the labels that networks are told: a site's number, or None for classes."""
-    if number is None:
-        return batch
-    return Batch(batch.x, torch.full_like(batch.y, number))
+    return batch if number is None else Batch(batch.x, tell_labels(batch.y, number))
 
 
-class TellingStream:
-    """A site's stream, told whose it is; see `fedwan.data.stream.Stream`.
-
-    Args:
-        stream: of samples and their classes.
-        number: the site's, 0 … sites - 1.
-    """
-
-    def __init__(self, stream: Stream, number: int) -> None:
-        self._stream = stream
-        self._number = number
-
-    def next_batch(self) -> Batch:
-        """See `Stream`."""
-        return tell(self._stream.next_batch(), self._number)
-
-    def state(self) -> dict[str, Tensor]:
-        """See `Stream`."""
-        return self._stream.state()
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """See `Stream`."""
-        self._stream.load_state(state)
-
-    def close(self) -> None:
-        """See `Stream`."""
-        self._stream.close()
+def tell_labels(classes: Tensor, number: int | None) -> Tensor:
+    """As many labels: a site's number, or None for the classes themselves."""
+    return classes if number is None else torch.full_like(classes, number)

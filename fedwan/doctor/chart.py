@@ -37,7 +37,8 @@ class Chart:
     def __init__(self) -> None:
         self.version = 0
         self._values: dict[str, _Values] = {}
-        self._first: dict[tuple[str, str], float] = {}
+        self._first: dict[str, dict[str, float]] = {}
+        """By name and site."""
         self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
         """Latest norms of each site, by fragment."""
         self._medians: dict[tuple[str, str, int], float | None] = {}
@@ -58,7 +59,7 @@ class Chart:
             values = self._values.setdefault(record.site, {})
             for name, value in self._named(record).items():
                 values.setdefault(name, deque(maxlen=PAST)).append(value)
-                self._first.setdefault((record.site, name), value)
+                self._first.setdefault(name, {}).setdefault(record.site, value)
 
     def _named(self, record: RoundRecord) -> dict[str, float]:
         named = {"staleness": float(record.staleness)}
@@ -93,8 +94,8 @@ class Chart:
 
     def began(self, name: str) -> float:
         """Median over the sites of their first values ever; 0 where there are none."""
-        firsts = [value for (_, other), value in self._first.items() if other == name]
-        return statistics.median(firsts) if firsts else 0.0
+        firsts = self._first.get(name)
+        return statistics.median(firsts.values()) if firsts else 0.0
 
     def steady(self, site: str, name: str, rounds: int) -> float | None:
         """Median of a site's last values; None unless there are so many."""

@@ -192,7 +192,7 @@ class SiteLoop:
             return self._send_again(versions[0], weights)
         usable = [v for v in kept if v <= nearest]
         # Whether the predecessor's last contribution was merged before it saw the update.
-        is_missed = bool(usable) and usable[-1] == versions[0]
+        is_missed = self._strategy.corrects and bool(usable) and usable[-1] == versions[0]
         ledger = self._checkpoints.load(usable[-1], with_model=is_missed) if usable else None
         if weights is not None:
             if is_missed and isinstance(exchange, DeltaExchange):

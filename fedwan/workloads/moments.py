@@ -9,8 +9,8 @@ tensor `network/parameter|field` that travels with its parameter, uncoded, by it
     step                        counter: the largest
 
 Adam's moments weigh twice what the parameters do, or once with beta1 = 0, in fp32 whatever the
-codec. Where sites go on
-stepping while an update flies, moments land as they departed, like running statistics.
+codec. Where sites go on stepping while an update flies, moments land as they departed, like running
+statistics.
 """
 
 from __future__ import annotations

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
+from fedwan.config import DataConfig
 from fedwan.data.classes import parse_classes
 from fedwan.data.folder import open_folder
-from tests.data.files import refused, write_folder
+from tests.data.files import open_one, refused, stream_of, take, write_folder
 
 CLASSES = ("cat", "dog")
 
@@ -63,3 +66,16 @@ def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
 def test_a_folder_that_may_not_be_listed_is_not_taken_for_empty(tmp_path: Path) -> None:
     write_folder(tmp_path / "closed", range(3)).chmod(0)
     refused("closed cannot be listed", lambda: open_folder(tmp_path, parse_classes(""), 0))
+
+
+def test_networks_may_be_told_the_site_that_holds_a_file(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(40), CLASSES)
+    asked = DataConfig("folder", path=str(tmp_path), classes="cat,dog", size=16)
+    plain, told = (
+        open_one(replace(asked, labels=labels), site=1, sites=2) for labels in ("class", "site")
+    )
+    batches = [take(stream_of(shard), 4) for shard in (plain, told)]
+    assert [x for x, _ in batches[0]] == [x for x, _ in batches[1]]
+    assert {label for _, y in batches[0] for label in y} == {0, 1}
+    assert {label for _, y in batches[1] for label in y} == {1}
+    assert torch.equal(plain.some(9).y, told.some(9).y)

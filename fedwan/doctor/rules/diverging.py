@@ -2,9 +2,9 @@
 
 At one site: its loss is three times the other sites' and above what losses began with (a shard may
 be harder than others, and its loss fall all the same), or its contributions are four times as long,
-round after round. Where a discriminator at the same site took far longer steps than
-elsewhere, it is that one which overpowers the other network. Everywhere: losses that are not
-finite, or ten times what they were.
+round after round. Where a discriminator at the same site took far longer steps than elsewhere, it
+is that one which overpowers the other network. Everywhere: losses that are not finite, or ten times
+what they were.
 """
 
 from __future__ import annotations
