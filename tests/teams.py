@@ -68,8 +68,20 @@ def site(config: Config) -> Iterator[Taken]:
     stream.close()
 
 
-def run(folder: Path, config: Config) -> tuple[str, set[str]]:
-    """A run of two sites, of which the first has two processes: its end, and its sites'."""
+class Ran(NamedTuple):
+    """How a run ended."""
+
+    weights: State
+    sites: set[str]
+    """Digests of the weights that its sites ended on."""
+
+    @property
+    def sha256(self) -> str:
+        return hash_state(self.weights)
+
+
+def run(folder: Path, config: Config) -> Ran:
+    """A run of two sites, of which the first has two processes."""
     plain = copy.deepcopy(config)
     plain.site.processes, plain.site.partition = 1, "none"
     recipe = load_workload(config.workload)
@@ -86,4 +98,4 @@ def run(folder: Path, config: Config) -> tuple[str, set[str]]:
             batch=config.data.batch,
             inner=config.inner,
         )
-    return hash_state(ran.model.state), set(ran.site_sha256.values())
+    return Ran(ran.model.state, set(ran.site_sha256.values()))

@@ -165,4 +165,7 @@ def _end_with_leader() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # threads of torch's and the leash would abort an interpreter that takes its time
