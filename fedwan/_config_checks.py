@@ -43,7 +43,9 @@ def check(config: Config) -> None:
     _whole("data.cache_mb", config.data.cache_mb, 0)
     _whole("data.workers", config.data.workers, 0, 64)
     _check_optimizers(config)
-    _choice("site.precision", config.site.precision, ("32-true", "bf16-mixed", "16-mixed"))
+    _choice(
+        "site.precision", config.site.precision, ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
+    )
     _whole("site.processes", config.site.processes, 1, 64)
     _check_partition(config)
     _whole("site.accumulate", config.site.accumulate, 1)

@@ -167,6 +167,7 @@ def resolve(config: Config) -> Config:
     _check_fragments(config, workload, strategy)
     _check_recalibration(config, workload)
     _check_partition(config, strategy)
+    _check_precision(config, strategy)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
@@ -200,11 +201,15 @@ def _refuse_site(config: Config, followed: Collection[str]) -> None:
                 f"site.{name} = {value!r} has no effect: the steps of workload "
                 f"{config.workload!r} do not follow it; leave it out"
             )
-    if config.site.partition == "weights" and "partition=weights" not in followed:
-        raise ConfigError(
-            f"site.partition = 'weights' is more than the steps of workload {config.workload!r} "
-            "bear, which need a network's weights whole; set site.partition=gradients"
-        )
+    for name, most, need, less in (
+        ("partition", "weights", "a network's weights whole", "gradients"),
+        ("precision", "bf16-true", "weights in fp32", "bf16-mixed"),
+    ):
+        if getattr(config.site, name) == most and f"{name}={most}" not in followed:
+            raise ConfigError(
+                f"site.{name} = {most!r} is more than the steps of workload {config.workload!r} "
+                f"bear, which need {need}; set site.{name}={less}"
+            )
 
 
 def _is_app(root: Path) -> bool:
@@ -338,6 +343,16 @@ def _check_partition(config: Config, strategy: ModuleType) -> None:
         raise ConfigError(
             "site.compile = True is not followed with site.partition=weights, whose weights come "
             "and go while a network computes; leave one of them out"
+        )
+
+
+def _check_precision(config: Config, strategy: ModuleType) -> None:
+    """Refuse weights in bf16 where the coordinator has to follow them to the last bit."""
+    if config.site.precision == "bf16-true" and strategy.build(config).contributes == "gradient":
+        raise ConfigError(
+            f"site.precision = 'bf16-true' does not go with strategy {config.strategy!r}, under "
+            "which the coordinator takes the sites' steps itself, in fp32; set "
+            "site.precision=bf16-mixed, or strategy=local_sgd h=1"
         )
 
 

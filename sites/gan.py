@@ -38,7 +38,7 @@ from fedwan.workloads.settings import (
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 # Compiled networks have no second derivative, which the penalties need; and these have no blocks.
-SITE = ("precision", "accumulate", "partition", "partition=weights")
+SITE = ("precision", "precision=bf16-true", "accumulate", "partition", "partition=weights")
 
 
 @dataclass

@@ -168,4 +168,6 @@ if __name__ == "__main__":
     code = main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)  # threads of torch's and the leash would abort an interpreter that takes its time
+    os._exit(
+        code
+    )  # threads of torch's and the leash would abort an interpreter that takes its time

@@ -122,7 +122,16 @@ class Replica:
 
     def _delta_of(self, name: str) -> Tensor:
         is_parameter = self.layout[name].role is Role.PARAMETER
-        return self.base[name] - self.take(name) if is_parameter else self.take(name)
+        return self._landed(name) - self.take(name) if is_parameter else self.take(name)
+
+    def _landed(self, name: str) -> Tensor:
+        """A global weight in its own dtype, but rounded as it lands in the local one.
+
+        What rounding takes away is no step of the site: in Δ it would be merged into the global
+        weights, and what adds up there be lost.
+        """
+        base, dtype = self.base[name], self.live[name].dtype
+        return base if base.dtype == dtype else base.to(dtype).to(base.dtype)
 
     def take_delta(self, fragment: Fragment, room: State) -> None:
         """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
@@ -131,7 +140,7 @@ class Replica:
         """
         for name, spec in fragment.layout.items():
             if spec.role is Role.PARAMETER:
-                torch.sub(self.base[name], self.take(name), out=room[name])
+                torch.sub(self._landed(name), self.take(name), out=room[name])
             else:
                 room[name].copy_(self.take(name))
 
@@ -234,8 +243,16 @@ class Replica:
             self.kept[name].copy_(tensors[name])
 
     def global_sha256(self) -> str:
-        """Hash of the live weights as the coordinator would keep them."""
-        return hash_state(OnDemand(self.live, lambda name: self._widen(name, self.take(name))))
+        """Hash of the live weights as the coordinator would keep them.
+
+        It keeps what rounds to them, if that is what it sent last.
+        """
+        return hash_state(OnDemand(self.live, self._kept_as))
+
+    def _kept_as(self, name: str) -> Tensor:
+        value, base = self.take(name), self.base[name]
+        is_rounded = value.dtype != base.dtype and torch.equal(value, base.to(value.dtype))
+        return base if is_rounded else self._widen(name, value)
 
     @contextmanager
     def showing(self, weights: State) -> Iterator[None]:

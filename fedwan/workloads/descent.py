@@ -18,18 +18,23 @@ from torch import Tensor, nn
 
 from fedwan.config import Config
 from fedwan.workloads.base import Batch, Reduce
+from fedwan.workloads.half import hold_in_half
 from fedwan.workloads.loss_scale import LossScale
 from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.recompute import recompute_blocks
 
 __all__ = ["Descending", "Descent", "Others", "autocast"]
 
-_MIXED = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+_HALF = {
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float16,
+}
 
 
 def autocast(precision: str, device: torch.device, **options: bool) -> AbstractContextManager[None]:
-    """Operations that bear it run in half precision inside, where `site.precision` is mixed."""
-    dtype = _MIXED.get(precision)
+    """Operations that bear it run in half precision inside, where `site.precision` says so."""
+    dtype = _HALF.get(precision)
     enabled: AbstractContextManager[None] = torch.autocast(
         device.type, dtype, enabled=dtype is not None, **options
     )
@@ -73,7 +78,7 @@ class Descent:
 
     Args:
         config: resolved.
-        networks: that are trained, on their device.
+        networks: that are trained, on their device; changed in place.
         twice: those whose losses hold gradients, and are differentiated again.
 
     Attributes:
@@ -83,12 +88,18 @@ class Descent:
         others: who shares gradients out with this process; None where it keeps them.
     """
 
-    SETTINGS = ("precision", "accumulate", "recompute", "compile", "partition")
+    SETTINGS = (
+        *("precision", "precision=bf16-true"),
+        *("accumulate", "recompute", "compile", "partition"),
+    )
     """Under `site.*`, that it follows; for a recipe's `SITE`."""
 
     def __init__(
         self, config: Config, networks: Mapping[str, nn.Module], twice: Collection[str] = ()
     ) -> None:
+        if config.site.precision == "bf16-true":
+            for network in networks.values():
+                hold_in_half(network)
         self.networks = networks
         self.twice = twice
         self.optimizers = build_optimizers(config.inner, networks)

@@ -42,6 +42,7 @@ def test_settings_that_weights_in_pieces_do_not_bear_are_refused() -> None:
 CASES = {
     "mlp": (*FLOW, "inner.velocity.name=sgd", "inner.velocity.beta1=0.9"),
     "dit, bf16": (*DIT, "site.precision=bf16-mixed"),
+    "dit, weights in bf16": (*DIT, "site.precision=bf16-true"),
     "two networks": SMALL,
     "second derivatives": (*GAN, "model.n_critic=2", "model.gamma_fake=0.1"),
     "second derivatives, accumulate": (*GAN, "site.accumulate=2"),

@@ -1,0 +1,104 @@
+"""Networks whose weights are in bf16."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from fedwan.app import load_run, load_workload
+from fedwan.data import open_shard
+from fedwan.errors import ConfigError
+from fedwan.rng import NamedGenerators
+from fedwan.state import state_of
+from fedwan.workloads.base import keep_local
+from fedwan.workloads.half import hold_in_half
+
+CPU = torch.device("cpu")
+TRUE = "site.precision=bf16-true"
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 2))
+
+
+def test_names_stay_and_batch_norm_stays_in_fp32() -> None:
+    plain, half = network(), network()
+    hold_in_half(half)
+    tensors = state_of({"net": half})
+    assert tensors.keys() == state_of({"net": plain}).keys()
+    for name, value in tensors.items():
+        if value.is_floating_point():
+            expected = torch.float32 if name.startswith("net/1.") else torch.bfloat16
+            assert value.dtype == expected, name
+
+
+def test_it_computes_what_rounded_weights_compute_wherever_it_is_called() -> None:
+    half, rounded = network(), network()
+    hold_in_half(half)
+    with torch.no_grad():
+        for param in (*rounded[0].parameters(), *rounded[3].parameters()):
+            param.copy_(param.bfloat16())
+    x = torch.randn(16, 4)
+    out = half(x)
+    torch.testing.assert_close(out.float(), rounded(x), rtol=3e-2, atol=3e-2)
+    out.float().square().mean().backward()
+    assert half[0].weight.grad is not None and half[0].weight.grad.dtype == torch.bfloat16
+
+
+def test_a_copy_computes_with_its_own_weights() -> None:
+    half = network()
+    hold_in_half(half)
+    other = copy.deepcopy(half)
+    with torch.no_grad():
+        other[3].weight.zero_()
+        other[3].bias.zero_()
+    x = torch.randn(16, 4)
+    assert not other(x).any() and half(x).any()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("workload=flow", "model.width=16", "model.depth=2"),
+        ("workload=flow", "model.network=dit", "model.width=16", "site.recompute=true"),
+        ("workload=gan", "model.width=8", "model.conditional=true", "model.spectral_norm=true"),
+        ("workload=pix2pix", "data.name=photo_edges", "model.width=4", "model.depth=3"),
+    ],
+    ids=["mlp", "dit", "gan", "pix2pix"],
+)
+def test_a_recipe_trains_samples_and_measures_with_half_of_the_memory(
+    words: tuple[str, ...],
+) -> None:
+    num_bytes = {}
+    for precision in ("32-true", "bf16-true"):
+        config = load_run(None, [*words, "data.batch=16", f"site.precision={precision}"])
+        workload = load_workload(config.workload).build(config, CPU)
+        rng = NamedGenerators(0, "s1")
+        stream = open_shard(config.data, 0, 2, 0).batches(16, rng["data"], CPU)
+        for _ in range(2):
+            losses = workload.step(stream.next_batch(), rng, keep_local)
+        assert all(torch.isfinite(loss) for loss in losses.values())
+        assert workload.sample(4, 0).dtype == torch.float32
+        assert workload.evaluate(open_shard(config.data, 0, 2, 0).held_out, 0)["fd"] > 0
+        params = [p for n in workload.networks.values() for p in n.parameters()]
+        moments = [
+            value
+            for optimizer in workload.optimizers.values()
+            for state in optimizer.state.values()
+            for value in state.values()
+            if value.dim()
+        ]
+        held = [*params, *(p.grad for p in params if p.grad is not None), *moments]
+        num_bytes[precision] = sum(value.numel() * value.element_size() for value in held)
+    assert num_bytes["bf16-true"] < 0.56 * num_bytes["32-true"]  # batch norm is not halved
+
+
+def test_it_is_refused_where_weights_have_to_be_in_fp32() -> None:
+    with pytest.raises(ConfigError, match="'bf16-true' is more than the steps of .* 'distill'"):
+        load_run(None, ["workload=distill", "model.teacher=/nowhere", TRUE])
+    with pytest.raises(ConfigError, match="with strategy 'sync'.*strategy=local_sgd h=1"):
+        load_run(None, ["workload=flow", "strategy=sync", TRUE])
