@@ -80,6 +80,8 @@ GAN = ("generator", "discriminator")
 FLOW_SYNC = _rate(1e-3, "velocity")
 FALLING = tuple(f"inner.{network}.schedule=cosine" for network in GAN)
 SHARED = "inner.discriminator.state=average"
+DIT = ("model.network=dit",)
+"""Told the class."""
 STUDENT = (f"model.teacher={TEACHER}", "model.student_steps=4", "steps=600")
 
 CASES = (
@@ -88,6 +90,11 @@ CASES = (
     Case("flow", "digits", "iid", "diloco", 20, 8, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 20, 8),
     Case("flow", "digits", "by_label", "diloco", 50, sync=FLOW_SYNC),
+    Case(
+        *("flow", "digits", "by_label", "scaffnew", 50, 4),
+        ("inner.velocity.state=average",),
+        (*DIT, "inner.velocity.schedule=cosine"),
+    ),
     Case("gan", "digits", "by_label", "local_sgd", 20),
     Case("gan", "digits", "by_label", "local_sgd", 20, 4, INT4, CLASS),
     Case("gan", "digits", "by_label", "local_sgd", 50, 4, INT4, CLASS),
@@ -205,7 +212,7 @@ def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
 
 
 def _told(case: Case) -> str:
-    if not {*CLASS} & {*case.own, *case.both}:
+    if not {*CLASS, *DIT} & {*case.own, *case.both}:
         return ""
     return ", told the site" if SITE[-1] in case.own else ", told the class"
 

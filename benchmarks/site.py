@@ -80,6 +80,7 @@ def variants(device: torch.device) -> list[Variant]:
             for stage, partition in enumerate(("optimizer", "gradients", "weights"), start=1)
         ),
         Variant(f"AMP, {half}", (f"site.precision={half}",)),
+        Variant("weights in bf16", ("site.precision=bf16-true",)),
         Variant("accumulation of 4", ("site.accumulate=4",), times=4),
         Variant(
             "clipping at norm 2",
