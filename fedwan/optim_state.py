@@ -68,7 +68,7 @@ def optimizer_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> S
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, names: Sequence[str], flat: State) -> None:
-    """Put back what `optimizer_state` gave; learning rates stay as they are.
+    """Put back what `optimizer_state` gave, in its dtypes; learning rates stay as they are.
 
     Raises:
         CheckpointError: the state names a parameter that the optimiser does not have.
@@ -86,3 +86,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, names: Sequence[str], flat:
     content = optimizer.state_dict()
     content["state"] = dict(state)
     optimizer.load_state_dict(content)
+    # Which has cast them to their parameter's.
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, fields in state.items():
+        for field, value in fields.items():
+            if optimizer.state[params[index]][field].dtype != value.dtype:
+                optimizer.state[params[index]][field] = value.to(params[index].device)

@@ -23,7 +23,7 @@ from fedwan.site.holding import Own
 from fedwan.site.team import BUCKET_VALUES, Team
 from fedwan.state import network_of
 from fedwan.workloads.base import Workload
-from fedwan.workloads.optim import joint_norm
+from fedwan.workloads.optim import full_norm, joint_norm
 
 __all__ = ["GradientPieces", "Shares", "Turns", "deal"]
 
@@ -188,7 +188,7 @@ class GradientPieces:
         norms = torch.zeros(2, len(named), device=device)
         for index, gradient in enumerate(named.values()):
             if gradient is not None:
-                norms[0, index], norms[1, index] = torch.linalg.vector_norm(gradient), 1.0
+                norms[0, index], norms[1, index] = full_norm(gradient), 1.0
         if not self._shares.is_alone:
             self._shares.team.sum(norms)
         return joint_norm(list(norms[0][norms[1] > 0]))

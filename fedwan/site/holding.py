@@ -20,6 +20,7 @@ from fedwan.optim_state import load_optimizer, optimizer_state, parameter_names
 from fedwan.state import State, add_prefix, select_prefix
 from fedwan.workloads.base import Workload
 from fedwan.workloads.moments import begin_moments
+from fedwan.workloads.optim import full_norm
 
 __all__ = [
     "GRADIENT",
@@ -155,8 +156,10 @@ class Own:
         param = self.params[parameter]
         # A clone: an optimiser writes to it, and what it came from must not change.
         value = value.detach().clone()
+        if field in (WEIGHT, GRADIENT):
+            value = value.to(param.dtype)
         if field != "step":  # which stays where it is, as torch's own `load_state_dict` has it
-            value = _cut_like(value.to(param.device, param.dtype), param)
+            value = _cut_like(value.to(param.device), param)
         if field == WEIGHT:
             param.detach().copy_(value)
         elif field == GRADIENT:
@@ -191,7 +194,7 @@ class Own:
         gradients = self._gradients([network])
         if not gradients:
             return None
-        norms = torch.stack([torch.linalg.vector_norm(gradient) for gradient in gradients])
+        norms = torch.stack([full_norm(gradient) for gradient in gradients])
         total: Tensor = torch.linalg.vector_norm(norms)
         return total
 

@@ -20,6 +20,7 @@ from fedwan.config import Config
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.half import hold_in_half
 from fedwan.workloads.loss_scale import LossScale
+from fedwan.workloads.moments import keep_squares_in_full
 from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.recompute import recompute_blocks
 
@@ -103,6 +104,9 @@ class Descent:
         self.networks = networks
         self.twice = twice
         self.optimizers = build_optimizers(config.inner, networks)
+        if config.site.precision == "bf16-true":
+            for optimizer in self.optimizers.values():
+                keep_squares_in_full(optimizer)
         self._inner = config.inner
         self._site = config.site
         self._scale = LossScale() if config.site.precision == "16-mixed" else None

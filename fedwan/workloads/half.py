@@ -1,6 +1,7 @@
-"""Networks whose weights are in bf16, and so their gradients and their inner optimiser's moments.
+"""Networks whose weights are in bf16, and so their gradients and first moments.
 
-A value of a network takes 8 bytes under Adam, in place of 16. What is computed is computed as under
+A value of a network takes 10 bytes under Adam, in place of 16: the squares of gradients stay in
+fp32 (`fedwan.workloads.moments.keep_squares_in_full`). What is computed is computed as under
 autocast: matrix products in bf16, norms and losses in fp32. A change of a weight by less than 1/512
 of it is lost, as always with weights in bf16; the coordinator keeps its own in fp32, so that what
 the sites agree on adds up there.

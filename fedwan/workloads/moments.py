@@ -27,8 +27,10 @@ __all__ = [
     "STATES",
     "averaged",
     "begin_moments",
+    "dtype_of",
     "has_moments",
     "is_moment",
+    "keep_squares_in_full",
     "model_name",
     "moment_layout",
     "optimizer_name",
@@ -69,7 +71,9 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
     """
     fields = {network: _travelling(config) for network, config in averaged(inner).items()}
     moments = {
-        f"{name}|{field}": TensorSpec(() if field == "step" else spec.shape, _dtype(field, spec), r)
+        f"{name}|{field}": TensorSpec(
+            () if field == "step" else spec.shape, dtype_of(field, spec.dtype), r
+        )
         for name, spec in layout.items()
         if spec.role is Role.PARAMETER
         for field, r in fields.get(network_of(name), {}).items()
@@ -116,10 +120,33 @@ def optimizer_name(name: str) -> str:
     return f"{network_of(name)}:{field}|{parameter}"
 
 
+def keep_squares_in_full(optimizer: torch.optim.Optimizer) -> None:
+    """Have Adam keep the squares of gradients in fp32, whatever its parameters are in.
+
+    In bf16 they could only grow: what beta2 = 0.999 takes from one is less than a 512th of it.
+
+    Args:
+        optimizer: whose steps are changed, from the second one on.
+    """
+
+    def widen(*_: object) -> None:
+        for state in optimizer.state.values():
+            squares = state.get("exp_avg_sq")
+            if squares is not None and squares.dtype != dtype_of("exp_avg_sq", squares.dtype):
+                state["exp_avg_sq"] = squares.float()
+
+    optimizer.register_step_post_hook(widen)
+
+
+def dtype_of(field: str, dtype: torch.dtype) -> torch.dtype:
+    """Of a moment whose parameter has this dtype."""
+    if field == "step":
+        return torch.float32
+    return torch.promote_types(dtype, torch.float32) if field == "exp_avg_sq" else dtype
+
+
 def _zero(field: str, param: Tensor) -> Tensor:
-    is_count = field == "step"
-    return torch.zeros((), dtype=torch.float32) if is_count else torch.zeros_like(param).detach()
-
-
-def _dtype(field: str, spec: TensorSpec) -> torch.dtype:
-    return torch.float32 if field == "step" else spec.dtype
+    dtype = dtype_of(field, param.dtype)
+    if field == "step":
+        return torch.zeros((), dtype=dtype)
+    return torch.zeros_like(param, dtype=dtype).detach()

@@ -14,7 +14,14 @@ from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
 
-__all__ = ["build_optimizer", "build_optimizers", "clip", "joint_norm", "step_optimizers"]
+__all__ = [
+    "build_optimizer",
+    "build_optimizers",
+    "clip",
+    "full_norm",
+    "joint_norm",
+    "step_optimizers",
+]
 
 
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -91,8 +98,15 @@ def clip(params: Iterable[Tensor], max_norm: float) -> None:
     """
     params = list(params)
     if max_norm > 0:
-        norms = [torch.linalg.vector_norm(p.grad) for p in params if p.grad is not None]
+        norms = [full_norm(p.grad) for p in params if p.grad is not None]
         scale_gradients(params, max_norm, joint_norm(norms))
+
+
+def full_norm(gradient: Tensor) -> Tensor:
+    """The norm of one tensor, (), in fp32 at least."""
+    dtype = torch.promote_types(gradient.dtype, torch.float32)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
+    return norm
 
 
 def joint_norm(norms: Sequence[Tensor]) -> Tensor | None:

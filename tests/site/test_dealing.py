@@ -101,6 +101,7 @@ CASES = {
     "pix2pix": (*PIX2PIX, "data.batch=4", "site.recompute=true", *CLIPPED),
     "bf16": (*FLOW, "site.precision=bf16-mixed", "site.compile=false"),
     "accumulate": (*GAN, "site.accumulate=2", *CLIPPED),
+    "weights in bf16": (*FLOW, "site.precision=bf16-true", "inner.velocity.clip_norm=0.5"),
     "16-mixed": (*FLOW, "site.precision=16-mixed", "inner.velocity.clip_norm=0.5"),
 }
 

@@ -13,6 +13,7 @@ from fedwan.simulate import SimulatedSite, simulate
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state
 from fedwan.workloads.half import hold_in_half
+from fedwan.workloads.moments import keep_squares_in_full
 from fedwan.workloads.optim import build_optimizer
 from strategies import diloco, eager_diloco, local_sgd, scaffnew, streaming_diloco
 from tests.runs import INNER, Crash, CrashingWorkload, H, TinyRun, delta_strategy
@@ -24,6 +25,7 @@ def in_half(workload: TinyWorkload) -> TinyWorkload:
         hold_in_half(network)
         config = workload.inner[name]
         workload.optimizers[name] = build_optimizer(config, network.parameters())
+        keep_squares_in_full(workload.optimizers[name])
     return workload
 
 
