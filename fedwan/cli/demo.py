@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import typer
+
 from fedwan.cli.folders import choose_demo_folder, is_named
 from fedwan.cli.run import Resume, Words, run_here
 from fedwan.config import Config
@@ -24,7 +26,10 @@ def demo(words: Words = None, resume: Resume = False) -> None:
             next(word for word in reversed(given) if word.startswith("out=")).partition("=")[2]
         )
     else:
-        out = choose_demo_folder(Path(Config().out), resume=resume)
+        default = Path(Config().out)
+        out = choose_demo_folder(default, resume=resume)
+        if out != default and not resume:
+            typer.echo(f"{default} holds a run; this one goes to {out}", err=True)
         given.append(f"out={out}")
     path = out / "config.yaml"
     run_here(path if resume and path.exists() else None, given, resume=resume)

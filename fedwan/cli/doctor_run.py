@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 WIDTH = 100
+LEAST_ROUNDS = 3
+"""Before that most rules stay silent, whatever is wrong."""
 
 
 def run(
@@ -30,7 +32,10 @@ def run(
         typer.Option("--json", metavar="PATH", help="Write findings here.", show_default=False),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if anything needs to be mended.")
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 1 if anything needs to be mended, or there is no round."
+        ),
     ] = False,
 ) -> None:
     """Say what is wrong with a run, in which round, site and network, why, and what mends it.
@@ -52,7 +57,7 @@ def run(
         _write(json_path, findings)
     for line in _lines(run_dir, records, findings):
         typer.echo(line)
-    if strict and any(finding.is_warning for finding in findings):
+    if strict and (not _num_rounds(records) or any(finding.is_warning for finding in findings)):
         raise typer.Exit(1)
 
 
@@ -60,7 +65,9 @@ def _lines(run_dir: Path, records: Sequence[Record], findings: Sequence[Finding]
     lines = [_headline(run_dir, records), ""]
     warnings = [finding for finding in findings if finding.is_warning]
     if not warnings:
-        lines += ["nothing to mend", *([""] if findings else [])]
+        is_early = _num_rounds(records) < LEAST_ROUNDS
+        found = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
+        lines += [found if is_early else "nothing to mend", *([""] if findings else [])]
     ordered = [*warnings, *(finding for finding in findings if not finding.is_warning)]
     cells = [
         (str(f.version), f.site or "all", f.network or "all", f.kind.replace("_", " "))
@@ -77,6 +84,12 @@ def _lines(run_dir: Path, records: Sequence[Record], findings: Sequence[Finding]
     return lines
 
 
+def _num_rounds(records: Sequence[Record]) -> int:
+    from fedwan.output.records import RoundRecord
+
+    return max((r.version for r in records if isinstance(r, RoundRecord)), default=0)
+
+
 def _headline(run_dir: Path, records: Sequence[Record]) -> str:
     from fedwan.doctor.chart import FEWEST_OTHERS
     from fedwan.output.records import EventRecord, RoundRecord
@@ -87,7 +100,7 @@ def _headline(run_dir: Path, records: Sequence[Record]) -> str:
     sites = {record.site for record in rounds}
     is_done = any(isinstance(r, EventRecord) and r.event == "done" for r in records)
     text = (
-        f"{run_dir}: {max(record.version for record in rounds)} rounds, {len(sites)} sites, "
+        f"{run_dir}: {_num_rounds(records)} rounds, {len(sites)} sites, "
         f"{'done' if is_done else 'not finished'}"
     )
     if len(sites) <= FEWEST_OTHERS:

@@ -19,10 +19,13 @@ class RoundRows:
 
     Args:
         record: takes rows.
+        corrects: whether sites correct their steps by what landed, so that a healthy contribution
+            may well ask to undo it.
     """
 
-    def __init__(self, record: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, record: Callable[[dict[str, Any]], None], *, corrects: bool) -> None:
         self._record = record
+        self._corrects = corrects
         self._directions: dict[int, Directions] = {}
         self._doctor = LiveDoctor()
 
@@ -55,6 +58,8 @@ class RoundRows:
             "round_s": round_s,
         }
         rows = [shared | _row(m, compared[m.contribution.site]) for m in merged]
+        if self._corrects:
+            rows = [row | {"backward": {}} for row in rows]
         for row in [*rows, *self._doctor.look(rows)]:
             self._record(row)
 

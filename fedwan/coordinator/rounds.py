@@ -76,7 +76,7 @@ class Rounds:
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
-        self._rows = RoundRows(record)
+        self._rows = RoundRows(record, corrects=strategy.corrects)
         self._past_s: dict[int, deque[float]] = {}
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""

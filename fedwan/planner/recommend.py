@@ -3,7 +3,8 @@
 The fewest bytes among those whose sites compute 95 % of the time or more; if there is none, the
 best utilisation, and what holds it back. Recommended is only what has shown its quality: H up to 50
 (docs/results.md, "What coding costs in quality", has 20), and no error feedback, which needs many
-more rounds (docs/log.md), unless the user has settled on it.
+more rounds (docs/log.md), unless the user has settled on it; under control variates H up to 20, with
+the feedback that they need.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ from collections.abc import Sequence
 from fedwan.output.units import bytes_text
 from fedwan.planner.predict import Prediction
 from fedwan.planner.question import Question
+from fedwan.strategy import Strategy
 
 __all__ = ["ENOUGH", "codec_text", "is_shown", "rank", "setting_text", "why"]
 
 ENOUGH = 0.95
 MOST_H = 50
+MOST_CORRECTED_H = 20
 
 
 def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
@@ -41,8 +44,8 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
             f"{known}that come to {ENOUGH:.0%} it sends the fewest bytes, {bytes_}"
         )
     return (
-        f"{take}: no setting's sites compute {ENOUGH:.0%} of the time, and with it they come "
-        f"nearest, {best.utilisation:.1%}; {_limit(best, question)}"
+        f"{take}: no setting {known}has its sites compute {ENOUGH:.0%} of the time, and with it "
+        f"they come nearest, {best.utilisation:.1%}; {_limit(best, question)}"
     )
 
 
@@ -64,14 +67,22 @@ def codec_text(prediction: Prediction) -> str:
 def is_shown(prediction: Prediction) -> bool:
     """Whether its quality has been shown."""
     strategy = prediction.candidate.strategy
-    return not strategy.up.has_feedback and strategy.h <= MOST_H
+    return _is_codec_shown(strategy) and strategy.h <= _most_h(strategy)
 
 
 def _is_welcome(prediction: Prediction, question: Question) -> bool:
     """Whether its quality has been shown, or the user settled what has not."""
     strategy = prediction.candidate.strategy
-    is_codec = not strategy.up.has_feedback or "codec.up" in question.named
-    return is_codec and (strategy.h <= MOST_H or "h" in question.named)
+    is_codec = _is_codec_shown(strategy) or "codec.up" in question.named
+    return is_codec and (strategy.h <= _most_h(strategy) or "h" in question.named)
+
+
+def _is_codec_shown(strategy: Strategy) -> bool:
+    return strategy.corrects or not strategy.up.has_feedback
+
+
+def _most_h(strategy: Strategy) -> int:
+    return MOST_CORRECTED_H if strategy.corrects else MOST_H
 
 
 def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:

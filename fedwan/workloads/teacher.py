@@ -53,7 +53,8 @@ def read_teacher(folder: Path) -> Teacher:
     if not (folder / "config.yaml").is_file():
         raise ConfigError(
             f"{key} holds no config.yaml on this machine; name the folder of a run with "
-            "workload=flow, which every site has a copy of"
+            "workload=flow, which every site has a copy of (`fedwan demo workload=flow "
+            f"out={folder}` makes one here)"
         )
     config = load(folder / "config.yaml")
     if config.workload != "flow":

@@ -82,7 +82,10 @@ def test_a_killed_run_and_one_without_a_round_are_read_too(
     assert code == 0 and "from 0 to 255" in text
     (tmp_path / "metrics.jsonl").unlink()
     code, text = doctor(capsys, folder)
-    assert code == 0 and "no round yet" in text and "nothing to mend" in text
+    assert code == 0 and "no round yet" in text and "too early to tell" in text
+    assert doctor(capsys, folder, "--strict")[0] == 1
+    code, text = doctor(capsys, make_run(tmp_path, rounds=2), "--strict")
+    assert code == 0 and text.splitlines()[-1] == "too early to tell: that takes 3 rounds or more"
 
 
 @pytest.mark.parametrize("folder", ["lnik", "no/such/folder"])

@@ -50,6 +50,20 @@ def test_any_order_of_arrival_gives_the_same_bits(tmp_path: Path) -> None:
     assert len(hashes) == 1
 
 
+@pytest.mark.parametrize("corrects", [False, True])
+def test_the_doctor_is_not_told_who_looks_back_where_sites_correct_themselves(
+    tmp_path: Path, corrects: bool
+) -> None:
+    run = TinyRun(tmp_path, delta_strategy(2)._replace(corrects=corrects))
+    result = run.start()
+    for name in run.sites:
+        run.site(name)
+    result(30.0)
+    rows = [row for row in run.rows if row["kind"] == "round"]
+    assert all(row["cosines"] for row in rows)
+    assert bool(rows[-1]["backward"]) is not corrects
+
+
 def test_a_quorum_closes_a_round_after_patience_and_not_before(tmp_path: Path) -> None:
     run = TinyRun(tmp_path, delta_strategy(2, quorum=1, patience_s=0.5), num_versions=2)
     result = run.start()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from fedwan.config import CodecConfig
 from fedwan.planner.candidates import candidates
 from fedwan.planner.predict import Prediction, predict
@@ -47,7 +49,7 @@ def test_no_round_is_longer_than_it_must_be() -> None:
 def test_where_nothing_is_enough_the_best_is_named_with_what_limits_it() -> None:
     asked = question(("h", "codec.up", "codec.down"), h=20, codec=CodecConfig("fp32", "fp32"))
     text = why(ranked(asked), asked)
-    assert "no setting's sites compute 95% of the time" in text
+    assert "no setting known to train well has its sites compute 95% of the time" in text
     assert "the link is full: a round's bytes take 19.1 s on its fuller way, its steps 2 s" in text
 
 
@@ -78,9 +80,18 @@ def test_rows_have_the_keys_that_programs_rely_on() -> None:
 
 
 def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:
-    asked = question(("h",), h=50)
+    asked = question(("h",), h=20)
     found = ranked(asked)
     lines = table_lines(found, asked)
     assert len(lines) < 1 + len(found)
     assert any(line.startswith("diloco, local_sgd, scaffnew ") for line in lines)
-    assert summary_of(found[0]).startswith("streaming_diloco, int4, H = 50")
+    assert summary_of(found[0]).startswith("streaming_diloco, int4, H = 20")
+
+
+@pytest.mark.parametrize(("h", "stars"), [(20, 0), (50, 1)])
+def test_control_variates_have_shown_their_quality_up_to_20_steps(h: int, stars: int) -> None:
+    codec = CodecConfig("int4", "int4")
+    named = ("strategy", "h", "codec.up", "codec.down")
+    asked = question(named, strategy="scaffnew", h=h, codec=codec)
+    (line,) = table_lines(ranked(asked), asked)[1:2]
+    assert line.count("*") == stars
