@@ -3,8 +3,8 @@
 The fewest bytes among those whose sites compute 95 % of the time or more; if there is none, the
 best utilisation, and what holds it back. Recommended is only what has shown its quality: H up to 50
 (docs/results.md, "What coding costs in quality", has 20), and no error feedback, which needs many
-more rounds (docs/log.md), unless the user has settled on it; under control variates H up to 20, with
-the feedback that they need.
+more rounds (docs/log.md), unless the user has settled on it; under control variates H up to 20,
+with the feedback that they need.
 """
 
 from __future__ import annotations
