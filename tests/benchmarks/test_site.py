@@ -39,6 +39,7 @@ def test_every_variant_has_a_row() -> None:
     assert by_name["AMP, bf16-mixed"]["g_loss"] == pytest.approx(plain["g_loss"], rel=0.05)
 
 
+@pytest.mark.slow
 def test_pairs_of_full_size_are_edges_beside_their_photograph(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -56,6 +56,7 @@ def test_a_row_is_measured_drawn_and_appended(tmp_path: Path, way: str) -> None:
     assert (tmp_path / "rows.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_without_namespaces_a_shaped_link_stands_in_and_the_row_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -44,6 +44,7 @@ RECIPES = {
 WITHOUT_GRACE = (async_diloco, parameter_server, sync)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "quorum"),
     [(name, quorum) for name in RECIPES for quorum in (2, 3) if (name, quorum) != ("sync", 2)],
