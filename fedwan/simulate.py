@@ -183,6 +183,7 @@ class _Parties:
         self._strategy = strategy
         self._folder = folder
         self._wrap = wrap
+        self._num_threads = torch.get_num_threads()
         self._threads: list[threading.Thread] = []
 
     def start(self, plan: SitePlan, site: SimulatedSite, absence: Absence | None) -> None:
@@ -197,6 +198,8 @@ class _Parties:
             thread.join()
 
     def _live(self, plan: SitePlan, site: SimulatedSite, absence: Absence | None) -> None:
+        # A new thread would take over what another one has set for as long as it evaluates.
+        torch.set_num_threads(self._num_threads)
         name = plan.site
         link = self._wrap(name, LoopbackLink(self._desk, name))
         if absence is not None:

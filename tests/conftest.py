@@ -31,6 +31,13 @@ os.fsync = lambda file: None
 gc.disable()
 
 
+@pytest.fixture(autouse=True)
+def _as_many_threads_as_before() -> Iterator[None]:
+    """Who computes in more threads, as benchmarks do, leaves the tests that follow alone."""
+    yield
+    torch.set_num_threads(1)
+
+
 def pytest_collection_finish() -> None:
     """From now on there may be garbage, but not among what was imported."""
     gc.collect()

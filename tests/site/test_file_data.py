@@ -118,11 +118,14 @@ def test_sites_measure_their_data_together(tmp_path: Path) -> None:
     _, files = undisturbed(tmp_path / "run", config(tmp_path / "data", "folder", workers=1))
     rows = [row for row in files.run.rows if row["kind"] == "quality"]
     assert rows[0]["version"] == 0 and rows[0]["site"] in SITES
-    assert [(row["version"], row["site"]) for row in rows[1:]] == [(2, "s1, s2"), (4, "s1, s2")]
+    assert [row["site"] for row in rows[1:]] == ["s1, s2"] * 2
+    versions = [row["version"] for row in rows]
+    # Sites measure what they hold when they are asked, which on a busy machine is the next one.
+    assert versions in ([0, 2, 4], [0, 3, 4])
     assert all(row["fd"] > 0 < row["fd_floor"] for row in rows)
     assert "moments" not in rows[-1]
     assert files.run.events("warning") == []
-    assert files.run.samples == [0, 2, 4]
+    assert files.run.samples == versions
 
 
 def test_a_checkpoint_holds_where_batches_were_taken_though_others_were_read_ahead(
