@@ -131,9 +131,9 @@ class SiteConfig:
     """How a site computes its steps."""
 
     precision: str = "32-true"
-    """`32-true`; `bf16-mixed`; `bf16-true`, under which weights, gradients and moments are in bf16,
-    too; or `16-mixed`, with one scale for the losses of all networks, under
-    which a step is repeated until its gradients are finite."""
+    """`32-true`; `bf16-mixed`; `bf16-true`, under which weights, gradients and first moments are in
+    bf16, too; or `16-mixed`, with one scale for the losses of all networks, under which a step is
+    repeated until its gradients are finite."""
     accumulate: int = 1
     """Parts that a step's batch is computed in, one after the other, to save memory; the step takes
     the mean of their gradients."""

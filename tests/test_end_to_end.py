@@ -137,11 +137,12 @@ def test_demo_leaves_everything_that_design_section_5_promises(runs: dict[str, P
     }
 
 
+@pytest.mark.parametrize("workload", ["gan", "flow"])
 def test_same_seed_gives_the_same_weights_though_a_site_was_killed(
-    runs: dict[str, Path], tmp_path: Path
+    workload: str, runs: dict[str, Path], tmp_path: Path
 ) -> None:
-    undisturbed = summary(runs["gan-diloco"])
-    disturbed = demo(tmp_path / "run", "gan", sabotage=kill_second_site)
+    undisturbed = summary(runs[f"{workload}-diloco"])
+    disturbed = demo(tmp_path / "run", workload, sabotage=kill_second_site)
     assert disturbed["rejoins"] == 1
     assert disturbed["global_sha256"] == undisturbed["global_sha256"]
 
