@@ -113,7 +113,8 @@ def _check_optimizers(config: Config) -> None:
 
 def _check_partition(config: Config) -> None:
     partition = config.site.partition
-    _choice("site.partition", partition, ("none", "optimizer", "gradients", "weights"))
+    kinds = ("none", "optimizer", "gradients", "weights", "tensor_parallel")
+    _choice("site.partition", partition, kinds)
     if partition != "none" and config.site.processes == 1:
         raise ConfigError(
             f"site.partition = {partition!r} has no effect with site.processes=1, which holds all "

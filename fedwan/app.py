@@ -203,6 +203,7 @@ def _refuse_site(config: Config, followed: Collection[str]) -> None:
             )
     for name, most, need, less in (
         ("partition", "weights", "a network's weights whole", "gradients"),
+        ("partition", "tensor_parallel", "each layer in one process", "gradients"),
         ("precision", "bf16-true", "weights in fp32", "bf16-mixed"),
     ):
         if getattr(config.site, name) == most and f"{name}={most}" not in followed:
@@ -333,16 +334,17 @@ def _check_partition(config: Config, strategy: ModuleType) -> None:
             f"site.partition = {config.site.partition!r} has no effect: under strategy "
             f"{config.strategy!r} the coordinator steps the optimisers; leave it out"
         )
-    if config.site.partition == "weights" and config.eval.recalibrate:
+    in_pieces = config.site.partition in ("weights", "tensor_parallel")
+    if in_pieces and config.eval.recalibrate:
         raise ConfigError(
             f"eval.recalibrate = {config.eval.recalibrate} takes steps that a site's leader takes "
-            "alone, which has no network of its own under site.partition=weights; leave one of "
-            "them out"
+            f"alone, which has no network of its own under site.partition={config.site.partition}; "
+            "leave one of them out"
         )
-    if config.site.partition == "weights" and config.site.compile:
+    if in_pieces and config.site.compile:
         raise ConfigError(
-            "site.compile = True is not followed with site.partition=weights, whose weights come "
-            "and go while a network computes; leave one of them out"
+            f"site.compile = True is not followed with site.partition={config.site.partition}, "
+            "under which no process has whole weights; leave one of them out"
         )
 
 

@@ -147,7 +147,8 @@ class SiteConfig:
     partition: str = "none"
     """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
     inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2);
-    `weights`, these and the weights (ZeRO-3)."""
+    `weights`, these and the weights (ZeRO-3); `tensor_parallel`, dense layers, which they compute
+    together, each step's whole batch."""
 
 
 @dataclass

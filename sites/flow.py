@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
@@ -38,7 +38,7 @@ from fedwan.workloads.settings import (
 )
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
-SITE = (*Descent.SETTINGS, "partition=weights")
+SITE = (*Descent.SETTINGS, "partition=weights", "partition=tensor_parallel")
 
 
 @dataclass
@@ -91,6 +91,7 @@ def resolve(config: Config) -> None:
     else:
         _refuse_unused(model)
         refuse_labels(config, "on a network that is told nothing", "model.network=dit")
+    _check_cuts(model, config.site)
     fill_inner(config, "velocity", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
     config.model = dataclasses.asdict(model)
 
@@ -209,6 +210,20 @@ def _check_guidance(model: Model) -> None:
         raise ConfigError(
             f"model.guidance = {model.guidance!r} needs velocities without a class, which "
             "model.label_dropout=0 never trains; set model.label_dropout=0.1"
+        )
+
+
+def _check_cuts(model: Model, site: SiteConfig) -> None:
+    """Refuse layers that cannot be cut into as many parts as the site has processes."""
+    if site.partition != "tensor_parallel":
+        return
+    key = "heads" if model.network == "dit" else "width"
+    number = getattr(model, key)
+    if number % site.processes:
+        fitting = max(1, round(number / site.processes)) * site.processes
+        raise ConfigError(
+            f"model.{key} = {number} cannot be shared out among site.processes={site.processes}; "
+            f"set model.{key}={fitting}"
         )
 
 

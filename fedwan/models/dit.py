@@ -10,6 +10,9 @@ default weights, not from zero gates, since it is made to be loaded.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import (
@@ -22,6 +25,7 @@ from torch.nn.functional import (
 )
 
 from fedwan.models.bounded import LeakyTanh
+from fedwan.models.dense_cuts import DenseCut
 from fedwan.models.velocity import NUM_LEVEL_VALUES, embed_level, velocity_towards
 
 __all__ = ["DiffusionTransformer", "embed_positions"]
@@ -60,6 +64,17 @@ class DiffusionTransformer(nn.Module):
     """
 
     positions: Tensor
+
+    dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
+        {
+            "blocks.*.modulate": "gathered",
+            "blocks.*.qkv": "columns",
+            "blocks.*.merge": "rows",
+            "blocks.*.first": "columns",
+            "blocks.*.second": "rows",
+        }
+    )
+    """See `fedwan.models.dense_cuts.DenseParallel`: by heads, and hidden values."""
 
     def __init__(
         self,
@@ -121,9 +136,9 @@ class _Block(nn.Module):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.heads = heads
+        self.head_width = width // heads
         self.modulate = _linear(width, 6 * width, std=0)
-        self.attend = _linear(width, 3 * width)
+        self.qkv = _linear(width, 3 * width)
         self.merge = _linear(width, width)
         self.first = _linear(width, _MLP_RATIO * width)
         self.second = _linear(_MLP_RATIO * width, width)
@@ -139,8 +154,9 @@ class _Block(nn.Module):
         return out
 
     def _attention(self, tokens: Tensor) -> Tensor:
-        # (batch, tokens, 3 * width) -> three of (batch, heads, tokens, width / heads)
-        split = self.attend(tokens).unflatten(2, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        # (batch, tokens, heads * 3 * head) -> three of (batch, heads, tokens, head); head by head,
+        # so that who has a part of the layer's outputs has whole heads
+        split = self.qkv(tokens).unflatten(2, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
         mixed = scaled_dot_product_attention(*split.unbind(0))
         out: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
         return out

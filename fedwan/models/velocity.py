@@ -14,12 +14,15 @@ Data lie near a surface of few dimensions, noise does not, so a narrow network p
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import layer_norm, silu
 
 from fedwan.models.bounded import LeakyTanh
+from fedwan.models.dense_cuts import DenseCut
 
 __all__ = ["NUM_LEVEL_VALUES", "VelocityNetwork", "embed_level", "velocity_towards"]
 
@@ -60,6 +63,11 @@ class VelocityNetwork(nn.Module):
         width: values of the residual stream; a multiple of 4.
         depth: residual blocks.
     """
+
+    dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
+        {"modulate": "gathered", "blocks.*.first": "columns", "blocks.*.second": "rows"}
+    )
+    """See `fedwan.models.dense_cuts.DenseParallel`."""
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
         super().__init__()

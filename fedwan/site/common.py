@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from fedwan.rng import NamedGenerators
 from fedwan.site.dealing import GradientPieces, Shares, Turns
 from fedwan.site.holding import is_cut
 from fedwan.site.team import Team
@@ -15,15 +16,17 @@ from fedwan.workloads.base import Batch, Workload
 from fedwan.workloads.descent import Descending
 
 if TYPE_CHECKING:
-    from fedwan.site.splitting import Split
+    from fedwan.site.pieces import Pieces
 
 __all__ = [
     "average_gradients",
+    "cuts_batch",
     "digest",
     "gradients_of",
     "in_pieces",
     "of_network",
     "part_of",
+    "same_draws",
     "share_out",
     "whole_weights",
 ]
@@ -31,7 +34,7 @@ __all__ = [
 
 def share_out(
     workload: Workload, team: Team, partition: str, device: torch.device
-) -> Shares | Split | None:
+) -> Shares | Pieces | None:
     """Share out what `site.partition` says, among the processes of a team; None if that is nothing.
 
     Args:
@@ -43,13 +46,18 @@ def share_out(
     if partition == "none":
         return None
     assert isinstance(workload, Descending), "what follows site.partition has a descent"
-    if partition == "weights":
+    if partition in ("weights", "tensor_parallel"):
         # Imported here: it takes most of a second, which every other site would wait for.
-        from fedwan.site.splitting import Split
+        from fedwan.site.parallel import TensorParallel
+        from fedwan.site.pieces import Cut, Pieces
+        from fedwan.site.splitting import FullyShard
 
-        split = Split(workload, team, device, workload.descent.twice)
-        workload.descent.others = split
-        return split
+        cut: Cut = TensorParallel(device, team.size)
+        if partition == "weights":
+            cut = FullyShard(device, team.size, workload.descent.twice)
+        pieces = Pieces(workload, team, cut)
+        workload.descent.others = pieces
+        return pieces
     shares = Shares(workload, team, keeps_gradients=partition == "gradients")
     Turns(workload, shares)
     if shares.keeps_gradients:
@@ -58,16 +66,21 @@ def share_out(
 
 
 def average_gradients(
-    workload: Workload, team: Team, shares: Shares | Split | None, names: Sequence[str]
+    workload: Workload, team: Team, shares: Shares | Pieces | None, names: Sequence[str]
 ) -> None:
     """Replace gradients by their mean over all processes, unless they are that already."""
     if not in_pieces(shares):
         team.average(list(gradients_of(workload, names).values()))
 
 
-def in_pieces(shares: Shares | Split | None) -> bool:
+def in_pieces(shares: Shares | Pieces | None) -> bool:
     """Whether averaged gradients are shared out."""
     return shares is not None and shares.keeps_gradients
+
+
+def cuts_batch(shares: Shares | Pieces | None) -> bool:
+    """Whether processes share each step's batch."""
+    return shares is None or shares.cuts_batch
 
 
 def whole_weights(workload: Workload) -> State:
@@ -95,9 +108,16 @@ def gradients_of(workload: Workload, networks: Sequence[str]) -> State:
     }
 
 
-def part_of(batch: Batch, team: Team) -> Batch:
-    """This process's part of a batch."""
+def part_of(batch: Batch, team: Team, shares: Shares | Pieces | None) -> Batch:
+    """This process's part of a batch, or all of it where all compute that."""
+    if not cuts_batch(shares):
+        return batch
     return Batch(*(tensor.chunk(team.size)[team.rank] for tensor in batch))
+
+
+def same_draws(draw: int) -> NamedGenerators:
+    """For a step that all processes compute alike, from what the leader has drawn for it."""
+    return NamedGenerators(draw, "team")
 
 
 def digest(workload: Workload) -> str:

@@ -66,6 +66,7 @@ class Shares:
     """
 
     cuts_weights: Literal[False] = False
+    cuts_batch = True
 
     def __init__(self, workload: Workload, team: Team, *, keeps_gradients: bool) -> None:
         params = Own(workload).params

@@ -163,9 +163,9 @@ def held_bytes(own: Own, team: Team) -> list[HeldBytes]:
     return [HeldBytes(*row) for row in team.sum(table).tolist()]
 
 
-def joint_norm(own: Own, team: Team, network: str) -> Tensor | None:
+def joint_norm(own: Own, team: Team, network: str, *, with_twins: bool = True) -> Tensor | None:
     """Of a network's gradients, which processes keep in pieces; to be called by all of them."""
-    norm = own.gradient_norm(network)
+    norm = own.gradient_norm(network, with_twins=with_twins)
     some = next(iter(own.params.values()))
     pair = torch.zeros(2, device=some.device)
     if norm is not None:

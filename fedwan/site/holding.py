@@ -29,6 +29,7 @@ __all__ = [
     "HeldBytes",
     "Holding",
     "Own",
+    "field_of",
     "holding_of",
     "is_cut",
     "local",
@@ -189,12 +190,14 @@ class Own:
             mine = [self.params[name] for name in names if name in self._owned]
             begin_moments(config, self._workload.optimizers[network], mine)
 
-    def gradient_norm(self, network: str) -> Tensor | None:
-        """See `Holding`."""
+    def gradient_norm(self, network: str, *, with_twins: bool = True) -> Tensor | None:
+        """See `Holding`; of pieces, with or without what every process has alike."""
         gradients = self._gradients([network])
+        if not with_twins:
+            gradients = [gradient for gradient in gradients if _is_sharded(gradient)]
         if not gradients:
             return None
-        norms = torch.stack([full_norm(gradient) for gradient in gradients])
+        norms = torch.stack([full_norm(local(gradient)) for gradient in gradients])
         total: Tensor = torch.linalg.vector_norm(norms)
         return total
 
@@ -207,7 +210,7 @@ class Own:
     def _gradients(self, networks: Iterable[str]) -> list[Tensor]:
         groups = (g for n in networks for g in self._workload.optimizers[n].param_groups)
         params = (param for group in groups for param in group["params"])
-        return [local(param.grad.detach()) for param in params if param.grad is not None]
+        return [param.grad.detach() for param in params if param.grad is not None]
 
     def _names(self, network: str) -> list[str]:
         names = {param: name for name, param in self.params.items()}
@@ -222,6 +225,15 @@ class Own:
 def holding_of(workload: Workload) -> Holding:
     """The gradients and moments of a workload, wherever they lie."""
     return workload.holding if isinstance(workload, Dealt) else Own(workload)
+
+
+def field_of(name: str) -> str:
+    """The field of a tensor.
+
+    >>> field_of("velocity:exp_avg|velocity/net.0.weight")
+    'exp_avg'
+    """
+    return _parts(name)[1]
 
 
 def parameter_of(name: str) -> str:
@@ -249,6 +261,11 @@ def local(tensor: Tensor) -> Tensor:
 def is_cut(tensor: Tensor) -> bool:
     """Whether it is a `DTensor`, which takes half a second to import where there is none."""
     return hasattr(tensor, "to_local")
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether other processes have other values of it."""
+    return is_cut(tensor) and any(p.is_shard() for p in tensor.placements)  # type: ignore[attr-defined]
 
 
 def _cut_like(value: Tensor, param: Tensor) -> Tensor:

@@ -6,16 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from fedwan.config import InnerConfig
 from fedwan.optim_state import load_optimizer, parameter_names
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.site.common import (
     average_gradients,
+    cuts_batch,
     digest,
     in_pieces,
     of_network,
     part_of,
+    same_draws,
     whole_weights,
 )
 from fedwan.site.dealing import Shares
@@ -25,13 +28,13 @@ from fedwan.state import State, select_prefix
 from fedwan.workloads.base import Batch, Following, Keeping, Workload, keep_local
 
 if TYPE_CHECKING:
-    from fedwan.site.splitting import Split
+    from fedwan.site.pieces import Pieces
 
 __all__ = ["follow"]
 
 
 def follow(
-    workload: Workload, team: Team, shares: Shares | Split | None, inner: Mapping[str, InnerConfig]
+    workload: Workload, team: Team, shares: Shares | Pieces | None, inner: Mapping[str, InnerConfig]
 ) -> None:
     """The others' side: take the leader's steps with it until it says stop.
 
@@ -54,7 +57,7 @@ def follow(
 def _next(
     workload: Workload,
     team: Team,
-    shares: Shares | Split | None,
+    shares: Shares | Pieces | None,
     inner: Mapping[str, InnerConfig],
     until: Sequence[str],
 ) -> tuple[dict[str, Any], State]:
@@ -78,13 +81,15 @@ def _next(
 def _compute(workload: Workload, header: Mapping[str, Any], told: State) -> None:
     """What the leader computes between steps, for the pieces of weights that are here."""
     modes = {name: network.training for name, network in workload.networks.items()}
+    _write(select_prefix("weights", told), whole_weights(workload))
+    asked = select_prefix("asked", told)
     try:
         for name, is_training in header["modes"].items():
             workload.networks[name].train(is_training)
         if header["do"] == "sample":
             workload.sample(header["num"], header["seed"])
         else:
-            workload.evaluate(Batch(**told), header["seed"])
+            workload.evaluate(Batch(**asked), header["seed"])
     finally:
         for name, is_training in modes.items():
             workload.networks[name].train(is_training)
@@ -93,11 +98,8 @@ def _compute(workload: Workload, header: Mapping[str, Any], told: State) -> None
 def _take_over(workload: Workload, weights: State, header: Mapping[str, Any], told: State) -> None:
     """Have what the leader has told."""
     kept = workload.kept if isinstance(workload, Keeping) else {}
-    with torch.no_grad():
-        for name, value in select_prefix("weights", told).items():
-            weights[name].copy_(value)
-        for name, value in select_prefix("kept", told).items():
-            kept[name].copy_(value)
+    _write(select_prefix("weights", told), weights)
+    _write(select_prefix("kept", told), kept)
     for network in header["optimizers"]:
         optimizer = workload.optimizers[network]
         names = parameter_names(optimizer, of_network(network, weights))
@@ -108,10 +110,16 @@ def _take_over(workload: Workload, weights: State, header: Mapping[str, Any], to
             group["lr"] = rate
 
 
+@torch.no_grad()
+def _write(values: State, tensors: Mapping[str, Tensor]) -> None:
+    for name, value in values.items():
+        tensors[name].copy_(value)
+
+
 def _take_part(
     workload: Workload,
     team: Team,
-    shares: Shares | Split | None,
+    shares: Shares | Pieces | None,
     inner: Mapping[str, InnerConfig],
     header: Mapping[str, Any],
     told: State,
@@ -128,9 +136,10 @@ def _take_part(
         workload.begin(header["step"])
     draw = header["draw"]
     torch.manual_seed(derive_seed(draw, team.rank, "torch"))
-    rng = NamedGenerators(draw, f"process {team.rank}")
+    own = NamedGenerators(draw, f"process {team.rank}")
+    rng = own if cuts_batch(shares) else same_draws(draw)
     batch = Batch(**select_prefix("batch", told))
-    workload.step(part_of(batch, team), rng, average)
+    workload.step(part_of(batch, team, shares), rng, average)
 
 
 def _set_gradients(workload: Workload, networks: Sequence[str], gradients: State) -> None:

@@ -20,11 +20,13 @@ from fedwan.optim_state import optimizer_state, parameter_names
 from fedwan.rng import NamedGenerators
 from fedwan.site.common import (
     average_gradients,
+    cuts_batch,
     digest,
     gradients_of,
     in_pieces,
     of_network,
     part_of,
+    same_draws,
     whole_weights,
 )
 from fedwan.site.dealing import Shares
@@ -35,7 +37,7 @@ from fedwan.state import State, add_prefix
 from fedwan.workloads.base import Batch, Following, Keeping, Reduce, Workload
 
 if TYPE_CHECKING:
-    from fedwan.site.splitting import Split
+    from fedwan.site.pieces import Pieces
 
 __all__ = ["SharedWorkload", "alone"]
 
@@ -57,7 +59,7 @@ class SharedWorkload:
         self,
         workload: Workload,
         team: Team,
-        shares: Shares | Split | None,
+        shares: Shares | Pieces | None,
         *,
         shares_gradients: bool,
     ) -> None:
@@ -100,7 +102,9 @@ class SharedWorkload:
             else:
                 reduce(names)
 
-        losses = self._workload.step(part_of(batch, self._team), rng, average)
+        part = part_of(batch, self._team, self._shares)
+        draws = rng if cuts_batch(self._shares) else same_draws(draw)
+        losses = self._workload.step(part, draws, average)
         marks = _marks(self._state())
         self._seen = {name: mark for name, mark in marks.items() if name not in self._untold}
         self._untold.clear()
@@ -121,7 +125,10 @@ class SharedWorkload:
         """Where weights are in pieces, the others compute what the leader does."""
         if self._shares is not None and self._shares.cuts_weights:
             modes = {name: network.training for name, network in self.networks.items()}
-            self._team.tell({"do": do, "modes": modes, **more}, tensors)
+            # These may be shown for a while: they are told again once others are back.
+            whole = add_prefix("weights", self._weights)
+            told = add_prefix("asked", tensors) | {n: whole[n] for n in self._changed(whole)}
+            self._team.tell({"do": do, "modes": modes, **more}, told)
         yield
         if self._shares is not None and self._shares.cuts_weights:
             self._shares.rest()
@@ -142,10 +149,9 @@ class SharedWorkload:
 
     def _tell(self, batch: Batch | None, draw: int) -> None:
         state = self._state()
-        marks = _marks(state)
-        changed = [name for name, mark in marks.items() if self._seen.get(name) != mark]
+        changed = self._changed(state)
         networks = {n.split(":")[1] for n in changed if n.startswith("optimizer:")}
-        gone = {n.split(":")[1] for n in self._seen.keys() - marks.keys()}  # optimisers' alone
+        gone = {n.split(":")[1] for n in self._seen.keys() - state.keys()}  # optimisers' alone
         header = {
             "do": "stop" if batch is None else "step",
             "step": self._step,
@@ -165,6 +171,11 @@ class SharedWorkload:
         if batch is not None:
             told |= add_prefix("batch", batch._asdict())
         self._team.tell(header, told)
+
+    def _changed(self, state: State) -> list[str]:
+        """What of it was written to, or replaced, since all processes last stepped."""
+        marks = _marks(state)
+        return [name for name, mark in marks.items() if self._seen.get(name) != mark]
 
     def _state(self) -> State:
         """What all processes have alike."""
@@ -188,7 +199,7 @@ def alone(workload: Workload) -> Iterator[Workload]:
             yield workload._workload
 
 
-def _holding(workload: Workload, shares: Shares | Split | None) -> Holding:
+def _holding(workload: Workload, shares: Shares | Pieces | None) -> Holding:
     """That of all processes, for the leader."""
     if shares is None:
         return Own(workload)
@@ -201,6 +212,6 @@ def _marks(state: State) -> dict[str, tuple[int, int]]:
 
 
 def _whole_gradients(
-    workload: Workload, shares: Shares | Split | None, names: Sequence[str]
+    workload: Workload, shares: Shares | Pieces | None, names: Sequence[str]
 ) -> State:
     return {} if in_pieces(shares) else gradients_of(workload, names)

@@ -9,7 +9,8 @@ A recipe is one page. The engine knows it only through the names below, and neve
     def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
     SITE: tuple[str, ...]                    optional: the settings under `site.*` that its steps
                                              follow; `Descent.SETTINGS` of what takes them for it;
-                                             `partition=weights` if it bears that, too
+                                             `partition=weights` if it bears that, too,
+                                             `partition=tensor_parallel` if its networks do
 
 Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
 networks consist of: it should put no tensor into a cache.
