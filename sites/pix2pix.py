@@ -57,8 +57,12 @@ class Model:
     """Weight of the distance to the target, beside the adversarial loss."""
     dropout: float = 0.5
     """Share of values dropped in the generator's inner layers; 0 drops none."""
+    norm: str = "batch"
+    """What layers normalise: a `batch`, or each image by itself, `instance`, which suits sites whose
+    images differ."""
     statistics: str = "batch"
-    """That images are made with: `batch`, those of the inputs beside them, or `running`."""
+    """That images are made with under batch norm: `batch`, those of the inputs beside them, or
+    `running`."""
 
 
 def resolve(config: Config) -> None:
@@ -69,7 +73,13 @@ def resolve(config: Config) -> None:
     require_at_least("model.l1", model.l1, 0)
     if not 0 <= model.dropout < 1:
         raise ConfigError(f"model.dropout = {model.dropout!r} is out of range; choose 0 to 0.9")
+    require_one_of("model.norm", model.norm, ("batch", "instance"))
     require_one_of("model.statistics", model.statistics, ("batch", "running"))
+    if model.norm == "instance" and model.statistics == "running":
+        raise ConfigError(
+            "model.statistics = 'running' has no effect with model.norm=instance, which keeps none; "
+            "leave it out"
+        )
     if config.eval.recalibrate and model.statistics != "running":
         raise ConfigError(
             f"eval.recalibrate={config.eval.recalibrate} has no effect on images that are made "
@@ -94,10 +104,9 @@ def build(config: Config, device: torch.device | str) -> Pix2Pix:
     source = source_of(config.data)
     channels = source.shape[0]
     with seeded_init(config.seed):
-        discriminator = PatchDiscriminator(channels, model.width)
-        generator = UNetGenerator(
-            source.inputs, channels - source.inputs, model.width, model.depth, model.dropout
-        )
+        discriminator = PatchDiscriminator(channels, model.width, model.norm)
+        sizes = (model.width, model.depth, model.dropout, model.norm)
+        generator = UNetGenerator(source.inputs, channels - source.inputs, *sizes)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
     descent = Descent(config, networks)
     return Pix2Pix(

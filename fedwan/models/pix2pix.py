@@ -5,9 +5,17 @@ pixels of input and output together. At the default sizes they are, weight for w
 of the authors' PyTorch code (`unet_256`, `basic`), 54,413,955 and 2,768,705 parameters:
 convolutions of 4x4, batch norm, and a bias only where no norm follows in the discriminator, and in
 the generator's last layer.
+
+With instance norm an image is normalised by itself, as the paper's batches of one image are. It has
+the same parameters and nothing running, and what a network computes does not depend on what else is
+in a batch: where sites have different images, that is what batch norm bears badly (Hsieh et al.
+2020, 1910.00189, section 5).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +25,10 @@ __all__ = ["PatchDiscriminator", "UNetGenerator"]
 _SLOPE = 0.2
 _WIDEST = 8  # times the first layer's channels
 _NUM_DROPPED = 3
+_NORMS: Mapping[str, Callable[[int], nn.Module]] = {
+    "batch": nn.BatchNorm2d,
+    "instance": partial(nn.InstanceNorm2d, affine=True),
+}
 
 
 class UNetGenerator(nn.Module):
@@ -32,6 +44,7 @@ class UNetGenerator(nn.Module):
         depth: levels, at least 2; the size is a multiple of 2^depth.
         dropout: share of values that is dropped on the way up, at the three levels above the
             coarsest; the finest has none.
+        norm: `batch` or `instance`.
     """
 
     def __init__(
@@ -41,16 +54,17 @@ class UNetGenerator(nn.Module):
         width: int = 64,
         depth: int = 8,
         dropout: float = 0.5,
+        norm: str = "batch",
     ) -> None:
         super().__init__()
         assert depth >= 2 and 0 <= dropout < 1
         wide = [width * min(2**level, _WIDEST) for level in range(depth)]
         self.downs = nn.ModuleList(
-            _down(before, after, level, depth)
+            _down(before, after, level, depth, norm)
             for level, (before, after) in enumerate(zip([channels_in, *wide], wide, strict=False))
         )
         self.ups = nn.ModuleList(
-            _up(after if level == depth - 1 else 2 * after, before, level)
+            _up(after if level == depth - 1 else 2 * after, before, level, norm)
             for level, (before, after) in enumerate(zip([channels_out, *wide], wide, strict=False))
         )
         self._dropout = dropout
@@ -85,16 +99,17 @@ class PatchDiscriminator(nn.Module):
     Args:
         channels: of input and output together.
         width: channels of the first layer.
+        norm: `batch` or `instance`.
     """
 
-    def __init__(self, channels: int = 6, width: int = 64) -> None:
+    def __init__(self, channels: int = 6, width: int = 64, norm: str = "batch") -> None:
         super().__init__()
         layers: list[nn.Module] = [_conv(channels, width, has_bias=True), nn.LeakyReLU(_SLOPE)]
         for factor in (1, 2, 4):
             before, after = factor * width, 2 * factor * width
             layers += [
                 _conv(before, after, stride=1 if factor == 4 else 2),
-                nn.BatchNorm2d(after),
+                _NORMS[norm](after),
                 nn.LeakyReLU(_SLOPE),
             ]
         self.main = nn.Sequential(*layers, _conv(8 * width, 1, stride=1, has_bias=True))
@@ -106,23 +121,23 @@ class PatchDiscriminator(nn.Module):
         return logits
 
 
-def _down(before: int, after: int, level: int, depth: int) -> nn.Sequential:
+def _down(before: int, after: int, level: int, depth: int, norm: str) -> nn.Sequential:
     """Half the size; neither the finest nor the coarsest level is normalised."""
     layers: list[nn.Module] = [nn.LeakyReLU(_SLOPE)] if level else []
     layers.append(_conv(before, after))
     if 0 < level < depth - 1:
-        layers.append(nn.BatchNorm2d(after))
+        layers.append(_NORMS[norm](after))
     return nn.Sequential(*layers)
 
 
-def _up(after: int, before: int, level: int) -> nn.Sequential:
+def _up(after: int, before: int, level: int, norm: str) -> nn.Sequential:
     """Twice the size."""
     layers: list[nn.Module] = [
         nn.ReLU(),
         nn.ConvTranspose2d(after, before, 4, stride=2, padding=1, bias=level == 0),
     ]
     if level:
-        layers.append(nn.BatchNorm2d(before))
+        layers.append(_NORMS[norm](before))
     return nn.Sequential(*layers)
 
 
@@ -143,5 +158,5 @@ def _init(network: nn.Module) -> None:
             nn.init.normal_(module.weight, 0.0, 0.02)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-        elif isinstance(module, nn.BatchNorm2d):
+        elif isinstance(module, nn.BatchNorm2d | nn.InstanceNorm2d):
             nn.init.normal_(module.weight, 1.0, 0.02)
