@@ -58,8 +58,8 @@ class Model:
     dropout: float = 0.5
     """Share of values dropped in the generator's inner layers; 0 drops none."""
     norm: str = "batch"
-    """What layers normalise: a `batch`, or each image by itself, `instance`, which suits sites whose
-    images differ."""
+    """What layers normalise: a `batch`, or each image by itself, `instance`, which suits sites
+    whose images differ."""
     statistics: str = "batch"
     """That images are made with under batch norm: `batch`, those of the inputs beside them, or
     `running`."""
@@ -77,8 +77,8 @@ def resolve(config: Config) -> None:
     require_one_of("model.statistics", model.statistics, ("batch", "running"))
     if model.norm == "instance" and model.statistics == "running":
         raise ConfigError(
-            "model.statistics = 'running' has no effect with model.norm=instance, which keeps none; "
-            "leave it out"
+            "model.statistics = 'running' has no effect with model.norm=instance, which keeps "
+            "none; leave it out"
         )
     if config.eval.recalibrate and model.statistics != "running":
         raise ConfigError(
