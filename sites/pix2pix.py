@@ -80,7 +80,7 @@ def resolve(config: Config) -> None:
             "model.statistics = 'running' has no effect with model.norm=instance, which keeps "
             "none; leave it out"
         )
-    if config.eval.recalibrate and model.statistics != "running":
+    if config.eval.recalibrate and (model.norm, model.statistics) == ("batch", "batch"):
         raise ConfigError(
             f"eval.recalibrate={config.eval.recalibrate} has no effect on images that are made "
             "with statistics of their own batch; add model.statistics=running"

@@ -34,6 +34,9 @@ def count(network: nn.Module) -> int:
 def test_by_default_they_are_the_paper_s_networks_weight_for_weight() -> None:
     generator, discriminator = on_meta()
     assert (count(generator), count(discriminator)) == (54_413_955, 2_768_705)
+    with torch.device("meta"):
+        others = (UNetGenerator(norm="instance"), PatchDiscriminator(norm="instance"))
+    assert [count(network) for network in others] == [54_413_955, 2_768_705]
     for network, listed in ((generator, unet_shapes(64)), (discriminator, patchgan_shapes(64))):
         shapes = sorted(tuple(p.shape) for p in network.parameters())
         assert shapes == sorted(tuple(shape) for layer in listed for shape in layer)

@@ -206,6 +206,15 @@ def test_images_are_made_with_running_statistics_where_asked() -> None:
     assert generator.training and hash_state(flat(run)) == before
 
 
+def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it() -> None:
+    run = Run(pix2pix, config(norm="instance"))
+    run.step(2)
+    torch.testing.assert_close(run.workload.sample(9, seed=0)[:1], run.workload.sample(1, seed=0))
+    discriminator, pairs = run.workload.networks["discriminator"], run.held_out.x
+    torch.testing.assert_close(discriminator(pairs[:9])[:1], discriminator(pairs[:1]))
+    assert not [name for net in run.workload.networks.values() for name, _ in net.named_buffers()]
+
+
 def test_statistics_are_not_taken_anew_for_images_that_use_their_own() -> None:
     asked = config()
     asked.eval.recalibrate = 5
@@ -262,6 +271,8 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     refused("model.depth = 6 halves .* 32 pixels .* photo_edges allow; choose 5 or less", depth=6)
     refused("model.dropout = 1.0 is out of range", dropout=1.0)
     refused("model.statistics = 'runing' .* did you mean 'running'", statistics="runing")
+    refused("model.norm = 'layer' is none of batch, instance", norm="layer")
+    refused("'running' has no effect with .*=instance", norm="instance", statistics="running")
     refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
 
 
