@@ -58,8 +58,8 @@ class Model:
     dropout: float = 0.5
     """Share of values dropped in the generator's inner layers; 0 drops none."""
     norm: str = "batch"
-    """What layers normalise: a `batch`, or each image by itself, `instance`, which suits sites
-    whose images differ."""
+    """What layers normalise: a `batch`, or each image by itself, `instance`, whatever else a site
+    has; small images learn far slower with it."""
     statistics: str = "batch"
     """That images are made with under batch norm: `batch`, those of the inputs beside them, or
     `running`."""
