@@ -334,14 +334,13 @@ def _check_partition(config: Config, strategy: ModuleType) -> None:
             f"site.partition = {config.site.partition!r} has no effect: under strategy "
             f"{config.strategy!r} the coordinator steps the optimisers; leave it out"
         )
-    in_pieces = config.site.partition in ("weights", "tensor_parallel")
-    if in_pieces and config.eval.recalibrate:
+    if config.site.cuts_weights and config.eval.recalibrate:
         raise ConfigError(
             f"eval.recalibrate = {config.eval.recalibrate} takes steps that a site's leader takes "
             f"alone, which has no network of its own under site.partition={config.site.partition}; "
             "leave one of them out"
         )
-    if in_pieces and config.site.compile:
+    if config.site.cuts_weights and config.site.compile:
         raise ConfigError(
             f"site.compile = True is not followed with site.partition={config.site.partition}, "
             "under which no process has whole weights; leave one of them out"

@@ -142,13 +142,19 @@ class SiteConfig:
     compile: bool = False
     """Whether networks go through `torch.compile`."""
     processes: int = 1
-    """Processes that share each step's batch, on a GPU each where there are GPUs; their gradients
-    are averaged before an optimiser or a strategy sees them."""
+    """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
+    its batch, unless `partition` says otherwise; their gradients are averaged before an optimiser
+    or a strategy sees them."""
     partition: str = "none"
     """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
     inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2);
     `weights`, these and the weights (ZeRO-3); `tensor_parallel`, dense layers, which they compute
     together, each step's whole batch."""
+
+    @property
+    def cuts_weights(self) -> bool:
+        """Whether no process has a network's weights whole."""
+        return self.partition in ("weights", "tensor_parallel")
 
 
 @dataclass

@@ -217,13 +217,16 @@ def _check_cuts(model: Model, site: SiteConfig) -> None:
     """Refuse layers that cannot be cut into as many parts as the site has processes."""
     if site.partition != "tensor_parallel":
         return
-    key = "heads" if model.network == "dit" else "width"
-    number = getattr(model, key)
+    assert model.width, "filled in before"
+    key, number = ("heads", model.heads) if model.network == "dit" else ("width", model.width)
     if number % site.processes:
-        fitting = max(1, round(number / site.processes)) * site.processes
+        fitting = number + -number % site.processes
+        mend = f"model.{key}={fitting}"
+        if key == "heads":
+            mend += f" model.width={model.width + -model.width % math.lcm(4, fitting)}"
         raise ConfigError(
             f"model.{key} = {number} cannot be shared out among site.processes={site.processes}; "
-            f"set model.{key}={fitting}"
+            f"set {mend}"
         )
 
 

@@ -89,7 +89,7 @@ def resolve(config: Config) -> None:
             f"data.batch={config.data.batch} cannot be shared out evenly among "
             f"model.n_critic={model.n_critic} steps; set data.batch={nearest}"
         )
-    if model.spectral_norm and config.site.partition == "weights":
+    if model.spectral_norm and config.site.cuts_weights:
         raise ConfigError(
             "model.spectral_norm = True needs the discriminator's weights whole, which "
             "site.partition=weights cuts; set site.partition=gradients"

@@ -42,7 +42,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
             "codec.up=topk2 leaves most of a site's steps owed, so that it cannot tell how they "
             "differ from the others'; set codec.up=int4, or strategy=local_sgd"
         )
-    if config.site.partition in ("weights", "tensor_parallel"):
+    if config.site.cuts_weights:
         raise ConfigError(
             f"site.partition={config.site.partition} keeps weights in pieces, which would have to "
             "be put together after every step to be corrected; set site.partition=gradients"

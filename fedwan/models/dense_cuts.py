@@ -21,6 +21,7 @@ class DenseParallel(Protocol):
 
         `columns` leaves a process its part of the layer's outputs, `rows` takes such parts for its
         inputs, and what lies between needs none that another process has. After `gathered`, cut by
-        outputs too, all have all of them.
+        outputs too, all have all of them. What is drawn within from torch's generators is the same
+        at all processes, and so alike for all parts of a tensor that is cut.
         """
         ...

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fedwan.rng import NamedGenerators
+from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.dealing import GradientPieces, Shares, Turns
-from fedwan.site.holding import is_cut
+from fedwan.site.holding import is_cut, is_sharded, local
 from fedwan.site.team import Team
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import Batch, Workload
@@ -48,13 +48,17 @@ def share_out(
     assert isinstance(workload, Descending), "what follows site.partition has a descent"
     if partition in ("weights", "tensor_parallel"):
         # Imported here: it takes most of a second, which every other site would wait for.
-        from fedwan.site.parallel import TensorParallel
         from fedwan.site.pieces import Cut, Pieces
-        from fedwan.site.splitting import FullyShard
 
-        cut: Cut = TensorParallel(device, team.size)
+        cut: Cut
         if partition == "weights":
+            from fedwan.site.splitting import FullyShard
+
             cut = FullyShard(device, team.size, workload.descent.twice)
+        else:
+            from fedwan.site.parallel import TensorParallel
+
+            cut = TensorParallel(device, team.size)
         pieces = Pieces(workload, team, cut)
         workload.descent.others = pieces
         return pieces
@@ -74,7 +78,7 @@ def average_gradients(
 
 
 def in_pieces(shares: Shares | Pieces | None) -> bool:
-    """Whether averaged gradients are shared out."""
+    """Whether each process has the complete gradients that it steps on, and may have no others."""
     return shares is not None and shares.keeps_gradients
 
 
@@ -116,17 +120,21 @@ def part_of(batch: Batch, team: Team, shares: Shares | Pieces | None) -> Batch:
 
 
 def same_draws(draw: int) -> NamedGenerators:
-    """For a step that all processes compute alike, from what the leader has drawn for it."""
+    """For a step that all processes compute alike, from what the leader has drawn for it.
+
+    Seeds torch's global generators, too.
+    """
+    seed_torch(derive_seed(draw, "team", "torch"))
     return NamedGenerators(draw, "team")
 
 
 def digest(workload: Workload) -> str:
-    """Of parameters that are whole: running statistics are processes' own until the leader's."""
+    """Of parameters that all have alike: running statistics are each process's own for a while."""
     return hash_state(
         {
-            f"{network}/{name}": parameter
+            f"{network}/{name}": local(parameter.detach())
             for network, module in workload.networks.items()
             for name, parameter in module.named_parameters()
-            if not is_cut(parameter)
+            if not is_sharded(parameter)
         }
     )

@@ -29,9 +29,9 @@ __all__ = [
     "HeldBytes",
     "Holding",
     "Own",
-    "field_of",
     "holding_of",
     "is_cut",
+    "is_sharded",
     "local",
     "parameter_of",
 ]
@@ -194,7 +194,7 @@ class Own:
         """See `Holding`; of pieces, with or without what every process has alike."""
         gradients = self._gradients([network])
         if not with_twins:
-            gradients = [gradient for gradient in gradients if _is_sharded(gradient)]
+            gradients = [gradient for gradient in gradients if is_sharded(gradient)]
         if not gradients:
             return None
         norms = torch.stack([full_norm(local(gradient)) for gradient in gradients])
@@ -227,15 +227,6 @@ def holding_of(workload: Workload) -> Holding:
     return workload.holding if isinstance(workload, Dealt) else Own(workload)
 
 
-def field_of(name: str) -> str:
-    """The field of a tensor.
-
-    >>> field_of("velocity:exp_avg|velocity/net.0.weight")
-    'exp_avg'
-    """
-    return _parts(name)[1]
-
-
 def parameter_of(name: str) -> str:
     """The parameter that a moment or gradient is of.
 
@@ -263,7 +254,7 @@ def is_cut(tensor: Tensor) -> bool:
     return hasattr(tensor, "to_local")
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
     """Whether other processes have other values of it."""
     return is_cut(tensor) and any(p.is_shard() for p in tensor.placements)  # type: ignore[attr-defined]
 

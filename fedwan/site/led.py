@@ -135,9 +135,11 @@ def _take_part(
     if isinstance(workload, Following):
         workload.begin(header["step"])
     draw = header["draw"]
-    torch.manual_seed(derive_seed(draw, team.rank, "torch"))
-    own = NamedGenerators(draw, f"process {team.rank}")
-    rng = own if cuts_batch(shares) else same_draws(draw)
+    if cuts_batch(shares):
+        torch.manual_seed(derive_seed(draw, team.rank, "torch"))
+        rng = NamedGenerators(draw, f"process {team.rank}")
+    else:
+        rng = same_draws(draw)
     batch = Batch(**select_prefix("batch", told))
     workload.step(part_of(batch, team, shares), rng, average)
 

@@ -2,13 +2,15 @@
 
 In a pair of layers the first is cut by its outputs ("columns"), the second by its inputs ("rows"),
 so that what lies between them, an attention's heads or a perceptron's hidden values, is cut as
-well, and only the second's sums travel (Shoeybi et al. 2019, 1909.08053, section 3). All other
-parameters are whole everywhere, and so is each step's batch: who draws, draws the same.
+well, and only the second's sums travel (Shoeybi et al. 2019, 1909.08053, section 3), and on the way
+back those of the gradients of the first's inputs. All other parameters are whole everywhere, and so
+is each step's batch: who draws, draws the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatch
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from fedwan.errors import FedwanError
 from fedwan.models.dense_cuts import DenseCut, DenseParallel
 
 __all__ = ["TensorParallel"]
@@ -37,7 +40,10 @@ class TensorParallel:
 
     Args:
         device: of this process.
-        size: number of processes, of which every number that a network cuts by is a multiple.
+        size: number of processes.
+
+    Raises:
+        FedwanError: from `cut`: a network does not say how, or has layers that cannot be cut so.
     """
 
     cuts_batch = False
@@ -47,10 +53,33 @@ class TensorParallel:
 
     def cut(self, name: str, network: nn.Module) -> list[Tensor]:
         """See `Cut`."""
-        assert isinstance(network, DenseParallel), f"{name} does not say how it is cut"
+        if not isinstance(network, DenseParallel):
+            raise FedwanError(
+                f"network {name!r} does not say how its dense layers are cut; give it "
+                "`dense_cuts`, or set site.partition=weights"
+            )
+        for path, kind in network.dense_cuts.items():
+            self._check(name, network, path, kind)
         styles = {path: _STYLES[kind]() for path, kind in network.dense_cuts.items()}
         parallelize_module(network, self._mesh, styles)
         return list(network.parameters())
+
+    def _check(self, name: str, network: nn.Module, path: str, kind: DenseCut) -> None:
+        """Refuse what torch would leave whole, or cut into unequal parts."""
+        found = [layer for at, layer in network.named_modules() if fnmatch(at, path)]
+        layers = [layer for layer in found if isinstance(layer, nn.Linear)]
+        if not found or len(layers) < len(found):
+            raise FedwanError(
+                f"network {name!r} has no dense layers at {path!r} to be cut; mend its `dense_cuts`"
+            )
+        for layer in layers:
+            num = layer.in_features if kind == "rows" else layer.out_features
+            if num % self._mesh.size():
+                raise FedwanError(
+                    f"network {name!r} has {num} values at {path!r} to be cut among "
+                    f"{self._mesh.size()} processes; make it a multiple, or set "
+                    "site.partition=weights"
+                )
 
     def rest(self) -> None:
         """See `Cut`: nothing is ever whole."""

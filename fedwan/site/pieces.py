@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from fedwan.config import InnerConfig
 from fedwan.site.dealt import held_bytes, joint_norm, load_each
-from fedwan.site.holding import HeldBytes, Own, field_of, local
+from fedwan.site.holding import HeldBytes, Own, local
 from fedwan.site.team import Team
 from fedwan.state import State, network_of
 from fedwan.workloads.base import Workload
@@ -82,7 +82,7 @@ class Pieces:
         """See `Others`."""
 
     def collect(self, network: str) -> None:
-        """See `Others`: averaged in the backward pass."""
+        """See `Others`: complete after the backward pass."""
 
     def settle(self, networks: Sequence[str]) -> None:
         """See `Others`."""
@@ -108,7 +108,7 @@ class Pieces:
     def whole(self, name: str) -> Tensor:
         """A tensor of a holding in host memory; to be called by all processes."""
         value = self.own.take(name)
-        return value.full_tensor().cpu() if isinstance(value, DTensor) else value
+        return (value.full_tensor() if isinstance(value, DTensor) else value).cpu()
 
     def holding(self) -> PiecesHolding:
         """That of all processes, for the leader."""
@@ -116,7 +116,8 @@ class Pieces:
 
     def keep(self) -> None:
         """Remember this process's pieces of the weights."""
-        self._lent = {n: local(p.detach()).clone() for n, p in self.own.params.items()}
+        params = {n: p.detach() for n, p in self.own.params.items() if isinstance(p, DTensor)}
+        self._lent = {name: local(param).clone() for name, param in params.items()}
 
     def restore(self) -> None:
         """Have the pieces that were remembered."""
@@ -166,8 +167,8 @@ class PiecesHolding:
     def moments(self) -> State:
         """See `Holding`."""
         moments = self._own.moments()
-        # Those of whole parameters, too: what is written to them all processes have to write.
-        return {n: v if field_of(n) == "step" else _nowhere(v) for n, v in moments.items()}
+        # Whole ones, too: what is written to them all processes have to write.
+        return {name: _nowhere(value) for name, value in moments.items()}
 
     def take(self, name: str) -> Tensor:
         """See `Holding`; in host memory."""

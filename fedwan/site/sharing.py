@@ -3,8 +3,9 @@
 The leader's process runs the site: it alone has the shard, the link and the checkpoints. Before
 each step it tells the others what has changed in its weights and optimisers since they all stepped
 (what a landing wrote, fragment by fragment, or a checkpoint), and hands out the batch. All compute
-their parts; gradients are averaged where `Reduce` is called, so that any recipe may be shared; and
-every process takes the same optimiser step.
+their parts of it, or all of it together (`fedwan.site.parallel`); gradients are averaged where
+`Reduce` is called, unless they are already, so that any recipe may be shared; and every process
+takes the same optimiser step.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ autocast: matrix products in bf16, norms and losses in fp32. A change of a weigh
 of it is lost, as always with weights in bf16; the coordinator keeps its own in fp32, so that what
 the sites agree on adds up there.
 
-Batch norm keeps its weights and statistics in fp32: they are few, and variances are merged.
+Batch and instance norm keep their weights and statistics in fp32: they are few, near 1 bf16 is
+coarse, and variances are merged.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _NormBase
 
 __all__ = ["hold_in_half"]
 
@@ -27,7 +28,7 @@ def hold_in_half(network: nn.Module) -> None:
         network: changed in place, its class included; before an optimiser has its parameters.
     """
     for module in network.modules():
-        if isinstance(module, _BatchNorm):
+        if isinstance(module, _NormBase):
             continue
         for param in module.parameters(recurse=False):
             param.data = param.data.bfloat16()

@@ -55,10 +55,11 @@ def require_parts(config: Config, turns: int = 1) -> None:
         ConfigError: parts would differ in size.
     """
     site, batch = config.site, config.data.batch // turns
-    parts = site.processes * site.accumulate
+    num_shares = 1 if site.partition == "tensor_parallel" else site.processes
+    parts = num_shares * site.accumulate
     if batch % parts:
         above = turns * (batch + -batch % parts)
-        shared = f"site.processes={site.processes} with " if site.processes > 1 else ""
+        shared = f"site.processes={site.processes} with " if num_shares > 1 else ""
         raise ConfigError(
             f"{shared}site.accumulate={site.accumulate} does not divide the {batch} samples of a "
             f"step; set data.batch={above}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config
@@ -30,9 +32,11 @@ def asked_of(*words: str) -> None:
 def test_what_cannot_be_computed_together_is_refused() -> None:
     with pytest.raises(ConfigError, match="'tensor_parallel' is more than the steps of .* 'gan'"):
         asked_of("workload=gan")
-    with pytest.raises(ConfigError, match="heads = 3 cannot be shared .* set model.heads=4"):
+    with pytest.raises(
+        ConfigError, match="heads = 3 cannot be .*=2; set model.heads=4 m.*width=12"
+    ):
         asked_of("workload=flow", "model.network=dit", "model.width=12", "model.heads=3")
-    with pytest.raises(ConfigError, match="width = 17 cannot be shared .* set model.width=16"):
+    with pytest.raises(ConfigError, match="width = 17 cannot be shared .* set model.width=18"):
         asked_of("workload=flow", "model.width=17")
     with pytest.raises(ConfigError, match="site.compile = True is not followed with .*tensor_par"):
         asked_of("workload=flow", "site.compile=true")
@@ -41,10 +45,11 @@ def test_what_cannot_be_computed_together_is_refused() -> None:
 
 
 CASES = {
-    "mlp": FLOW,
+    "mlp, one sample": (*FLOW, "data.batch=1"),
+    "dit, four processes": (*DIT, "site.processes=4", "inner.velocity.clip_norm=0.05"),
     "dit, weights in bf16": (*DIT, "site.precision=bf16-true"),
-    "dit, 16-mixed, recompute": (*DIT, "site.precision=16-mixed", "site.recompute=true"),
-    "dit, clipped, accumulate": (*DIT, "inner.velocity.clip_norm=0.05", "site.accumulate=2"),
+    "dit, overflow, recompute": (*DIT, "site.precision=16-mixed", "site.recompute=true"),
+    "dit, accumulate": (*DIT, "site.accumulate=2"),
 }
 
 
@@ -53,31 +58,50 @@ CASES = {
 def test_processes_together_lead_where_one_does(case: str) -> None:
     config = asked("tensor_parallel", *CASES[case])
     with site(config) as taken:
-        for scale in taken.leader.kept.values():
-            scale.clamp_(max=2**8)  # nothing overflows
-        taken.step(3)
+        _stir(taken.replica, taken.leader.kept)
+        taken.step(2)
         weights = {name: taken.replica.take(name).clone() for name in taken.replica.live}
         moments = taken.moments()
         norm = taken.leader.holding.gradient_norm("velocity")
-    expected = _alone(config, 3)
-    # Halves of a product in bf16 or fp16 are rounded before they are added up.
-    is_half = config.site.precision != "32-true"
-    bounds = {"rtol": 0.05, "atol": 5e-3} if is_half else {"rtol": 1e-4, "atol": 1e-5}
-    live = {name: expected.take(name) for name in expected.live}
-    torch.testing.assert_close(weights, live, **bounds)
-    torch.testing.assert_close(moments, dict(expected.optimizer_state()), **bounds)
-    torch.testing.assert_close(norm, expected.holding.gradient_norm("velocity"), **bounds)
-    assert any(not torch.equal(weights[name], expected.base[name]) for name in weights)
+        scale = dict(taken.leader.kept)
+    expected = _alone(config, 2)
+    # Parts of a product in bf16 or fp16 are rounded before they are added up.
+    bound = 1e-5 if config.site.precision == "32-true" else 0.02
+    for name, value in expected.optimizer_state().items():
+        assert _distance(moments[name], value) < bound, name
+    # All in one: keys' biases have no gradient but rounding, which Adam makes steps of.
+    pairs = [(weights[name].flatten(), expected.take(name).flatten()) for name in expected.live]
+    ours, theirs = (torch.cat(part) for part in zip(*pairs, strict=True))
+    assert _distance(ours, theirs) < max(bound, 1e-3)
+    assert _distance(norm, expected.holding.gradient_norm("velocity")) < bound
+    assert scale == dict(expected.kept)
+
+
+def _stir(replica: Replica, kept: Mapping[str, Tensor]) -> None:
+    """Have weights of which none is zero, so that all gradients count, and a scale too large."""
+    generator = torch.Generator().manual_seed(1)
+    for name in replica.live:
+        value = replica.take(name)
+        noise = 0.1 * torch.randn(value.shape, generator=generator)
+        replica.put(name, value + noise.to(value.dtype))
+    for name, tensor in kept.items():
+        if name == "scale":
+            tensor.fill_(2.0**30)
+
+
+def _distance(value: Tensor | None, expected: Tensor | None) -> float:
+    """Relative, of whole tensors."""
+    assert value is not None and expected is not None
+    return float((value - expected).norm() / expected.norm().clamp(min=1e-12))
 
 
 def _alone(config: Config, num: int) -> Replica:
-    """A site of one process, after the same batches and draws."""
+    """A site of one process, stirred, after the same batches and draws."""
     plain = copy.deepcopy(config)
     plain.site.processes, plain.site.partition = 1, "none"
     workload = load_workload(config.workload).build(plain, CPU)
-    for scale in getattr(workload, "kept", {}).values():
-        scale.clamp_(max=2**8)
     replica = Replica(workload, config.inner)
+    _stir(replica, replica.kept)
     rng = NamedGenerators(0, "s1")
     stream = open_shard(config.data, 0, 2, 0).batches(config.data.batch, rng["data"], CPU)
     for _ in range(num):
@@ -107,19 +131,36 @@ def test_each_process_holds_half_of_the_blocks() -> None:
 @pytest.mark.slow
 def test_other_weights_are_shown_to_all_processes_and_leave_no_trace() -> None:
     config = asked("tensor_parallel", *DIT)
+    expected = _alone(config, 0)
+    stirred = {name: value.clone() for name, value in expected.live.items()}
     with site(config) as taken:
-        taken.step(2)
+        taken.step(1)
         before = taken.sha256()
-        expected = _alone(config, 0)
         real = taken.stream.next_batch()
-        # Those that a run begins with, parameters that are whole at each process among them.
-        with taken.replica.showing(taken.replica.base), torch.no_grad():
+        # Parameters that are whole at each process are among them.
+        with taken.replica.showing(stirred), torch.no_grad():
             shown = taken.leader.sample(3, 0)
             taken.leader.evaluate(real, 0)
         assert taken.sha256() == before
-        torch.testing.assert_close(shown, expected.workload.sample(3, 0))
-        assert not torch.allclose(taken.leader.sample(3, 0), shown)
+        after = taken.leader.sample(3, 0)
         taken.step(1)
+    torch.testing.assert_close(shown, expected.workload.sample(3, 0))
+    assert shown.abs().max() > 0.01 and not torch.allclose(after, shown)
+
+
+@pytest.mark.slow
+def test_all_processes_take_over_how_often_others_have_stepped() -> None:
+    words = (*DIT, "strategy=async_diloco", "inner.velocity.state=average")
+    ends = {}
+    for partition in ("none", "weights", "tensor_parallel"):
+        with site(asked(partition, *words)) as taken:
+            taken.step(1)
+            ahead = {n: v + 19 if n.endswith("|step") else v for n, v in taken.replica.base.items()}
+            taken.replica.adopt(ahead)
+            taken.step(1)
+            ends[partition] = taken.sha256()
+        # Under tensor_parallel a site would not end: what all have alike would differ.
+    assert ends["weights"] == ends["none"]
 
 
 @pytest.mark.slow

@@ -36,6 +36,16 @@ def test_names_stay_and_batch_norm_stays_in_fp32() -> None:
             assert value.dtype == expected, name
 
 
+def test_instance_norm_stays_in_fp32_where_its_gains_can_move() -> None:
+    half = nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True))
+    hold_in_half(half)
+    optimizer = torch.optim.Adam(half.parameters(), lr=2e-4)
+    (half(torch.randn(2, 2, 8, 8)) - 1).square().mean().backward()
+    optimizer.step()
+    assert half[0].weight.dtype == torch.bfloat16
+    assert half[1].weight.dtype == torch.float32 and bool((half[1].weight != 1).all())
+
+
 def test_it_computes_what_rounded_weights_compute_wherever_it_is_called() -> None:
     half, rounded = network(), network()
     hold_in_half(half)
