@@ -150,7 +150,7 @@ def test_same_seed_gives_the_same_weights_though_a_site_was_killed(
 def test_a_site_whose_processes_share_out_comes_back_with_all_of_it(
     tmp_path: Path,
 ) -> None:
-    words = ("site.processes=2", "steps=160")
+    words = ("site.processes=2", "steps=100")
     whole = demo(tmp_path / "whole", "gan", *words)
     for partition in ("gradients", "weights"):
         shared = demo(
