@@ -9,8 +9,9 @@ from typing import IO
 __all__ = ["Room", "scope_of"]
 
 _TOGETHER = {
-    # Those that measure the machine wait for the others once, not each time; and one makes
-    # leftovers that any other star would sweep up.
+    # Those that measure the machine wait for the others once, not each time.
+    "tests/benchmarks/test_codecs.py": "measurements",
+    # One makes leftovers that any other star would sweep up.
     "tests/benchmarks/test_wan.py": "measurements",
     "tests/benchmarks/test_transport.py": "measurements",
     # The undisturbed runs are made once.
