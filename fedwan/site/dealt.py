@@ -6,7 +6,7 @@ sends it. So a checkpoint, or moments that travel, are never whole in one proces
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 
 from fedwan.config import InnerConfig
-from fedwan.errors import CheckpointError
+from fedwan.site import joint
 from fedwan.site.dealing import Shares
-from fedwan.site.holding import GRADIENT, HeldBytes, Holding, Own, parameter_of
-from fedwan.site.team import Team
+from fedwan.site.holding import GRADIENT, parameter_of
+from fedwan.site.joint import JointHolding, joint_norm
 from fedwan.state import State
 
-__all__ = ["DealtHolding", "held_bytes", "joint_norm", "load_each", "serve"]
+__all__ = ["DealtHolding", "serve"]
 
 
-class DealtHolding:
+class DealtHolding(JointHolding):
     """Implements `fedwan.site.holding.Holding` for the leader.
 
     Args:
@@ -31,9 +31,8 @@ class DealtHolding:
     """
 
     def __init__(self, shares: Shares) -> None:
+        super().__init__(shares.own, shares.team)
         self._shares = shares
-        self._own = shares.own
-        self._team = shares.team
 
     def weights(self) -> State:
         """See `Holding`: none."""
@@ -71,21 +70,6 @@ class DealtHolding:
         self._tell("put", rank=rank)
         self._team.send(rank, {}, {name: value.detach()})
 
-    def load(self, moments: Mapping[str, Tensor]) -> None:
-        """See `Holding`."""
-        load_each(self, self._own, moments)
-
-    def forget(self, parameters: Collection[str] | None = None) -> None:
-        """See `Holding`."""
-        self._tell("forget", names=None if parameters is None else sorted(parameters))
-        self._own.forget(parameters)
-
-    def begin(self, inner: Mapping[str, InnerConfig]) -> None:
-        """See `Holding`."""
-        if inner:
-            self._tell("begin", networks=list(inner))
-            self._own.begin(inner)
-
     def gradient_norm(self, network: str) -> Tensor | None:
         """See `Holding`."""
         if not self._shares.keeps_gradients:
@@ -93,39 +77,9 @@ class DealtHolding:
         self._tell("norm", network=network)
         return joint_norm(self._own, self._team, network)
 
-    def num_bytes(self) -> list[HeldBytes]:
-        """What each process holds, the leader first."""
-        self._tell("bytes")
-        return held_bytes(self._own, self._team)
-
     def _owner(self, name: str) -> int:
         is_whole = f":{GRADIENT}|" in name and not self._shares.keeps_gradients
         return 0 if is_whole else self._shares.owners[parameter_of(name)]
-
-    def _tell(self, do: str, **more: object) -> None:
-        self._team.tell({"do": do, **more}, {})
-
-
-def load_each(holding: Holding, own: Own, moments: Mapping[str, Tensor]) -> None:
-    """See `Holding.load`: tensor by tensor.
-
-    Args:
-        holding: of all processes.
-        own: of this process.
-        moments: by name.
-
-    Raises:
-        CheckpointError: one is of a parameter that there is none of.
-    """
-    for name in moments:
-        if parameter_of(name) not in own.params:
-            raise CheckpointError(
-                f"optimiser state is of parameter {parameter_of(name)!r}, which this model "
-                "does not have; resume with the model that the run began with"
-            )
-    holding.forget()
-    for name, value in moments.items():
-        holding.put(name, value)
 
 
 def serve(shares: Shares, inner: Mapping[str, InnerConfig], header: Mapping[str, Any]) -> None:
@@ -146,29 +100,7 @@ def serve(shares: Shares, inner: Mapping[str, InnerConfig], header: Mapping[str,
         case "put" if header["rank"] == team.rank:
             for name, value in team.receive(0)[1].items():
                 own.put(name, value)
-        case "forget":
-            own.forget(header["names"])
-        case "begin":
-            own.begin({network: inner[network] for network in header["networks"]})
         case "norm":
             joint_norm(own, team, header["network"])
-        case "bytes":
-            held_bytes(own, team)
-
-
-def held_bytes(own: Own, team: Team) -> list[HeldBytes]:
-    """What each process holds; to be called by all of them."""
-    table = torch.zeros(team.size, len(HeldBytes._fields), dtype=torch.int64)
-    table[team.rank] = torch.tensor(own.num_bytes()[0])
-    return [HeldBytes(*row) for row in team.sum(table).tolist()]
-
-
-def joint_norm(own: Own, team: Team, network: str, *, with_twins: bool = True) -> Tensor | None:
-    """Of a network's gradients, which processes keep in pieces; to be called by all of them."""
-    norm = own.gradient_norm(network, with_twins=with_twins)
-    some = next(iter(own.params.values()))
-    pair = torch.zeros(2, device=some.device)
-    if norm is not None:
-        pair[0], pair[1] = norm.square(), 1.0
-    square, count = team.sum(pair)
-    return square.sqrt() if count else None
+        case _:
+            joint.serve(own, team, inner, header)

@@ -6,7 +6,7 @@ steps, and what the leader measures between them, too.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from fedwan.config import InnerConfig
-from fedwan.site.dealt import held_bytes, joint_norm, load_each
-from fedwan.site.holding import HeldBytes, Own, local
+from fedwan.site import joint
+from fedwan.site.holding import Own, local
+from fedwan.site.joint import JointHolding, joint_norm
 from fedwan.site.team import Team
 from fedwan.state import State, network_of
 from fedwan.workloads.base import Workload
@@ -134,21 +135,17 @@ class Pieces:
                 self.whole(header["name"])
             case "put":
                 self.own.put(header["name"], told["value"])
-            case "forget":
-                self.own.forget(header["names"])
-            case "begin":
-                self.own.begin({network: inner[network] for network in header["networks"]})
             case "norm":
                 self.norm(header["network"])
-            case "bytes":
-                held_bytes(self.own, self.team)
             case "keep":
                 self.keep()
             case "restore":
                 self.restore()
+            case _:
+                joint.serve(self.own, self.team, inner, header)
 
 
-class PiecesHolding:
+class PiecesHolding(JointHolding):
     """Implements `fedwan.site.holding.Holding` for the leader.
 
     Args:
@@ -156,8 +153,8 @@ class PiecesHolding:
     """
 
     def __init__(self, pieces: Pieces) -> None:
+        super().__init__(pieces.own, pieces.team)
         self._pieces = pieces
-        self._own = pieces.own
 
     def weights(self) -> State:
         """See `Holding`."""
@@ -177,23 +174,8 @@ class PiecesHolding:
 
     def put(self, name: str, value: Tensor) -> None:
         """See `Holding`."""
-        self._pieces.team.tell({"do": "put", "name": name}, {"value": value})
+        self._team.tell({"do": "put", "name": name}, {"value": value})
         self._own.put(name, value)
-
-    def load(self, moments: Mapping[str, Tensor]) -> None:
-        """See `Holding`."""
-        load_each(self, self._own, moments)
-
-    def forget(self, parameters: Collection[str] | None = None) -> None:
-        """See `Holding`."""
-        self._tell("forget", names=None if parameters is None else sorted(parameters))
-        self._own.forget(parameters)
-
-    def begin(self, inner: Mapping[str, InnerConfig]) -> None:
-        """See `Holding`."""
-        if inner:
-            self._tell("begin", networks=list(inner))
-            self._own.begin(inner)
 
     def gradient_norm(self, network: str) -> Tensor | None:
         """See `Holding`."""
@@ -210,14 +192,6 @@ class PiecesHolding:
         finally:
             self._tell("restore")
             self._pieces.restore()
-
-    def num_bytes(self) -> list[HeldBytes]:
-        """What each process holds, the leader first."""
-        self._tell("bytes")
-        return held_bytes(self._own, self._pieces.team)
-
-    def _tell(self, do: str, **more: object) -> None:
-        self._pieces.team.tell({"do": do, **more}, {})
 
 
 def _nowhere(tensor: Tensor) -> Tensor:
