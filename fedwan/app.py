@@ -345,6 +345,18 @@ def _check_partition(config: Config, strategy: ModuleType) -> None:
             f"site.compile = True is not followed with site.partition={config.site.partition}, "
             "under which no process has whole weights; leave one of them out"
         )
+    if config.site.cuts_weights:
+        _check_whole_matrices(config)
+
+
+def _check_whole_matrices(config: Config) -> None:
+    for network, inner in config.inner.items():
+        if inner.name == "muon":
+            raise ConfigError(
+                f"inner.{network}.name = 'muon' needs whole matrices, of which no process has one "
+                f"under site.partition={config.site.partition}; set inner.{network}.name=adamw or "
+                "site.partition=gradients"
+            )
 
 
 def _check_precision(config: Config, strategy: ModuleType) -> None:

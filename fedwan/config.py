@@ -52,7 +52,8 @@ class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
     name: str = "adam"
-    """`adam`, `adamw` or `sgd`; `own` where the workload's code makes it (`lightning`)."""
+    """`adam`, `adamw`, `muon` (for matrices, `adamw` for the rest) or `sgd`; `own` where the
+    workload's code makes it (`lightning`)."""
     lr: float = 1e-3
     """Learning rate."""
     warmup_steps: int = 0
@@ -60,11 +61,11 @@ class InnerConfig:
     schedule: str = "constant"
     """What it does from then to the run's end: `constant`, or falls as `linear` or `cosine`."""
     beta1: float = 0.9
-    """Adam's first decay; momentum for `sgd`."""
+    """Adam's first decay; momentum for `sgd` and `muon`."""
     beta2: float = 0.999
     """Adam's second decay; unused by `sgd`."""
     weight_decay: float = 0.0
-    """Decoupled for `adamw`, added to the gradient otherwise."""
+    """Decoupled for `adamw` and `muon`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
     state: str = "keep"

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedwan.config import InnerConfig
 from fedwan.state import Layout, Role, TensorSpec, network_of
+from fedwan.workloads.muon import MATRIX
 
 __all__ = [
     "STATES",
@@ -40,7 +41,7 @@ STATES = ("keep", "reset", "average")
 """What may become of them when an update lands."""
 
 _ADAM = {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
-_FIELDS = {"adam": _ADAM, "adamw": _ADAM, "sgd": {"momentum_buffer": Role.MEAN}}
+_MOMENTUM = {"momentum_buffer": Role.MEAN}
 
 
 def has_moments(config: InnerConfig) -> bool:
@@ -69,14 +70,15 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
         layout: of the trained networks, without moments.
         inner: by network; only those that are averaged count.
     """
-    fields = {network: _travelling(config) for network, config in averaged(inner).items()}
+    shared = averaged(inner)
     moments = {
         f"{name}|{field}": TensorSpec(
             () if field == "step" else spec.shape, dtype_of(field, spec.dtype), r
         )
         for name, spec in layout.items()
         if spec.role is Role.PARAMETER
-        for field, r in fields.get(network_of(name), {}).items()
+        if network_of(name) in shared
+        for field, r in _travelling(shared[network_of(name)], len(spec.shape)).items()
     }
     return dict(sorted(moments.items()))
 
@@ -95,13 +97,21 @@ def begin_moments(
     """
     for param in params:
         if not optimizer.state[param]:
-            optimizer.state[param] = {f: _zero(f, param) for f in _FIELDS[config.name]}
+            optimizer.state[param] = {f: _zero(f, param) for f in _fields(config, param.ndim)}
 
 
-def _travelling(config: InnerConfig) -> dict[str, Role]:
-    """Fields, and the role of each; with beta1 = 0 the first moment is the last gradient."""
-    fields = _FIELDS[config.name]
-    return {f: role for f, role in fields.items() if f != "exp_avg" or config.beta1 > 0}
+def _fields(config: InnerConfig, ndim: int) -> dict[str, Role]:
+    """Moments of a parameter of so many dimensions, and the role of each."""
+    if config.name == "sgd" or config.name == "muon" and ndim == MATRIX:
+        return _MOMENTUM
+    return _ADAM
+
+
+def _travelling(config: InnerConfig, ndim: int) -> dict[str, Role]:
+    """Those that are worth sending: with beta1 = 0 the first one is the last gradient."""
+    fields = _fields(config, ndim)
+    first = ("exp_avg", "momentum_buffer")
+    return {f: role for f, role in fields.items() if f not in first or config.beta1 > 0}
 
 
 def model_name(name: str) -> str:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
+from fedwan.workloads.muon import Muon
 
 __all__ = [
     "build_optimizer",
@@ -28,7 +29,7 @@ def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.opti
     """The inner optimiser of one network.
 
     Args:
-        config: resolved settings: `name` is `adam`, `adamw` or `sgd`.
+        config: resolved settings: `name` is `adam`, `adamw`, `muon` or `sgd`.
         params: the network's parameters, or a mirror of them in the same order.
 
     Returns:
@@ -44,12 +45,15 @@ def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.opti
             foreach=False,
             fused=False,
         )
+    betas = (config.beta1, config.beta2)
+    if config.name == "muon":
+        return Muon(params, config.lr, betas, config.weight_decay)
     assert config.name in ("adam", "adamw")
     kind = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
     optimizer: torch.optim.Optimizer = kind(
         params,
         lr=config.lr,
-        betas=(config.beta1, config.beta2),
+        betas=betas,
         weight_decay=config.weight_decay,
         foreach=False,
         fused=False,

@@ -22,7 +22,7 @@ __all__ = [
     "require_parts",
 ]
 
-_OPTIMIZERS = ("adam", "adamw", "sgd")
+_OPTIMIZERS = ("adam", "adamw", "muon", "sgd")
 
 
 def fill_training(config: Config, batch: int, steps: int, *, pairs: bool = False) -> None:

@@ -27,6 +27,7 @@ from tests.sites.test_distill import teach
 from tests.teams import CLIPPED, CPU, FLOW, GAN, PIX2PIX, asked, run, site
 
 PIECES = ("optimizer", "gradients")
+MUON = ("name=muon", "state=average")
 
 
 # Who owns what -----------------------------------------------------------------------------------
@@ -59,6 +60,9 @@ def test_words_that_are_none_of_them_and_what_cannot_be_shared_out_are_refused()
         )
     with pytest.raises(ConfigError, match="'optimizer' has no effect on sgd without momentum"):
         asked("optimizer", *FLOW, "inner.velocity.name=sgd", "inner.velocity.beta1=0")
+    for partition in ("weights", "tensor_parallel"):
+        with pytest.raises(ConfigError, match=f"'muon' needs whole matrices.*={partition}; set"):
+            asked(partition, *FLOW, "inner.velocity.name=muon")
     words = ["workload=lightning", "model.module=tests.lightning.modules:Net"]
     with pytest.raises(
         ConfigError, match="site.partition = 'gradients' has no effect: the steps of"
@@ -97,6 +101,7 @@ def test_gradients_in_pieces_lead_to_the_bits_of_one_process_that_averages_them(
 
 CASES = {
     "flow": (*FLOW, "inner.velocity.name=sgd", "inner.velocity.beta1=0.9"),
+    "muon": (*FLOW, "inner.velocity.name=muon", "site.precision=bf16-true"),
     "gan": (*GAN, "model.n_critic=2", *CLIPPED),
     "pix2pix": (*PIX2PIX, "data.batch=4", "site.recompute=true", *CLIPPED),
     "bf16": (*FLOW, "site.precision=bf16-mixed", "site.compile=false"),
@@ -187,6 +192,10 @@ def test_gradients_are_dropped_while_a_backward_pass_makes_them(
 RUNS = {
     "diloco, moments averaged": ("strategy=diloco", "inner.generator.state=average"),
     "diloco, moments reset": ("strategy=diloco", "inner.generator.state=reset"),
+    "muon's moments averaged": (
+        "strategy=diloco",
+        *(f"inner.{n}.{w}" for n in ("generator", "discriminator") for w in MUON),
+    ),
     "streaming": ("strategy=streaming_diloco", "stream.tau=2", "checkpoint.every=1"),
     "sync": ("strategy=sync", "h=1"),
 }

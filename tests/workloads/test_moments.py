@@ -25,6 +25,7 @@ ADAM = InnerConfig(lr=1e-2, state="average")
 KINDS = [
     ADAM,
     InnerConfig("adamw", lr=1e-2, weight_decay=0.1, state="average"),
+    InnerConfig("muon", lr=1e-2, beta1=0.9, state="average"),
     InnerConfig("sgd", lr=1e-2, beta1=0.9, state="average"),
 ]
 

@@ -14,6 +14,7 @@ from fedwan.workloads.optim import build_optimizer, build_optimizers, clip, step
 CONFIGS = [
     InnerConfig("adam", lr=0.1, beta1=0.5, weight_decay=0.01),
     InnerConfig("adamw", lr=0.1, weight_decay=0.1),
+    InnerConfig("muon", lr=0.1, beta1=0.9, weight_decay=0.1),
     InnerConfig("sgd", lr=0.1, beta1=0.9),
 ]
 
@@ -55,13 +56,14 @@ def test_settings_reach_the_optimiser(config: InnerConfig) -> None:
     assert momentum == config.beta1
 
 
-def test_a_restored_optimiser_goes_on_to_the_same_bits() -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
+def test_a_restored_optimiser_goes_on_to_the_same_bits(config: InnerConfig) -> None:
     params = list(network().parameters())
-    optimizer = build_optimizer(CONFIGS[0], params)
+    optimizer = build_optimizer(config, params)
     set_random_gradients(list(params), 0)
     optimizer.step()
     copies = [param.detach().clone() for param in params]
-    restored = build_optimizer(CONFIGS[0], copies)
+    restored = build_optimizer(config, copies)
     restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     for tensors, stepping in ((params, optimizer), (copies, restored)):
         set_random_gradients(list(tensors), 1)

@@ -1,0 +1,105 @@
+"""Muon for matrices, AdamW for the rest."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedwan.state import state_of
+from fedwan.workloads.muon import Muon, orthogonalised
+
+LR, BETAS, DECAY = 0.02, (0.8, 0.99), 0.1
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4, 8), nn.Linear(8, 2))
+
+
+def follow(params: list[Tensor], *optimizers: torch.optim.Optimizer, steps: int = 5) -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(steps):
+        for param in params:
+            param.grad = torch.randn(param.shape, generator=generator)
+        for optimizer in optimizers:
+            optimizer.step()
+
+
+def test_matrices_step_as_torchs_muon_and_the_rest_as_its_adamw() -> None:
+    ours, theirs = network(), network()
+    params: list[Tensor] = list(theirs.parameters())
+    matrices = torch.optim.Muon(
+        [param for param in params if param.ndim == 2],
+        lr=LR,
+        momentum=BETAS[0],
+        weight_decay=DECAY,
+        adjust_lr_fn="match_rms_adamw",
+    )
+    rest = torch.optim.AdamW(
+        [param for param in params if param.ndim != 2], lr=LR, betas=BETAS, weight_decay=DECAY
+    )
+    follow(params, matrices, rest)
+    follow(list(ours.parameters()), Muon(list(ours.parameters()), LR, BETAS, DECAY))
+    networks = (state_of({"net": module}) for module in (ours, theirs, network()))
+    for one, other, first in zip(*(state.values() for state in networks), strict=True):
+        if one.ndim == 2:  # torch's own takes products in bf16
+            assert float((one - other).norm()) < 0.02 * float((one - first).norm())
+        else:
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (32, 16), (8, 8), (1, 5)])
+@pytest.mark.parametrize("scale", [1e-3, 1e3])
+def test_an_update_has_full_rank_and_one_size(shape: tuple[int, int], scale: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows, columns = shape
+    line = torch.randn(rows, 1, generator=generator) @ torch.randn(1, columns, generator=generator)
+    gradient = scale * (line + 0.1 * torch.randn(shape, generator=generator))
+    before = gradient.clone()
+    update = orthogonalised(gradient)
+    assert torch.equal(gradient, before)
+    singular = torch.linalg.svdvals(update)
+    assert 0.5 < float(singular.min()) and float(singular.max()) < 1.3
+    if min(shape) > 1:
+        given = torch.linalg.svdvals(gradient)
+        assert float(given.max() / given.min()) > 15
+    # The same directions: what is left of the gradient's singular vectors is diagonal.
+    left, _, right = torch.linalg.svd(gradient, full_matrices=False)
+    turned = left.T @ update @ right.T
+    torch.testing.assert_close(turned, torch.diag(turned.diagonal()), rtol=0, atol=1e-3)
+
+
+def test_no_gradient_leads_to_no_step() -> None:
+    assert not orthogonalised(torch.zeros(3, 4)).any()
+
+
+def test_a_rate_that_is_set_later_holds_for_every_parameter() -> None:
+    params = list(network().parameters())
+    before = [param.detach().clone() for param in params]
+    optimizer = Muon(params, LR, BETAS, DECAY)
+    optimizer.param_groups[0]["lr"] = 0.0
+    follow(list(params), optimizer)
+    assert all(torch.equal(param, b) for param, b in zip(params, before, strict=True))
+    optimizer.param_groups[0]["lr"] = LR
+    follow(list(params), optimizer)
+    assert not any(torch.equal(param, b) for param, b in zip(params, before, strict=True))
+
+
+def test_a_matrix_has_one_moment() -> None:
+    module = network()
+    optimizer = Muon(list(module.parameters()), LR, BETAS, DECAY)
+    follow(list(module.parameters()), optimizer, steps=1)
+    for param in module.parameters():
+        fields = {"momentum_buffer"} if param.ndim == 2 else {"step", "exp_avg", "exp_avg_sq"}
+        assert set(optimizer.state[param]) == fields
+
+
+def test_networks_without_matrices_or_with_nothing_else_are_stepped() -> None:
+    for module in (nn.Conv2d(1, 2, 3), nn.Linear(3, 2, bias=False)):
+        before = copy.deepcopy(module)
+        follow(list(module.parameters()), Muon(list(module.parameters()), LR, BETAS, 0.0))
+        for param, old in zip(module.parameters(), before.parameters(), strict=True):
+            assert not torch.equal(param, old)
