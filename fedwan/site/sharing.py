@@ -35,7 +35,7 @@ from fedwan.site.dealt import DealtHolding
 from fedwan.site.holding import Holding, Own
 from fedwan.site.team import Team
 from fedwan.state import State, add_prefix
-from fedwan.workloads.base import Batch, Following, Keeping, Reduce, Workload
+from fedwan.workloads.base import Batch, Examinable, Following, Keeping, Reduce, Workload
 
 if TYPE_CHECKING:
     from fedwan.site.pieces import Pieces
@@ -120,6 +120,14 @@ class SharedWorkload:
         """The leader's own."""
         with self._computing("evaluate", real._asdict(), {"seed": seed}):
             return self._workload.evaluate(real, seed)
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: no figures where the workload has none."""
+        if not isinstance(self._workload, Examinable):
+            return {}
+        parts = add_prefix("train", train._asdict()) | add_prefix("held_out", held_out._asdict())
+        with self._computing("examine", parts, {"seed": seed}):
+            return self._workload.examine(train, held_out, seed)
 
     @contextmanager
     def _computing(self, do: str, tensors: State, more: Mapping[str, int]) -> Iterator[None]:
