@@ -29,7 +29,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 # Works from a checkout that is not installed, too.
@@ -190,21 +189,25 @@ def train(words: Sequence[str]) -> Outcome:
     with tempfile.TemporaryDirectory() as made:
         totals = run_simulated(config, folder=Path(made)).totals
         tensors, _ = read_tensors(Path(made) / "checkpoint" / "coordinator.safetensors")
-        figures = _evaluate(config, select_prefix("ema", tensors))
+        figures = evaluate(config, select_prefix("ema", tensors))
     num_bytes = (totals.bytes_up + totals.bytes_down) / config.sites / config.steps
     modes, fd_floor = totals.quality.get("modes"), totals.quality["fd_floor"]
     return Outcome(fd_floor=fd_floor, modes=modes, bytes_per_step=num_bytes, **figures)
 
 
-def _evaluate(config: Config, weights: State) -> dict[str, float]:
+def evaluate(config: Config, weights: State) -> dict[str, float]:
     """What of these weights' quality is compared, each figure the mean over sets of samples."""
     workload = load_workload(config.workload).build(config, "cpu")
     held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
-    with Replica(workload).showing(weights), torch.no_grad():
-        seeds = [derive_seed(config.seed, "evaluate", index) for index in range(NUM_EVALUATIONS)]
-        rows = [workload.evaluate(held_out, seed) for seed in seeds]
+    replica = Replica(workload, config.inner)
+    assert weights.keys() == replica.base.keys(), "a checkpoint holds the whole model"
+    seeds = [derive_seed(config.seed, "evaluate", index) for index in range(NUM_EVALUATIONS)]
+    with replica.showing(weights), torch.no_grad():
+        rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
+        if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
+            rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]
     keys = [key for key in ("fd", "l1", "teacher_fd") if key in rows[0]]
-    return {key: fmean(row[key] for row in rows) for key in keys}
+    return {key: statistics.fmean(row[key] for row in rows) for key in keys}
 
 
 def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
@@ -217,7 +220,7 @@ def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
         "workload": case.workload + _told(case),
         "data": case.data,
         "split": case.split,
-        "strategy": case.strategy + (", int4" if INT4[0] in case.own else ""),
+        "strategy": case.strategy + _added(case),
         "h": case.h,
         "sites": case.sites,
         "seeds": seeds,
@@ -234,6 +237,13 @@ def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
         "teacher_ratio": _ratio([run.fd for run in ours], [run.teacher_fd for run in ours]),
         "sync_teacher_ratio": _ratio([run.fd for run in sync], [run.teacher_fd for run in sync]),
     }
+
+
+def _added(case: Case) -> str:
+    """What travels otherwise than the strategy has it."""
+    has_moments = any(word.endswith(".state=average") for word in case.own)
+    words = (("int4", INT4[0] in case.own), ("moments", has_moments))
+    return "".join(f", {word}" for word, is_so in words if is_so)
 
 
 def _told(case: Case) -> str:

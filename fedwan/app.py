@@ -168,6 +168,7 @@ def resolve(config: Config) -> Config:
     _check_recalibration(config, workload)
     _check_partition(config, strategy)
     _check_precision(config, strategy)
+    _check_muon(config, workload, strategy)
     if config.ema.half_life == 0:
         config.ema.half_life = config.steps * config.sites * config.data.batch / 10
     return merge(config)
@@ -345,17 +346,32 @@ def _check_partition(config: Config, strategy: ModuleType) -> None:
             f"site.compile = True is not followed with site.partition={config.site.partition}, "
             "under which no process has whole weights; leave one of them out"
         )
-    if config.site.cuts_weights:
-        _check_whole_matrices(config)
 
 
-def _check_whole_matrices(config: Config) -> None:
-    for network, inner in config.inner.items():
-        if inner.name == "muon":
+def _check_muon(config: Config, workload: ModuleType, strategy: ModuleType) -> None:
+    """Refuse Muon where there are no matrices, no whole ones, or steps of it must agree."""
+    for network in (name for name, inner in config.inner.items() if inner.name == "muon"):
+        key = f"inner.{network}.name"
+        if config.site.cuts_weights:
             raise ConfigError(
-                f"inner.{network}.name = 'muon' needs whole matrices, of which no process has one "
-                f"under site.partition={config.site.partition}; set inner.{network}.name=adamw or "
+                f"{key} = 'muon' needs whole matrices, of which no process has one under "
+                f"site.partition={config.site.partition}; set {key}=adamw or "
                 "site.partition=gradients"
+            )
+        if strategy.build(config).contributes == "gradient":
+            raise ConfigError(
+                f"{key} = 'muon' does not go with strategy {config.strategy!r}, under which the "
+                "coordinator takes the sites' steps itself: products of matrices differ between "
+                f"its processor and their GPUs; set {key}=adamw, or strategy=local_sgd h=1"
+            )
+        from fedwan.workloads.muon import is_matrix
+
+        trained = _build_nowhere(config, workload)
+        params = [] if trained is None else list(trained[network].parameters())
+        if params and not any(is_matrix(param.ndim) for param in params):
+            raise ConfigError(
+                f"{key} = 'muon' has no effect: {network} of workload {config.workload!r} has no "
+                f"matrices, only convolutions; set {key}=adamw"
             )
 
 

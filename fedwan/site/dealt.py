@@ -17,7 +17,7 @@ from fedwan.config import InnerConfig
 from fedwan.site import joint
 from fedwan.site.dealing import Shares
 from fedwan.site.holding import GRADIENT, parameter_of
-from fedwan.site.joint import JointHolding, joint_norm
+from fedwan.site.joint import JointHolding, norm_of_all
 from fedwan.state import State
 
 __all__ = ["DealtHolding", "serve"]
@@ -75,7 +75,7 @@ class DealtHolding(JointHolding):
         if not self._shares.keeps_gradients:
             return self._own.gradient_norm(network)
         self._tell("norm", network=network)
-        return joint_norm(self._own, self._team, network)
+        return norm_of_all(self._own, self._team, network)
 
     def _owner(self, name: str) -> int:
         is_whole = f":{GRADIENT}|" in name and not self._shares.keeps_gradients
@@ -101,6 +101,6 @@ def serve(shares: Shares, inner: Mapping[str, InnerConfig], header: Mapping[str,
             for name, value in team.receive(0)[1].items():
                 own.put(name, value)
         case "norm":
-            joint_norm(own, team, header["network"])
+            norm_of_all(own, team, header["network"])
         case _:
             joint.serve(own, team, inner, header)

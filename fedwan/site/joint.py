@@ -17,7 +17,7 @@ from fedwan.errors import CheckpointError
 from fedwan.site.holding import HeldBytes, Own, parameter_of
 from fedwan.site.team import Team
 
-__all__ = ["JointHolding", "joint_norm", "serve"]
+__all__ = ["JointHolding", "norm_of_all", "serve"]
 
 
 class JointHolding(ABC):
@@ -99,7 +99,7 @@ def _held_bytes(own: Own, team: Team) -> list[HeldBytes]:
     return [HeldBytes(*row) for row in team.sum(table).tolist()]
 
 
-def joint_norm(own: Own, team: Team, network: str, *, with_twins: bool = True) -> Tensor | None:
+def norm_of_all(own: Own, team: Team, network: str, *, with_twins: bool = True) -> Tensor | None:
     """Of a network's gradients, which processes keep in pieces; to be called by all of them."""
     norm = own.gradient_norm(network, with_twins=with_twins)
     some = next(iter(own.params.values()))

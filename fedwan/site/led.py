@@ -25,7 +25,7 @@ from fedwan.site.dealing import Shares
 from fedwan.site.dealt import serve
 from fedwan.site.team import Team
 from fedwan.state import State, select_prefix
-from fedwan.workloads.base import Batch, Examinable, Following, Keeping, Workload, keep_local
+from fedwan.workloads.base import Batch, Following, Keeping, Workload, keep_local
 
 if TYPE_CHECKING:
     from fedwan.site.pieces import Pieces
@@ -67,7 +67,7 @@ def _next(
         if header["do"] in until:
             return header, told
         assert shares is not None, header["do"]
-        if header["do"] in ("sample", "evaluate", "examine"):
+        if header["do"] in ("sample", "evaluate"):
             assert shares.cuts_weights
             _compute(workload, header, told)
             shares.rest()
@@ -86,17 +86,10 @@ def _compute(workload: Workload, header: Mapping[str, Any], told: State) -> None
     try:
         for name, is_training in header["modes"].items():
             workload.networks[name].train(is_training)
-        match header["do"]:
-            case "sample":
-                workload.sample(header["num"], header["seed"])
-            case "evaluate":
-                workload.evaluate(Batch(**asked), header["seed"])
-            case "examine":
-                assert isinstance(workload, Examinable)
-                train, held_out = (
-                    Batch(**select_prefix(name, asked)) for name in ("train", "held_out")
-                )
-                workload.examine(train, held_out, header["seed"])
+        if header["do"] == "sample":
+            workload.sample(header["num"], header["seed"])
+        else:
+            workload.evaluate(Batch(**asked), header["seed"])
     finally:
         for name, is_training in modes.items():
             workload.networks[name].train(is_training)

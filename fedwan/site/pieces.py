@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from fedwan.config import InnerConfig
 from fedwan.site import joint
 from fedwan.site.holding import Own, local
-from fedwan.site.joint import JointHolding, joint_norm
+from fedwan.site.joint import JointHolding, norm_of_all
 from fedwan.site.team import Team
 from fedwan.state import State, network_of
 from fedwan.workloads.base import Workload
@@ -104,7 +104,7 @@ class Pieces:
 
     def norm(self, network: str) -> Tensor | None:
         """See `Others`."""
-        return joint_norm(self.own, self.team, network, with_twins=self.team.rank == 0)
+        return norm_of_all(self.own, self.team, network, with_twins=self.team.rank == 0)
 
     def whole(self, name: str) -> Tensor:
         """A tensor of a holding in host memory; to be called by all processes."""

@@ -122,12 +122,14 @@ class SharedWorkload:
             return self._workload.evaluate(real, seed)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: no figures where the workload has none."""
-        if not isinstance(self._workload, Examinable):
+        """See `fedwan.workloads.base.Examinable`: the leader's own, where it has whole weights.
+
+        Not of pieces: figures may fail, which training bears, at one process and not at another.
+        """
+        is_cut = self._shares is not None and self._shares.cuts_weights
+        if is_cut or not isinstance(self._workload, Examinable):
             return {}
-        parts = add_prefix("train", train._asdict()) | add_prefix("held_out", held_out._asdict())
-        with self._computing("examine", parts, {"seed": seed}):
-            return self._workload.examine(train, held_out, seed)
+        return self._workload.examine(train, held_out, seed)
 
     @contextmanager
     def _computing(self, do: str, tensors: State, more: Mapping[str, int]) -> Iterator[None]:

@@ -9,8 +9,8 @@ tensor `network/parameter|field` that travels with its parameter, uncoded, by it
     step                        counter: the largest
 
 Adam's moments weigh twice what the parameters do, or once with beta1 = 0, in fp32 whatever the
-codec. Where sites go on stepping while an update flies, moments land as they departed, like running
-statistics.
+codec; Muon's of a matrix once, or nothing. Where sites go on stepping while an update flies,
+moments land as they departed, like running statistics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedwan.config import InnerConfig
 from fedwan.state import Layout, Role, TensorSpec, network_of
-from fedwan.workloads.muon import MATRIX
+from fedwan.workloads.muon import is_matrix
 
 __all__ = [
     "STATES",
@@ -102,9 +102,8 @@ def begin_moments(
 
 def _fields(config: InnerConfig, ndim: int) -> dict[str, Role]:
     """Moments of a parameter of so many dimensions, and the role of each."""
-    if config.name == "sgd" or config.name == "muon" and ndim == MATRIX:
-        return _MOMENTUM
-    return _ADAM
+    has_one = config.name == "sgd" or (config.name == "muon" and is_matrix(ndim))
+    return _MOMENTUM if has_one else _ADAM
 
 
 def _travelling(config: InnerConfig, ndim: int) -> dict[str, Role]:

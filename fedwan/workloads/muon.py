@@ -16,10 +16,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-__all__ = ["MATRIX", "Muon", "orthogonalised"]
+__all__ = ["Muon", "is_matrix", "orthogonalised"]
 
-MATRIX = 2
-"""Dimensions of a parameter that Muon steps."""
 QUINTIC = (3.4445, -4.7750, 2.0315)
 """Of x, x^3 and x^5: drives singular values from (0, 1] to about 0.7 … 1.2, small ones fast."""
 NUM_ITERATIONS = 5
@@ -44,36 +42,48 @@ class Muon(torch.optim.Optimizer):
         self, params: Sequence[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
-        self._matrices = [param for param in params if param.ndim == MATRIX]
-        others = [param for param in params if param.ndim != MATRIX]
-        self._adamw = (
-            torch.optim.AdamW(others, betas=betas, foreach=False, fused=False) if others else None
-        )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step every parameter that has a gradient; without closure."""
         assert closure is None
         (group,) = self.param_groups
-        rates = {name: group[name] for name in ("lr", "weight_decay")}
-        for matrix in self._matrices:
-            if matrix.grad is not None:
-                self._step_matrix(matrix, matrix.grad, group["betas"][0], **rates)
-        if self._adamw is not None:
-            self._adamw.state = self.state  # which is another one after `load_state_dict`
-            self._adamw.param_groups[0].update(rates)
-            self._adamw.step()
+        settings = {name: group[name] for name in ("lr", "betas", "weight_decay")}
+        others = []
+        for param in group["params"]:
+            if not is_matrix(param.ndim):
+                others.append(param)
+            elif param.grad is not None:
+                self._step_matrix(param, param.grad, **settings)
+        if others:
+            adamw = torch.optim.AdamW(others, foreach=False, fused=False, **settings)
+            adamw.state = self.state
+            adamw.step()
 
     def _step_matrix(
-        self, matrix: Tensor, gradient: Tensor, momentum: float, lr: float, weight_decay: float
+        self,
+        matrix: Tensor,
+        gradient: Tensor,
+        lr: float,
+        betas: tuple[float, float],
+        weight_decay: float,
     ) -> None:
-        state = self.state[matrix]
+        state, momentum = self.state[matrix], betas[0]
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
         update = orthogonalised(gradient.lerp(buffer, momentum))  # Nesterov's
         matrix.mul_(1 - lr * weight_decay)
         matrix.add_(update.to(matrix.dtype), alpha=-lr * ADAMW_SIZE * max(matrix.shape) ** 0.5)
+
+
+def is_matrix(ndim: int) -> bool:
+    """Whether a parameter of so many dimensions is stepped by Muon.
+
+    Embeddings, one row for each class, are matrices, too: nothing but its shape tells a parameter
+    apart at the coordinator.
+    """
+    return ndim == 2
 
 
 def orthogonalised(matrix: Tensor) -> Tensor:

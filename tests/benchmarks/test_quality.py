@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import quality
 from benchmarks.quality import Case, Runs
-from fedwan.app import load_run
+from fedwan.app import load_run, load_workload
+from fedwan.data.shard import open_shard
+from fedwan.rng import derive_seed
+from fedwan.site.replica import Replica
+from fedwan.state import clone
 
 pytestmark = pytest.mark.slow
 
@@ -34,6 +39,23 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
     assert quality.measure(RING, Runs(tmp_path, kept), seeds=2, share=0.05) == row
     assert len(kept.read_text().splitlines()) == 4
     assert {json.loads(line)["modes"] for line in kept.read_text().splitlines()} <= set(range(9))
+
+
+def test_a_distance_is_the_mean_over_sets_of_samples_of_the_weights_in_question() -> None:
+    config = load_run(None, [*RING.words(False), "seed=3"])
+    workload = load_workload("gan").build(config, "cpu")
+    weights = clone(Replica(workload, config.inner).base)
+    held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
+    seeds = [derive_seed(3, "evaluate", index) for index in range(quality.NUM_EVALUATIONS)]
+    with torch.no_grad():
+        alone = [workload.evaluate(held_out, seed)["fd"] for seed in seeds]
+    assert len(set(alone)) == len(alone) > 1
+    assert quality.evaluate(config, weights)["fd"] == pytest.approx(sum(alone) / len(alone))
+    stirred = {name: 1.5 * value for name, value in weights.items()}
+    assert quality.evaluate(config, stirred)["fd"] != quality.evaluate(config, weights)["fd"]
+    del weights[min(weights)]
+    with pytest.raises(AssertionError, match="whole model"):
+        quality.evaluate(config, weights)
 
 
 def test_a_student_stands_beside_a_teacher_of_its_seed(tmp_path: Path) -> None:

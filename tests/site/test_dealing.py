@@ -63,6 +63,10 @@ def test_words_that_are_none_of_them_and_what_cannot_be_shared_out_are_refused()
     for partition in ("weights", "tensor_parallel"):
         with pytest.raises(ConfigError, match=f"'muon' needs whole matrices.*={partition}; set"):
             asked(partition, *FLOW, "inner.velocity.name=muon")
+    with pytest.raises(ConfigError, match="'muon' does not go with strategy 'sync'.* h=1$"):
+        asked("none", *FLOW, "strategy=sync", "h=1", "inner.velocity.name=muon")
+    with pytest.raises(ConfigError, match="no effect: generator of workload 'pix2pix' has no matr"):
+        asked("none", *PIX2PIX, "inner.generator.name=muon")
     words = ["workload=lightning", "model.module=tests.lightning.modules:Net"]
     with pytest.raises(
         ConfigError, match="site.partition = 'gradients' has no effect: the steps of"
@@ -264,3 +268,15 @@ def test_a_process_that_is_killed_ends_its_site_in_one_line_whatever_is_asked(
         started[0].kill()
         started[0].wait()
         taken.moments()
+
+
+@pytest.mark.slow
+def test_the_doctor_is_told_of_networks_that_the_leader_has_whole() -> None:
+    config = asked("gradients", *FLOW)
+    for partition in ("none", "gradients", "weights"):
+        with site(asked(partition, *FLOW)) as taken, torch.no_grad():
+            pair = taken.stream.next_batch(), taken.stream.next_batch()
+            told = taken.leader.examine(*pair, 0)
+        alone = load_workload("flow").build(config, CPU)
+        expected = alone.examine(*pair, 0) if partition != "weights" else {}
+        assert told == expected

@@ -12,7 +12,7 @@ from fedwan.errors import ConfigError, FedwanError
 from fedwan.site import follower
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.state import State, hash_state, read_tensors
-from tests.teams import CLIPPED, FLOW, GAN, PIX2PIX, Taken, asked, run, site
+from tests.teams import CLIPPED, FLOW, GAN, PIX2PIX, asked, run, site
 
 SMALL = (*PIX2PIX, "data.batch=4")
 DIT = (*FLOW, "model.network=dit")
@@ -61,7 +61,6 @@ def test_weights_in_pieces_lead_where_whole_ones_do(case: str) -> None:
     ends: dict[str, str] = {}
     weights: dict[str, State] = {}
     samples: dict[str, torch.Tensor] = {}
-    figures: dict[str, dict[str, torch.Tensor]] = {}
     for shard in ("none", "weights"):
         with site(asked(shard, *CASES[case])) as taken:
             for scale in taken.leader.kept.values():
@@ -70,26 +69,10 @@ def test_weights_in_pieces_lead_where_whole_ones_do(case: str) -> None:
             weights[shard] = {n: taken.replica.take(n).clone() for n in taken.replica.live}
             ends[shard] = hash_state(weights[shard]) + hash_state(taken.moments())
             samples[shard] = taken.leader.sample(2, 0)
-            figures[shard] = examined(taken)
     torch.testing.assert_close(weights["weights"], weights["none"], rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(samples["weights"], samples["none"], rtol=1e-3, atol=1e-4)
-    torch.testing.assert_close(figures["weights"], figures["none"], rtol=0, atol=0.1)
-    assert bool(figures["none"]) == ("workload=pix2pix" not in CASES[case])
     if case not in ROUNDED:
         assert ends["weights"] == ends["none"]
-
-
-def examined(taken: Taken) -> dict[str, torch.Tensor]:
-    """What the doctor is told, by all processes together."""
-    networks = taken.leader.networks.values()
-    train, held_out = (taken.stream.next_batch() for _ in range(2))
-    with torch.no_grad():
-        for network in networks:
-            network.eval()
-        figures = taken.leader.examine(train, held_out, 0)
-        for network in networks:
-            network.train()
-    return figures
 
 
 @pytest.mark.slow

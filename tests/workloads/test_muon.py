@@ -72,8 +72,26 @@ def test_an_update_has_full_rank_and_one_size(shape: tuple[int, int], scale: flo
     torch.testing.assert_close(turned, torch.diag(turned.diagonal()), rtol=0, atol=1e-3)
 
 
-def test_no_gradient_leads_to_no_step() -> None:
+def test_a_gradient_of_nothing_moves_nothing_and_no_gradient_does_not_step() -> None:
     assert not orthogonalised(torch.zeros(3, 4)).any()
+    still, moving = (nn.Parameter(torch.ones(3, 4)) for _ in range(2))
+    optimizer = Muon([still, moving], LR, BETAS, DECAY)
+    moving.grad = torch.zeros(3, 4)
+    optimizer.step()
+    assert torch.equal(still, torch.ones(3, 4)) and still not in optimizer.state
+    torch.testing.assert_close(moving.detach(), torch.full((3, 4), 1 - LR * DECAY))
+
+
+def test_settings_that_change_and_copies_hold_for_both_kinds_of_steps() -> None:
+    params = list(network().parameters())
+    optimizer = Muon(params, LR, BETAS, DECAY)
+    follow(list(params), optimizer)
+    twin = copy.deepcopy(optimizer)
+    for one in (optimizer, twin):
+        one.param_groups[0] |= {"betas": (0.5, 0.7), "weight_decay": 0.0}
+        follow(one.param_groups[0]["params"], one)
+    for param, other in zip(params, twin.param_groups[0]["params"], strict=True):
+        assert param is not other and torch.equal(param, other)
 
 
 def test_a_rate_that_is_set_later_holds_for_every_parameter() -> None:
