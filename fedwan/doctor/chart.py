@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 
 from fedwan.output.records import RoundRecord
 
-__all__ = ["FEWEST_OTHERS", "Chart"]
+__all__ = ["FEWEST_OTHERS", "PAST", "Chart"]
 
 PAST = 8
 """Values of each name that are remembered."""
@@ -101,6 +101,10 @@ class Chart:
         """Median of a site's last values; None unless there are so many."""
         known = self._values.get(site, {}).get(name, ())
         return self._median(site, name, rounds) if len(known) >= rounds else None
+
+    def lasting(self, site: str, name: str, rounds: int) -> float | None:
+        """Median of all values that are remembered; None unless there are so many."""
+        return None if self.steady(site, name, rounds) is None else self._median(site, name, PAST)
 
     def others(self, site: str, name: str, rounds: int) -> list[float]:
         """Every other site's median over its last rounds, or as many as it has."""

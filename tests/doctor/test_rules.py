@@ -225,6 +225,27 @@ def test_small_spread_at_the_beginning_is_no_collapse() -> None:
     assert told(bend, rounds=20) == []
 
 
+def one_site(name: str, values: list[float]) -> Bend:
+    """The first site's figure by round, of a run that is healthy otherwise."""
+    return at("s1", lambda record: figures(**{name: values[record.version - 1]})(record))
+
+
+def test_a_site_that_began_with_little_spread_and_has_got_over_it_has_not_collapsed() -> None:
+    # A healthy demo's.
+    assert told(one_site("spread_generator", [0.13, 0.04, 0.72, 0.83, 0.9, 0.94]), rounds=6) == []
+    still = one_site("spread_generator", [0.13, 0.04, 0.2, 0.1])
+    assert [(f.kind, f.site) for f in told(still, rounds=4)] == [("collapse", "s1")]
+
+
+def test_three_rounds_of_many_that_look_like_memory_are_chance_and_most_of_eight_are_not() -> None:
+    some, much = [0.6, 0.59, 0.5, 0.55, 0.55, 0.72, 0.73, 0.73], [0.85] * 5
+    assert told(one_site("memory_discriminator", some), rounds=8) == []
+    (finding,) = told(one_site("memory_discriminator", [0.5] * 8 + much), rounds=13)
+    assert (finding.kind, finding.site, finding.version) == ("memorising", "s1", 13)
+    (finding,) = told(one_site("memory_discriminator", much), rounds=5)
+    assert finding.version == 3
+
+
 def test_a_text_names_where_what_why_and_the_mend() -> None:
     finding = Finding("small_shard", "s2", None, 3, "it is small", "give it more")
     assert finding.text == "s2: small shard: it is small; give it more"

@@ -1,8 +1,8 @@
 """Mode collapse: a generator whose samples are nearly alike.
 
 Told by samples: their mean distance over that of real ones, which is near 1 in a healthy run and
-small before training. So a site is told by the others, and the run as a whole only after its
-samples were diverse, or many rounds.
+small before training: a site whose latest samples are diverse has left that behind. So a site is
+told by the others, and the run as a whole only after its samples were diverse, or many rounds.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def collapse(chart: Chart, site: str) -> Iterator[Finding]:
         typical = chart.typical(site, f"spread/{network}", ROUNDS)
         if spread is None or typical is None or looks_back(chart, site, network):
             continue
-        if spread < MOST and spread < SHARE * typical:
+        latest = chart.past(site, f"spread/{network}")[-1]
+        if max(spread, latest) < MOST and spread < SHARE * typical:
             yield Finding(
                 "collapse",
                 site,
