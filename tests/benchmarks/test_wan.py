@@ -18,6 +18,7 @@ import pytest
 from benchmarks import wan, wan_check, wan_host
 from benchmarks.wan import Star, WanLink
 from fedwan.errors import FedwanError, UserError
+from tests.disturbance import least_disturbed
 
 reason = wan.available()
 needs_wan = pytest.mark.skipif(reason is not None, reason=f"no emulated WAN here: {reason}")
@@ -70,7 +71,9 @@ def is_heard(star: Star, site: int) -> bool:
 def test_a_ping_takes_the_round_trip(emulation: str) -> None:
     with Star(2, [WanLink(100, 40), WanLink(100, 10)], emulation) as star:
         for site, expected in enumerate((40, 10)):
-            measured = wan_check.round_trip_ms(star.site(site), star.coordinator, 5)
+            measured = least_disturbed(
+                lambda site=site: wan_check.round_trip_ms(star.site(site), star.coordinator, 5)
+            )
             assert expected - 0.7 <= measured <= expected + 3
 
 
@@ -81,7 +84,8 @@ def test_a_ping_takes_the_round_trip(emulation: str) -> None:
 def test_tcp_gets_the_rate_less_the_headers_of_its_segments(emulation: str, way: str) -> None:
     with Star(1, WanLink(rate_mbit=50, rtt_ms=4), emulation) as star:
         ends = [star.coordinator, star.site(0)]
-        mbit = wan_check.tcp_mbit(*(ends if way == "up" else ends[::-1]), 1, 1)
+        ends = ends if way == "up" else ends[::-1]
+        mbit = least_disturbed(lambda: wan_check.tcp_mbit(*ends, 1, 1))
     assert 0.9 * 50 * 1448 / 1500 <= mbit <= 1.02 * 50 * 1448 / 1500
 
 
@@ -151,7 +155,7 @@ def test_an_outage_stops_packets_and_ends_by_itself(emulation: str) -> None:
 @pytest.mark.alone
 def test_sites_reach_each_other_through_the_coordinator(emulation: str) -> None:
     with Star(2, WanLink(0, 10), emulation) as star:
-        measured = wan_check.round_trip_ms(star.site(0), star.site(1), 3)
+        measured = least_disturbed(lambda: wan_check.round_trip_ms(star.site(0), star.site(1), 3))
     assert 18.5 <= measured <= 25
 
 
@@ -234,7 +238,7 @@ def test_what_a_killed_star_and_its_warden_left_is_swept_up_by_the_next() -> Non
 @pytest.mark.alone
 def test_a_fat_link_is_filled_and_every_byte_is_charged() -> None:
     with Star(1, WanLink(rate_mbit=500, rtt_ms=20)) as star:
-        (check,) = star.check(3)
+        (check,) = least_disturbed(lambda: star.check(3))
         counts = star.counts(0)["up"]
     # 482 is what headers leave of 500; a link that did not charge for them would give 3.7 % more.
     # iperf3's clock may begin late by a hundredth of its 3 s.
@@ -249,7 +253,7 @@ def test_a_fat_link_is_filled_and_every_byte_is_charged() -> None:
 def test_the_python_sender_agrees_with_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wan_check, "shutil", SimpleNamespace(which=lambda name: None))
     with Star(1, WanLink(rate_mbit=50, rtt_ms=20)) as star:
-        (check,) = star.check(2)
+        (check,) = least_disturbed(lambda: star.check(2))
     assert check.sender == "python"
     assert 19.3 <= check.rtt_ms <= 25
     assert 0.9 * 48.3 <= check.up_mbit <= 1.02 * 48.3
