@@ -129,6 +129,13 @@ class Board:
         return max(0, self.config.steps - self.step) / min(speeds)
 
     @property
+    def utilisation(self) -> float | None:
+        """Of all sites together, as `summary.json` has it; None before the first round."""
+        compute_s = sum(row.compute_s for row in self.sites.values())
+        busy_s = compute_s + sum(row.wait_s for row in self.sites.values())
+        return compute_s / busy_s if busy_s > 0 else None
+
+    @property
     def losses(self) -> list[str]:
         """Names of the losses, in order."""
         return sorted({name for row in self.sites.values() for name in row.losses})

@@ -126,9 +126,8 @@ def _plain_line(board: Board) -> str:
             f"step {board.step}/{board.config.steps}",
             f"{bytes_text(up)} up, {bytes_text(down)} down",
         ]
-        busy = [row.utilisation for row in sites if row.utilisation is not None]
-        if busy:
-            parts.append(f"utilisation {percent_text(sum(busy) / len(busy))}")
+        if board.utilisation is not None:
+            parts.append(f"utilisation {percent_text(board.utilisation)}")
     if board.fd is not None:
         parts.append(_quality(board))
     return ", ".join(parts)

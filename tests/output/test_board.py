@@ -44,6 +44,13 @@ def test_it_sums_what_sites_did_and_measures_their_speed(board: Board) -> None:
     assert board.remaining_s == 0.0
 
 
+def test_the_runs_utilisation_is_that_of_all_the_time_spent_as_in_its_summary(board: Board) -> None:
+    assert board.utilisation is None
+    board.take(record_of({**round_row(1, "s1"), "compute_s": 9.0, "wait_s": 1.0}, 1.0))
+    board.take(record_of({**round_row(1, "s2"), "compute_s": 1.0, "wait_s": 29.0}, 2.0))
+    assert board.utilisation == 10 / 40
+
+
 def test_time_away_is_not_counted_as_slowness(board: Board) -> None:
     board.take(record_of(round_row(1, "s1"), 100.0))
     board.take(event("rejoin", "s1", 500.0))
