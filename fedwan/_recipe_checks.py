@@ -31,11 +31,25 @@ def check_recipes(config: Config, workload: ModuleType, strategy: ModuleType) ->
     Raises:
         ConfigError: which settings, and the mend.
     """
+    _check_steps(config, workload, strategy)
     _check_fragments(config, workload, strategy)
     _check_recalibration(config, workload)
     _check_partition(config, strategy)
     _check_precision(config, strategy)
     _check_muon(config, workload, strategy)
+
+
+def _check_steps(config: Config, workload: ModuleType, strategy: ModuleType) -> None:
+    """Refuse networks that step before others where one exchange has the gradients of all."""
+    steps_apart = getattr(workload, "steps_apart", None)
+    if steps_apart is None or not steps_apart(config):
+        return
+    if strategy.build(config).contributes == "gradient":
+        raise ConfigError(
+            f"strategy {config.strategy!r} exchanges the gradients of all networks at once, and as "
+            f"it is set a network of workload {config.workload!r} steps before the others have "
+            "theirs; set strategy=local_sgd h=1, under which weights are exchanged after every step"
+        )
 
 
 def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType) -> None:

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import safetensors
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.spectral_norm import SpectralNorm
 
 from fedwan._tensor_file import head, raw
 from fedwan.errors import CheckpointError
@@ -215,7 +217,8 @@ def refresh_spectral_norm(networks: Mapping[str, nn.Module], num_iterations: int
     """Recompute spectral norm's singular vectors from the present weights, in place.
 
     Power iteration, Miyato et al. 2018 (1802.05957), algorithm 1, from the vectors at hand. To be
-    called after merged weights were written into the modules.
+    called after merged weights were written into the modules. Of torch both forms: the
+    parametrisation, and the hook of `torch.nn.utils.spectral_norm`.
     """
     for module in (m for network in networks.values() for m in network.modules()):
         for chain in getattr(module, "parametrizations", {}).values():
@@ -224,6 +227,18 @@ def refresh_spectral_norm(networks: Mapping[str, nn.Module], num_iterations: int
                     with torch.no_grad():
                         weight = part._reshape_weight_to_matrix(chain.original.detach())
                         part._power_method(weight, num_iterations)
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                _refresh_hooked(module, hook, num_iterations)
+
+
+@torch.no_grad()
+def _refresh_hooked(module: nn.Module, hook: SpectralNorm, num_iterations: int) -> None:
+    left, right = (getattr(module, f"{hook.name}_{side}") for side in "uv")
+    weight = hook.reshape_weight_to_matrix(getattr(module, f"{hook.name}_orig"))
+    for _ in range(num_iterations):
+        functional.normalize(weight.mT @ left, dim=0, eps=hook.eps, out=right)
+        functional.normalize(weight @ right, dim=0, eps=hook.eps, out=left)
 
 
 def write_atomically(path: Path, write: Any) -> None:

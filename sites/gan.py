@@ -99,6 +99,11 @@ def resolve(config: Config) -> None:
         fill_inner(config, network, InnerConfig(lr=3e-3, beta1=0.0, beta2=0.99))
 
 
+def steps_apart(config: Config) -> bool:
+    """Whether the discriminator also steps alone: `reduce` is then called several times a step."""
+    return Model(**config.model).n_critic > 1
+
+
 def build(config: Config, device: torch.device | str) -> Gan:
     """Both networks and their optimisers, the same at every site of a run."""
     model = Model(**config.model)

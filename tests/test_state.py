@@ -214,6 +214,22 @@ def test_refreshed_vectors_belong_to_the_weight_at_hand() -> None:
     torch.testing.assert_close(largest, torch.tensor(1.0))
 
 
+def test_vectors_of_the_older_form_are_refreshed_as_well() -> None:
+    torch.manual_seed(0)
+    network = torch.nn.utils.spectral_norm(nn.Linear(6, 4), n_power_iterations=1)
+    assert {name: spec.role for name, spec in layout_of({"d": network}).items()} == {
+        "d/bias": Role.PARAMETER,
+        "d/weight_orig": Role.PARAMETER,
+    }
+    with torch.no_grad():
+        network.weight_orig.copy_(torch.randn(4, 6))  # type: ignore[union-attr,operator]
+    refresh_spectral_norm({"d": network}, num_iterations=100)
+    network.eval()
+    network(torch.zeros(1, 6))
+    largest = torch.linalg.matrix_norm(network.weight, ord=2)
+    torch.testing.assert_close(largest, torch.tensor(1.0))
+
+
 # Files -------------------------------------------------------------------------------------------
 
 

@@ -11,6 +11,9 @@ A recipe is one page. The engine knows it only through the names below, and neve
                                              follow; `Descent.SETTINGS` of what takes them for it;
                                              `partition=weights` if it bears that, too,
                                              `partition=tensor_parallel` if its networks do
+    def steps_apart(config) -> bool          optional: whether some networks step before others have
+                                             their gradients, so that no strategy that exchanges
+                                             gradients, once a step, goes with it
 
 Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
 networks consist of: it should put no tensor into a cache.

@@ -106,6 +106,14 @@ def test_a_batch_that_the_critic_s_steps_cannot_share_is_refused() -> None:
         gan_of(loss="hing")
 
 
+@pytest.mark.parametrize("strategy", ["sync", "parameter_server"])
+def test_critics_steps_of_their_own_do_not_go_with_one_exchange_of_gradients(strategy: str) -> None:
+    words = ["workload=gan", "model.n_critic=2", f"strategy={strategy}"]
+    with pytest.raises(ConfigError, match=f"strategy '{strategy}' exchanges .* 'gan' .*h=1"):
+        load_run(None, words)
+    assert load_run(None, [*words[:2], "strategy=local_sgd", "h=1"]).h == 1
+
+
 def test_a_class_changes_what_is_drawn_and_how_it_is_judged() -> None:
     run = gan_of(conditional=True)
     networks = run.workload.networks
