@@ -14,8 +14,9 @@ With `--runs` the outcome of every run is kept in a file and read from there aga
 takes hours, and may be interrupted.
 
 Row: workload data split strategy h sites seeds fd_mean fd_sd fd_floor sync_fd_mean sync_fd_sd ratio
-modes bytes_per_step sync_bytes_per_step l1_ratio teacher_ratio sync_teacher_ratio; bytes are of a
-site, both ways. `modes`: fewest of any seed. `l1_ratio`: of pix2pix's distance to its targets.
+modes good sync_good bytes_per_step sync_bytes_per_step l1_ratio teacher_ratio sync_teacher_ratio;
+bytes are of a site, both ways. `modes`: fewest of any seed. `good`: share of samples near a mode or
+classified with confidence. `l1_ratio`: of pix2pix's distance to its targets.
 `teacher_ratio`: a student's distance over that of its teacher in all its steps.
 """
 
@@ -133,6 +134,8 @@ class Outcome(NamedTuple):
     bytes_per_step: float
     l1: float | None = None
     teacher_fd: float | None = None
+    good: float | None = None
+    """Share of samples near a mode or classified with confidence."""
 
 
 class Runs:
@@ -206,7 +209,7 @@ def evaluate(config: Config, weights: State) -> dict[str, float]:
         rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
         if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
             rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]
-    keys = [key for key in ("fd", "l1", "teacher_fd") if key in rows[0]]
+    keys = [key for key in ("fd", "l1", "teacher_fd", "good") if key in rows[0]]
     return {key: statistics.fmean(row[key] for row in rows) for key in keys}
 
 
@@ -231,6 +234,8 @@ def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
         "sync_fd_sd": _deviation(sync),
         "ratio": _short(mean / sync_mean),
         "modes": min(found) if found else None,
+        "good": _mean([run.good for run in ours]),
+        "sync_good": _mean([run.good for run in sync]),
         "bytes_per_step": round(statistics.mean(run.bytes_per_step for run in ours)),
         "sync_bytes_per_step": round(statistics.mean(run.bytes_per_step for run in sync)),
         "l1_ratio": _ratio([run.l1 for run in ours], [run.l1 for run in sync]),
@@ -256,6 +261,11 @@ def _ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> floa
     """Of means; None where there is nothing to compare."""
     pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
     return _short(sum(a for a, _ in pairs) / sum(b for _, b in pairs)) if pairs else None
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return _short(statistics.mean(known)) if known else None
 
 
 def _deviation(runs: list[Outcome]) -> float:

@@ -30,6 +30,7 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
     keys = "workload data split strategy h sites seeds fd_mean fd_sd fd_floor".split()
     assert list(row)[: len(keys)] == keys
     assert row["seeds"] == 2 and row["fd_sd"] > 0 and 0 <= row["modes"] <= 8
+    assert 0 <= row["good"] <= 1 and 0 <= row["sync_good"] <= 1
     assert row["ratio"] == pytest.approx(row["fd_mean"] / row["sync_fd_mean"], rel=1e-2)
     # Four bits instead of 32, every 20 steps instead of every one.
     assert row["sync_bytes_per_step"] > 100 * row["bytes_per_step"]
