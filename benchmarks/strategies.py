@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "sync": ("strategy=sync",),
     "parameter_server": ("strategy=parameter_server",),
     "local_sgd": ("strategy=local_sgd", "h=20", *QUORUM),
-    "scaffnew": ("strategy=scaffnew", "h=20", *QUORUM),
+    "scaffnew": ("strategy=scaffnew", "h=20", "round.quorum=3", "round.grace=3"),
     "local_sgd, topk2": (
         *("strategy=local_sgd", "h=5", "codec.up=topk2", "codec.down=int4"),
         *QUORUM,

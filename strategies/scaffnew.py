@@ -7,7 +7,8 @@ ten. Nothing more travels than under `local_sgd`. What it corrects lags by a rou
 shards differ, the smaller H times the learning rate has to be.
 
 What coding loses would add up: a site cannot tell it from what the others have moved, and takes it
-for its own to make up for. So both ways have error feedback, with which it cancels.
+for its own to make up for. So a site compares with what it sent, not with where it stood, and both
+ways have error feedback. Where a quorum goes on, who is not in an update does not learn from it.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     refuse_stream(config)
     fill_barrier(config)
     refuse_round(config, "least_steps", "compares equal numbers of steps", "local_sgd")
+    refuse_round(config, "max_staleness", "compares steps from the same weights", "local_sgd")
 
 
 def build(config: Config) -> Strategy:

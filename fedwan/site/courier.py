@@ -17,7 +17,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Layout, State
 
-__all__ = ["Arrival", "Courier"]
+__all__ = ["Arrival", "Courier", "is_merged"]
 
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
@@ -158,3 +158,8 @@ class Courier:
                 run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
             )
         )
+
+
+def is_merged(header: wire.DownloadHeader, start: int, into: int) -> bool:
+    """Whether this site's contribution to version `start` is in the update that leads to `into`."""
+    return (header.merged_from, header.merged_into) == (start, into)

@@ -20,13 +20,13 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site.asking import POLL_S, Asker
 from fedwan.site.beside import beside_steps
 from fedwan.site.checkpoint import Ledger, Work
-from fedwan.site.courier import Arrival
+from fedwan.site.courier import Arrival, is_merged
 from fedwan.site.eager import LookAhead
 from fedwan.site.exchange import MAX_REJECTIONS, Station
 from fedwan.site.inline import InlineExecutor
 from fedwan.site.residuals import Residuals
 from fedwan.site.spare import Room, Spares
-from fedwan.site.variates import ControlVariates
+from fedwan.site.variates import ControlVariates, Sent
 from fedwan.state import State, add_prefix
 from fedwan.workloads.base import keep_local
 
@@ -91,6 +91,8 @@ class DeltaExchange:
             replica = station.replica
             self._variates = ControlVariates(replica.live, replica.base, replica.layout)
             replica.keep(add_prefix("variates", self._variates.values))
+        self._sent: dict[int, Sent] = {}
+        """By fragment, what coding made of the contribution in flight; for variates alone."""
         self._executor: Executor = (
             beside_steps(count, "flight") if self._overlap.tau else InlineExecutor()
         )
@@ -189,7 +191,9 @@ class DeltaExchange:
         self._rejections = 0
         self._durable_version = arrival.durable_version
         if self._variates is not None:
-            self._learn(flight.fragment)
+            sent = self._sent.pop(index)
+            if is_merged(arrival.header, flight.version, arrival.version):
+                self._learn(flight.fragment, sent)
         is_replaced = is_last or flight.is_waited
         is_corrected = self._look_ahead is not None and not is_replaced
         self._station.replica.land(
@@ -202,9 +206,9 @@ class DeltaExchange:
         if not is_last:
             self._owe(flight.fragment)
 
-    def _learn(self, fragment: Fragment) -> None:
+    def _learn(self, fragment: Fragment, sent: Sent) -> None:
         assert self._variates is not None
-        self._variates.learn(fragment, fragment.steps(self._station.strategy.h))
+        self._variates.learn(fragment, fragment.steps(self._station.strategy.h), sent)
 
     def _owe(self, fragment: Fragment) -> None:
         if self._station.strategy.owes == "weights":
@@ -248,16 +252,17 @@ class DeltaExchange:
         self._marks[0] = total.since(ledger.work)
         return self._exchange(step)
 
-    def catch_up(self, weights: State) -> None:
+    def catch_up(self, weights: State, ledger: Ledger) -> None:
         """Learn from an update that a predecessor has contributed to, and did not see.
 
         Args:
             weights: global, after it; the replica still holds the predecessor's.
+            ledger: of the checkpoint that was taken for the contribution.
         """
         if self._variates is not None and self.is_exact:
             (fragment,) = self._station.fragments
             self._station.replica.load_base(weights)
-            self._learn(fragment)
+            self._learn(fragment, Sent(ledger.residual, ledger.owed))
 
     def finish(self) -> None:
         """The last step's updates have landed."""
@@ -290,7 +295,7 @@ class DeltaExchange:
         if self._look_ahead is not None:
             self._look_ahead.correct(held, fragment)
             self._look_ahead.learn(arrival.payload, fragment, station.strategy.down)
-        return Arrival(None, arrival.version, arrival.durable_version)
+        return arrival._replace(payload=None)
 
     def _save_and_send(
         self, fragment: Fragment, version: int, held: State, work: wire.Work, done: Work
@@ -309,6 +314,8 @@ class DeltaExchange:
             version,
             self._station.courier.send_contribution(fragment.index, version, payload, work),
         )
+        if self._variates is not None:
+            self._sent[fragment.index] = Sent(residual, owed)
         return owed
 
     def _send_while_encoding(

@@ -29,7 +29,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.rng import NamedGenerators, derive_seed, lent_generators, seed_torch
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.courier import Courier
+from fedwan.site.courier import Courier, is_merged
 from fedwan.site.delta import DeltaExchange
 from fedwan.site.exchange import Exchange, Station
 from fedwan.site.gradient import GradientExchange
@@ -176,9 +176,11 @@ class SiteLoop:
         """
         exchange = self._exchange
         weights: State | None = None
+        header = wire.DownloadHeader()
         outer: State = {}
         if any(versions):
-            weights, versions = self._courier.fetch_global()
+            weights, header = self._courier.fetch_present()
+            versions = list(header.versions)
         if weights is not None and isinstance(exchange, GradientExchange):
             outer, stepped = self._courier.fetch_outer()
             while stepped != versions:  # a quorum went on meanwhile
@@ -193,10 +195,13 @@ class SiteLoop:
         usable = [v for v in kept if v <= nearest]
         # Whether the predecessor's last contribution was merged before it saw the update.
         is_missed = self._strategy.corrects and bool(usable) and usable[-1] == versions[0]
+        if is_missed and header.merged_into:  # nothing is known where the coordinator is new, too
+            is_missed = is_merged(header, versions[0] - 1, versions[0])
         ledger = self._checkpoints.load(usable[-1], with_model=is_missed) if usable else None
         if weights is not None:
             if is_missed and isinstance(exchange, DeltaExchange):
-                exchange.catch_up(weights)
+                assert ledger is not None
+                exchange.catch_up(weights, ledger)
             self._replica.adopt(weights)
         exchange.take_over(versions, ledger)
         if weights is not None:

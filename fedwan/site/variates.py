@@ -6,6 +6,10 @@ to each step of the next round it keeps the sites together, though their data pu
 
     l <- step(l) + e        e <- e + (g - l) / H when g lands        sum of e over the sites = 0
 
+The sum has to stay 0: what it lacks moves all sites the same way in every step to come. So l is
+where the coordinator took the site to be, after coding, and a site whose contribution is not in g
+does not learn from it.
+
 Mishchenko et al. 2022 (2202.09357, algorithm 1, Scaffnew) for gradient descent. Here e corrects the
 steps of any inner optimiser: it is in units of weights, not of gradients. It costs no byte, as g
 lands anyway, where SCAFFOLD (Karimireddy et al. 2019, 1910.06378) sends as much again.
@@ -13,13 +17,24 @@ lands anyway, where SCAFFOLD (Karimireddy et al. 2019, 1910.06378) sends as much
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from fedwan.fragments import Fragment
 from fedwan.state import Layout, Role, State
 
-__all__ = ["ControlVariates"]
+__all__ = ["ControlVariates", "Sent"]
+
+
+class Sent(NamedTuple):
+    """What coding made of a contribution: less what is owed now, and what was owed before."""
+
+    residual: State
+    """Error feedback's, that was added to it; nothing for tensors that it does not name."""
+    owed: State
+    """The same afterwards."""
 
 
 class ControlVariates:
@@ -50,13 +65,19 @@ class ControlVariates:
         torch._foreach_add_(*self._pairs)
 
     @torch.no_grad()
-    def learn(self, fragment: Fragment, steps: int) -> None:
+    def learn(self, fragment: Fragment, steps: int, sent: Sent) -> None:
         """E ← e + (g - l) / H: to be called when the global weights have moved, before they land.
 
         Args:
-            fragment: that is about to land.
+            fragment: that is about to land, with this site's contribution in it.
             steps: taken and corrected since it landed last.
+            sent: how coding changed the contribution.
         """
         for name in fragment.layout.keys() & self.values.keys():
             live = self._live[name]
-            self.values[name].add_(self._base[name].to(live.dtype) - live, alpha=1 / steps)
+            moved = self._base[name].to(live.dtype) - live
+            if name in sent.owed:
+                moved.sub_(sent.owed[name].to(live))
+            if name in sent.residual:
+                moved.add_(sent.residual[name].to(live))
+            self.values[name].add_(moved, alpha=1 / steps)
