@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedwan import app
-from fedwan.config import Config, InnerConfig, OuterConfig, dump
+from fedwan.config import Config, InnerConfig, OuterConfig, dump, half_lives
 from fedwan.errors import ConfigError
 
 WORKLOAD = """
@@ -141,6 +141,22 @@ def test_resolving_leaves_nothing_open(root: Path) -> None:
     assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
     assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
     assert config.ema.half_life == 100 * 2 * 32 / 10
+
+
+def test_a_network_may_have_a_half_life_of_its_own(root: Path) -> None:
+    config = load_run("network.generator.ema_half_life=70")
+    assert half_lives(config) == {"generator": 70.0}
+    assert config.ema.half_life == 100 * 4 * 32 / 10
+    assert app.resolve(config) == config
+
+
+def test_a_half_life_that_no_network_takes_is_refused(root: Path) -> None:
+    words = ["network.generator.ema_half_life=70", "network.discriminator.ema_half_life=7"]
+    config = load_run(*words)
+    assert app.resolve(config) == config
+    assert "ema.half_life=99 has no effect: every network has one of its own; leave it out" in (
+        refusal(*words, "ema.half_life=99")
+    )
 
 
 def test_resolving_twice_changes_nothing(root: Path) -> None:
