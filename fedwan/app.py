@@ -274,7 +274,7 @@ def _check_networks(config: Config, networks: Collection[str]) -> None:
 
 
 def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist.
+    """Refuse codecs that do not exist, of the run or of a network.
 
     Raises:
         ConfigError: which key, and those that do.
@@ -282,7 +282,11 @@ def check_codecs(config: Config) -> None:
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 
-    for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
+    named = {"codec.up": config.codec.up, "codec.down": config.codec.down}
+    for network, special in config.network.items():
+        named[f"network.{network}.codec_up"] = special.codec_up
+        named[f"network.{network}.codec_down"] = special.codec_down
+    for key, name in named.items():
         try:
             if name:
                 codec_by_name(name)

@@ -93,6 +93,10 @@ class NetworkConfig:
     discriminator may travel more often than its generator. 0 takes the run's."""
     ema_half_life: float = 0.0
     """Of its moving average, in samples over all sites; 0 takes `ema.half_life`."""
+    codec_up: str = ""
+    """Of its parameters in contributions; empty takes `codec.up`."""
+    codec_down: str = ""
+    """Of its parameters in updates; empty takes `codec.down`."""
 
 
 @dataclass

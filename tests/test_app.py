@@ -159,6 +159,22 @@ def test_a_half_life_that_no_network_takes_is_refused(root: Path) -> None:
     )
 
 
+def test_a_network_s_codec_is_refused_where_a_recipe_does_not_ask_for_it(root: Path) -> None:
+    text = (
+        "from types import SimpleNamespace\nfrom fedwan.codecs import fp32\n"
+        "from strategies.gentle import resolve\n"
+        "def build(config):\n    return SimpleNamespace(up=fp32(), down=fp32())\n"
+    )
+    (root / "strategies" / "alike.py").write_text(text)
+    load_run("strategy=alike")
+    for way in ("up", "down"):
+        key = f"network.generator.codec_{way}"
+        assert refusal("strategy=alike", f"{key}=int4") == (
+            f"{key}=int4 has no effect: strategy 'alike' codes all networks alike; "
+            f"set codec.{way}=int4"
+        )
+
+
 def test_resolving_twice_changes_nothing(root: Path) -> None:
     once = load_run("model.width=8", "outer.generator.lr=0.3")
     assert app.resolve(once) == once
