@@ -105,6 +105,7 @@ def _check_optimizers(config: Config) -> None:
         _number(f"{key}.clip_norm", inner.clip_norm)
     for network, special in config.network.items():
         _whole(f"network.{network}.h", special.h, 0)
+        _number(f"network.{network}.ema_half_life", special.ema_half_life)
     for network, outer in config.outer.items():
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)

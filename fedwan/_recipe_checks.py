@@ -33,6 +33,7 @@ def check_recipes(config: Config, workload: ModuleType, strategy: ModuleType) ->
     """
     _check_steps(config, workload, strategy)
     _check_fragments(config, workload, strategy)
+    _check_codecs(config, strategy)
     _check_recalibration(config, workload)
     _check_partition(config, strategy)
     _check_precision(config, strategy)
@@ -73,6 +74,18 @@ def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType)
             f"{config.strategy!r} has all networks travel together; leave it out, or set "
             "strategy=diloco"
         )
+
+
+def _check_codecs(config: Config, strategy: ModuleType) -> None:
+    """Refuse codecs of networks' own where a recipe does not ask for them (`recipes.codec`)."""
+    for network, special in config.network.items():
+        for way in ("up", "down"):
+            name = getattr(special, f"codec_{way}")
+            if name and getattr(strategy.build(config), way).of(network).name != name:
+                raise ConfigError(
+                    f"network.{network}.codec_{way}={name} has no effect: strategy "
+                    f"{config.strategy!r} codes all networks alike; set codec.{way}={name}"
+                )
 
 
 def _check_recalibration(config: Config, workload: ModuleType) -> None:

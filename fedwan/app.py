@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import fedwan
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
 from fedwan._recipe_checks import check_recipes
-from fedwan.config import Config, SiteConfig, merge
+from fedwan.config import Config, SiteConfig, half_lives, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
@@ -164,9 +164,22 @@ def resolve(config: Config) -> Config:
     strategy.resolve(config, networks)
     assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
     check_recipes(config, workload, strategy)
-    if config.ema.half_life == 0:
-        config.ema.half_life = config.steps * config.sites * config.data.batch / 10
+    _fill_half_life(config, networks)
     return merge(config)
+
+
+def _fill_half_life(config: Config, networks: Collection[str]) -> None:
+    """A tenth of the run, unless every network has a half-life of its own: then one of these."""
+    own = half_lives(config)
+    is_unused = own.keys() == set(networks)
+    if config.ema.half_life == 0:
+        tenth = config.steps * config.sites * config.data.batch / 10
+        config.ema.half_life = next(iter(own.values())) if is_unused else tenth
+    if is_unused and config.ema.half_life not in own.values():
+        raise ConfigError(
+            f"ema.half_life={config.ema.half_life:g} has no effect: every network has one of its "
+            "own; leave it out"
+        )
 
 
 def resolve_workload(config: Config) -> Config:
@@ -261,7 +274,7 @@ def _check_networks(config: Config, networks: Collection[str]) -> None:
 
 
 def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist.
+    """Refuse codecs that do not exist, of the run or of a network.
 
     Raises:
         ConfigError: which key, and those that do.
@@ -269,7 +282,11 @@ def check_codecs(config: Config) -> None:
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 
-    for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
+    named = {"codec.up": config.codec.up, "codec.down": config.codec.down}
+    for network, special in config.network.items():
+        named[f"network.{network}.codec_up"] = special.codec_up
+        named[f"network.{network}.codec_down"] = special.codec_down
+    for key, name in named.items():
         try:
             if name:
                 codec_by_name(name)

@@ -39,6 +39,7 @@ __all__ = [
     "StreamConfig",
     "dump",
     "from_json",
+    "half_lives",
     "load",
     "merge",
     "nearest",
@@ -90,6 +91,12 @@ class NetworkConfig:
     h: int = 0
     """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
     discriminator may travel more often than its generator. 0 takes the run's."""
+    ema_half_life: float = 0.0
+    """Of its moving average, in samples over all sites; 0 takes `ema.half_life`."""
+    codec_up: str = ""
+    """Of its parameters in contributions; empty takes `codec.up`."""
+    codec_down: str = ""
+    """Of its parameters in updates; empty takes `codec.down`."""
 
 
 @dataclass
@@ -255,7 +262,8 @@ class EmaConfig:
     """The moving average of the global weights, kept by the coordinator."""
 
     half_life: float = 0.0
-    """In samples over all sites; 0 takes a tenth of the run."""
+    """In samples over all sites, of networks that have none of their own (`network`); 0 takes a
+    tenth of the run."""
 
 
 @dataclass
@@ -400,3 +408,12 @@ def site_names(config: Config) -> list[str]:
     ['s1', 's2']
     """
     return list(config.site_names) or [f"s{index + 1}" for index in range(config.sites)]
+
+
+def half_lives(config: Config) -> dict[str, float]:
+    """Of moving averages, by network, where a network has one of its own.
+
+    >>> half_lives(Config(network={"g": NetworkConfig(ema_half_life=500.0), "d": NetworkConfig()}))
+    {'g': 500.0}
+    """
+    return {name: n.ema_half_life for name, n in config.network.items() if n.ema_half_life}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Literal
 
+from fedwan.codecs import Codec, by_network, codec_by_name
 from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
@@ -13,6 +15,7 @@ from fedwan.workloads.base import NetworkKind
 
 __all__ = [
     "barrier_policy",
+    "codec",
     "cut",
     "fill_arrival",
     "fill_barrier",
@@ -32,6 +35,8 @@ __all__ = [
     "refuse_stream",
     "require_overlap",
 ]
+
+Way = Literal["up", "down"]
 
 
 def fill_schedule(config: Config, h: int, checkpoint_every: int) -> None:
@@ -88,9 +93,43 @@ def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:
 
 
 def fill_codec(config: Config, up: str = "fp32", down: str = "fp32") -> None:
-    """Fill in how both directions are coded, where the user named nothing."""
-    config.codec.up = config.codec.up or up
-    config.codec.down = config.codec.down or down
+    """Fill in how both directions are coded, where the user named nothing.
+
+    Raises:
+        ConfigError: a codec is named that no network takes.
+    """
+    _fill_way(config, "up", up)
+    _fill_way(config, "down", down)
+
+
+def _fill_way(config: Config, way: Way, default: str) -> None:
+    own = _own_codecs(config, way)
+    is_unused = bool(own) and own.keys() == config.inner.keys()
+    chosen = getattr(config.codec, way) or (next(iter(own.values())) if is_unused else default)
+    if is_unused and chosen not in own.values():
+        raise ConfigError(
+            f"codec.{way}={chosen} has no effect: every network has a codec of its own; "
+            "leave it out"
+        )
+    setattr(config.codec, way, chosen)
+
+
+def _own_codecs(config: Config, way: Way) -> dict[str, str]:
+    """Names of codecs by network, where a network has one of its own."""
+    names = {network: getattr(n, f"codec_{way}") for network, n in config.network.items()}
+    return {network: name for network, name in names.items() if name}
+
+
+def codec(config: Config, way: Way, wrap: Callable[[Codec], Codec] = lambda c: c) -> Codec:
+    """How one way is coded: all networks alike, but for those with a codec of their own.
+
+    Args:
+        config: resolved.
+        way: `up` for contributions, `down` for updates.
+        wrap: what becomes of each codec, such as `with_feedback`.
+    """
+    own = {name: wrap(codec_by_name(c)) for name, c in _own_codecs(config, way).items()}
+    return by_network(wrap(codec_by_name(getattr(config.codec, way))), own)
 
 
 def fill_outer(config: Config, network: str, lr: float, momentum: float) -> None:

@@ -86,6 +86,7 @@ def simulate(
     batch: int,
     seed: int = 0,
     ema_half_life: float = 1e4,
+    ema_half_lives: Mapping[str, float] | None = None,
     eval_every: int = 0,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
@@ -102,6 +103,7 @@ def simulate(
         batch: samples per site and step.
         seed: of data order and draws.
         ema_half_life: in samples.
+        ema_half_lives: by network, of those that have one of their own.
         eval_every: versions between evaluations; 0 for none but the first and the last.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site; each of these needs its `rebuild`.
@@ -132,6 +134,7 @@ def simulate(
         eval_every=eval_every,
         patience_s=SILENCE_S,
         folder=folder / "checkpoint",
+        ema_half_lives=ema_half_lives or {},
     )
     rounds = Rounds(plan, strategy, desk, records.append, lambda *_: None)
     parties = _Parties(desk, rounds, strategy, folder, wrap)

@@ -11,12 +11,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan import outer
-from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
-from fedwan.recipes import fill_arrival, fill_codec, fill_nesterov, fill_schedule, refuse_stream
+from fedwan.recipes import (
+    codec,
+    fill_arrival,
+    fill_codec,
+    fill_nesterov,
+    fill_schedule,
+    refuse_stream,
+)
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -43,8 +49,8 @@ def build(config: Config) -> Strategy:
                 for network, o in config.outer.items()
             }
         ),
-        up=codec_by_name(config.codec.up),
-        down=codec_by_name(config.codec.down),
+        up=codec(config, "up"),
+        down=codec(config, "down"),
         owes="weights",
         policy=on_arrival(
             config.sites,

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan import outer
-from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.overlap import Eager
 from fedwan.recipes import (
     barrier_policy,
+    codec,
     fill_barrier,
     fill_codec,
     fill_outer,
@@ -58,8 +58,8 @@ def build(config: Config) -> Strategy:
         server_step=step_outer(
             {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
         ),
-        up=codec_by_name(config.codec.up),
-        down=codec_by_name(config.codec.down),
+        up=codec(config, "up"),
+        down=codec(config, "down"),
         policy=barrier_policy(config),
         overlap=overlap(config, known),
     )

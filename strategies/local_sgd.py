@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan import outer
-from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.recipes import (
     barrier_policy,
+    codec,
     cut,
     fill_barrier,
     fill_codec,
@@ -42,8 +42,8 @@ def build(config: Config) -> Strategy:
         h=config.h,
         fragments=cut(config),
         server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
-        up=codec_by_name(config.codec.up),
-        down=codec_by_name(config.codec.down),
+        up=codec(config, "up"),
+        down=codec(config, "down"),
         owes="weights",
         policy=barrier_policy(config),
         clock="samples" if config.round.least_steps else "versions",

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_inner
 from fedwan.fragments import whole
 from fedwan.recipes import (
+    codec,
     fill_arrival,
     fill_codec,
     fill_schedule,
@@ -54,8 +54,8 @@ def build(config: Config) -> Strategy:
         h=1,
         fragments=whole,
         server_step=step_inner(config.inner, config.steps),
-        up=codec_by_name(config.codec.up),
-        down=codec_by_name(config.codec.down),
+        up=codec(config, "up"),
+        down=codec(config, "down"),
         policy=on_arrival(
             config.sites, rounds.quorum, rounds.patience_s, rounds.max_staleness, discount=1.0
         ),

@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedwan import outer
-from fedwan.codecs import codec_by_name, with_feedback
+from fedwan.codecs import with_feedback
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
 from fedwan.recipes import (
     barrier_policy,
+    codec,
     cut,
     fill_barrier,
     fill_codec,
@@ -38,11 +39,13 @@ def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
     """Fill in H = 20; averaging has no outer settings."""
     fill_schedule(config, h=20, checkpoint_every=1)
     fill_codec(config)
-    if config.codec.up == "topk2":
-        raise ConfigError(
-            "codec.up=topk2 leaves most of a site's steps owed, so that it cannot tell how they "
-            "differ from the others'; set codec.up=int4, or strategy=local_sgd"
-        )
+    own = {f"network.{name}.codec_up": n.codec_up for name, n in config.network.items()}
+    for key, name in {"codec.up": config.codec.up, **own}.items():
+        if name == "topk2":
+            raise ConfigError(
+                f"{key}=topk2 leaves most of a site's steps owed, so that it cannot tell how they "
+                f"differ from the others'; set {key}=int4, or strategy=local_sgd"
+            )
     if config.site.cuts_weights:
         raise ConfigError(
             f"site.partition={config.site.partition} keeps weights in pieces, which would have to "
@@ -62,8 +65,8 @@ def build(config: Config) -> Strategy:
         h=config.h,
         fragments=cut(config),
         server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
-        up=with_feedback(codec_by_name(config.codec.up)),
-        down=with_feedback(codec_by_name(config.codec.down)),
+        up=codec(config, "up", with_feedback),
+        down=codec(config, "down", with_feedback),
         policy=barrier_policy(config),
         corrects=True,
     )

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fedwan.codecs import codec_by_name
 from fedwan.config import Config
 from fedwan.coordinator.server_step import mirror_inner
 from fedwan.fragments import whole
 from fedwan.recipes import (
     barrier_policy,
+    codec,
     fill_barrier,
     fill_codec,
     fill_schedule,
@@ -51,7 +51,7 @@ def build(config: Config) -> Strategy:
         h=1,
         fragments=whole,
         server_step=mirror_inner(config.inner, config.steps),
-        up=codec_by_name(config.codec.up),
-        down=codec_by_name(config.codec.down),
+        up=codec(config, "up"),
+        down=codec(config, "down"),
         policy=barrier_policy(config),
     )

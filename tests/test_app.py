@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedwan import app
-from fedwan.config import Config, InnerConfig, OuterConfig, dump
+from fedwan.config import Config, InnerConfig, OuterConfig, dump, half_lives
 from fedwan.errors import ConfigError
 
 WORKLOAD = """
@@ -141,6 +141,38 @@ def test_resolving_leaves_nothing_open(root: Path) -> None:
     assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
     assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
     assert config.ema.half_life == 100 * 2 * 32 / 10
+
+
+def test_a_network_may_have_a_half_life_of_its_own(root: Path) -> None:
+    config = load_run("network.generator.ema_half_life=70")
+    assert half_lives(config) == {"generator": 70.0}
+    assert config.ema.half_life == 100 * 4 * 32 / 10
+    assert app.resolve(config) == config
+
+
+def test_a_half_life_that_no_network_takes_is_refused(root: Path) -> None:
+    words = ["network.generator.ema_half_life=70", "network.discriminator.ema_half_life=7"]
+    config = load_run(*words)
+    assert app.resolve(config) == config
+    assert "ema.half_life=99 has no effect: every network has one of its own; leave it out" in (
+        refusal(*words, "ema.half_life=99")
+    )
+
+
+def test_a_network_s_codec_is_refused_where_a_recipe_does_not_ask_for_it(root: Path) -> None:
+    text = (
+        "from types import SimpleNamespace\nfrom fedwan.codecs import fp32\n"
+        "from strategies.gentle import resolve\n"
+        "def build(config):\n    return SimpleNamespace(up=fp32(), down=fp32())\n"
+    )
+    (root / "strategies" / "alike.py").write_text(text)
+    load_run("strategy=alike")
+    for way in ("up", "down"):
+        key = f"network.generator.codec_{way}"
+        assert refusal("strategy=alike", f"{key}=int4") == (
+            f"{key}=int4 has no effect: strategy 'alike' codes all networks alike; "
+            f"set codec.{way}=int4"
+        )
 
 
 def test_resolving_twice_changes_nothing(root: Path) -> None:

@@ -161,6 +161,11 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
         (["stream.alpha=1"], "stream.alpha = 1.0 is out of range; choose 0 or more and less"),
         (["inner.g.beta1=1"], "inner.g.beta1 = 1.0"),
         (["inner.g.lr=0"], "inner.g.lr = 0.0 is out of range; choose more than 0"),
+        (
+            ["network.g.ema_half_life=-1"],
+            "network.g.ema_half_life = -1.0 is out of range; choose 0",
+        ),
+        (["network.g.ema_half_life=.inf"], "network.g.ema_half_life = inf is out of range"),
         (["outer.g.lr=inf"], "outer.g.lr = inf"),
         (["device=gpu"], "device = 'gpu' is none of auto, cpu, cuda"),
         (["log.wandb=onlin"], "did you mean 'online'?"),

@@ -291,3 +291,18 @@ def test_a_coordinators_own_error_is_the_one_that_is_raised(tmp_path: Path) -> N
     strategy = build_strategy(diloco, NET, sites=2, h=2)._replace(server_step=broken)  # type: ignore[arg-type]
     with pytest.raises(ZeroDivisionError, match="a bug in the strategy"):
         run(tmp_path, strategy, NET)
+
+
+def test_a_network_s_moving_average_has_its_own_half_life_throughout_a_run(tmp_path: Path) -> None:
+    strategy = build_strategy(local_sgd, GAN, sites=1, h=2)
+    averages: list[State] = []
+    for own in ({}, {"generator": 1e-3}):
+        members = {"s1": SimulatedSite(TinyWorkload(GAN), tiny_shard(0))}
+        folder = tmp_path / str(len(averages))
+        numbers = {"num_steps": 8, "batch": BATCH, "ema_half_life": 30.0}
+        model = simulate(members, strategy, folder, ema_half_lives=own, **numbers).model  # type: ignore[arg-type]
+        averages.append(model.ema)
+    usual, other = averages
+    changed = {name for name in usual if not torch.equal(usual[name], other[name])}
+    assert changed == {name for name in usual if name.startswith("generator/")}
+    assert all(torch.equal(other[name], model.state[name]) for name in changed)

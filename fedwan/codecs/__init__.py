@@ -2,6 +2,7 @@
 
 from fedwan.codecs.base import Codec
 from fedwan.codecs.bf16 import bf16
+from fedwan.codecs.by_network import by_network
 from fedwan.codecs.coded import Coded, Plain, plain
 from fedwan.codecs.feedback import with_feedback
 from fedwan.codecs.float4 import float4
@@ -21,6 +22,7 @@ __all__ = [
     "Payload",
     "Plain",
     "bf16",
+    "by_network",
     "codec_by_name",
     "float4",
     "fp32",
@@ -33,7 +35,7 @@ __all__ = [
 
 
 def codec_by_name(name: str) -> Codec:
-    """The codec that `codec.up` or `codec.down` names.
+    """The codec that `codec.up` or `codec.down`, or a network's own setting, names.
 
     Raises:
         ConfigError: there is none of that name.

@@ -10,6 +10,7 @@ variances, counters) is written raw, since it is small and must arrive exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -30,7 +31,7 @@ from fedwan.codecs.payload import (
     tensor_from_bytes,
 )
 from fedwan.errors import PayloadError
-from fedwan.state import Layout, Role, State, TensorSpec
+from fedwan.state import Layout, Role, State, TensorSpec, network_of
 
 __all__ = ["Codec"]
 
@@ -54,6 +55,12 @@ class Codec(NamedTuple):
     """Whether fp32 values come out as they went in, bit for bit."""
     has_feedback: bool = False
     """Whether it keeps a residual: what it did not send now, it sends later."""
+    networks: Mapping[str, Codec] = MappingProxyType({})
+    """Of networks whose parameters are written in another way, see `by_network`."""
+
+    def of(self, name: str) -> Codec:
+        """How a network's parameters are written; `name` is its own, or that of a tensor of it."""
+        return self.networks.get(network_of(name), self)
 
     def encode(
         self, tensors: Mapping[str, Tensor], residual: State, layout: Layout
@@ -73,9 +80,9 @@ class Codec(NamedTuple):
 
     def grow(self, layout: Layout) -> GrowingPayload:
         """An empty payload of this layout, for `encode_into`; it can be read from at once."""
-        sizes = {name: self._bytes_of(spec) for name, spec in layout.items()}
         head = make_head(
-            (name, self._encoding_of(spec), spec, sizes[name]) for name, spec in layout.items()
+            (name, self._encoding_of(name, spec), spec, self._bytes_of(name, spec))
+            for name, spec in layout.items()
         )
         return GrowingPayload(head, self.payload_bytes(layout))
 
@@ -110,24 +117,26 @@ class Codec(NamedTuple):
             if tuple(value.shape) != spec.shape:
                 raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
             if spec.role is Role.PARAMETER:
-                data, rest = self.encode_tensor(value, residual.get(name))
+                data, rest = self.of(name).encode_tensor(value, residual.get(name))
                 if rest is not None:
                     owed[name] = rest
             else:
                 data = tensor_bytes(value.to(spec.dtype))
-            yield Record(name, self._encoding_of(spec), spec, data)
+            yield Record(name, self._encoding_of(name, spec), spec, data)
 
-    def _encoding_of(self, spec: TensorSpec) -> int:
-        return self.encoding if spec.role is Role.PARAMETER else RAW
+    def _encoding_of(self, name: str, spec: TensorSpec) -> int:
+        return self.of(name).encoding if spec.role is Role.PARAMETER else RAW
 
-    def _bytes_of(self, spec: TensorSpec) -> int:
+    def _bytes_of(self, name: str, spec: TensorSpec) -> int:
         if spec.role is Role.PARAMETER:
-            return self.record_bytes(spec)
+            return self.of(name).record_bytes(spec)
         return spec.num_values * spec.dtype.itemsize
 
     def payload_bytes(self, layout: Layout) -> int:
         """Exact length of a payload of this layout, known before any tensor is."""
-        return framed_bytes((name, spec, self._bytes_of(spec)) for name, spec in layout.items())
+        return framed_bytes(
+            (name, spec, self._bytes_of(name, spec)) for name, spec in layout.items()
+        )
 
     def read_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Coded]]:
         """One coded tensor at a time: fp32 for parameters, the layout's dtype for the rest.
@@ -139,23 +148,24 @@ class Codec(NamedTuple):
             PayloadError: see `read_records`; a wrong checksum shows only after the last tensor. Or
                 a record claims what cannot be: scales that are not finite, indices out of range.
         """
-        for entry, data in read_records(payload, layout, {RAW, self.encoding}):
+        known = {RAW, self.encoding, *(codec.encoding for codec in self.networks.values())}
+        for entry, data in read_records(payload, layout, known):
             name, spec = entry.name, entry.spec
-            is_parameter = spec.role is Role.PARAMETER
-            if is_parameter != (entry.encoding == self.encoding):
+            encoding, num_bytes = self._encoding_of(name, spec), self._bytes_of(name, spec)
+            if entry.encoding != encoding:
                 raise PayloadError(
-                    f"tensor {name!r} is in encoding {entry.encoding}, which does not suit "
-                    f"its role {spec.role.value}; refused"
+                    f"tensor {name!r} of role {spec.role.value} is in encoding {entry.encoding}, "
+                    f"expected {encoding}; set the same codec on both sides"
                 )
-            if len(data) != self._bytes_of(spec):
+            if len(data) != num_bytes:
                 raise PayloadError(
-                    f"record of {name!r} has {len(data)} bytes, expected {self._bytes_of(spec)}"
+                    f"record of {name!r} has {len(data)} bytes, expected {num_bytes}"
                 )
-            if not is_parameter:
+            if spec.role is not Role.PARAMETER:
                 yield name, Plain(tensor_from_bytes(data, spec.dtype, spec.shape))
                 continue
             try:
-                coded = self.read_tensor(data, spec)
+                coded = self.of(name).read_tensor(data, spec)
             except PayloadError as error:
                 raise PayloadError(f"tensor {name!r} {error}") from None
             yield name, coded

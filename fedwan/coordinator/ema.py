@@ -6,12 +6,21 @@ depend on how many steps, sites or samples make a round.
 
 from __future__ import annotations
 
-from fedwan.state import Layout, Role, State
+from collections.abc import Mapping
+
+from fedwan.state import Layout, Role, State, network_of
 
 __all__ = ["update_ema"]
 
 
-def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life: float) -> None:
+def update_ema(
+    ema: State,
+    state: State,
+    layout: Layout,
+    samples: int,
+    half_life: float,
+    half_lives: Mapping[str, float] | None = None,
+) -> None:
     """Move `ema` towards `state`, in place. Counters are copied.
 
     Args:
@@ -20,9 +29,11 @@ def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life
         layout: for the tensors' roles.
         samples: over all sites since the last call.
         half_life: samples after which an old state counts half; above 0.
+        half_lives: the same by network, of those that have one of their own.
     """
-    weight = 1.0 - 0.5 ** (samples / half_life)
+    own = half_lives or {}
     for name, value in state.items():
+        weight = 1.0 - 0.5 ** (samples / own.get(network_of(name), half_life))
         if layout[name].role is Role.COUNTER:
             ema[name].copy_(value)
         else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,16 @@ class GlobalModel:
         layout: their shapes, dtypes and roles.
         strategy: the run's recipe.
         ema_half_life: in samples, above 0.
+        ema_half_lives: by network, of those that have one of their own.
     """
 
     def __init__(
-        self, initial: State, layout: Layout, strategy: Strategy, ema_half_life: float
+        self,
+        initial: State,
+        layout: Layout,
+        strategy: Strategy,
+        ema_half_life: float,
+        ema_half_lives: Mapping[str, float] | None = None,
     ) -> None:
         self.layout = layout
         self.state: State = {
@@ -68,6 +74,7 @@ class GlobalModel:
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
+        self._half_lives = ema_half_lives
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
 
@@ -111,6 +118,7 @@ class GlobalModel:
                 self.layout,
                 samples,
                 self._half_life,
+                self._half_lives,
             )
             self.versions[fragment.index] += 1
         return payload
@@ -170,7 +178,11 @@ class GlobalModel:
 
     @classmethod
     def load(
-        cls, folder: Path, strategy: Strategy, ema_half_life: float
+        cls,
+        folder: Path,
+        strategy: Strategy,
+        ema_half_life: float,
+        ema_half_lives: Mapping[str, float] | None = None,
     ) -> tuple[GlobalModel, dict[str, Any]]:
         """Read a checkpoint.
 
@@ -185,7 +197,8 @@ class GlobalModel:
                 raise ValueError(
                     f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
                 )
-            model = cls(select_prefix("global", tensors), layout, strategy, ema_half_life)
+            weights = select_prefix("global", tensors)
+            model = cls(weights, layout, strategy, ema_half_life, ema_half_lives)
             ema = select_prefix("ema", tensors)
             model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = ["Plan"]
@@ -26,5 +27,7 @@ class Plan:
     """For the initial weights and the final evaluation."""
     folder: Path
     """Where checkpoints go."""
+    ema_half_lives: Mapping[str, float] = field(default_factory=dict)
+    """By network, of those that have one of their own."""
     asks_all_sites: bool = False
     """Quality is measured by all sites, since each has held-out data of its own."""

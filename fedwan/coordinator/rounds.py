@@ -264,7 +264,10 @@ class Rounds:
                 raise RunStopped(text)
         layout = self._desk.layout
         initial = fp32().decode(payload, whole(layout)[0].layout)
-        model = GlobalModel(initial, layout, self._strategy, self._plan.ema_half_life)
+        plan = self._plan
+        model = GlobalModel(
+            initial, layout, self._strategy, plan.ema_half_life, plan.ema_half_lives
+        )
         if model.initial_sha256 != self._desk.initial_sha256:
             text = (
                 f"the initial weights that were sent hash to {model.initial_sha256[:12]}, those "

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedwan.app import load_strategy
-from fedwan.config import Config, site_names, to_json
+from fedwan.config import Config, half_lives, site_names, to_json
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
@@ -108,6 +108,7 @@ def _plan(config: Config, out: Path) -> Plan:
         eval_every=-(-config.eval.every // config.h),
         patience_s=config.round.patience_s,
         folder=out / "checkpoint",
+        ema_half_lives=half_lives(config),
         asks_all_sites=has_own_data(config.data),
     )
 
@@ -115,7 +116,7 @@ def _plan(config: Config, out: Path) -> Plan:
 def _load(plan: Plan, strategy: Strategy, resume: bool) -> tuple[GlobalModel, Totals, str] | None:
     if not resume:
         return None
-    model, meta = GlobalModel.load(plan.folder, strategy, plan.ema_half_life)
+    model, meta = GlobalModel.load(plan.folder, strategy, plan.ema_half_life, plan.ema_half_lives)
     return model, Totals(**meta["totals"]), meta["frozen_sha256"]
 
 

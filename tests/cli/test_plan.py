@@ -133,3 +133,15 @@ def test_what_cannot_be_is_refused_before_the_workload_is_timed(
     assert code == 2 and "set stream.tau=19" in err
     code, _, err = fedwan(capsys, str(path), "params=3")
     assert code == 2 and "params = 3 has no effect" in err
+
+
+def test_what_a_single_network_does_is_not_planned_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "run.yaml"
+    for setting, what in (("h: 5", "travel together"), ("codec_up: int4", "be coded alike")):
+        path.write_text(f"workload: gan\nnetwork: {{discriminator: {{{setting}}}}}\n")
+        code, out, err = fedwan(capsys, str(path), *LINK)
+        key = f"network.discriminator.{setting.replace(': ', '=')}"
+        assert (code, out) == (2, "") and f"{key} cannot be planned for" in err
+        assert f"all networks to {what}; leave it out" in " ".join(err.split())

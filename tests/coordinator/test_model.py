@@ -103,6 +103,22 @@ def test_the_average_follows_the_global_weights() -> None:
     torch.testing.assert_close(model.ema["generator/w"], expected)
 
 
+def test_a_network_s_average_may_follow_faster() -> None:
+    fast = GlobalModel(
+        random_state(0), LAYOUT, strategy_of("local_sgd"), HALF_LIFE, {"discriminator": 10.0}
+    )
+    usual = make_model(strategy_of("local_sgd"))
+    before = clone(usual.state)
+    for model in (fast, usual):
+        advance(model, range(1, 2))
+    weight = 1 - 0.5 ** (30 / 10.0)
+    expected = torch.lerp(before["discriminator/w"], usual.state["discriminator/w"], weight)
+    torch.testing.assert_close(fast.ema["discriminator/w"], expected)
+    differing = {n for n in LAYOUT if not torch.equal(fast.ema[n], usual.ema[n])}
+    assert differing == {"discriminator/w"}
+    assert same_bits(fast.state, usual.state)
+
+
 def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
     layout = {"generator/w": spec((2,), dtype=torch.bfloat16)}
     initial = {"generator/w": torch.ones(2, dtype=torch.bfloat16)}
@@ -178,6 +194,17 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     advance(model, range(4, 8))
     advance(loaded, range(4, 8))
     assert same_bits(model.state, loaded.state)
+    assert same_bits(model.ema, loaded.ema)
+
+
+def test_a_resumed_run_keeps_every_network_s_half_life(tmp_path: Path) -> None:
+    strategy, own = strategy_of("diloco"), {"generator": 7.0}
+    model = GlobalModel(random_state(0), LAYOUT, strategy, HALF_LIFE, own)
+    advance(model, range(1, 4))
+    model.save(tmp_path, {})
+    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE, own)
+    advance(model, range(4, 8))
+    advance(loaded, range(4, 8))
     assert same_bits(model.ema, loaded.ema)
 
 

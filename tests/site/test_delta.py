@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedwan import outer
-from fedwan.codecs import Codec, fp32, int4, topk2
+from fedwan.codecs import Codec, by_network, fp32, int4, topk2
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment, strided
@@ -53,7 +53,11 @@ def test_a_site_that_dies_in_flight_comes_back_and_ends_where_the_others_do(
     assert run.rounds.totals.contributions == 2 * 3 * 5
 
 
-@pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
+@pytest.mark.parametrize(
+    "codec",
+    [fp32(), int4(), topk2(), by_network(int4(), {"net": topk2()})],
+    ids=lambda codec: codec.name,
+)
 def test_a_coordinator_that_dies_is_resumed_with_all_sites(tmp_path: Path, codec: Codec) -> None:
     strategy = streaming(2, codec=codec)
     run = TinyRun(tmp_path, strategy, num_versions=5)

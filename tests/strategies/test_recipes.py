@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from fedwan.app import load_run
-from fedwan.codecs import plain
+from fedwan.app import load_run, resolve
+from fedwan.codecs import bf16, int4, int8, plain
 from fedwan.config import Config, InnerConfig, OuterConfig
 from fedwan.errors import ConfigError
 from fedwan.overlap import Overlap
@@ -28,6 +29,8 @@ from strategies import (
     sync,
 )
 from tests.support import spec
+from tests.test_simulate import GAN as TINY
+from tests.test_simulate import run
 
 RECIPES = {
     "async_diloco": async_diloco,
@@ -212,3 +215,51 @@ def test_networks_that_travel_together_are_not_taken_apart_unheard(strategy: str
 def test_a_network_that_is_not_there_has_no_h() -> None:
     with pytest.raises(ConfigError, match=r"network.critic: workload 'gan' trains"):
         load_run(None, ["network.critic.h=5"])
+
+
+@every_recipe
+def test_a_network_may_have_a_codec_of_its_own(name: str) -> None:
+    words = ["network.discriminator.codec_up=int8", "network.generator.codec_down=bf16"]
+    config = load_run(None, [f"strategy={name}", "codec.up=int4", "codec.down=int4", *words])
+    assert (config.codec.up, config.codec.down) == ("int4", "int4")
+    strategy = RECIPES[name].build(config)
+    networks = ("discriminator", "generator")
+    assert [strategy.up.of(n).encoding for n in networks] == [int8().encoding, int4().encoding]
+    assert [strategy.down.of(n).encoding for n in networks] == [int4().encoding, bf16().encoding]
+    fed = name == "scaffnew"
+    assert all(c.of(n).has_feedback is fed for n in networks for c in (strategy.up, strategy.down))
+    assert resolve(config) == config
+
+
+def test_a_network_s_unknown_codec_is_refused_like_the_run_s() -> None:
+    for key in ("codec_up", "codec_down"):
+        with pytest.raises(ConfigError) as raised:
+            load_run(None, [f"network.generator.{key}=int3"])
+        assert str(raised.value).startswith(f"network.generator.{key}: codec 'int3' does not exist")
+        assert str(raised.value).endswith("did you mean 'int4'?")
+
+
+def test_a_codec_that_no_network_takes_is_refused() -> None:
+    words = ["network.generator.codec_up=int4", "network.discriminator.codec_up=fp32"]
+    config = load_run(None, [*words, "strategy=sparse_loco"])
+    assert (config.codec.up, config.codec.down) == ("int4", "int4")
+    assert resolve(config) == config
+    with pytest.raises(ConfigError, match=r"^codec.up=bf16 has no effect: .*; leave it out$"):
+        load_run(None, [*words, "codec.up=bf16"])
+
+
+@pytest.mark.parametrize("name", ["diloco", "streaming_diloco"])
+def test_outer_lr_1_without_momentum_averages_a_network_beside_one_with_momentum(
+    name: str, tmp_path: Path
+) -> None:
+    def trained(name: str, outer: dict[str, OuterConfig]) -> State:
+        config = Config(strategy=name, sites=2, steps=32, h=4, inner=dict(TINY), outer=outer)
+        if name == "streaming_diloco":
+            config.stream.fragments, config.stream.tau = 1, 0
+        RECIPES[name].resolve(config, GAN)
+        return run(tmp_path / name, RECIPES[name].build(config), TINY, steps=32).state
+
+    averaged = trained("local_sgd", {})
+    ran = trained(name, {"discriminator": OuterConfig(1.0, 0.0)})
+    for tensor, value in averaged.items():
+        assert torch.equal(value, ran[tensor]) == tensor.startswith("discriminator/")

@@ -29,6 +29,7 @@ def test_sites_of_two_modes_each_learn_the_whole_ring() -> None:
 def test_settings_that_cannot_be_corrected_for_are_refused() -> None:
     for word, text in (
         ("codec.up=topk2", "set codec.up=int4, or strategy=local_sgd"),
+        ("network.generator.codec_up=topk2", "set network.generator.codec_up=int4, or strategy="),
         ("round.least_steps=1", "compares equal numbers of steps"),
         ("round.max_staleness=1 round.quorum=3 round.grace=3", "steps from the same weights"),
         ("outer.generator.lr=0.5", "averages the weights"),
