@@ -105,6 +105,8 @@ def _check_optimizers(config: Config) -> None:
         _number(f"{key}.clip_norm", inner.clip_norm)
     for network, special in config.network.items():
         _whole(f"network.{network}.h", special.h, 0)
+        for pattern in special.exclude:
+            _text(f"network.{network}.exclude", pattern)
     for network, outer in config.outer.items():
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)

@@ -90,6 +90,9 @@ class NetworkConfig:
     h: int = 0
     """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
     discriminator may travel more often than its generator. 0 takes the run's."""
+    exclude: list[str] = field(default_factory=list)
+    """Patterns of names of its parameters and buffers, as in `norm.*`; `*` stands for any
+    characters. What they match never travels: each site trains its own."""
 
 
 @dataclass
@@ -332,6 +335,11 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def excluded(self) -> dict[str, list[str]]:
+        """By network, the patterns of what stays at its site; networks that have some."""
+        return {name: list(n.exclude) for name, n in self.network.items() if n.exclude}
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
