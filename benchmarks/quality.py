@@ -202,7 +202,7 @@ def evaluate(config: Config, weights: State) -> dict[str, float]:
     """What of these weights' quality is compared, each figure the mean over sets of samples."""
     workload = load_workload(config.workload).build(config, "cpu")
     held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
-    replica = Replica(workload, config.inner)
+    replica = Replica(workload, config.inner, config.excluded)
     assert weights.keys() == replica.base.keys(), "a checkpoint holds the whole model"
     seeds = [derive_seed(config.seed, "evaluate", index) for index in range(NUM_EVALUATIONS)]
     with replica.showing(weights), torch.no_grad():

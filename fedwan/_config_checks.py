@@ -106,6 +106,8 @@ def _check_optimizers(config: Config) -> None:
     for network, special in config.network.items():
         _whole(f"network.{network}.h", special.h, 0)
         _number(f"network.{network}.ema_half_life", special.ema_half_life)
+        for pattern in special.exclude:
+            _text(f"network.{network}.exclude", pattern)
     for network, outer in config.outer.items():
         key = f"outer.{network}"
         _positive(f"{key}.lr", outer.lr)

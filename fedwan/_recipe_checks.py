@@ -15,9 +15,11 @@ from fedwan.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
+    from fedwan.state import Role
+    from fedwan.strategy import Strategy
     from fedwan.workloads.base import Workload
 
-__all__ = ["check_recipes"]
+__all__ = ["check_excluded", "check_recipes"]
 
 
 def check_recipes(config: Config, workload: ModuleType, strategy: ModuleType) -> None:
@@ -32,6 +34,7 @@ def check_recipes(config: Config, workload: ModuleType, strategy: ModuleType) ->
         ConfigError: which settings, and the mend.
     """
     _check_steps(config, workload, strategy)
+    _check_home(config, workload, strategy)
     _check_fragments(config, workload, strategy)
     _check_codecs(config, strategy)
     _check_recalibration(config, workload)
@@ -53,6 +56,29 @@ def _check_steps(config: Config, workload: ModuleType, strategy: ModuleType) -> 
         )
 
 
+def check_excluded(config: Config, strategy: Strategy) -> None:
+    """Refuse tensors that stay at a site where the coordinator takes the sites' steps.
+
+    Raises:
+        ConfigError: it does, and there are some.
+    """
+    for network in config.excluded if strategy.contributes == "gradient" else ():
+        raise ConfigError(
+            f"network.{network}.exclude does not go with strategy {config.strategy!r}, under which "
+            "the coordinator takes the sites' steps, of which a site's own layers would have "
+            "none; leave it out, or set strategy=local_sgd h=1"
+        )
+
+
+def _check_home(config: Config, workload: ModuleType, strategy: ModuleType) -> None:
+    """Refuse what is excluded where that cannot be, before sites do."""
+    if config.excluded:
+        check_excluded(config, strategy.build(config))
+        built = _build_nowhere(config, workload)
+        if built is not None:
+            _home(config, built)
+
+
 def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType) -> None:
     """Cut the model as the sites will: they refuse the same, but each on its own, and too late.
 
@@ -62,12 +88,13 @@ def _check_fragments(config: Config, workload: ModuleType, strategy: ModuleType)
     apart = [name for name, special in config.network.items() if special.h not in (0, config.h)]
     if config.stream.fragments < 2 and not apart:
         return
-    trained = _build_nowhere(config, workload)
-    if trained is None:
+    built = _build_nowhere(config, workload)
+    if built is None:
         return
     from fedwan.state import layout_of
 
-    fragments = strategy.build(config).fragments(layout_of(trained))
+    layout = layout_of(_trained(built), _home(config, built))
+    fragments = strategy.build(config).fragments(layout)
     if apart and all(fragment.times == 1 for fragment in fragments):
         raise ConfigError(
             f"network.{apart[0]}.h={config.network[apart[0]].h} has no effect: strategy "
@@ -90,11 +117,11 @@ def _check_codecs(config: Config, strategy: ModuleType) -> None:
 
 def _check_recalibration(config: Config, workload: ModuleType) -> None:
     """Refuse statistics to be taken anew where no network keeps any."""
-    trained = _build_nowhere(config, workload) if config.eval.recalibrate else None
-    if trained is not None:
+    built = _build_nowhere(config, workload) if config.eval.recalibrate else None
+    if built is not None:
         from fedwan.site.recalibrate import normalised_layers
 
-        if not normalised_layers(trained):
+        if not normalised_layers(_trained(built)):
             raise ConfigError(
                 f"eval.recalibrate={config.eval.recalibrate} has no effect: workload "
                 f"{config.workload!r} has no batch norm; leave it out"
@@ -149,8 +176,8 @@ def _check_muon(config: Config, workload: ModuleType, strategy: ModuleType) -> N
             )
         from fedwan.workloads.muon import is_matrix
 
-        trained = _build_nowhere(config, workload)
-        params = [] if trained is None else list(trained[network].parameters())
+        built = _build_nowhere(config, workload)
+        params = [] if built is None else list(built.networks[network].parameters())
         if params and not any(is_matrix(param.ndim) for param in params):
             raise ConfigError(
                 f"{key} = 'muon' has no effect: {network} of workload {config.workload!r} has no "
@@ -168,8 +195,8 @@ def _check_precision(config: Config, strategy: ModuleType) -> None:
         )
 
 
-def _build_nowhere(config: Config, workload: ModuleType) -> dict[str, nn.Module] | None:
-    """The trained networks without memory; None if the recipe must read its own values."""
+def _build_nowhere(config: Config, workload: ModuleType) -> Workload | None:
+    """The workload without memory; None if the recipe must read its own values."""
     import torch
 
     try:
@@ -177,4 +204,14 @@ def _build_nowhere(config: Config, workload: ModuleType) -> dict[str, nn.Module]
             built: Workload = workload.build(config, torch.device("meta"))
     except RuntimeError:
         return None
+    return built
+
+
+def _trained(built: Workload) -> dict[str, nn.Module]:
     return {name: built.networks[name] for name in built.optimizers}
+
+
+def _home(config: Config, built: Workload) -> dict[str, Role]:
+    from fedwan.workloads.home import staying_home
+
+    return staying_home(built.networks, built.optimizers, config.excluded)

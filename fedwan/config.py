@@ -97,6 +97,9 @@ class NetworkConfig:
     """Of its parameters in contributions; empty takes `codec.up`."""
     codec_down: str = ""
     """Of its parameters in updates; empty takes `codec.down`."""
+    exclude: list[str] = field(default_factory=list)
+    """Patterns of names of its parameters and buffers, as in `norm.*`; `*` stands for any
+    characters. What they match never travels: each site trains its own."""
 
 
 @dataclass
@@ -340,6 +343,11 @@ class Config:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def excluded(self) -> dict[str, list[str]]:
+        """By network, the patterns of what stays at its site; networks that have some."""
+        return {name: list(n.exclude) for name, n in self.network.items() if n.exclude}
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:

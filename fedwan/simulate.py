@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,8 @@ def simulate(
     absences: Mapping[str, Absence] | None = None,
     inner: Mapping[str, InnerConfig] | None = None,
     num_recalibrate: int = 0,
+    exclude: Mapping[str, Sequence[str]] | None = None,
+    checkpoint_every: int = 0,
 ) -> SimulatedRun:
     """Train to the end.
 
@@ -109,6 +111,8 @@ def simulate(
         absences: by site; each of these needs its `rebuild`.
         inner: by network, for learning rates that change, and moments that are not kept.
         num_recalibrate: see `EvalConfig.recalibrate`.
+        exclude: by network, see `NetworkConfig.exclude`.
+        checkpoint_every: versions between two checkpoints of a site; 0 for none.
 
     Raises:
         FedwanError: the first that any party raised.
@@ -140,9 +144,10 @@ def simulate(
     parties = _Parties(desk, rounds, strategy, folder, wrap)
     for name, site in sites.items():
         site_plan = SitePlan(
-            *(RUN_ID, name, seed, batch, num_steps, 16, num_steps, 0.2),
+            *(RUN_ID, name, seed, batch, num_steps, 16, checkpoint_every or num_steps, 0.2),
             inner=inner or {},
             num_recalibrate=num_recalibrate,
+            exclude=exclude or {},
         )
         parties.start(site_plan, site, (absences or {}).get(name))
     try:

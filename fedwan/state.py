@@ -8,6 +8,10 @@ values become one (see `fedwan.coordinator.merge`):
     variance    running variance: pooled by total variance, so it is never below zero
     counter     integer buffer: the largest value
     spectral    spectral norm's singular vectors: stay home, recomputed from the merged weight
+    excluded    named by `network.NETWORK.exclude`: stays home, each site's own
+    frozen      a parameter that nobody steps: stays home, the same at every site
+
+Which tensors of a network have the last two is for `fedwan.workloads.home` to say.
 """
 
 from __future__ import annotations
@@ -63,6 +67,8 @@ class Role(StrEnum):
     VARIANCE = "variance"
     COUNTER = "counter"
     SPECTRAL = "spectral"
+    EXCLUDED = "excluded"
+    FROZEN = "frozen"
 
 
 class TensorSpec(NamedTuple):
@@ -84,6 +90,7 @@ class TensorSpec(NamedTuple):
 Layout = dict[str, TensorSpec]
 """Specs by tensor name, in name order."""
 
+_AT_HOME = (Role.SPECTRAL, Role.EXCLUDED, Role.FROZEN)
 _SPECTRAL_BUFFERS = ("_u", "_v", "weight_u", "weight_v")
 
 
@@ -129,6 +136,15 @@ def _role_of_buffer(name: str, value: Tensor) -> Role:
     return Role.VARIANCE if leaf == "running_var" else Role.MEAN
 
 
+def _travelling(
+    networks: Mapping[str, nn.Module], home: Mapping[str, Role]
+) -> Iterable[tuple[str, Tensor, Role]]:
+    for name, value, role in _named_tensors(networks):
+        role = home.get(name, role)
+        if role not in _AT_HOME:
+            yield name, value, role
+
+
 def _named_tensors(networks: Mapping[str, nn.Module]) -> Iterable[tuple[str, Tensor, Role]]:
     for network, module in networks.items():
         if "/" in network:
@@ -141,21 +157,23 @@ def _named_tensors(networks: Mapping[str, nn.Module]) -> Iterable[tuple[str, Ten
                 yield f"{network}/{name}", buffer, _role_of_buffer(name, buffer)
 
 
-def state_of(networks: Mapping[str, nn.Module]) -> State:
+def state_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> State:
     """The tensors that travel, in name order, sharing memory with the modules (no copy).
 
     Spectral-norm vectors are left out: see `refresh_spectral_norm`.
+
+    Args:
+        networks: by name.
+        home: tensors that have another role than their kind's: those that stay home.
     """
-    rows = [(n, t) for n, t, role in _named_tensors(networks) if role is not Role.SPECTRAL]
-    return dict(sorted(rows))
+    return dict(sorted((name, value) for name, value, _ in _travelling(networks, home or {})))
 
 
-def layout_of(networks: Mapping[str, nn.Module]) -> Layout:
-    """Shape, dtype and role of each tensor of `state_of(networks)`."""
+def layout_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> Layout:
+    """Shape, dtype and role of each tensor of `state_of(networks, home)`."""
     rows = [
         (name, TensorSpec(tuple(value.shape), value.dtype, role))
-        for name, value, role in _named_tensors(networks)
-        if role is not Role.SPECTRAL
+        for name, value, role in _travelling(networks, home or {})
     ]
     return dict(sorted(rows))
 

@@ -90,7 +90,9 @@ class TinyRun:
         shard_of: Callable[[str], AnyShard] = lambda name: tiny_shard(int(name[1:])),
         has_own_data: bool = False,
         inner: Mapping[str, InnerConfig] | None = None,
+        exclude: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
+        self.exclude = exclude or {}
         self.shard_of = shard_of
         self.folder = folder
         self.inner = inner or {}
@@ -171,6 +173,7 @@ class TinyRun:
             poll_s=0.05,
             has_own_data=self.plan.asks_all_sites,
             inner=self.inner,
+            exclude=self.exclude,
         )
         folder = self.folder / name
         cpu = torch.device("cpu")

@@ -64,7 +64,7 @@ def site(config: Config) -> Iterator[Taken]:
     stream = open_shard(config.data, 0, 2, 0).batches(config.data.batch, rng["data"], CPU)
     with shared(load_workload(config.workload).build(config, CPU), config, CPU) as leader:
         assert isinstance(leader, SharedWorkload)
-        yield Taken(leader, Replica(leader, config.inner), stream, rng)
+        yield Taken(leader, Replica(leader, config.inner, config.excluded), stream, rng)
     stream.close()
 
 
@@ -97,5 +97,6 @@ def run(folder: Path, config: Config) -> Ran:
             num_steps=config.steps,
             batch=config.data.batch,
             inner=config.inner,
+            exclude=config.excluded,
         )
     return Ran(ran.model.state, set(ran.site_sha256.values()))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from fedwan.app import load_run
 from fedwan.config import (
     Config,
     InnerConfig,
@@ -16,6 +18,7 @@ from fedwan.config import (
     OuterConfig,
     RoundConfig,
     StreamConfig,
+    dump,
 )
 from fedwan.errors import ConfigError
 from fedwan.overlap import Overlap
@@ -261,3 +264,48 @@ def test_networks_apart_and_sites_at_their_own_pace_do_not_go_together() -> None
     config.round = RoundConfig(least_steps=2)
     with pytest.raises(ConfigError, match=r"network.discriminator.h=4 has no effect with round"):
         fill_barrier(config)
+
+
+# What stays at sites ------------------------------------------------------------------------------
+
+
+def asked(*words: str) -> Config:
+    return load_run(None, ["workload=flow", *words])
+
+
+def test_patterns_of_what_stays_at_sites_are_read_back_as_they_were_written(tmp_path: Path) -> None:
+    config = asked('network.velocity.exclude=["*.bias", read.weight]', "h=20")
+    assert config.excluded == {"velocity": ["*.bias", "read.weight"]}
+    dump(config, tmp_path / "config.yaml")
+    assert load_run(tmp_path / "config.yaml", []) == config
+    assert asked("network.velocity.exclude=[]").excluded == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["exclude=[raed.weight]"], "'raed.weight', which matches .* did you mean 'read.weight'"),
+        (["exclude=['*']"], r"exclude = \['\*'\] matches all parameters"),
+        (["exclude=['']"], "network.velocity.exclude = '' says nothing"),
+        (["exclude=read.*"], "exclude = 'read.*' is no list"),
+        (["exclude=[read.*]", "strategy=sync"], "exclude does not go with strategy 'sync'"),
+        (["exclude=[read.*]", "strategy=parameter_server"], "not go with strategy 'parameter_"),
+    ],
+    ids=" ".join,
+)
+def test_what_cannot_stay_at_sites_is_refused_before_the_run(words: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as raised:
+        asked(f"network.velocity.{words[0]}", *words[1:])
+    message(raised)
+
+
+def test_what_stays_at_sites_is_of_a_network_that_is_trained() -> None:
+    with pytest.raises(ConfigError, match="network.velocities: workload 'flow' trains velocity"):
+        asked("network.velocities.exclude=[read.*]")
+
+
+def test_fragments_are_cut_from_what_travels() -> None:
+    words = ("strategy=streaming_diloco", "model.depth=1", "h=20")
+    most = asked(*words, "stream.fragments=6").stream.fragments
+    with pytest.raises(ConfigError, match=f"stream.fragments={most} where the largest network has"):
+        asked(*words, "stream.fragments=6", "network.velocity.exclude=[read.*]")

@@ -170,7 +170,7 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
         run,
         named,
         networks_of(load_workload(run.workload), run),
-        trained_layout(workload, run.inner),
+        trained_layout(workload, run.inner, run.excluded),
         config.step_s,
         link,
         run.steps,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -22,6 +22,7 @@ from fedwan.rng import NamedGenerators
 from fedwan.site.service import choose_device
 from fedwan.state import Layout, Role, State, layout_of
 from fedwan.workloads.base import Workload, keep_local
+from fedwan.workloads.home import staying_home
 from fedwan.workloads.moments import moment_layout
 
 __all__ = ["coding_costs", "coding_speed", "open_workload", "step_seconds", "trained_layout"]
@@ -48,10 +49,19 @@ def open_workload(config: Config) -> Workload:
     return workload
 
 
-def trained_layout(workload: Workload, inner: Mapping[str, InnerConfig]) -> Layout:
-    """Of what will travel, moments too where `inner` has them averaged."""
+def trained_layout(
+    workload: Workload,
+    inner: Mapping[str, InnerConfig],
+    exclude: Mapping[str, Sequence[str]] | None = None,
+) -> Layout:
+    """Of what will travel, moments too where `inner` has them averaged.
+
+    Raises:
+        ConfigError: patterns in `exclude` match nothing, or all of a network.
+    """
     networks, optimizers = workload.networks, workload.optimizers
-    layout = layout_of({name: networks[name] for name in networks if name in optimizers})
+    home = staying_home(networks, optimizers, exclude or {})
+    layout = layout_of({name: networks[name] for name in networks if name in optimizers}, home)
     return dict(sorted((layout | moment_layout(layout, inner)).items()))
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 
+from fedwan._recipe_checks import check_excluded
 from fedwan.app import load_strategy, strategy_names
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
@@ -146,6 +147,7 @@ def _build(recipe: ModuleType, config: Config, question: Question) -> Strategy:
     config = copy.deepcopy(config)
     recipe.resolve(config, question.networks)
     strategy: Strategy = recipe.build(config)
+    check_excluded(config, strategy)
     return strategy
 
 

@@ -149,7 +149,7 @@ class SiteCheckpoints:
         """What of a checkpoint lies with other processes of the site."""
         replica = self._parts.replica
         part, _, name = name.partition(":")
-        return replica.take(name) if part == "model" else replica.holding.take(name)
+        return replica.holding.take(name) if part == "optimizer" else replica.take(name)
 
     def settle(self) -> None:
         """Wait until nothing is being written.

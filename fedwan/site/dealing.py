@@ -58,6 +58,7 @@ class Shares:
         keeps_gradients: whether averaged gradients are shared out, too.
 
     Attributes:
+        params: those that are trained, by name.
         own: this process's holding.
         team: the same.
         owners: rank by parameter.
@@ -69,8 +70,8 @@ class Shares:
     cuts_batch = True
 
     def __init__(self, workload: Workload, team: Team, *, keeps_gradients: bool) -> None:
-        params = Own(workload).params
-        self.owners = deal({name: param.numel() for name, param in params.items()}, team.size)
+        self.params = {n: p for n, p in Own(workload).params.items() if p.requires_grad}
+        self.owners = deal({name: p.numel() for name, p in self.params.items()}, team.size)
         self.own = Own(workload, {n for n, rank in self.owners.items() if rank == team.rank})
         self.team = team
         self.keeps_gradients = keeps_gradients
@@ -100,7 +101,7 @@ class Turns:
 
     def __init__(self, workload: Workload, shares: Shares) -> None:
         self._shares = shares
-        self._params = shares.own.params
+        self._params = shares.params
         self._put_by: dict[str, Tensor] = {}
         for network, optimizer in workload.optimizers.items():
             names = [name for name in self._params if network_of(name) == network]
@@ -137,7 +138,7 @@ class GradientPieces:
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._params = shares.own.params
+        self._params = shares.params
         self._kept: dict[str, Tensor] = {}
         self._buckets = _buckets({name: param.numel() for name, param in self._params.items()})
         self._waiting: dict[str, list[list[str]]] = {}

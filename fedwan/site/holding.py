@@ -188,7 +188,8 @@ class Own:
         for network, config in inner.items():
             names = self._names(network)
             mine = [self.params[name] for name in names if name in self._owned]
-            begin_moments(config, self._workload.optimizers[network], mine)
+            trained = [param for param in mine if param.requires_grad]
+            begin_moments(config, self._workload.optimizers[network], trained)
 
     def gradient_norm(self, network: str, *, with_twins: bool = True) -> Tensor | None:
         """See `Holding`; of pieces, with or without what every process has alike."""

@@ -81,7 +81,7 @@ class SiteLoop:
         self._shard = shard
         self._strategy = strategy
         self._link = link
-        self._replica = Replica(workload, plan.inner)
+        self._replica = Replica(workload, plan.inner, plan.exclude)
         self._rng = NamedGenerators(plan.seed, plan.site)
         self._stream = shard.batches(plan.batch, self._rng["data"], device)
         self._checkpoints = SiteCheckpoints(

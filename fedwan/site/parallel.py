@@ -62,7 +62,7 @@ class TensorParallel:
             self._check(name, network, path, kind)
         styles = {path: _STYLES[kind]() for path, kind in network.dense_cuts.items()}
         parallelize_module(network, self._mesh, styles)
-        return list(network.parameters())
+        return [param for param in network.parameters() if param.requires_grad]
 
     def _check(self, name: str, network: nn.Module, path: str, kind: DenseCut) -> None:
         """Refuse what torch would leave whole, or cut into unequal parts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fedwan.config import InnerConfig
@@ -33,3 +33,5 @@ class SitePlan:
     """By network, for the learning rate's schedule, and what becomes of moments."""
     num_recalibrate: int = 0
     """Batches that running statistics are taken anew from, before weights are measured."""
+    exclude: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """By network, patterns of names of tensors that stay at this site."""

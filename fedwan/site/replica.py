@@ -7,15 +7,16 @@ Where the site's processes share moments or gradients out, those that lie with o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
+from fedwan.errors import UserError
 from fedwan.fragments import Fragment
 from fedwan.site.holding import GRADIENT, WEIGHT, holding_of, parameter_of
 from fedwan.state import (
@@ -30,6 +31,7 @@ from fedwan.state import (
     state_of,
 )
 from fedwan.workloads.base import Keeping, Workload
+from fedwan.workloads.home import staying_home
 from fedwan.workloads.moments import (
     averaged,
     is_moment,
@@ -47,32 +49,61 @@ class Replica:
     Args:
         workload: freshly built, holding the initial weights.
         inner: by network: what becomes of its moments when an update lands; kept if not named.
+        exclude: by network: patterns of names of its tensors that stay at this site.
+
+    Raises:
+        ConfigError: of `exclude`, or of networks that have nothing to train: see `staying_home`.
     """
 
-    def __init__(self, workload: Workload, inner: Mapping[str, InnerConfig] | None = None) -> None:
+    def __init__(
+        self,
+        workload: Workload,
+        inner: Mapping[str, InnerConfig] | None = None,
+        exclude: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
         self.workload = workload
         self._inner = inner or {}
         trained = {n: m for n, m in workload.networks.items() if n in workload.optimizers}
         frozen = {n: m for n, m in workload.networks.items() if n not in workload.optimizers}
         self._trained = trained
-        self.live: State = state_of(trained)
+        home = staying_home(workload.networks, workload.optimizers, exclude or {})
+        self.live: State = state_of(trained, home)
         self.local: State = {
-            f"{network}/{name}": buffer
-            for network, module in trained.items()
-            for name, buffer in module.named_buffers()
-            if f"{network}/{name}" not in self.live
+            name: tensor
+            for name, tensor in _named(trained)
+            if name not in self.live and home.get(name) is not Role.FROZEN
         }
-        """Buffers that never travel (spectral norm's vectors), sharing memory with the modules."""
+        """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
+        self._fixed = {n: t for n, t in _named(trained) if home.get(n) is Role.FROZEN}
         self.kept: Mapping[str, Tensor] = workload.kept if isinstance(workload, Keeping) else {}
         """What is kept beside networks and optimisers, sharing memory with who keeps it."""
-        self.layout: Layout = layout_of(trained)
+        self.layout: Layout = layout_of(trained, home)
         self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
         self.holding = holding_of(workload)
-        self.live |= self.holding.weights()
+        pieces = self.holding.weights()
+        for here in (self.live, self.local, self._fixed):
+            here |= {name: pieces[name] for name in here.keys() & pieces.keys()}
         self._share_moments()
         self.base: State = {n: self._widen(n, self.take(n)).clone() for n in self.live}
         self.initial_sha256 = hash_state(self.base)
-        self.frozen_sha256 = hash_state(state_of(frozen))
+        others = state_of(frozen)
+        self.frozen_sha256 = hash_state(
+            OnDemand([*others, *self._fixed], lambda n: others[n] if n in others else self.take(n))
+        )
+        self._fixed_marks = _marks(self._fixed)
+
+    def _check_fixed(self) -> None:
+        """Refuse to go on where frozen parameters have changed: they would never be merged.
+
+        Not of those that lie in pieces.
+        """
+        marks = _marks(self._fixed)
+        for name in (name for name, mark in marks.items() if mark != self._fixed_marks[name]):
+            raise UserError(
+                f"parameter {name!r} was frozen when training began (no gradient was required, or "
+                "no optimiser held it), so that it does not travel, and has changed since; have "
+                "its optimiser step it from the beginning, or make it a buffer"
+            )
 
     def _widen(self, name: str, value: Tensor) -> Tensor:
         """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
@@ -96,17 +127,23 @@ class Replica:
         if wanted:
             self.holding.forget(wanted)
 
+    def _find(self, name: str) -> Tensor:
+        for tensors in (self.live, self.local):
+            if name in tensors:
+                return tensors[name]
+        return self._fixed[name]
+
     def take(self, name: str) -> Tensor:
-        """A live tensor, wherever it lies."""
-        value = self.live[name]
+        """A tensor of the trained networks, or a moment that travels, wherever it lies."""
+        value = self._find(name)
         return self.holding.take(_held(name)) if value.is_meta else value
 
     def put(self, name: str, value: Tensor) -> None:
-        """Write a value into a live tensor, wherever it lies."""
-        if self.live[name].is_meta:
+        """Write a value into one, wherever it lies."""
+        if self._find(name).is_meta:
             self.holding.put(_held(name), value)
         else:
-            self.live[name].copy_(value)
+            self._find(name).copy_(value)
 
     @contextmanager
     def _changing(self, name: str) -> Iterator[Tensor]:
@@ -117,7 +154,12 @@ class Replica:
             self.put(name, value)
 
     def delta(self) -> Mapping[str, Tensor]:
-        """Δ = global - local for parameters, local values for the rest; made when taken."""
+        """Δ = global - local for parameters, local values for the rest; made when taken.
+
+        Raises:
+            UserError: a frozen parameter was changed.
+        """
+        self._check_fixed()
         return OnDemand(self.layout, self._delta_of)
 
     def _delta_of(self, name: str) -> Tensor:
@@ -137,7 +179,11 @@ class Replica:
         """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
 
         One pass over the weights: a delta may wait for its encoding while training goes on.
+
+        Raises:
+            UserError: a frozen parameter was changed.
         """
+        self._check_fixed()
         for name, spec in fragment.layout.items():
             if spec.role is Role.PARAMETER:
                 torch.sub(self._landed(name), self.take(name), out=room[name])
@@ -145,7 +191,12 @@ class Replica:
                 room[name].copy_(self.take(name))
 
     def gradients(self) -> Mapping[str, Tensor]:
-        """Gradients of parameters (zero where there is none), local values for the rest."""
+        """Gradients of parameters (zero where there is none), local values for the rest.
+
+        Raises:
+            UserError: a frozen parameter was changed.
+        """
+        self._check_fixed()
         return OnDemand(self.live, self._gradient_of)
 
     def _gradient_of(self, name: str) -> Tensor:
@@ -228,10 +279,10 @@ class Replica:
         for name, value in weights.items():
             self.put(name, value)
 
-    def load_local(self, buffers: State) -> None:
-        """Set the buffers of `local` that are named."""
-        for name, value in buffers.items():
-            self.local[name].copy_(value)
+    def load_local(self, tensors: State) -> None:
+        """Set those of `local` that are named."""
+        for name, value in tensors.items():
+            self.put(name, value)
 
     def keep(self, tensors: State) -> None:
         """Have checkpoints keep these as well, and write into them what they kept."""
@@ -260,8 +311,8 @@ class Replica:
 
         Costs a second copy of the model meanwhile.
         """
-        here = {n: v for n, v in self.live.items() if not (is_moment(n) or v.is_meta)}
-        present = here | self.local
+        both = self.live | self.local
+        present = {n: v for n, v in both.items() if not (is_moment(n) or v.is_meta)}
         kept = {name: value.clone() for name, value in present.items()}
         modules = [m for network in self._trained.values() for m in network.modules()]
         modes = [module.training for module in modules]
@@ -295,8 +346,20 @@ class Replica:
         self._share_moments()
 
 
+def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
+    """Every buffer and parameter, sharing memory."""
+    for network, module in networks.items():
+        for name, tensor in [*module.named_buffers(), *module.named_parameters()]:
+            yield f"{network}/{name}", tensor.detach()
+
+
+def _marks(state: State) -> dict[str, tuple[int, int]]:
+    """What tells whether a tensor was written to."""
+    return {name: (value.data_ptr(), value._version) for name, value in state.items()}
+
+
 def _held(name: str) -> str:
-    """The name in a holding of a live tensor that lies elsewhere: a moment or a parameter."""
+    """The name in a holding of a tensor that lies elsewhere: a moment or a parameter."""
     return optimizer_name(name if is_moment(name) else f"{name}|{WEIGHT}")
 
 

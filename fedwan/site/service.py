@@ -113,6 +113,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         has_own_data=has_own_data(config.data),
         inner=config.inner,
         num_recalibrate=config.eval.recalibrate,
+        exclude=config.excluded,
     )
 
 

@@ -53,7 +53,7 @@ class FullyShard:
             if stays:
                 module.set_reshard_after_backward(False, recurse=False)
             module.unshard()  # module by module: never whole at once
-            leaves += module.parameters(recurse=False)
+            leaves += [p for p in module.parameters(recurse=False) if p.requires_grad]
             module.reshard()
         return leaves
 

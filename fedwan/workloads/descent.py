@@ -166,7 +166,8 @@ class Descent:
             keep_graph: another loss of the same graph is still to come.
         """
         network, others = self.networks[name], self.others
-        params = list(network.parameters()) if others is None else others.leaves(name)
+        trained = (param for param in network.parameters() if param.requires_grad)
+        params = list(trained) if others is None else others.leaves(name)
         if self._weight != 1:
             loss = _full(loss) * self._weight
         # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.

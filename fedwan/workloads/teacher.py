@@ -76,6 +76,11 @@ def read_teacher(folder: Path) -> Teacher:
             f"{key}: its config.yaml leaves model.{error.args[0]} open; take the one that the run "
             "wrote to its folder"
         ) from None
+    for network, patterns in config.excluded.items():
+        raise ConfigError(
+            f"{key} is of a run with network.{network}.exclude = {patterns}, whose checkpoint "
+            "lacks what each site had of its own; name the folder of one without"
+        )
     teacher = Teacher(folder, config.data.name, sizes, dropout, shift, steps)
     if not teacher.weights.is_file():
         raise ConfigError(

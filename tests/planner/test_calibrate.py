@@ -39,3 +39,15 @@ def test_no_more_is_coded_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calibrate, "SAMPLE_VALUES", 10_000)
     costs = calibrate.coding_costs(synthetic_layout(400_000))
     assert costs.codecs.keys() == Costs().codecs.keys()
+
+
+def test_what_stays_at_sites_is_not_planned_for() -> None:
+    config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
+    workload = calibrate.open_workload(config)
+    workload.networks["discriminator"].requires_grad_(False)
+    params = dict(workload.networks["discriminator"].named_parameters())
+    *others, (name, last) = params.items()
+    last.requires_grad_(True)
+    layout = calibrate.trained_layout(workload, config.inner, {"generator": ["*.bias"]})
+    assert not any(n.endswith(".bias") for n in layout if n.startswith("generator/"))
+    assert [n for n in layout if n.startswith("discr")] == [f"discriminator/{name}"] and others

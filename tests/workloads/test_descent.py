@@ -156,3 +156,13 @@ def test_gradients_are_accumulated_where_hooks_of_ddp_see_them() -> None:
     accumulation.register_hook(lambda *_: seen.append(1))
     game.step()
     assert len(seen) == 2
+
+
+def test_frozen_parameters_get_no_gradient_and_stay() -> None:
+    game = Game(SiteConfig())
+    frozen = game.descent.networks["first"].weight
+    frozen.requires_grad_(False)  # type: ignore[operator, union-attr]
+    before = game.weights()
+    game.step()
+    moved = [not torch.equal(a, b) for a, b in zip(before, game.weights(), strict=True)]
+    assert moved == [False, True, True, True] and len(game.reduced["first"]) == 1

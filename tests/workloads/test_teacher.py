@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.config import Config, DataConfig, dump
+from fedwan.config import Config, DataConfig, NetworkConfig, dump
 from fedwan.errors import ConfigError
 from fedwan.models.flow import VelocitySizes, build_velocity
 from fedwan.state import State, add_prefix, state_of, write_tensors
@@ -73,3 +73,8 @@ def test_weights_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path: P
     refused(path, r"coordinator.safetensors is damaged .*; copy it again")
     file.unlink()
     refused(path, r"holds no checkpoint/coordinator.safetensors; wait until")
+
+
+def test_a_teacher_whose_sites_kept_layers_of_their_own_is_refused(tmp_path: Path) -> None:
+    path = folder(tmp_path / "own", network={"velocity": NetworkConfig(exclude=["read.*"])})
+    refused(path, r"network.velocity.exclude = \['read.\*'\], .* name the folder of one without")

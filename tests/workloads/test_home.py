@@ -1,0 +1,101 @@
+"""Which tensors of trained networks stay at the sites."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedwan.errors import ConfigError
+from fedwan.state import Role, layout_of, state_of
+from fedwan.workloads.home import staying_home
+from tests.support import SGD, TinyWorkload
+
+FIRST = {"net/first.weight", "net/first.bias"}
+NORM = {
+    f"net/norm.{n}"
+    for n in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+}
+
+
+def tiny() -> TinyWorkload:
+    return TinyWorkload({"net": SGD, "other": SGD}, norm=True)
+
+
+def home(workload: TinyWorkload, *patterns: str) -> dict[str, Role]:
+    exclude = {"net": patterns} if patterns else {}
+    return staying_home(workload.networks, workload.optimizers, exclude)
+
+
+def test_all_of_a_plain_workload_travels() -> None:
+    workload = tiny()
+    assert home(workload) == {}
+    assert layout_of(workload.networks, {}) == layout_of(workload.networks)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "names"),
+    [
+        (["norm.*"], NORM),
+        (["first.weight", "*.bias"], FIRST | {"net/norm.bias", "net/again.bias"}),
+        (["first.[bw]*"], FIRST),
+    ],
+)
+def test_what_patterns_match_is_in_no_layout(patterns: list[str], names: set[str]) -> None:
+    workload = tiny()
+    found = home(workload, *patterns)
+    assert found == dict.fromkeys(names, Role.EXCLUDED)
+    layout = layout_of(workload.networks, found)
+    assert layout.keys() == state_of(workload.networks, found).keys()
+    assert layout.keys() == layout_of(workload.networks).keys() - names
+
+
+def test_parameters_that_need_no_gradient_or_have_no_optimiser_are_frozen() -> None:
+    workload = tiny()
+    net, other = workload.networks.values()
+    net.first.requires_grad_(False)  # type: ignore[operator, union-attr]
+    held = [p for name, p in other.named_parameters() if not name.startswith("first")]
+    workload.optimizers["other"] = torch.optim.SGD(held, lr=0.1)
+    frozen = FIRST | {name.replace("net", "other") for name in FIRST}
+    assert home(workload) == dict.fromkeys(frozen, Role.FROZEN)
+    # Running statistics of frozen parts move all the same, and are merged.
+    net.requires_grad_(False)
+    net.again.requires_grad_(True)  # type: ignore[operator, union-attr]
+    travelling = {n for n in layout_of(workload.networks, home(workload)) if n.startswith("net/")}
+    assert travelling == {"net/again.weight", "net/again.bias"} | {
+        n for n in NORM if n.rpartition(".")[2] not in ("weight", "bias")
+    }
+
+
+def refusal(workload: TinyWorkload, *patterns: str, network: str = "net") -> str:
+    with pytest.raises(ConfigError) as raised:
+        staying_home(workload.networks, workload.optimizers, {network: patterns})
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_patterns_that_leave_nothing_or_match_nothing_are_refused() -> None:
+    workload = tiny()
+    assert "'frist.weight', which matches nothing" in refusal(workload, "*.bias", "frist.weight")
+    assert refusal(workload, "frist.weight").endswith("did you mean 'first.weight'?")
+    assert "matches all parameters" in refusal(workload, "*")
+    assert "matches all parameters" in refusal(workload, "*.weight", "*.bias")
+    assert refusal(workload, "*", network="nets").startswith("network.nets.exclude: trained are")
+    workload.networks["net"].first.requires_grad_(False)  # type: ignore[operator, union-attr]
+    assert "matches nothing of it that would travel" in refusal(workload, "first.*")
+
+
+def test_vectors_of_spectral_norm_stay_home_anyway() -> None:
+    workload = tiny()
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    workload.networks["net"] = nn.Sequential(linear)
+    workload.optimizers["net"] = torch.optim.SGD(linear.parameters(), lr=0.1)
+    assert "matches nothing" in refusal(workload, "*._u")
+    assert home(workload, "*.original") == {"net/0.parametrizations.weight.original": Role.EXCLUDED}
+
+
+def test_a_network_that_is_all_frozen_needs_no_optimiser() -> None:
+    workload = tiny()
+    workload.networks["net"].requires_grad_(False)
+    with pytest.raises(ConfigError, match="'net' has an optimiser but no parameter that it could"):
+        home(workload)
