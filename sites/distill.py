@@ -42,6 +42,7 @@ from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.guidance import guide
 from fedwan.workloads.rectified_flow import flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
@@ -134,6 +135,8 @@ class Distill:
     device: torch.device
     teacher_figures: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
     """By seed and number of held-out samples: the teacher does not change."""
+    teacher_spreads: dict[int, Tensor] = field(default_factory=dict)
+    """By number of samples."""
 
     @cached_property
     def _phases(self) -> Phases:
@@ -200,6 +203,36 @@ class Distill:
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples of the student from fixed noise, (num, …); as many of each class, if told."""
         return self._sample(self._student, self._phases.jumps, num, seed)
+
+    @torch.no_grad()
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: of the judge, and of the student's samples.
+
+        The spread is that of the student's samples over the teacher's from the same noise: a
+        shard's own samples may be of few classes, which the student is not asked for.
+        """
+        made, _, edge, top = self._jumps(held_out, NamedGenerators(seed, "jumps"))
+        level = (edge + top) / 2
+        judged = [
+            self._judge(real, made, edge, level, NamedGenerators(seed, "judge"))
+            for real in (train, held_out)
+        ]
+        (train_logits, _), (held_out_logits, fake_logits) = (
+            [logits.flatten(1).mean(1) for logits in pair] for pair in judged
+        )
+        return {
+            "memory/heads": share_above(train_logits, held_out_logits),
+            "separation/heads": share_above(held_out_logits, fake_logits),
+            "spread/student": self._spread(len(train.x)),
+        }
+
+    def _spread(self, num: int) -> Tensor:
+        seed = derive_seed(self.config.seed, "spread")
+        if num not in self.teacher_spreads:
+            solver, guidance = self._phases.solver, self.model.guidance
+            samples = self._sample(self.networks["teacher"], solver, num, seed, guidance)
+            self.teacher_spreads[num] = spread(samples)
+        return spread(self.sample(num, seed)) / self.teacher_spreads[num]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_quality`; and the teacher's distance, sampled in two ways.

@@ -33,6 +33,7 @@ from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.adversarial import discriminator_loss, generator_loss
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descent
+from fedwan.workloads.examination import spread
 from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
@@ -165,6 +166,17 @@ class Pix2Pix:
         inputs, targets = self._part(real.x)
         is_file = isinstance(self.source, FileSource)
         return measure_translation(targets, self._translate(inputs), with_moments=is_file)
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: has G come to make one image of all inputs?
+
+        The inputs are the same at every site that could read the same data, since some photographs
+        are learnt sooner than others. Of D nothing is told: see docs/doctor.md.
+        """
+        pairs = held_out_of(self.config.data).x
+        num = len(train.x)
+        inputs, targets = self._part(pairs[:: -(-len(pairs) // num)])
+        return {"variety/generator": spread(self._translate(inputs)) / spread(targets)}
 
     def _part(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
         """Inputs and targets."""

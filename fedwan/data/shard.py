@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +68,25 @@ class AnyShard(Protocol):
         """Training samples at even distances, `num` or all if there are fewer, on the CPU."""
         ...
 
+    def drawn(self, num: int, seed: int) -> Batch:
+        """Training samples drawn without replacement, `num` or all if there are fewer, in order."""
+        ...
+
+    def file_keys(self, num: int, num_bytes: int, seed: int) -> Tensor:
+        """A number for the file of each of some training samples, the same for equal ones.
+
+        Nothing is decoded. Files that cannot be read are left out.
+
+        Args:
+            num: most samples, which are drawn without replacement.
+            num_bytes: no further file is read after as many.
+            seed: of the draw.
+
+        Returns:
+            (n,), int64; none of a shard in memory.
+        """
+        ...
+
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
     ) -> Stream:
@@ -99,6 +119,15 @@ class Shard:
         """See `AnyShard`."""
         chosen = _evenly(self.num_samples, num)
         return Batch(self.train.x[chosen], self.train.y[chosen])
+
+    def drawn(self, num: int, seed: int) -> Batch:
+        """See `AnyShard`."""
+        chosen = _any_order(self.num_samples, seed)[:num].sort().values
+        return Batch(self.train.x[chosen], self.train.y[chosen])
+
+    def file_keys(self, num: int, num_bytes: int, seed: int) -> Tensor:
+        """None."""
+        return torch.empty(0, dtype=torch.int64)
 
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
@@ -133,8 +162,26 @@ class FileShard:
 
     def some(self, num: int) -> Batch:
         """See `AnyShard`."""
-        batch = self._reader(cache_mb=0).read(_evenly(self.num_samples, num).tolist())
-        return Batch(to_unit(batch.x), batch.y)
+        return self._read(_evenly(self.num_samples, num))
+
+    def drawn(self, num: int, seed: int) -> Batch:
+        """See `AnyShard`."""
+        return self._read(_any_order(self.num_samples, seed)[:num].sort().values)
+
+    def file_keys(self, num: int, num_bytes: int, seed: int) -> Tensor:
+        """See `AnyShard`."""
+        keys: list[int] = []
+        for place in _any_order(self.num_samples, seed)[:num].tolist():
+            try:
+                data = self.files.items.read(int(self.index[place]))
+            except OSError:
+                continue  # training names it
+            digest = hashlib.blake2b(data, digest_size=8).digest()
+            keys.append(int.from_bytes(digest, "little", signed=True))
+            num_bytes -= len(data)
+            if num_bytes <= 0:
+                break
+        return torch.tensor(keys, dtype=torch.int64)
 
     def batches(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
@@ -147,6 +194,10 @@ class FileShard:
         """See `AnyShard`."""
         return tell(batch, self.told)
 
+    def _read(self, places: Tensor) -> Batch:
+        batch = self._reader(cache_mb=0).read(places.tolist())
+        return Batch(to_unit(batch.x), batch.y)
+
     def _reader(self, cache_mb: int, told: int | None = None) -> Reader:
         return Reader(
             lambda place: self.files.decode(int(self.index[place])),
@@ -158,6 +209,10 @@ class FileShard:
 
 def _evenly(num_samples: int, num: int) -> Tensor:
     return torch.arange(num_samples)[:: -(-num_samples // num)]
+
+
+def _any_order(num_samples: int, seed: int) -> Tensor:
+    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
 
 
 def check_data(config: DataConfig, num_sites: int) -> None:

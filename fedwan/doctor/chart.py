@@ -92,10 +92,10 @@ class Chart:
         """A site's latest values, oldest first."""
         return list(self._values.get(site, {}).get(name, ()))
 
-    def began(self, name: str) -> float:
-        """Median over the sites of their first values ever; 0 where there are none."""
-        firsts = self._first.get(name)
-        return statistics.median(firsts.values()) if firsts else 0.0
+    def began(self, site: str, name: str) -> float:
+        """The largest of the other sites' first values ever; 0 where there are none."""
+        firsts = self._first.get(name, {}).items()
+        return max((value for other, value in firsts if other != site), default=0.0)
 
     def steady(self, site: str, name: str, rounds: int) -> float | None:
         """Median of a site's last values; None unless there are so many."""

@@ -1,7 +1,7 @@
 """A site's vitals: a few figures of its data, rates and networks, for `fedwan doctor`.
 
     shard/samples      how many the shard has
-    shard/distinct     share of them that are not the same as another one
+    shard/distinct     share of them that are not the same as another one, see `fedwan.site.copies`
     x/low x/high       least and largest value of a batch as the workload gets it
     x/mean x/std       of its values
     x/smooth           correlation of neighbouring values of images: 0 for noise, whatever its range
@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from fedwan.data.shard import AnyShard
 from fedwan.rng import derive_seed, lent_generators
+from fedwan.site.copies import distinct_share, pixel_keys
 from fedwan.site.holding import holding_of
 from fedwan.workloads.base import Batch, Examinable, Workload
 
@@ -42,8 +43,7 @@ FEWEST_EXAMINED, MOST_EXAMINED = 16, 64
 MOST_COMPARED = 4096
 """Samples of a shard that are kept, compared with each other and examined, at most."""
 MOST_BYTES = 64 << 20
-"""Of those; of images of 256 x 256 pixels they are some dozens."""
-COMPARED_AT_ONCE = 64
+"""Of those; of images of 256 x 256 pixels they are some dozens, of their files some hundreds."""
 
 
 class Vitals:
@@ -91,8 +91,10 @@ class Vitals:
         if self._some is None:
             bytes_each = 4 * self._shard.held_out.x[:1].numel() or MOST_BYTES
             num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
-            self._some = self._shard.some(num)
-            self._shard_figures = shard_figures(self._some.x, self._shard.num_samples)
+            seed = derive_seed(*self._seed, "shard")
+            self._some = self._shard.drawn(num, seed)
+            files = self._shard.file_keys(MOST_COMPARED, MOST_BYTES, seed)
+            self._shard_figures = shard_figures(self._some.x, self._shard.num_samples, files)
         return {
             **self._shard_figures,
             **data_figures(batch.x),
@@ -124,22 +126,19 @@ class Vitals:
             return workload.examine(parts[0], parts[1], seed)
 
 
-def shard_figures(x: Tensor, num_samples: int) -> dict[str, Tensor]:
-    """How many samples there are, and which share of some of them, (n, …), is new.
+def shard_figures(x: Tensor, num_samples: int, files: Tensor | None = None) -> dict[str, Tensor]:
+    """How many samples there are, and which share of them is no copy of another.
 
-    Two samples are the same if they have the same float64 projection on a fixed random direction,
-    which takes one pass.
+    Args:
+        x: some of them, (n, …), drawn at random, or all.
+        num_samples: that the shard has.
+        files: what stands for the files of some others, see `AnyShard.file_keys`: many more can be
+            looked at than images, but the same image may lie in files that differ.
     """
-    rows = x.flatten(1)
-    direction = torch.randn(rows.shape[1], dtype=torch.float64, generator=_generator("direction"))
-    # Summed row by row: a matrix product may round equal rows differently. Few rows at a time:
-    # of large images some thousand in float64 are gigabytes.
-    parts = [rows[at : at + COMPARED_AT_ONCE] for at in range(0, len(rows), COMPARED_AT_ONCE)]
-    keys = torch.cat([(part.double().cpu() * direction).sum(1) for part in parts])
-    distinct = 1 + int(keys.sort().values.diff().ne(0).sum())
+    seen = [keys for keys in (pixel_keys(x), files) if keys is not None and len(keys)]
     return {
         "shard/samples": torch.tensor(float(num_samples)),
-        "shard/distinct": torch.tensor(distinct / len(rows)),
+        "shard/distinct": torch.tensor(min(distinct_share(keys, num_samples) for keys in seen)),
     }
 
 
@@ -187,7 +186,3 @@ def _evaluating(networks: Mapping[str, nn.Module]) -> Iterator[None]:
     finally:
         for module, mode in zip(modules, modes, strict=True):
             module.training = mode
-
-
-def _generator(name: str) -> torch.Generator:
-    return torch.Generator().manual_seed(derive_seed("vitals", name))

@@ -136,6 +136,7 @@ class Examinable(Protocol):
                                  one; 0.5 where it has not learnt its shard by heart
             separation/NETWORK   how often it scores a real sample above a generated one
             spread/NETWORK       spread of what it generates over that of real samples
+            variety/NETWORK      the same of images made of other images, all alike at the beginning
 
         Args:
             train: some dozens of this site's training samples.

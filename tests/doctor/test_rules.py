@@ -188,6 +188,16 @@ def test_a_site_whose_loss_falls_more_slowly_only_has_a_harder_shard() -> None:
     assert told(bend) == []
 
 
+def test_a_loss_below_what_another_sites_began_with_has_not_diverged() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        first = {"s1": 0.30, "s2": 0.25, "s3": 0.44, "s4": 0.51}[record.site]
+        later = 0.41 if record.site == "s3" else 0.12
+        return replace(record, losses={"discriminator": first if record.version == 1 else later})
+
+    # Pairs of images, each site with one photograph of its own: no discriminator is ever worse.
+    assert told(bend) == []
+
+
 def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
     def bend(record: RoundRecord) -> RoundRecord:
         return replace(record, losses={**record.losses, "generator": None})
@@ -228,6 +238,28 @@ def test_small_spread_at_the_beginning_is_no_collapse() -> None:
 def one_site(name: str, values: list[float]) -> Bend:
     """The first site's figure by round, of a run that is healthy otherwise."""
     return at("s1", lambda record: figures(**{name: values[record.version - 1]})(record))
+
+
+@pytest.mark.parametrize("name", ["spread_generator", "variety_generator"])
+def test_a_site_whose_samples_spread_later_than_the_others_has_not_collapsed(name: str) -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        pace = 0.04 if record.site == "s2" else 0.11
+        return figures(**{name: pace * record.version})(record)
+
+    # In round 4 it has 0.16, the others 0.44, and little is no fault yet.
+    assert told(bend, rounds=4) == []
+    assert [(f.kind, f.site) for f in told(bend, rounds=5)] == [("collapse", "s2")]
+
+
+def test_images_made_of_others_may_be_alike_for_long_but_not_again() -> None:
+    def bend(record: RoundRecord) -> RoundRecord:
+        spread = 0.1 if record.version < 20 or record.version > 30 else 0.9
+        values = {**record.figures, "variety/generator": spread}
+        return replace(record, figures={k: v for k, v in values.items() if "spread" not in k})
+
+    assert told(bend, rounds=30) == []
+    (finding,) = told(bend, rounds=40)
+    assert (finding.kind, finding.site, finding.network) == ("collapse", None, "generator")
 
 
 def test_a_site_that_began_with_little_spread_and_has_got_over_it_has_not_collapsed() -> None:

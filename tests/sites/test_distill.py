@@ -7,6 +7,7 @@ import dataclasses
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from fedwan.errors import ConfigError, JoinRefused
 from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
+from fedwan.workloads.base import Batch, Examinable
 from sites import distill, flow
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -200,6 +202,43 @@ def test_guidance_asks_the_teacher_for_both_classes_and_the_student_for_one(dit:
     assert asked == {"teacher": [16], "student": [8]}
     run.workload.sample(5, seed=0)
     assert asked["student"][1:] == [5, 5]
+
+
+def test_a_look_at_the_judge_and_the_samples_moves_nothing(teacher: Path) -> None:
+    run = Run(distill, config(teacher))
+    run.step(3)
+    workload = run.workload
+    assert isinstance(workload, Examinable)
+    train = run.stream.next_batch()
+    held_out = Batch(run.held_out.x[:8], run.held_out.y[:8])
+    before, drawn = copy.deepcopy(whole(run)), torch.random.get_rng_state()
+    gradients = [p.grad for n in workload.networks.values() for p in n.parameters()]
+    figures = workload.examine(train, held_out, 5)
+    assert set(figures) == {"memory/heads", "separation/heads", "spread/student"}
+    assert all(v.shape == () and not v.requires_grad for v in figures.values())
+    assert figures == workload.examine(train, held_out, 5)
+    assert all(0 <= float(figures[name]) <= 1 for name in ("memory/heads", "separation/heads"))
+    after = [p.grad for n in workload.networks.values() for p in n.parameters()]
+    assert all(one is other for one, other in zip(gradients, after, strict=True))
+    torch.testing.assert_close(whole(run), before, rtol=0, atol=0)
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+
+
+def test_a_student_whose_samples_are_nearly_alike_is_seen(teacher: Path) -> None:
+    run = Run(distill, config(teacher, student_steps=6))
+    held_out = Batch(run.held_out.x[:8], run.held_out.y[:8])
+    look = partial(run.workload.examine, held_out, held_out, 0)
+    # It is the teacher still, and takes the teacher's steps.
+    assert float(look()["spread/student"]) == pytest.approx(1.0, rel=1e-4)
+    assert float(look()["memory/heads"]) == 0.5
+
+    def draw_to_a_point(module: torch.nn.Module, args: tuple[Tensor, ...], out: Tensor) -> Tensor:
+        """The velocity that leads any noise to one sample."""
+        x, sigma = args[0], args[1]
+        return (x - 0.5) / sigma.reshape(-1, *[1] * (x.dim() - 1)).clamp(min=1e-3)
+
+    run.workload.networks["student"].register_forward_hook(draw_to_a_point)
+    assert float(look()["spread/student"]) < 0.05
 
 
 # The teacher -------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from fedwan.output.samples import draw_samples
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.state import Role, hash_state
-from fedwan.workloads.base import Batch
+from fedwan.workloads.base import Batch, Examinable
 from fedwan.workloads.descent import Descent
 from sites import flow, gan, pix2pix
 from strategies import diloco, local_sgd, sync
@@ -204,6 +204,46 @@ def test_images_are_made_with_running_statistics_where_asked() -> None:
     assert not torch.equal(images, Run(pix2pix, config()).workload.sample(20, seed=0))
     generator = run.workload.networks["generator"]
     assert generator.training and hash_state(flat(run)) == before
+
+
+@pytest.mark.parametrize("model", [{}, {"statistics": "running"}, {"norm": "instance"}], ids=str)
+def test_a_generator_that_makes_one_image_of_all_inputs_is_seen(model: dict[str, object]) -> None:
+    run = Run(pix2pix, config(**model))
+    run.step(2)
+    workload = run.workload
+    assert isinstance(workload, Examinable)
+    pairs = Batch(run.held_out.x[:16], run.held_out.y[:16])
+    before, drawn = hash_state(flat(run)), torch.random.get_rng_state()
+    for network in workload.networks.values():
+        network.eval()
+    figures = workload.examine(pairs, pairs, 0)
+    assert set(figures) == {"variety/generator"} and figures["variety/generator"].shape == ()
+    # The same inputs at every site and look, whatever the shard's classes and the seed.
+    other = Batch(run.held_out.x[16:32], run.held_out.y[16:32])
+    assert torch.equal(workload.examine(other, other, 1)["variety/generator"], figures.popitem()[1])
+    assert hash_state(flat(run)) == before
+    assert torch.equal(torch.random.get_rng_state(), drawn)
+    assert not any(m.training for net in workload.networks.values() for m in net.modules())
+    with torch.no_grad():
+        for param in workload.networks["generator"].ups[0].parameters():
+            param.zero_()
+    assert float(workload.examine(pairs, pairs, 0)["variety/generator"]) == 0.0
+
+
+def test_a_run_ends_on_the_same_bits_whether_it_is_examined_or_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def final(name: str) -> tuple[str, list[float | None]]:
+        asked = dataclasses.replace(config(), steps=32)
+        run = simulated(tmp_path / name, asked, diloco, h=16)
+        rows = [row for row in run.records if row["kind"] == "round"]
+        spreads = [row["figures"].get("variety/generator") for row in rows]
+        return hash_state(run.model.state), spreads
+
+    examined, spreads = final("examined")
+    assert len(spreads) == 4 and all(spread is not None and 0 < spread < 2 for spread in spreads)
+    monkeypatch.delattr(pix2pix.Pix2Pix, "examine")
+    assert final("alone") == (examined, [None] * 4)
 
 
 def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it() -> None:

@@ -2,7 +2,9 @@
 
 Told by samples: their mean distance over that of real ones, which is near 1 in a healthy run and
 small before training: a site whose latest samples are diverse has left that behind. So a site is
-told by the others, and the run as a whole only after its samples were diverse, or many rounds.
+told by the others, once theirs are diverse, and the run as a whole only after its samples were
+diverse, or many rounds: of images that are made of other images only after they were, since these
+take hundreds of steps to get there.
 """
 
 from __future__ import annotations
@@ -22,18 +24,24 @@ SHARE = 0.6
 """Of the other sites' spread."""
 LATE = 8
 """Rounds in a row with little spread anywhere, where it may only be the beginning."""
+WHAT = ("spread", "variety")
+"""Figures of samples from noise, and of images made of others."""
 DROP = 0.4
 """Of the spread that there was."""
 
 
 def collapse(chart: Chart, site: str) -> Iterator[Finding]:
     """One site's generator."""
-    for network in chart.names(site, "spread"):
-        spread = chart.steady(site, f"spread/{network}", ROUNDS)
-        typical = chart.typical(site, f"spread/{network}", ROUNDS)
+    names = [(f"{what}/{network}", network) for what in WHAT for network in chart.names(site, what)]
+    for name, network in names:
+        spread = chart.steady(site, name, ROUNDS)
+        typical = chart.typical(site, name, ROUNDS)
+        elsewhere = chart.typical(site, name, 1)
         if spread is None or typical is None or looks_back(chart, site, network):
             continue
-        latest = chart.past(site, f"spread/{network}")[-1]
+        if elsewhere is None or elsewhere < MOST:
+            continue  # all may be at their beginning
+        latest = chart.past(site, name)[-1]
         if max(spread, latest) < MOST and spread < SHARE * typical:
             yield Finding(
                 "collapse",
@@ -49,15 +57,21 @@ def collapse(chart: Chart, site: str) -> Iterator[Finding]:
 
 def collapse_everywhere(chart: Chart) -> Iterator[Finding]:
     """All sites' generators."""
-    networks = {network for site in chart.sites for network in chart.names(site, "spread")}
-    for network in sorted(networks):
-        pasts = [chart.past(site, f"spread/{network}") for site in chart.sites]
+    names = {
+        (what, network)
+        for what in WHAT
+        for site in chart.sites
+        for network in chart.names(site, what)
+    }
+    for what, network in sorted(names):
+        pasts = [chart.past(site, f"{what}/{network}") for site in chart.sites]
         rows = list(zip(*(past[-LATE:] for past in pasts if past), strict=False))
         spreads = [statistics.median(row) for row in rows]
         if len(spreads) < LATE:
             continue
         now = statistics.median(spreads[-ROUNDS:])
-        if now < MOST and (max(spreads) < MOST or now < DROP * max(spreads)):
+        never = what == "spread" and max(spreads) < MOST
+        if now < MOST and (never or now < DROP * max(spreads[:-ROUNDS])):
             yield Finding(
                 "collapse",
                 None,

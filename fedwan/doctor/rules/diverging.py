@@ -1,10 +1,10 @@
 """Divergence: a network whose loss or steps grow out of all proportion.
 
-At one site: its loss is three times the other sites' and above what losses began with (a shard may
-be harder than others, and its loss fall all the same), or its contributions are four times as long,
-round after round. Where a discriminator at the same site took far longer steps than elsewhere, it
-is that one which overpowers the other network. Everywhere: losses that are not finite, or ten times
-what they were.
+At one site: its loss is three times the other sites' and above what any of theirs began with (a
+shard may be harder than others, and its loss fall all the same), or its contributions are four
+times as long, round after round. Where a discriminator at the same site took far longer steps than
+elsewhere, it is that one which overpowers the other network. Everywhere: losses that are not
+finite, or ten times what they were.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def diverging(chart: Chart, site: str) -> Iterator[Finding]:
         loss = chart.past(site, f"loss/{network}")[-ROUNDS:]
         typical = chart.typical(site, f"loss/{network}", ROUNDS)
         if len(loss) == ROUNDS and typical is not None and math.isfinite(typical) and typical > 0:
-            if min(loss) > max(MOST_LOSS * typical, chart.began(f"loss/{network}")):
+            if min(loss) > max(MOST_LOSS * typical, chart.began(site, f"loss/{network}")):
                 now = "not finite" if math.isinf(loss[-1]) else f"{loss[-1]:.3g}"
                 yield _finding(chart, site, network, f"its loss is {now}, elsewhere {typical:.3g}")
                 continue
