@@ -1,0 +1,88 @@
+"""Variates sum to nothing over the sites, whatever coding loses and whoever comes too late.
+
+On the way up, that is. What is owed on the way down, all sites have in common.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.config import CodecConfig, Config
+from fedwan.coordinator.policy import RoundPolicy
+from fedwan.link import wire_pb2 as wire
+from fedwan.simulate import SimulatedSite, simulate
+from fedwan.site import delta
+from fedwan.site.variates import ControlVariates
+from strategies import scaffnew
+from tests.support import ADAM, TinyWorkload, tiny_shard
+
+SITES, H, NUM_VERSIONS = 3, 5, 12
+NET = {"velocity": ADAM}
+
+
+def is_missed(version: int) -> bool:
+    """Whether the round from this version closes without s2."""
+    return version in (3, 4, 8)
+
+
+class TooLate:
+    """A link whose contributions come when their round has closed, where that is to be."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+        deadline = time.monotonic() + 30
+        while (
+            header.kind == wire.UploadHeader.CONTRIBUTION
+            and is_missed(header.version)
+            and self._inner._hub.outbox.versions[0] <= header.version
+        ):
+            assert time.monotonic() < deadline, "the others' round did not close"
+            time.sleep(0.01)
+        receipt: wire.Receipt = self._inner.upload(header, payload)
+        return receipt
+
+
+@pytest.mark.parametrize("up", ["fp32", "int4"])
+def test_what_all_sites_are_corrected_by_sums_to_nothing(
+    up: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[ControlVariates] = []
+
+    class Noted(ControlVariates):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    def decide(_: RoundPolicy, num_arrived: int, *args: Any, **kwargs: Any) -> str:
+        version = args[2] if len(args) > 2 else kwargs["version"]
+        return "close" if num_arrived >= SITES - is_missed(version) else "wait"
+
+    monkeypatch.setattr(delta, "ControlVariates", Noted)
+    monkeypatch.setattr(RoundPolicy, "decide", decide)
+    config = Config(sites=SITES, h=H, steps=NUM_VERSIONS * H, inner=dict(NET))
+    config.strategy, config.codec = "scaffnew", CodecConfig(up, "fp32")
+    config.round.quorum, config.round.patience_s = SITES - 1, 30.0
+    scaffnew.resolve(config, dict.fromkeys(NET, "regression"))
+    run = simulate(
+        {f"s{i + 1}": SimulatedSite(TinyWorkload(NET), tiny_shard(i)) for i in range(SITES)},
+        scaffnew.build(config),
+        tmp_path,
+        num_steps=config.steps,
+        batch=4,
+        wrap=lambda name, link: TooLate(link) if name == "s2" else link,
+    )
+    assert run.totals.dropped == 3 and len(made) == SITES
+    for name in made[0].values:
+        values = torch.stack([variates.values[name] for variates in made])
+        assert values.abs().max() > 1e-3
+        assert values.sum(0).abs().max() < 1e-6
