@@ -103,6 +103,7 @@ class Desk:
                 verb = "rejoined" if is_rejoin else "joined"
                 present = self.outbox.version
                 at = f" at version {present}" if present else ""
+                self.outbox.note_back(site, hello.checkpoint)
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
             self.changed.notify_all()
             return wire.Welcome(

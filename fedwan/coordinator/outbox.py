@@ -53,6 +53,8 @@ class Outbox:
         """By site, steps to take until its next upload; absent for the strategy's H."""
         self.run_step = 0
         """Where the run stands: the mean over sites of the steps that were merged."""
+        self._variates_from: dict[int, int] = {}
+        """By fragment, the version at which sites' control variates begin anew."""
         self._keep_bytes = 0
         self._updates: dict[int, dict[int, Payload]] = {}
         """By fragment and version, in the order of versions."""
@@ -101,6 +103,17 @@ class Outbox:
         self._arrived[fragment] = set()
         for site, start in merged:
             self._merged[fragment, site] = max((start, version), self._merged_of(fragment, site))
+
+    def note_back(self, site: str, checkpoint: int) -> None:
+        """A site's process is new: what it lost, others must not be corrected for.
+
+        Control variates sum to zero over the sites (`fedwan.site.variates`). Those of a site whose
+        checkpoint is older than its latest merged contribution no longer do with the others', so
+        that all begin anew, at the versions that are made next.
+        """
+        for fragment, version in enumerate(self.versions):
+            if self._merged_of(fragment, site)[1] > checkpoint:
+                self._variates_from[fragment] = version + 1
 
     def is_merged(self, fragment: int, site: str, version: int) -> bool:
         """Whether a site's contribution to a version, or to a later one, has been merged."""
@@ -177,6 +190,7 @@ class Outbox:
     def _address(self, header: wire.DownloadHeader, site: str, fragment: int) -> None:
         """Say what holds for this site alone."""
         header.merged_from, header.merged_into = self._merged_of(fragment, site)
+        header.variates_from = self._variates_from.get(fragment, 0)
         header.steps = self.steps.get(site, 0)
         header.run_step = self.run_step
 

@@ -91,6 +91,8 @@ class DeltaExchange:
             replica = station.replica
             self._variates = ControlVariates(replica.live, replica.base, replica.layout)
             replica.keep(add_prefix("variates", self._variates.values))
+        self._anew: dict[int, int] = {}
+        """By fragment, the version at which variates began anew last."""
         self._sent: dict[int, Sent] = {}
         """By fragment, what coding made of the contribution in flight; for variates alone."""
         self._executor: Executor = (
@@ -194,6 +196,7 @@ class DeltaExchange:
             sent = self._sent.pop(index)
             if is_merged(arrival.header, flight.version, arrival.version):
                 self._learn(flight.fragment, sent)
+            self._renew(flight.fragment, arrival.header, arrival.version)
         is_replaced = is_last or flight.is_waited
         is_corrected = self._look_ahead is not None and not is_replaced
         self._station.replica.land(
@@ -209,6 +212,29 @@ class DeltaExchange:
     def _learn(self, fragment: Fragment, sent: Sent) -> None:
         assert self._variates is not None
         self._variates.learn(fragment, fragment.steps(self._station.strategy.h), sent)
+
+    def _renew(self, fragment: Fragment, header: wire.DownloadHeader, version: int) -> None:
+        """Begin the variates anew, once, where the coordinator says so."""
+        if self._variates is not None and (
+            self._anew.get(fragment.index, 0) < header.variates_from <= version
+        ):
+            self._anew[fragment.index] = header.variates_from
+            self._variates.forget(fragment)
+            log.warning(
+                "control variates begin anew at version %d, as a site lost its own", version
+            )
+
+    def resume_variates(self, header: wire.DownloadHeader, checkpoint: int) -> None:
+        """After a checkpoint was taken over: begin anew if all did since.
+
+        Args:
+            header: of the global weights.
+            checkpoint: its version; 0 for none.
+        """
+        for fragment in self._station.fragments:
+            if checkpoint > header.variates_from:
+                self._anew[fragment.index] = header.variates_from
+            self._renew(fragment, header, self.versions[fragment.index])
 
     def _owe(self, fragment: Fragment) -> None:
         if self._station.strategy.owes == "weights":
@@ -226,12 +252,15 @@ class DeltaExchange:
         self._is_grounded.clear()
         self._flights.clear()
         station = self._station
-        weights, versions = station.courier.fetch_global()
+        weights, header = station.courier.fetch_present()
+        versions = list(header.versions)
         station.replica.adopt(weights)
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             station.replica.reset_optimizers()
         self.take_over(versions, None)
+        for fragment in station.fragments:
+            self._renew(fragment, header, versions[fragment.index])
         return reached_step(station.fragments, versions, station.strategy.h, station.num_steps)
 
     def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:

@@ -162,6 +162,7 @@ class SiteLoop:
             layout_json=layout_to_json(self._replica.layout),
             initial_sha256=self._replica.initial_sha256,
             frozen_sha256=self._replica.frozen_sha256,
+            checkpoint=max(self._checkpoints.versions(), default=0),
         )
         welcome = self._link.join(hello)
         if welcome.send_initial:
@@ -191,6 +192,7 @@ class SiteLoop:
         if self._strategy.contributes == "delta":
             nearest += 1  # deltas save before their contribution leaves
         if isinstance(exchange, DeltaExchange) and exchange.is_exact and nearest in kept:
+            exchange.resume_variates(header, nearest)
             return self._send_again(versions[0], weights)
         usable = [v for v in kept if v <= nearest]
         # Whether the predecessor's last contribution was merged before it saw the update.
@@ -204,6 +206,8 @@ class SiteLoop:
                 exchange.catch_up(weights, ledger)
             self._replica.adopt(weights)
         exchange.take_over(versions, ledger)
+        if isinstance(exchange, DeltaExchange):
+            exchange.resume_variates(header, usable[-1] if usable else 0)
         if weights is not None:
             if outer:
                 self._replica.load_optimizers(outer)

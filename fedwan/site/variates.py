@@ -8,7 +8,7 @@ to each step of the next round it keeps the sites together, though their data pu
 
 The sum has to stay 0: what it lacks moves all sites the same way in every step to come. So l is
 where the coordinator took the site to be, after coding, and a site whose contribution is not in g
-does not learn from it.
+does not learn from it. When a site comes back without what it had learnt, all begin anew.
 
 Mishchenko et al. 2022 (2202.09357, algorithm 1, Scaffnew) for gradient descent. Here e corrects the
 steps of any inner optimiser: it is in units of weights, not of gradients. It costs no byte, as g
@@ -58,6 +58,11 @@ class ControlVariates:
             [live[name] for name in names],
             list(self.values.values()),
         )
+
+    def forget(self, fragment: Fragment) -> None:
+        """E ← 0, as at the beginning of the run."""
+        for name in fragment.layout.keys() & self.values.keys():
+            self.values[name].zero_()
 
     @torch.no_grad()
     def correct(self) -> None:
