@@ -135,6 +135,20 @@ class Classifier(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Probe(Classifier):
+    """A head on a backbone, in one child, of which the optimiser has the head alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 10))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return self.training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net[2].parameters(), lr=0.1)
+
+
 class WithoutOptimizers(Classifier):
     def configure_optimizers(self) -> None:
         return None

@@ -74,6 +74,14 @@ def test_two_sites_train_an_automatic_module_of_one_network(tmp_path: Path) -> N
     assert quality[-1]["fd"] == quality[-1]["val_loss"]
 
 
+def test_what_an_optimiser_leaves_out_of_a_child_does_not_travel(tmp_path: Path) -> None:
+    ran = simulated(tmp_path, config({"module": f"{HERE}:Probe"}, steps=20, h=10))
+    assert set(ran.model.state) == {"net/2.weight", "net/2.bias"}
+    assert set(ran.site_sha256.values()) == {hash_state(ran.model.state)}
+    quality = [row for row in ran.records if row["kind"] == "quality"]
+    assert quality[-1]["fd"] < quality[0]["fd"]
+
+
 def test_a_site_that_dies_comes_back_into_the_schedule(tmp_path: Path) -> None:
     asked = config(AUTOENCODER, steps=40, h=10)
     ran = simulated(tmp_path, asked, absences={"s2": Absence(0.3, 0.6)})
