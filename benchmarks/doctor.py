@@ -1,4 +1,4 @@
-"""The doctor's hits and false alarms: eight faults planted at one of four sites, and clean runs.
+"""The doctor's hits and false alarms: nine faults planted at one of four sites, and clean runs.
 
     python benchmarks/doctor.py [--quick] [--only TEXT] [--seeds 5] [--json PATH]
 

@@ -19,6 +19,8 @@ __all__ = ["FAULTS", "Fault", "Unmeasured"]
 
 NUM_TINY, NUM_LEARNT = 8, 48
 """Images that are left of a shard."""
+NUM_COPIES = 10
+"""Of each image that is left."""
 ROUNDS_BEHIND = 3
 EXTRA_STEPS = 4
 
@@ -95,6 +97,14 @@ def _tiny(shard: Shard, seed: int) -> Shard:
 
 def _short(shard: Shard, seed: int) -> Shard:
     return _with_images(shard, shard.train.x[:NUM_LEARNT])
+
+
+def _copied(shard: Shard, seed: int) -> Shard:
+    """As large as it was, in no order, but of a tenth of its images."""
+    num = len(shard.train.y)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "copies"))
+    chosen = torch.randperm(num, generator=generator) % max(1, num // NUM_COPIES)
+    return dataclasses.replace(shard, train=Batch(shard.train.x[chosen], shard.train.y[chosen]))
 
 
 # Around the workload -------------------------------------------------------------------------
@@ -194,6 +204,7 @@ FAULTS = (
     Fault("noise", ("noise",), (), shard=_noise),
     Fault("range", ("range",), (), shard=_range),
     Fault("tiny_shard", ("small_shard",), (), shard=_tiny),
+    Fault("copies", ("small_shard",), (), shard=_copied),
     Fault("lr_x10", ("learning_rate",), ("velocity", "generator", "discriminator"), workload=_fast),
     Fault(
         "memorising",
@@ -207,4 +218,4 @@ FAULTS = (
     Fault("stale", ("stale",), (), workload=_Stale),
     Fault("collapse", ("collapse",), ("generator",), ("gan",), workload=_collapsing),
 )
-"""The eight."""
+"""The nine."""

@@ -10,14 +10,14 @@ from benchmarks.faults import FAULTS
 
 def test_every_fault_is_planted_where_it_applies() -> None:
     assert [fault.name for fault in FAULTS] == [
-        *("noise", "range", "tiny_shard", "lr_x10"),
+        *("noise", "range", "tiny_shard", "copies", "lr_x10"),
         *("memorising", "diverging", "stale", "collapse"),
     ]
-    assert len(doctor.CASES) == 8 + 5 + 2 * 3
+    assert len(doctor.CASES) == 9 + 6 + 2 * 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny_shard", "lr_x10", "stale", "none"])
+@pytest.mark.parametrize("name", ["tiny_shard", "copies", "lr_x10", "stale", "none"])
 def test_a_planted_fault_is_named_and_nothing_else(name: str) -> None:
     (case,) = [
         c for c in doctor.CASES if (c.fault.name, c.workload, c.split) == (name, "flow", "iid")
