@@ -90,8 +90,10 @@ class TinyRun:
         shard_of: Callable[[str], AnyShard] = lambda name: tiny_shard(int(name[1:])),
         has_own_data: bool = False,
         inner: Mapping[str, InnerConfig] | None = None,
+        show_samples: bool = False,
     ) -> None:
         self.shard_of = shard_of
+        self.show_samples = show_samples
         self.folder = folder
         self.inner = inner or {}
         self.strategy = strategy
@@ -170,6 +172,7 @@ class TinyRun:
             checkpoint_every=self.checkpoint_every,
             poll_s=0.05,
             has_own_data=self.plan.asks_all_sites,
+            show_samples=self.show_samples,
             inner=self.inner,
         )
         folder = self.folder / name
