@@ -125,6 +125,10 @@ class DataConfig:
     the same at every site, whatever classes it has. Empty: no classes."""
     size: int = 0
     """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
+    show_samples: bool = False
+    """Of files: whether pictures that a workload makes of a site's own inputs, as `pix2pix` does,
+    may leave the site. It speaks for the sites of a run on one machine; elsewhere each site's own
+    SITE.yaml does, and no run's configuration."""
     direction: str = ""
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
     cache_mb: int = 1024

@@ -50,6 +50,7 @@ from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
     refuse_labels,
+    refuse_shown_samples,
     require_at_least,
 )
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
@@ -93,6 +94,7 @@ def resolve(config: Config) -> None:
     _check(model, teacher, config.data.name)
     refuse_labels(config, "on a student of classes", "workload=flow")
     fill_training(config, batch=64, steps=2000)
+    refuse_shown_samples(config, from_inputs=False)
     lr = 1e-3 if teacher.sizes.network == "dit" else 5e-4
     fill_inner(config, "student", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
     fill_inner(config, "heads", InnerConfig(lr=2e-3, beta1=0.5, beta2=0.99))

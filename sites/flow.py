@@ -33,6 +33,7 @@ from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
     refuse_labels,
+    refuse_shown_samples,
     require_at_least,
     require_one_of,
 )
@@ -85,6 +86,7 @@ def resolve(config: Config) -> None:
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
     fill_training(config, batch=64, steps=4000)
+    refuse_shown_samples(config, from_inputs=False)
     if model.network == "dit":
         _check_patches(model, config.data)
         _check_guidance(model)

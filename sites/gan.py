@@ -31,6 +31,7 @@ from fedwan.workloads.settings import (
     fill_inner,
     fill_training,
     refuse_labels,
+    refuse_shown_samples,
     require_at_least,
     require_one_of,
     require_parts,
@@ -77,6 +78,7 @@ def resolve(config: Config) -> None:
     if not model.conditional:
         refuse_labels(config, "unless networks are told it", "model.conditional=true")
     fill_training(config, batch=32 * model.n_critic, steps=2800)
+    refuse_shown_samples(config, from_inputs=False)
     shape = source_of(config.data).shape
     if len(shape) == 3 and shape[1:] != (8, 8):
         raise ConfigError(

@@ -31,7 +31,12 @@ from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, lent_generators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.settings import fill_training, require_at_least, require_one_of
+from fedwan.workloads.settings import (
+    fill_training,
+    refuse_shown_samples,
+    require_at_least,
+    require_one_of,
+)
 
 SITE = ("precision", "accumulate")
 _KINDS: dict[str, NetworkKind] = {"adversarial": "adversarial", "regression": "regression"}
@@ -84,7 +89,9 @@ def resolve(config: Config) -> None:
     """Fill in batch and steps; refuse what is the module's own to choose."""
     model = Model(**config.model)
     require_at_least("model.latents", model.latents, 0)
-    fill_training(config, batch=_BATCH, steps=_STEPS, pairs=source_of(config.data).inputs > 0)
+    has_pairs = source_of(config.data).inputs > 0
+    fill_training(config, batch=_BATCH, steps=_STEPS, pairs=has_pairs)
+    refuse_shown_samples(config, _from_inputs(find_class(model.module), config))
     for network in _networks(config):
         chosen = config.inner.setdefault(network, copy.copy(_OWN))
         for name, value in vars(dataclasses.replace(chosen, clip_norm=0.0)).items():
@@ -94,6 +101,11 @@ def resolve(config: Config) -> None:
                     "its optimisers itself; leave it out, or give it a model.args of its own"
                 )
     _check_figures(model, config)
+
+
+def _from_inputs(module_class: type, config: Config) -> bool:
+    """Whether a module's samples are made of inputs that the site holds."""
+    return bool(getattr(module_class, "samples_from_inputs", source_of(config.data).inputs > 0))
 
 
 def _check_figures(model: Model, config: Config) -> None:
@@ -171,6 +183,11 @@ class Lightning:
             generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
             return found | measure_quality(self.config.data.name, real, generated)
         return found | {"fd": found.get("loss", next(iter(found.values()))), "fd_floor": 0.0}
+
+    @property
+    def samples_from_inputs(self) -> bool:
+        """See `fedwan.workloads.base.Disclosing`: the module's own word; of pairs, yes."""
+        return _from_inputs(type(self.fit.module), self.config)
 
     @property
     def _makes_samples(self) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -128,6 +128,9 @@ class Pix2Pix:
     model: Model
     source: Source | FileSource
     device: torch.device
+
+    samples_from_inputs: ClassVar[bool] = True
+    """See `fedwan.workloads.base.Disclosing`: near the target, they show what a site holds."""
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of both networks, each against the other as it was before."""

@@ -91,9 +91,11 @@ class TinyRun:
         has_own_data: bool = False,
         inner: Mapping[str, InnerConfig] | None = None,
         exclude: Mapping[str, Sequence[str]] | None = None,
+        show_samples: bool = False,
     ) -> None:
         self.exclude = exclude or {}
         self.shard_of = shard_of
+        self.show_samples = show_samples
         self.folder = folder
         self.inner = inner or {}
         self.strategy = strategy
@@ -172,6 +174,7 @@ class TinyRun:
             checkpoint_every=self.checkpoint_every,
             poll_s=0.05,
             has_own_data=self.plan.asks_all_sites,
+            show_samples=self.show_samples,
             inner=self.inner,
             exclude=self.exclude,
         )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.files import write_folder
 from tests.test_end_to_end import fedwan, finish, kill, rows, summary, wait_for_version
@@ -69,3 +71,26 @@ def test_a_site_whose_files_cannot_be_used_ends_the_run_with_one_line(
     text = " ".join(output.split())
     assert "dog is of class 'dog', which data.classes does not name (cat, fox)" in text
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("shows", [False, True])
+def test_translations_of_a_folder_s_pairs_are_drawn_where_the_owner_shows_them(
+    tmp_path: Path, shows: bool
+) -> None:
+    pairs, out = tmp_path / "pairs", tmp_path / "out"
+    pairs.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (12, 32, 64, 3), dtype=np.uint8)
+    for index, image in enumerate(pixels):
+        Image.fromarray(image).save(pairs / f"{index:02d}.png")
+    process = fedwan(
+        *("demo", f"out={out}", "workload=pix2pix", "sites=1", "steps=4", "h=2", "data.batch=2"),
+        *("data.name=pairs", f"data.path={pairs}", "data.size=32", "model.width=4"),
+        *(["data.show_samples=true"] if shows else []),
+    )
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert (out / "samples.png").is_file() is shows
+    assert ("stay with the sites" in output) is not shows
+    assert ("data:image/png" in (out / "report.html").read_text()) is shows
+    kept = [row for row in rows(out) if row.get("event") == "samples_kept"]
+    assert len(kept) == (not shows)

@@ -21,10 +21,12 @@ _NEEDED = ("site", "identity", "door", "dir")
 
 @dataclass
 class SiteData:
-    """Where this site's data are."""
+    """Where this site's data are, and what of them may be shown."""
 
     path: str = ""
     """Their folder, in place of the run's `data.path`."""
+    show_samples: bool = False
+    """Whether pictures that are made of them, as `pix2pix` makes them, may leave the site."""
 
 
 @dataclass
@@ -61,6 +63,8 @@ def site(
     dir: a folder for checkpoints and logs
 
     data.path: the folder of this site's data, in place of the run's
+
+    data.show_samples: true lets pictures that are made of them leave the site
     """
     settings = load_site(path, words or [])
     # Imported late, so that a wrong file is told at once.
@@ -74,6 +78,7 @@ def site(
                 dir=Path(settings.dir),
                 door=settings.door,
                 data_path=settings.data.path,
+                show_samples=settings.data.show_samples,
             )
         )
 

@@ -30,7 +30,7 @@ class Finding(NamedTuple):
     version: int
     figures: dict[str, Any]
     samples: bytes
-    """See `QualityReport`."""
+    """See `QualityReport`: pictures of the first site that shows any."""
     complaint: str = ""
     """Why figures are not those of all data together."""
 
@@ -101,9 +101,9 @@ def _find(reports: Mapping[str, wire.QualityReport]) -> Finding:
         )
     except (ValueError, FedwanError) as error:
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
-    first = reports[sites[0]]
+    shown = next((site for site in sites if _has_pictures(reports[site])), sites[0])
     version = max(report.version for report in reports.values())
-    return Finding(sites, version, figures, first.samples, complaint)
+    return Finding(sites, version, figures, reports[shown].samples, complaint)
 
 
 def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,8 +116,19 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _moments(report: wire.QualityReport) -> State:
+def _has_pictures(report: wire.QualityReport) -> bool:
     try:
-        return select_prefix("moments", safetensors.torch.load(report.samples))
+        return "generated" in _tensors(report)
+    except PayloadError:
+        return False
+
+
+def _moments(report: wire.QualityReport) -> State:
+    return select_prefix("moments", _tensors(report))
+
+
+def _tensors(report: wire.QualityReport) -> State:
+    try:
+        return safetensors.torch.load(report.samples)
     except SafetensorError as error:
         raise PayloadError(f"a report's samples cannot be read ({error})") from None

@@ -71,8 +71,8 @@ def answer_ticket(
 
     Args:
         message: the ticket.
-        context: Flower's context; `site`, `identity`, `dir` and, if the site has data of its own,
-            `data_path` come from the SuperNode.
+        context: Flower's context; `site`, `identity`, `dir`, if the site has data of its own
+            `data_path`, and if it shows pictures of them `show_samples`, come from the SuperNode.
         run: does the site's work; returns when the coordinator says that the run is over.
 
     Returns:
@@ -102,6 +102,7 @@ def _site_settings(context: Context) -> SiteSettings:
         Path(str(values["identity"])),
         Path(str(values["dir"])),
         str(context.node_config.get("data_path", "")),
+        context.node_config.get("show_samples") == "true",
     )
 
 

@@ -67,7 +67,7 @@ def run_local(
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
             Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
-            _site_services(out, names, door.port) as sites,
+            _site_services(config, names, door.port) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))
 
@@ -89,7 +89,8 @@ def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> Path:
 
 
 @contextmanager
-def _site_services(out: Path, names: Sequence[str], door_port: int) -> Iterator[list[Service]]:
+def _site_services(config: Config, names: Sequence[str], door_port: int) -> Iterator[list[Service]]:
+    out = Path(config.out)
     services: list[Service] = []
     # The services must find the very package that is running now, installed or not.
     package_root = str(Path(__file__).resolve().parents[2])
@@ -108,6 +109,8 @@ def _site_services(out: Path, names: Sequence[str], door_port: int) -> Iterator[
             }
             argv = [sys.executable, "-P", "-m", "fedwan.flower.site"]
             argv += [word for key, value in words.items() for word in (f"--{key}", value)]
+            if config.data.show_samples:  # who starts all sites speaks for their owners
+                argv.append("--show-samples")
             services.append(Service(f"site {name}", argv, folder / "logs" / "service.log", env))
         yield services
     finally:

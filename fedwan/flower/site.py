@@ -52,6 +52,8 @@ class SiteServiceConfig:
     """`host:port` of the coordinator's front door."""
     data_path: str = ""
     """Folder of the site's data, in place of the run's `data.path`."""
+    show_samples: bool = False
+    """Whether samples that are made of the site's own inputs may leave it."""
 
 
 def serve_site(settings: SiteServiceConfig, *, stop: threading.Event | None = None) -> None:
@@ -96,7 +98,11 @@ class _Warden:
 
     def __init__(self, settings: SiteServiceConfig, forwarder: Forwarder) -> None:
         self._settings = SiteSettings(
-            settings.name, settings.identity, settings.dir, settings.data_path
+            settings.name,
+            settings.identity,
+            settings.dir,
+            settings.data_path,
+            settings.show_samples,
         )
         self._forwarder = forwarder
         self._mark_path = clientapp_mark(settings.dir)
@@ -164,9 +170,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fedwan.flower.site", description=__doc__)
     for name in ("name", "identity", "dir", "door"):
         parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--show-samples", action="store_true")
     words = parser.parse_args(argv)
     try:
-        serve_site(SiteServiceConfig(words.name, Path(words.identity), Path(words.dir), words.door))
+        serve_site(
+            SiteServiceConfig(
+                words.name,
+                Path(words.identity),
+                Path(words.dir),
+                words.door,
+                show_samples=words.show_samples,
+            )
+        )
     except FedwanError as error:
         print(f"fedwan: {error}", file=sys.stderr)
         return error.exit_code

@@ -59,6 +59,8 @@ def node_config(settings: SiteSettings) -> str:
     }
     if settings.data_path:
         values["data_path"] = settings.data_path
+    if settings.show_samples:
+        values["show_samples"] = "true"
     return " ".join(f"{key}={_quoted(key, value)}" for key, value in values.items())
 
 

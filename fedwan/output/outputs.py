@@ -15,7 +15,7 @@ from safetensors.torch import load as load_tensors
 from fedwan.config import Config, dump
 from fedwan.output.records import Record, Recorder
 from fedwan.output.report import write_report
-from fedwan.output.samples import draw_samples
+from fedwan.output.samples import SAMPLES_KEPT, draw_samples
 from fedwan.output.sinks import Sink, open_sinks
 from fedwan.output.summary import Summary, write_summary
 
@@ -54,6 +54,7 @@ class Outputs:
                 (out / name).unlink(missing_ok=True)
         self._recorder = Recorder(out / "metrics.jsonl", resumed_version)
         self._sinks: list[Sink] = open_sinks(config, out)
+        self._is_kept_said = False
 
     def __enter__(self) -> Self:
         return self
@@ -83,8 +84,9 @@ class Outputs:
         Args:
             version: that the samples are of.
             step: of the run, at that version.
-            data: safetensors with `generated` and, where it may be shown, `real`. They come from a
-                site: bytes that hold no picture become a warning.
+            data: safetensors with `generated` and `real`, each where it may be shown; without
+                `generated` an event says so once. They come from a site: bytes that cannot be
+                drawn become a warning.
         """
         config = self._config
         title = (
@@ -94,12 +96,20 @@ class Outputs:
         path = self._out / "samples.png"
         try:
             tensors = load_tensors(data)
+            if "generated" not in tensors:
+                self._say_kept()
+                return
             draw_samples(path, tensors["generated"], tensors.get("real"), title)
-        except (SafetensorError, KeyError, ValueError) as error:
+        except (SafetensorError, ValueError) as error:
             text = f"samples of version {version} cannot be drawn: {' '.join(str(error).split())}"
             self.event("warning", None, text)
             return
         self._each_sink(lambda sink: sink.picture(path, step))
+
+    def _say_kept(self) -> None:
+        if not self._is_kept_said:
+            self._is_kept_said = True
+            self.event("samples_kept", None, SAMPLES_KEPT)
 
     def finish(
         self, totals: Totals, wall_s: float, versions: int, payload_bytes: int, sha256: str

@@ -288,7 +288,8 @@ def _events(run: _Run) -> str:
 def _samples(run: _Run) -> str:
     path = run.out / "samples.png"
     if not path.is_file():
-        return ""
+        texts = [event.text for event in run.events if event.event == "samples_kept"]
+        return f'<div class="panel">{escape(texts[0])}</div>' if texts else ""
     data = base64.b64encode(path.read_bytes()).decode()
     image = f'<img class="samples" alt="generated samples" src="data:image/png;base64,{data}">'
     return f'<div class="panel">{image}</div>'

@@ -12,7 +12,13 @@ from numpy.typing import NDArray
 
 from fedwan.output.files import replace_bytes
 
-__all__ = ["draw_samples"]
+__all__ = ["SAMPLES_KEPT", "draw_samples"]
+
+SAMPLES_KEPT = (
+    "pictures are made of the sites' own inputs and stay with them, unless an owner sets "
+    "data.show_samples (docs/data.md)"
+)
+"""Said where there is no picture to draw."""
 
 _DPI = 100
 _GRID_PX = 420

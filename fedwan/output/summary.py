@@ -154,7 +154,10 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> list[tuple
             )
         )
     lines.append(("weights", f"sha256 {summary.global_sha256[:16]}…"))
-    lines.append(("samples", f"[cyan]{out / 'samples.png'}[/]"))
+    picture = out / "samples.png"
+    is_kept = any(isinstance(r, EventRecord) and r.event == "samples_kept" for r in records)
+    is_there = picture.is_file() or not is_kept
+    lines.append(("samples", f"[cyan]{picture}[/]" if is_there else "stay with the sites"))
     lines.append(("report", f"[cyan]{out / 'report.html'}[/]"))
     return lines
 

@@ -43,7 +43,7 @@ from fedwan.site.sharing import alone
 from fedwan.site.vitals import Vitals
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Batch, Following, Workload
+from fedwan.workloads.base import Batch, Following, Workload, discloses_inputs
 from fedwan.workloads.schedule import set_rates
 
 __all__ = ["SiteLoop"]
@@ -301,7 +301,10 @@ class SiteLoop:
             self._measure(*self._courier.fetch_ema())
 
     def _measure(self, weights: State, version: int) -> None:
-        """Quality of some weights on held-out data, and samples from them, for the coordinator."""
+        """Quality of some weights on held-out data, and samples from them, for the coordinator.
+
+        Samples that are made of private inputs stay here, unless this site's owner shows them.
+        """
         began = time.monotonic()
         seed = self._plan.seed
         # Sites that measure together do so on different samples.
@@ -310,9 +313,11 @@ class SiteLoop:
         with self._replica.showing(weights), torch.no_grad(), lent_generators(gpus):
             self._recalibrate()
             figures = dict(self._workload.evaluate(self._shard.held_out, draws))
-            samples = self._workload.sample(self._plan.num_samples, seed)
+            shown: dict[str, Tensor] = {}
+            if self._may_show_samples():
+                samples = self._workload.sample(self._plan.num_samples, seed)
+                shown["generated"] = samples.float().cpu().contiguous()
         moments = figures.pop("moments", {})
-        shown: dict[str, Tensor] = {"generated": samples.float().cpu().contiguous()}
         if self._plan.has_own_data:
             shown |= add_prefix("moments", moments)
         if self._shard.public:
@@ -321,6 +326,10 @@ class SiteLoop:
         text = json.dumps(_plain(figures))
         self._courier.report(version, text, safetensors.torch.save(shown))
         log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+    def _may_show_samples(self) -> bool:
+        is_private = discloses_inputs(self._workload) and not self._shard.public
+        return self._plan.show_samples or not is_private
 
     def _recalibrate(self) -> None:
         """Have the networks' running statistics fit the weights that they hold, if asked to."""

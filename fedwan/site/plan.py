@@ -29,6 +29,8 @@ class SitePlan:
     """How long the coordinator holds a request for an update that is not there yet."""
     has_own_data: bool = False
     """Held-out data are this site's own: quality is told by moments, too."""
+    show_samples: bool = False
+    """Samples that are made of this site's private inputs may leave it; its owner says so."""
     inner: Mapping[str, InnerConfig] = field(default_factory=dict)
     """By network, for the learning rate's schedule, and what becomes of moments."""
     num_recalibrate: int = 0

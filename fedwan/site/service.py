@@ -65,7 +65,7 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
     shard = open_shard(config.data, names.index(settings.name), len(names), config.seed)
     workload = load_workload(config.workload).build(config, device)
     strategy = load_strategy(config.strategy).build(config)
-    plan = _plan(config, ticket.run_id, settings.name)
+    plan = _plan(config, ticket.run_id, settings)
     with (
         shared(workload, config, device) as workload,
         _open_link(config.link, ticket.address, identity) as link,
@@ -100,10 +100,10 @@ def check_gpus(processes: int, device: torch.device) -> None:
         )
 
 
-def _plan(config: Config, run_id: str, site: str) -> SitePlan:
+def _plan(config: Config, run_id: str, settings: SiteSettings) -> SitePlan:
     return SitePlan(
         run_id=run_id,
-        site=site,
+        site=settings.name,
         seed=config.seed,
         batch=config.data.batch,
         num_steps=config.steps,
@@ -111,6 +111,7 @@ def _plan(config: Config, run_id: str, site: str) -> SitePlan:
         checkpoint_every=config.checkpoint.every,
         poll_s=config.link.heartbeat_s,
         has_own_data=has_own_data(config.data),
+        show_samples=settings.show_samples,  # not the run's: it is not the coordinator's to say
         inner=config.inner,
         num_recalibrate=config.eval.recalibrate,
         exclude=config.excluded,

@@ -20,3 +20,6 @@ class SiteSettings:
     """Folder of the site's state: checkpoints, logs."""
     data_path: str = ""
     """Folder of the site's data, in place of the run's `data.path`; empty takes that."""
+    show_samples: bool = False
+    """Whether samples that are made of the site's own inputs may leave it. No run's configuration
+    can say so in the site's place."""

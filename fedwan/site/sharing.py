@@ -35,7 +35,15 @@ from fedwan.site.dealt import DealtHolding
 from fedwan.site.holding import Holding, Own
 from fedwan.site.team import Team
 from fedwan.state import State, add_prefix
-from fedwan.workloads.base import Batch, Examinable, Following, Keeping, Reduce, Workload
+from fedwan.workloads.base import (
+    Batch,
+    Examinable,
+    Following,
+    Keeping,
+    Reduce,
+    Workload,
+    discloses_inputs,
+)
 
 if TYPE_CHECKING:
     from fedwan.site.pieces import Pieces
@@ -84,6 +92,11 @@ class SharedWorkload:
     def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
         """Of the workload."""
         return self._workload.optimizers
+
+    @property
+    def samples_from_inputs(self) -> bool:
+        """See `fedwan.workloads.base.Disclosing`."""
+        return discloses_inputs(self._workload)
 
     def begin(self, step: int) -> None:
         """See `fedwan.workloads.base.Following`."""

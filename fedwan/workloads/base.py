@@ -31,12 +31,14 @@ from fedwan.rng import NamedGenerators
 
 __all__ = [
     "Batch",
+    "Disclosing",
     "Examinable",
     "Following",
     "Keeping",
     "NetworkKind",
     "Reduce",
     "Workload",
+    "discloses_inputs",
     "keep_local",
 ]
 
@@ -88,7 +90,10 @@ class Workload(Protocol):
         ...
 
     def sample(self, num: int, seed: int) -> Tensor:
-        """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`."""
+        """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`.
+
+        A workload that makes them of the site's own inputs is `Disclosing`.
+        """
         ...
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
@@ -121,6 +126,24 @@ class Following(Protocol):
         It may go back, where steps were thrown away, and jump ahead, where the others went on.
         """
         ...
+
+
+@runtime_checkable
+class Disclosing(Protocol):
+    """A workload that says whether its samples show what its site holds.
+
+    Those of any other are taken to be made of noise and weights alone, and leave the site.
+    """
+
+    @property
+    def samples_from_inputs(self) -> bool:
+        """Whether `sample` makes its samples of inputs that the site holds, as translations are."""
+        ...
+
+
+def discloses_inputs(workload: Workload) -> bool:
+    """Whether samples of a workload show what its site holds."""
+    return isinstance(workload, Disclosing) and workload.samples_from_inputs
 
 
 @runtime_checkable

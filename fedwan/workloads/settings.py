@@ -17,6 +17,7 @@ __all__ = [
     "fill_inner",
     "fill_training",
     "refuse_labels",
+    "refuse_shown_samples",
     "require_at_least",
     "require_one_of",
     "require_parts",
@@ -118,6 +119,23 @@ def refuse_labels(config: Config, why: str, mend: str) -> None:
     """
     if config.data.labels == "site":
         raise ConfigError(f"data.labels=site has no effect {why}; leave it out, or set {mend}")
+
+
+def refuse_shown_samples(config: Config, from_inputs: bool) -> None:
+    """Refuse `data.show_samples` of a workload whose samples are shown anyway.
+
+    Args:
+        config: of the run.
+        from_inputs: the workload's samples are made of inputs that a site holds.
+
+    Raises:
+        ConfigError: it is asked for, and they are not.
+    """
+    if config.data.show_samples and not from_inputs:
+        raise ConfigError(
+            f"data.show_samples = True has no effect on workload {config.workload!r}, whose "
+            "pictures are made of no site's inputs and are shown anyway; leave it out"
+        )
 
 
 def require_at_least(key: str, value: float, least: float) -> None:

@@ -109,3 +109,27 @@ def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | N
     (finding,) = jury.findings(["s1", "s2"])
     assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
     assert "fd is the mean over sites" in finding.complaint
+
+
+def test_pictures_are_those_of_the_first_site_that_shows_any() -> None:
+    jury = Jury(asks_all=True)
+    jury.choose(["s1", "s2", "s3"], [])
+    for seed, site in enumerate(("s1", "s2", "s3"), start=1):
+        answer = own(4, seed, float(seed))
+        if site == "s1":
+            moments = add_prefix("moments", pack_comparisons([compare(*parts(seed))]))
+            answer.samples = safetensors.torch.save(moments)
+        jury.hear(site, answer)
+    (finding,) = jury.findings(["s1", "s2", "s3"])
+    assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 2.0
+    assert finding.complaint == "" and finding.sites == ("s1", "s2", "s3")
+
+
+def test_a_finding_may_be_without_pictures() -> None:
+    jury = Jury(asks_all=False)
+    jury.choose(["s1"], [])
+    answer = report(3, 2.0)
+    answer.samples = safetensors.torch.save({})
+    jury.hear("s1", answer)
+    (finding,) = jury.findings(["s1"])
+    assert finding.figures["fd"] == 2.0 and safetensors.torch.load(finding.samples) == {}

@@ -32,9 +32,12 @@ def test_a_path_that_flower_cannot_be_told_is_refused() -> None:
         node_config(SiteSettings("s1", Path("/a'b\"c"), Path("/state")))
 
 
+@pytest.mark.parametrize("show_samples", [False, True])
 @pytest.mark.parametrize("data_path", ["", "/data of ours"])
-def test_a_clientapp_finds_the_settings_that_its_supernode_was_given(data_path: str) -> None:
-    settings = SiteSettings("s1", Path("/pki"), Path("/state"), data_path)
+def test_a_clientapp_finds_the_settings_that_its_supernode_was_given(
+    data_path: str, show_samples: bool
+) -> None:
+    settings = SiteSettings("s1", Path("/pki"), Path("/state"), data_path, show_samples)
     config = parse_config_args([node_config(settings)])
     context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
     assert _site_settings(context) == settings

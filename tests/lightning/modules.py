@@ -65,6 +65,12 @@ class DigitsGan(pl.LightningModule):
         self.logger.experiment.add_image("generated", None, self.current_epoch)
 
 
+class Remembering(DigitsGan):
+    """Its samples are made of images that it was trained on."""
+
+    samples_from_inputs = True
+
+
 class TakingTurns(DigitsGan):
     """The discriminator on even batches, the generator on odd ones."""
 

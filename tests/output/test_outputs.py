@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save
 
 from fedwan.config import load
 from fedwan.output.outputs import Outputs
@@ -76,3 +78,14 @@ def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(
     assert isinstance(warning, EventRecord) and warning.event == "warning"
     assert "version 3 cannot be drawn" in warning.text
     assert not (tmp_path / "samples.png").exists()
+
+
+def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        outputs.samples(0, 0, save({}))
+        outputs.samples(1, 10, save({"moments/a": torch.zeros(1)}))
+    (event,) = read_records(tmp_path / "metrics.jsonl")
+    assert isinstance(event, EventRecord) and event.event == "samples_kept"
+    assert "data.show_samples" in event.text
+    assert not (tmp_path / "samples.png").exists()
+    assert "stay with them, unless an owner" in (tmp_path / "report.html").read_text()

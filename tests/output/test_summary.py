@@ -20,6 +20,7 @@ from fedwan.output.summary import (
     sync_bytes,
     write_summary,
 )
+from tests.output.runs import event
 
 PROMISED = """
 strategy workload sites h steps seed wall_s compute_s wait_s utilisation bytes_up bytes_down
@@ -128,3 +129,8 @@ def test_what_is_not_known_is_left_out() -> None:
 
 def test_synchronous_training_is_not_compared_with_itself() -> None:
     assert "times more" not in shown(make_summary(strategy="sync"), RECORDS)
+
+
+def test_where_sites_keep_their_pictures_no_path_of_one_is_shown() -> None:
+    text = shown(make_summary(), [*RECORDS, event("samples_kept", None)])
+    assert "stay with the sites" in text and "samples.png" not in text

@@ -208,3 +208,12 @@ def test_every_model_setting_is_explained_in_the_recipe(recipe: ModuleType) -> N
     for field in dataclasses.fields(recipe.Model):
         default = f'"{field.default}"' if isinstance(field.default, str) else field.default
         assert f'    {field.name}: {field.type} = {default}\n    """' in text
+
+
+@RECIPES
+def test_showing_what_is_shown_anyway_is_refused(recipe: ModuleType) -> None:
+    files = DataConfig("folder", path="/images", size=8, show_samples=True)
+    with pytest.raises(ConfigError, match=r"show_samples = True has no effect.*no site's inputs"):
+        recipe.resolve(Config(data=files))
+    with pytest.raises(ConfigError, match=r"data.show_samples = True has no effect on digits"):
+        recipe.resolve(Config(data=DataConfig(show_samples=True)))

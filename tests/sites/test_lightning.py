@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedwan.data import open_shard
 from fedwan.errors import ConfigError, UserError
 from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.state import hash_state, state_of
+from fedwan.workloads.base import discloses_inputs
 from sites import lightning
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -181,3 +183,17 @@ def test_half_precision_and_parts_are_followed() -> None:
     run.step(3)
     assert not any(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
     assert set(run.workload.kept) == {"scale", "streak"}  # type: ignore[attr-defined]
+
+
+def test_a_module_says_itself_whether_its_samples_are_made_of_data(tmp_path: Path) -> None:
+    files = DataConfig("folder", path=str(tmp_path), size=8)
+    plain = config(GAN, data=dataclasses.replace(files, show_samples=True))
+    with pytest.raises(ConfigError, match="data.show_samples = True has no effect on workload"):
+        lightning.resolve(plain)
+    model = {"module": f"{HERE}:Remembering", "latents": 8}
+    asked = config(model, data=dataclasses.replace(files, show_samples=True))
+    lightning.resolve(asked)
+    assert discloses_inputs(lightning.build(asked, CPU))
+    assert not discloses_inputs(Run(lightning, config(GAN)).workload)
+    pairs = config(AUTOENCODER, data=DataConfig("photo_edges"))
+    assert discloses_inputs(lightning.build(pairs, CPU))
