@@ -107,13 +107,19 @@ class Outbox:
     def note_back(self, site: str, checkpoint: int) -> None:
         """A site's process is new: what it lost, others must not be corrected for.
 
-        Control variates sum to zero over the sites (`fedwan.site.variates`). Those of a site whose
-        checkpoint is older than its latest merged contribution no longer do with the others', so
-        that all begin anew, at the versions that are made next.
+        Those of a site whose checkpoint is older than its latest merged contribution.
         """
-        for fragment, version in enumerate(self.versions):
+        for fragment in range(len(self.versions)):
             if self._merged_of(fragment, site)[1] > checkpoint:
-                self._variates_from[fragment] = version + 1
+                self._begin_anew(fragment)
+
+    def _begin_anew(self, fragment: int) -> None:
+        """Control variates sum to zero over the sites (`fedwan.site.variates`), or begin anew.
+
+        Theirs no longer do where a site has not learnt from an update that it is merged into. All
+        begin anew at the version that is made next.
+        """
+        self._variates_from[fragment] = self.versions[fragment] + 1
 
     def is_merged(self, fragment: int, site: str, version: int) -> bool:
         """Whether a site's contribution to a version, or to a later one, has been merged."""
@@ -173,6 +179,8 @@ class Outbox:
                     return delivery
                 present = self.versions[request.fragment] if self.versions else 0
                 if present >= request.version:
+                    if self._merged_of(request.fragment, site)[1] == request.version:
+                        self._begin_anew(request.fragment)  # it cannot learn from it any more
                     return self._without(wire.DownloadHeader.SUPERSEDED, site, request.fragment)
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or self._is_over():

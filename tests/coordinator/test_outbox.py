@@ -11,7 +11,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.outbox import Outbox
 from fedwan.link import wire_pb2 as wire
 from fedwan.state import Role, TensorSpec
-from strategies import async_diloco
+from strategies import async_diloco, scaffnew
 from tests.support import ADAM, build_strategy
 
 LAYOUT = {"velocity/w": TensorSpec(torch.Size([3]), torch.float32, Role.PARAMETER)}
@@ -35,3 +35,23 @@ def test_whole_weights_come_with_what_is_known_of_the_same_version() -> None:
             changed.notify_all()
         header = asked.result(timeout=30).header
     assert (header.version, header.merged_from, header.merged_into) == (1, 0, 1)
+
+
+def test_a_site_that_missed_an_update_it_is_merged_into_has_variates_begin_anew() -> None:
+    strategy = build_strategy(scaffnew, {"velocity": ADAM}, sites=2, h=4)
+    model = GlobalModel({"velocity/w": torch.zeros(3)}, LAYOUT, strategy, 100.0)
+    outbox = Outbox(threading.Condition(), lambda: False, 1 << 20)
+    outbox.open(model)
+    for version, merged in ((1, "s1"), (2, "s2")):
+        payload = model.commit(model.fragments[0], {"velocity/w": torch.ones(3)}, samples=4)
+        outbox.publish(0, version, payload, [(merged, version - 1)])
+
+    def variates_from(site: str) -> int:
+        request = wire.DownloadRequest(kind=wire.DownloadRequest.UPDATE, version=1)
+        header = outbox.fetch(site, request).header
+        assert header.status == wire.DownloadHeader.SUPERSEDED
+        return header.variates_from
+
+    assert variates_from("s2") == 0
+    assert variates_from("s1") == 3
+    assert variates_from("s2") == 3
