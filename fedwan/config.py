@@ -330,7 +330,7 @@ class Config:
     threads: int = 0
     """CPU threads of each site; 0 takes all cores, which the sites of a local run share."""
     model: dict[str, Any] = field(default_factory=dict)
-    """Settings of the workload's networks; the recipe's `Model` dataclass lists them."""
+    """Settings of the workload's networks; docs/workloads.md lists them."""
     data: DataConfig = field(default_factory=DataConfig)
     inner: dict[str, InnerConfig] = field(default_factory=dict)
     """Inner optimiser by network: `inner.generator.lr=…`."""

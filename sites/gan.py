@@ -21,7 +21,7 @@ from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
-from fedwan.models.gan import build_discriminator, build_generator, normalize_spectra
+from fedwan.models.gan import SIDES, build_discriminator, build_generator, normalize_spectra
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
@@ -41,6 +41,10 @@ NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator":
 # Compiled networks have no second derivative, which the penalties need; and these have no blocks.
 SITE = ("precision", "precision=bf16-true", "accumulate", "partition", "partition=weights")
 
+_LR, _LR_DEEP = 3e-3, 3e-4  # at 32 pixels a side 3e-3 diverges within 200 steps
+_MOST_PIXELS = 1 << 22
+"""Of images that are made at once where they are not trained on: 65,536 of 8x8, 64 of 256x256."""
+
 
 @dataclass
 class Model:
@@ -49,7 +53,8 @@ class Model:
     latents: int = 16
     """Normal values that a sample is made from."""
     width: int = 24
-    """Channels of both networks' finest layer; coarser ones have twice as many."""
+    """Channels of both networks' finest layer; each coarser one has twice as many, 8 times at
+    most."""
     loss: str = "non_saturating"
     """`non_saturating`, `hinge` or `relativistic`, see `fedwan.workloads.adversarial`."""
     gamma: float = 0.3
@@ -80,11 +85,8 @@ def resolve(config: Config) -> None:
     fill_training(config, batch=32 * model.n_critic, steps=2800)
     refuse_shown_samples(config, from_inputs=False)
     shape = source_of(config.data).shape
-    if len(shape) == 3 and shape[1:] != (8, 8):
-        raise ConfigError(
-            f"workload 'gan' makes images of 8 x 8 pixels, and those of {config.data.name!r} are "
-            f"{shape[1]} x {shape[2]}; set data.size=8 where they are files, or workload=flow"
-        )
+    if len(shape) == 3:
+        _check_side(config.data.name, shape[1:])
     if config.data.batch % model.n_critic:
         nearest = config.data.batch + -config.data.batch % model.n_critic
         raise ConfigError(
@@ -97,8 +99,22 @@ def resolve(config: Config) -> None:
             "site.partition=weights cuts; set site.partition=gradients"
         )
     require_parts(config, model.n_critic)
+    is_deep = len(shape) == 3 and shape[-1] > min(SIDES)
     for network in NETWORKS:
-        fill_inner(config, network, InnerConfig(lr=3e-3, beta1=0.0, beta2=0.99))
+        lr = _LR_DEEP if is_deep else _LR
+        fill_inner(config, network, InnerConfig(lr=lr, beta1=0.0, beta2=0.99))
+
+
+def _check_side(name: str, size: tuple[int, ...]) -> None:
+    """Refuse images that there are no networks for."""
+    if size[0] == size[1] and size[0] in SIDES:
+        return
+    below, above = (s for s in SIDES if s < size[0]), (s for s in SIDES if s > size[0])
+    nearest = " or ".join(str(side) for side in (*list(below)[-1:], *list(above)[:1]))
+    raise ConfigError(
+        f"workload 'gan' makes images of {', '.join(str(side) for side in SIDES)} pixels a side, "
+        f"and those of {name!r} are {size[0]} x {size[1]}; set data.size={nearest}"
+    )
 
 
 def steps_apart(config: Config) -> bool:
@@ -179,7 +195,11 @@ class Gan:
         """Samples from fixed latents, (num, …); as many of each class, if classes are told."""
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
         classes = torch.arange(num, device=self.device) % max(1, self.num_classes)
-        return clamp_images(self.networks["generator"](latents, classes))
+        side = source_of(self.config.data).shape[-1]
+        at_once = max(1, _MOST_PIXELS // side**2)
+        parts = zip(latents.split(at_once), classes.split(at_once), strict=True)
+        generator = self.networks["generator"]
+        return torch.cat([clamp_images(generator(*part)) for part in parts])
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """See `fedwan.workloads.base.Examinable`: has D learnt its shard, has G collapsed?"""

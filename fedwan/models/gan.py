@@ -1,4 +1,7 @@
-"""Generators and discriminators, small enough for one CPU core.
+"""Generators and discriminators, at 8x8 pixels small enough for one CPU core.
+
+Images double from 4x4 to their side, and halve on the way back; channels halve and double, from
+`width` at the finest level to at most 8 times as many.
 
 No normalisation of activations: the R1 penalty keeps the discriminator smooth (Mescheder et al.
 2018), its samples stay independent of each other, and no running statistics need merging across
@@ -18,6 +21,7 @@ from fedwan.models.bounded import LeakyTanh
 from fedwan.models.mlp import mlp
 
 __all__ = [
+    "SIDES",
     "ImageDiscriminator",
     "ImageGenerator",
     "PointDiscriminator",
@@ -27,7 +31,11 @@ __all__ = [
     "normalize_spectra",
 ]
 
+SIDES = (8, 16, 32, 64, 128, 256)
+"""Pixels a side of images that there are networks for."""
 _SLOPE = 0.2
+_COARSEST = 4
+_MOST_WIDTHS = 8  # channels of a level, in widths
 _POINT_DEPTH = 3
 _POINT_SPREAD = 4  # a dense layer is this many times as wide as an image network has channels
 
@@ -35,26 +43,26 @@ _POINT_SPREAD = 4  # a dense layer is this many times as wide as an image networ
 def build_generator(
     shape: tuple[int, ...], latents: int, width: int, num_classes: int = 0
 ) -> nn.Module:
-    """A generator of samples of `shape`: (channels, 8, 8), or (dimensions,) for points.
+    """A generator of samples of `shape`: (channels, side, side), or (dimensions,) for points.
 
     Args:
-        shape: of one sample.
+        shape: of one sample; the side is one of `SIDES`.
         latents: values that a sample is made from.
         width: channels of the finest layer.
         num_classes: that it can be told to draw from; 0 for none.
     """
     if len(shape) == 1:
         return PointGenerator(shape[0], latents, width, num_classes)
-    assert shape[1:] == (8, 8)
-    return ImageGenerator(shape[0], latents, width, num_classes)
+    assert shape[1] == shape[2]
+    return ImageGenerator(shape[0], shape[1], latents, width, num_classes)
 
 
 def build_discriminator(shape: tuple[int, ...], width: int, num_classes: int = 0) -> nn.Module:
-    """A discriminator of samples of `shape`: (channels, 8, 8), or (dimensions,) for points."""
+    """A discriminator of samples of `shape`; see `build_generator`."""
     if len(shape) == 1:
         return PointDiscriminator(shape[0], width, num_classes)
-    assert shape[1:] == (8, 8)
-    return ImageDiscriminator(shape[0], width, num_classes)
+    assert shape[1] == shape[2]
+    return ImageDiscriminator(shape[0], shape[1], width, num_classes)
 
 
 def normalize_spectra(network: nn.Module) -> nn.Module:
@@ -101,41 +109,69 @@ class _Discriminator(nn.Module):
         return logits
 
 
-class ImageGenerator(_Generator):
-    """Images (batch, channels, 8, 8) in [-1, 1]."""
+def _channels(side: int, width: int) -> list[int]:
+    """Of each level, from the finest, `side` pixels a side, to the coarsest.
 
-    def __init__(self, channels: int, latents: int, width: int, num_classes: int = 0) -> None:
-        main = nn.Sequential(
-            nn.Linear(latents * (2 if num_classes else 1), 2 * width * 4 * 4),
-            nn.Unflatten(1, (2 * width, 4, 4)),
+    >>> _channels(8, 24), _channels(128, 24)
+    ([24, 48], [24, 48, 96, 192, 192, 192])
+    """
+    assert side in SIDES
+    num_levels = (side // _COARSEST).bit_length()
+    return [width * min(2**level, _MOST_WIDTHS) for level in range(num_levels)]
+
+
+def _scaled(layers: nn.Sequential, side: int) -> nn.Sequential:
+    """Draw weights anew that keep the size of signals (He et al. 2015); those of 8x8 stay as is.
+
+    torch's own halve them in each layer: after six, all latents give the same image.
+    """
+    if side > min(SIDES):
+        for layer in layers:
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                assert layer.bias is not None
+                nn.init.kaiming_normal_(layer.weight, _SLOPE)
+                nn.init.zeros_(layer.bias)
+    return layers
+
+
+class ImageGenerator(_Generator):
+    """Images (batch, channels, side, side) in [-1, 1]."""
+
+    def __init__(
+        self, channels: int, side: int, latents: int, width: int, num_classes: int = 0
+    ) -> None:
+        *finer, coarsest = _channels(side, width)
+        layers: list[nn.Module] = [
+            nn.Linear(latents * (2 if num_classes else 1), coarsest * _COARSEST**2),
+            nn.Unflatten(1, (coarsest, _COARSEST, _COARSEST)),
             nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
+            nn.Conv2d(coarsest, coarsest, 3, padding=1),
             nn.LeakyReLU(_SLOPE),
-            nn.Upsample(scale_factor=2),
-            nn.Conv2d(2 * width, width, 3, padding=1),
-            nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(width, channels, 3, padding=1),
-            LeakyTanh(),
-        )
-        super().__init__(main, latents, num_classes)
+        ]
+        above = coarsest
+        for level in reversed(finer):
+            layers += [nn.Upsample(scale_factor=2), nn.Conv2d(above, level, 3, padding=1)]
+            layers += [nn.LeakyReLU(_SLOPE)]
+            above = level
+        layers += [nn.Conv2d(width, channels, 3, padding=1), LeakyTanh()]
+        super().__init__(_scaled(nn.Sequential(*layers), side), latents, num_classes)
 
 
 class ImageDiscriminator(_Discriminator):
-    """Of images (batch, channels, 8, 8)."""
+    """Of images (batch, channels, side, side)."""
 
-    def __init__(self, channels: int, width: int, num_classes: int = 0) -> None:
-        num_features = 2 * width * 4 * 4
-        main = nn.Sequential(
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1),
-            nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(2 * width, 2 * width, 3, padding=1),
-            nn.LeakyReLU(_SLOPE),
-            nn.Flatten(),
-            nn.Linear(num_features, 1),
-        )
-        super().__init__(main, num_features, num_classes)
+    def __init__(self, channels: int, side: int, width: int, num_classes: int = 0) -> None:
+        finest, *coarser = _channels(side, width)
+        layers: list[nn.Module] = [nn.Conv2d(channels, finest, 3, padding=1)]
+        layers += [nn.LeakyReLU(_SLOPE)]
+        above = finest
+        for level in coarser:
+            layers += [nn.Conv2d(above, level, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
+            above = level
+        layers += [nn.Conv2d(above, above, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Flatten()]
+        num_features = above * _COARSEST**2
+        main = nn.Sequential(*layers, nn.Linear(num_features, 1))
+        super().__init__(_scaled(main, side), num_features, num_classes)
 
 
 class PointGenerator(_Generator):

@@ -25,9 +25,9 @@ class Run:
         self.config = config
         self.workload: Workload = recipe.build(config, CPU)
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
-        shard = open_shard(config.data, site, config.sites, config.seed)
-        self.held_out = shard.held_out
-        self.stream: BatchStream = shard.batches(config.data.batch, self.rng["data"])
+        self.shard = open_shard(config.data, site, config.sites, config.seed)
+        self.held_out = self.shard.held_out
+        self.stream: BatchStream = self.shard.batches(config.data.batch, self.rng["data"])
 
     def step(self, num: int = 1, reduce: Reduce = keep_local) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
