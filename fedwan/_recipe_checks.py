@@ -212,6 +212,8 @@ def _trained(built: Workload) -> dict[str, nn.Module]:
 
 
 def _home(config: Config, built: Workload) -> dict[str, Role]:
+    from fedwan.site.inner import InnerOptimizers
     from fedwan.workloads.home import staying_home
 
-    return staying_home(built.networks, built.optimizers, config.excluded)
+    held = InnerOptimizers(built.networks, built.optimizers).held()
+    return staying_home(_trained(built), held, config.excluded)

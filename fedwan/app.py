@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import importlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING
 import fedwan
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
 from fedwan._recipe_checks import check_recipes
-from fedwan.config import Config, SiteConfig, half_lives, merge
+from fedwan.config import Config, InnerConfig, SiteConfig, half_lives, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
@@ -26,7 +27,9 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
 
 __all__ = [
+    "COMMAND",
     "check_codecs",
+    "complete",
     "find_app",
     "load_run",
     "load_strategy",
@@ -34,9 +37,12 @@ __all__ = [
     "networks_of",
     "resolve",
     "resolve_workload",
+    "sources",
     "strategy_names",
 ]
 
+COMMAND = "command"
+"""The workload of a training script of the sites' own: its networks are known once it joins."""
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
 _STRATEGY_PARTS = ("resolve", "build")
@@ -158,6 +164,11 @@ def resolve(config: Config) -> Config:
         ConfigError: an unknown recipe, network or model setting, a setting without effect, or more
             fragments than the model has modules.
     """
+    if config.workload == COMMAND:
+        load_strategy(config.strategy)
+        config = copy.deepcopy(config)
+        config.data.batch = config.data.batch or 1
+        return merge(config)
     workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
     config = resolve_workload(config)
     networks = networks_of(workload, config)
@@ -166,6 +177,47 @@ def resolve(config: Config) -> Config:
     check_recipes(config, workload, strategy)
     _fill_half_life(config, networks)
     return merge(config)
+
+
+def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -> Config:
+    """A configuration with what a training script's own networks decide; others are complete.
+
+    Coordinator and sites both call it, with what the sites agreed on, and come to the same.
+
+    Args:
+        config: resolved; it is not changed.
+        kinds: by trained network.
+        num_steps: that the script asks for; 0 for none.
+
+    Raises:
+        ConfigError: a setting names no network of the script, does not fit its steps, or there is
+            no number of steps.
+    """
+    if config.workload != COMMAND:
+        return config
+    config = copy.deepcopy(config)
+    config.steps = config.steps or num_steps
+    if config.steps < 1:
+        raise ConfigError(
+            "steps has no default for a script; add steps=2000, or give fedwan.join(..., steps=2000)"
+        )
+    _check_networks(config, kinds)
+    for network in sorted(kinds):
+        config.inner.setdefault(network, InnerConfig(name="own"))
+    load_strategy(config.strategy).resolve(config, kinds)
+    _fill_half_life(config, kinds)
+    return config
+
+
+def sources(config: Config) -> dict[str, str]:
+    """SHA-256 of the source of a run's strategy and recipe, by name: sites must have the same."""
+    modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
+    if config.workload != COMMAND:
+        modules[f"workload {config.workload}"] = load_workload(config.workload)
+    return {
+        name: hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
+        for name, module in modules.items()
+    }
 
 
 def _fill_half_life(config: Config, networks: Collection[str]) -> None:

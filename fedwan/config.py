@@ -309,7 +309,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix` or `lightning`."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`, or `command`: a training script of each site's own."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""

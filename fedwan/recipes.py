@@ -10,7 +10,7 @@ from fedwan.config import Config, OuterConfig, StreamConfig
 from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, blocks, often, strided, whole
-from fedwan.overlap import Eager, Overlap
+from fedwan.overlap import Overlap
 from fedwan.workloads.base import NetworkKind
 
 __all__ = [
@@ -286,15 +286,14 @@ def fragmentation(config: Config) -> Fragmentation:
     return cut(config, pattern(config.stream.fragments, config.h))
 
 
-def overlap(config: Config, eager: Mapping[str, Eager] | None = None) -> Overlap:
+def overlap(config: Config) -> Overlap:
     """The overlap that a resolved `stream` asks for.
 
     Args:
         config: resolved.
-        eager: what sites know of the next outer step, by network, if they take it at once.
     """
     assert config.stream.tau is not None, "see fill_stream"
-    return Overlap(config.stream.tau, config.stream.alpha or 0.0, eager or {})
+    return Overlap(config.stream.tau, config.stream.alpha or 0.0)
 
 
 def refuse_alpha(config: Config, why: str) -> None:

@@ -9,6 +9,7 @@ before it is corrected swings (docs/log.md), so that long overlaps diverge with 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from fedwan import outer
 from fedwan.config import Config
@@ -28,6 +29,7 @@ from fedwan.recipes import (
     refuse_round,
     require_overlap,
 )
+from fedwan.site.eager import LookAhead
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -61,5 +63,6 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up"),
         down=codec(config, "down"),
         policy=barrier_policy(config),
-        overlap=overlap(config, known),
+        overlap=overlap(config),
+        hook=partial(LookAhead, known),
     )

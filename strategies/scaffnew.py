@@ -31,6 +31,7 @@ from fedwan.recipes import (
     refuse_round,
     refuse_stream,
 )
+from fedwan.site.variates import ControlVariates
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
@@ -68,5 +69,5 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up", with_feedback),
         down=codec(config, "down", with_feedback),
         policy=barrier_policy(config),
-        corrects=True,
+        hook=ControlVariates,
     )

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from queue import SimpleQueue
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
+from fedwan.coordinator.agreement import Agreement, Claim
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.outbox import Outbox
 from fedwan.coordinator.reception import ChunkedReception
 from fedwan.coordinator.registry import Registry
 from fedwan.errors import PayloadError, SessionLost
-from fedwan.fragments import Fragmentation
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals
-from fedwan.state import Layout, layout_from_json
+from fedwan.state import Layout
+from fedwan.strategy import Strategy
 
 __all__ = ["Desk"]
 
@@ -37,26 +39,25 @@ class Desk:
     Args:
         run_id: of this run; sites of another are refused.
         registry: the sites.
-        intake: contributions.
-        fragments: the strategy's, by layout.
+        agreement: of sites on what they train.
         on_event: called for what a user should see in the log.
         chunk_bytes: of downloads.
-        max_staleness: versions by which a contribution may be late and still be taken in.
+        sources: SHA-256 of strategy and recipe here, by name; None where sites need not have them.
     """
 
     def __init__(
         self,
         run_id: str,
         registry: Registry,
-        intake: Intake,
-        fragments: Fragmentation,
+        agreement: Agreement,
         on_event: Event,
         chunk_bytes: int,
-        max_staleness: int = 0,
+        sources: Mapping[str, str] | None = None,
     ) -> None:
         self.changed = threading.Condition()
         self.registry = registry
-        self.intake = intake
+        self.agreement = agreement
+        self._intake: Intake | None = None
         self.reports: SimpleQueue[tuple[str, wire.QualityReport]] = SimpleQueue()
         self.farewells: dict[str, wire.Farewell] = {}
         self.rejected = 0
@@ -64,14 +65,12 @@ class Desk:
         """Contributions that came too late to be merged."""
         self.rejoins = 0
         self.layout: Layout = {}
-        self.frozen_sha256 = ""
-        self.initial_sha256 = ""
+        self._sources = sources
         self._run_id = run_id
-        self._max_staleness = max_staleness
+        self._max_staleness = 0
         self._is_complete = False
         self._last_dropped: dict[tuple[int, str], int] = {}
         """By fragment and site, the version of its latest contribution that was too late."""
-        self._fragments = fragments
         self._event = on_event
         self._num_fragments = 0
         self._sender_of_initial: str | None = None
@@ -81,17 +80,41 @@ class Desk:
 
     # Join, heartbeats, farewell ------------------------------------------------------------
 
+    @property
+    def intake(self) -> Intake:
+        """Contributions, once the run has begun."""
+        if self._intake is None:
+            raise SessionLost("the run has not begun; join first")
+        return self._intake
+
+    def start(self, claim: Claim, intake: Intake, strategy: Strategy) -> None:
+        """The sites agree: admit them.
+
+        Args:
+            claim: what they train.
+            intake: for their contributions.
+            strategy: the run's.
+        """
+        with self.changed:
+            self._intake = intake
+            self._max_staleness = strategy.policy.max_staleness
+            self.layout = claim.layout
+            fragments = strategy.fragments(self.layout)
+            self._num_fragments = len(fragments)
+            intake.set_layout(self.layout, fragments)
+            self.changed.notify_all()
+
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """See `Hub`."""
         with self.changed:
-            refusal = self._refusal(site, hello)
+            refusal = self._refusal(site, hello) or self._dispute(site, hello)
             if refusal:
                 self._event("rejected", site, refusal)
                 return wire.Welcome(refusal=refusal)
-            if not self.layout:
-                self._set_layout(layout_from_json(hello.layout_json))
-                self.initial_sha256 = hello.initial_sha256
-                self.frozen_sha256 = hello.frozen_sha256
+            if self._intake is None:
+                self.registry.sites[site].heard_s = time.monotonic()
+                self.changed.notify_all()
+                return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
             is_known = self.registry.sites[site].session == hello.session
             is_rejoin = self.registry.admit(site, hello.session)
             if self.outbox.model is None and self._sender_of_initial in (None, site):
@@ -113,13 +136,20 @@ class Desk:
                 run_step=self.outbox.run_step,
             )
 
-    def _set_layout(self, layout: Layout) -> None:
-        fragments = self._fragments(layout)
-        self.layout = layout
-        self._num_fragments = len(fragments)
-        self.intake.set_layout(layout, fragments)
+    def _dispute(self, site: str, hello: wire.Hello) -> str:
+        """What is wrong with a site's claim."""
+        try:
+            claim = Claim.of(hello)
+        except ValueError as error:
+            return f"site {site}'s layout cannot be read: {error}"
+        if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
+            mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
+            return f"site {site}: {mine.difference(claim)}"
+        return self.agreement.hear(site, claim)
 
     def _refusal(self, site: str, hello: wire.Hello) -> str:
+        if self.stop_text:
+            return f"the run is over: {self.stop_text}"
         if site not in self.registry.sites:
             known = ", ".join(self.registry.sites)
             return f"site {site!r} is not in this run, which has {known}; add it to site_names"
@@ -135,27 +165,6 @@ class Desk:
                 f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "
                 "install the same fedwan on both sides"
             )
-        if not self.layout:
-            try:
-                layout_from_json(hello.layout_json)
-            except ValueError as error:
-                return f"site's layout cannot be read: {error}"
-            return ""
-        if _layout_or_none(hello.layout_json) != self.layout:
-            return (
-                f"site {site}'s model has other tensors than the run's; "
-                "start every site from the same app, config and library versions"
-            )
-        # Frozen ones first: what is initialised from them differs with them.
-        for what, mine, theirs, same in (
-            ("frozen networks", self.frozen_sha256, hello.frozen_sha256, "files they come from"),
-            ("initial weights", self.initial_sha256, hello.initial_sha256, "seed"),
-        ):
-            if mine != theirs:
-                return (
-                    f"site {site}'s {what} hash to {theirs[:12]}, the run's to {mine[:12]}; "
-                    f"use the same {same}, app and library versions at every site"
-                )
         return ""
 
     def attach(self, site: str, session: str) -> Signals:
@@ -346,7 +355,6 @@ class Desk:
         """
         with self.changed:
             self.outbox.open(model, model.num_bytes() if keeps_updates else 0)
-            self._set_layout(model.layout)
             self.changed.notify_all()
 
     def initial(self) -> Source | None:
@@ -404,11 +412,3 @@ def _is_json_object(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return isinstance(figures, dict) and isinstance(figures.get("fd", 0.0), int | float)
-
-
-def _layout_or_none(text: str) -> Layout | None:
-    """A layout, or None where the text is none."""
-    try:
-        return layout_from_json(text)
-    except ValueError:
-        return None

@@ -17,6 +17,7 @@ import safetensors.torch
 import xxhash
 
 from fedwan.codecs import Payload, fp32, plain
+from fedwan.config import Config, half_lives
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
@@ -30,15 +31,25 @@ from fedwan.state import (
     layout_from_json,
     layout_to_json,
     read_tensors,
+    read_tensors_meta,
     select_prefix,
     write_tensors,
 )
 from fedwan.strategy import Strategy
 from fedwan.workloads.moments import is_moment
 
-__all__ = ["GlobalModel"]
+__all__ = ["GlobalModel", "read_meta"]
 
 CHECKPOINT = "coordinator.safetensors"
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What was given to `GlobalModel.save` beside the model.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or truncated.
+    """
+    return read_tensors_meta(folder / CHECKPOINT)
 
 
 class GlobalModel:
@@ -160,7 +171,7 @@ class GlobalModel:
             return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write a checkpoint atomically; `meta` is given back by `load`."""
+        """Write a checkpoint atomically; `meta` is given back by `read_meta`."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -181,9 +192,8 @@ class GlobalModel:
         cls,
         folder: Path,
         strategy: Strategy,
-        ema_half_life: float,
-        ema_half_lives: Mapping[str, float] | None = None,
-    ) -> tuple[GlobalModel, dict[str, Any]]:
+        config: Config,
+    ) -> GlobalModel:
         """Read a checkpoint.
 
         Raises:
@@ -198,7 +208,7 @@ class GlobalModel:
                     f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
                 )
             weights = select_prefix("global", tensors)
-            model = cls(weights, layout, strategy, ema_half_life, ema_half_lives)
+            model = cls(weights, layout, strategy, config.ema.half_life, half_lives(config))
             ema = select_prefix("ema", tensors)
             model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))
@@ -215,4 +225,4 @@ class GlobalModel:
                 f"checkpoint {path} has {len(model.versions)} fragments where the strategy has "
                 f"{len(model.fragments)}; resume with the settings that it began with"
             )
-        return model, meta
+        return model

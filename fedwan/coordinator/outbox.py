@@ -53,8 +53,8 @@ class Outbox:
         """By site, steps to take until its next upload; absent for the strategy's H."""
         self.run_step = 0
         """Where the run stands: the mean over sites of the steps that were merged."""
-        self._variates_from: dict[int, int] = {}
-        """By fragment, the version at which sites' control variates begin anew."""
+        self._anew_from: dict[int, int] = {}
+        """By fragment, the version at which what strategies keep at sites begins anew."""
         self._keep_bytes = 0
         self._updates: dict[int, dict[int, Payload]] = {}
         """By fragment and version, in the order of versions."""
@@ -114,12 +114,12 @@ class Outbox:
                 self._begin_anew(fragment)
 
     def _begin_anew(self, fragment: int) -> None:
-        """Control variates sum to zero over the sites (`fedwan.site.variates`), or begin anew.
+        """What a strategy keeps at the sites (`fedwan.site.hook`) may hold together over all of them.
 
-        Theirs no longer do where a site has not learnt from an update that it is merged into. All
-        begin anew at the version that is made next.
+        It no longer does where a site has not learnt from an update that it is merged into. All begin
+        anew at the version that is made next.
         """
-        self._variates_from[fragment] = self.versions[fragment] + 1
+        self._anew_from[fragment] = self.versions[fragment] + 1
 
     def is_merged(self, fragment: int, site: str, version: int) -> bool:
         """Whether a site's contribution to a version, or to a later one, has been merged."""
@@ -198,7 +198,7 @@ class Outbox:
     def _address(self, header: wire.DownloadHeader, site: str, fragment: int) -> None:
         """Say what holds for this site alone."""
         header.merged_from, header.merged_into = self._merged_of(fragment, site)
-        header.variates_from = self._variates_from.get(fragment, 0)
+        header.anew_from = self._anew_from.get(fragment, 0)
         header.steps = self.steps.get(site, 0)
         header.run_step = self.run_step
 

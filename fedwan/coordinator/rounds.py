@@ -16,19 +16,21 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from queue import Empty
 from typing import Any
 
 from fedwan.codecs import fp32
+from fedwan.config import Config, half_lives, site_names
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.gathering import Gathering, Merged, Round
 from fedwan.coordinator.jury import Finding, Jury
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
-from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.round_rows import RoundRows
 from fedwan.coordinator.totals import Totals
+from fedwan.data.splits import has_own_data
 from fedwan.errors import RunStopped
 from fedwan.fragments import Fragment, next_due, whole
 from fedwan.link import wire_pb2 as wire
@@ -55,8 +57,9 @@ class Rounds:
     """One run's loop.
 
     Args:
-        plan: of the run.
-        strategy: its recipe.
+        config: of the run, with nothing left open.
+        folder: where checkpoints go.
+        strategy: the run's.
         desk: where sites come and go.
         record: takes rows for `metrics.jsonl`.
         on_samples: takes (version, step, safetensors bytes) of generated samples.
@@ -64,25 +67,33 @@ class Rounds:
 
     def __init__(
         self,
-        plan: Plan,
+        config: Config,
+        folder: Path,
         strategy: Strategy,
         desk: Desk,
         record: Callable[[dict[str, Any]], None],
         on_samples: Callable[[int, int, bytes], None],
     ) -> None:
-        self._plan = plan
+        self._config = config
+        self._folder = folder
+        self._site_names = site_names(config)
+        self._num_versions = config.steps // strategy.h
+        self._nominal = strategy.h * config.data.batch
+        """Samples; a contribution of as many has weight 1."""
         self._strategy = strategy
         self._desk = desk
         self._record = record
         self._on_samples = on_samples
         self._mergers: dict[int, Merger] = {}
-        self._rows = RoundRows(record, corrects=strategy.corrects)
+        self._rows = RoundRows(
+            record, corrects=strategy.hook is not None and not strategy.overlap.tau
+        )
         self._past_s: dict[int, deque[float]] = {}
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
-        self._paces = Paces(plan.site_names, strategy.h, strategy.least_steps)
+        self._paces = Paces(self._site_names, strategy.h, strategy.least_steps)
         self._tidier = Tidier()
-        self._jury = Jury(plan.asks_all_sites)
+        self._jury = Jury(has_own_data(config.data))
         self._latest: list[str] = []
         """Sites whose contributions are in the latest update."""
         self._began = time.monotonic()
@@ -101,7 +112,7 @@ class Rounds:
         self.model = model
         self._desk.outbox.run_step = self._run_step(model)
         self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
-        while self._progress(model) < self._plan.num_versions:
+        while self._progress(model) < self._num_versions:
             before, version = self._progress(model), model.version
             while model.version == version:
                 self._round(model, self._next(model))
@@ -109,30 +120,28 @@ class Rounds:
         self._final_quality(model)
         self._desk.finish("the run is complete", is_complete=True)
         # A live site on a slow link may still be fetching the last update.
-        self._await_farewells(self._plan.patience_s)
+        self._await_farewells(self._config.round.patience_s)
         self._check_agreement()
         self.checkpoint(model)
         return model
 
-    def resume(self, model: GlobalModel, totals: Totals, frozen_sha256: str) -> None:
+    def resume(self, model: GlobalModel, totals: Totals) -> None:
         """Go on from a checkpoint instead of fresh initial weights."""
         self.model = model
         self.totals = totals
         self._desk.rejected, self._desk.rejoins = totals.rejected, totals.rejoins
         self._desk.dropped = totals.dropped
-        self._desk.initial_sha256 = model.initial_sha256
-        self._desk.frozen_sha256 = frozen_sha256
         self._desk.outbox.durable_version = model.version
         self._progress_at[model.version] = self._progress(model)
         self._desk.set_model(model, self._strategy.policy.arrivals_from is not None)
 
     def share_done(self) -> float:
         """Of the run, 0 to 1."""
-        return self._progress(self.model) / self._plan.num_versions if self.model else 0.0
+        return self._progress(self.model) / self._num_versions if self.model else 0.0
 
     def _next(self, model: GlobalModel) -> Fragment:
         """Whose turn it is."""
-        num_rounds = self._plan.num_versions
+        num_rounds = self._num_versions
         return next_due(model.fragments, model.versions, self._strategy.h, num_rounds)
 
     def _progress(self, model: GlobalModel) -> int:
@@ -146,7 +155,7 @@ class Rounds:
         h = self._strategy.h
         if self._strategy.clock == "versions":
             return model.version * h
-        per_round = self._plan.samples_per_contribution * len(self._plan.site_names)
+        per_round = self._nominal * len(self._site_names)
         return self.totals.samples * h // per_round
 
     def _round(self, model: GlobalModel, fragment: Fragment) -> None:
@@ -158,8 +167,8 @@ class Rounds:
             self._desk,
             self._strategy,
             merger,
-            self._plan.site_names,
-            self._plan.samples_per_contribution // fragment.times,
+            self._site_names,
+            self._nominal // fragment.times,
             Round(fragment, version, past_s),
         )
         self._gather(model, gathering, version)
@@ -169,7 +178,7 @@ class Rounds:
         before = merger.sampler.of(model.state)
         # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
         is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
-        times = len(self._plan.site_names) if is_warmup else 1
+        times = len(self._site_names) if is_warmup else 1
         payload = model.commit(fragment, merger.take(), samples, times, self._run_step(model))
         self.totals.samples += samples
         self._latest = [merged.contribution.site for merged in gathering.merged]
@@ -244,7 +253,7 @@ class Rounds:
     # Beginning and end ---------------------------------------------------------------------
 
     def _await_initial(self) -> GlobalModel:
-        deadline = time.monotonic() + self._plan.patience_s
+        deadline = time.monotonic() + self._config.round.patience_s
         while True:
             with self._desk.changed:
                 payload = self._desk.initial()
@@ -257,21 +266,23 @@ class Rounds:
             self._heed_stop()
             if time.monotonic() > deadline:
                 text = (
-                    f"no site has sent initial weights for {self._plan.patience_s:g} s; "
+                    f"no site has sent initial weights for {self._config.round.patience_s:g} s; "
                     "check that the sites' services run and can reach the coordinator"
                 )
                 self._desk.finish(text)
                 raise RunStopped(text)
         layout = self._desk.layout
         initial = fp32().decode(payload, whole(layout)[0].layout)
-        plan = self._plan
+        config = self._config
         model = GlobalModel(
-            initial, layout, self._strategy, plan.ema_half_life, plan.ema_half_lives
+            initial, layout, self._strategy, config.ema.half_life, half_lives(config)
         )
-        if model.initial_sha256 != self._desk.initial_sha256:
+        claim = self._desk.agreement.agreed
+        assert claim is not None
+        if model.initial_sha256 != claim.initial_sha256:
             text = (
                 f"the initial weights that were sent hash to {model.initial_sha256[:12]}, those "
-                f"that the sites hold to {self._desk.initial_sha256[:12]}; start the run again"
+                f"that the sites hold to {claim.initial_sha256[:12]}; start the run again"
             )
             self._desk.finish(text)
             raise RunStopped(text)
@@ -279,7 +290,7 @@ class Rounds:
 
     def _final_quality(self, model: GlobalModel) -> None:
         version = model.version
-        deadline = time.monotonic() + self._plan.patience_s
+        deadline = time.monotonic() + self._config.round.patience_s
         while self.totals.quality_version < version and time.monotonic() < deadline:
             with self._desk.changed:
                 live = self._desk.registry.live()
@@ -322,9 +333,11 @@ class Rounds:
             self._progress_at[model.version] = now
             while len(self._progress_at) > PAST_VERSIONS:
                 del self._progress_at[next(iter(self._progress_at))]
-        if now >= self._plan.num_versions or _crosses(self._plan.eval_every, before, now):
+        if now >= self._num_versions or _crosses(
+            -(-self._config.eval.every // self._strategy.h), before, now
+        ):
             self._ask_quality()
-        if _crosses(self._plan.checkpoint_every, before, now):
+        if _crosses(self._config.checkpoint.every, before, now):
             self.checkpoint(model)
 
     def checkpoint(self, model: GlobalModel) -> None:
@@ -334,8 +347,8 @@ class Rounds:
         self.totals.dropped = self._desk.dropped
         totals = asdict(self.totals)
         totals["wall_s"] += time.monotonic() - self._began
-        meta = {"totals": totals, "frozen_sha256": self._desk.frozen_sha256}
-        model.save(self._plan.folder, meta)
+        meta = {"totals": totals, "claim": self._desk.agreement.agreed}
+        model.save(self._folder, meta)
         self._desk.outbox.durable_version = model.version
 
     def elapsed_s(self) -> float:

@@ -89,11 +89,11 @@ class FileStream:
         ]
         return _Coming(parts, self._shuffle.state())
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Where the stream stands: `generator` (uint8), `order` (int64), `position` (int64, ())."""
         return self._state
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See `Stream`."""
         self._forget()
         self._shuffle.load_state(state)

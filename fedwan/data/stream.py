@@ -20,12 +20,12 @@ class Stream(Protocol):
         """The next samples, on the stream's device."""
         ...
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Where the stream stands: after the last batch that was taken from it."""
         ...
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state()`.
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state_dict()`.
 
         Raises:
             CheckpointError: the state is of a shard of another size.
@@ -43,7 +43,7 @@ class BatchStream:
     Args:
         data: the shard's samples and labels; at least one.
         batch_size: samples in every batch; at least one.
-        generator: CPU generator of the permutations. Its state is part of `state()`.
+        generator: CPU generator of the permutations. Its state is part of `state_dict()`.
         device: where batches are wanted; the shard is moved there once.
     """
 
@@ -63,11 +63,11 @@ class BatchStream:
         index = self._shuffle.next_index().to(self._data.y.device)
         return Batch(self._data.x[index], self._data.y[index])
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Where the stream stands: `generator` (uint8), `order` (int64), `position` (int64, ())."""
         return self._shuffle.state()
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """See `Stream`."""
         self._shuffle.load_state(state)
 

@@ -6,6 +6,7 @@ SuperLink through the front door with a certificate made for the run.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import threading
@@ -23,6 +24,7 @@ from fedwan.flower.lock import only_one
 from fedwan.flower.logs import log_to, stop_on_sigterm
 from fedwan.flower.marks import end_orphan, serverapp_mark
 from fedwan.flower.processes import Service, last_line, stop_all
+from fedwan.flower.site_file import SiteData, SiteFile
 from fedwan.link import pki
 
 __all__ = ["run_local", "site_dir"]
@@ -35,6 +37,7 @@ def run_local(
     config: Config,
     *,
     app: Path | None = None,
+    command: Sequence[str] = (),
     resume: bool = False,
     on_started: Callable[[Started], None] | None = None,
     stop: threading.Event | None = None,
@@ -44,6 +47,7 @@ def run_local(
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
         app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
+        command: every site's training script, of `workload=command`.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
@@ -67,7 +71,7 @@ def run_local(
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
             Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
-            _site_services(config, names, door.port) as sites,
+            _site_services(config, names, door.port, command) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))
 
@@ -89,7 +93,9 @@ def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> Path:
 
 
 @contextmanager
-def _site_services(config: Config, names: Sequence[str], door_port: int) -> Iterator[list[Service]]:
+def _site_services(
+    config: Config, names: Sequence[str], door_port: int, command: Sequence[str]
+) -> Iterator[list[Service]]:
     out = Path(config.out)
     services: list[Service] = []
     # The services must find the very package that is running now, installed or not.
@@ -101,16 +107,18 @@ def _site_services(config: Config, names: Sequence[str], door_port: int) -> Iter
     try:
         for name in names:
             folder = site_dir(out, name)
-            words = {
-                "name": name,
-                "identity": str(out / "pki" / name),
-                "dir": str(folder),
-                "door": f"{_HOST}:{door_port}",
-            }
-            argv = [sys.executable, "-P", "-m", "fedwan.flower.site"]
-            argv += [word for key, value in words.items() for word in (f"--{key}", value)]
-            if config.data.show_samples:  # who starts all sites speaks for their owners
-                argv.append("--show-samples")
+            site = SiteFile(
+                site=name,
+                identity=str(out / "pki" / name),
+                door=f"{_HOST}:{door_port}",
+                dir=str(folder),
+                # Who starts all sites speaks for their owners.
+                data=SiteData(show_samples=config.data.show_samples),
+                command=shlex.join(command),
+                folder=str(Path.cwd()),
+            )
+            site.write(folder / "site.json")
+            argv = [sys.executable, "-P", "-m", "fedwan.flower.site", str(folder / "site.json")]
             services.append(Service(f"site {name}", argv, folder / "logs" / "service.log", env))
         yield services
     finally:

@@ -63,13 +63,19 @@ class Service:
         argv: the program and its arguments.
         log: file that takes its output; appended to, folders are made.
         env: its whole environment, None for ours.
+        folder: where it starts, None for ours.
 
     The kernel ends the child when the *thread* that made it ends: start services from a thread
     that lives as long as they should.
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        folder: str | None = None,
     ) -> None:
         self.name = name
         self.log = log
@@ -83,6 +89,7 @@ class Service:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
+                cwd=folder,
                 start_new_session=True,
             )
         self._sessions = {self._process.pid}

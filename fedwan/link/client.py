@@ -135,6 +135,8 @@ class GrpcLink:
         )
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
+        if welcome.is_waiting:
+            return welcome
         if self._control is not None:
             self._control.close()
         self._control = ControlStream(self._words, hello.session, self._heartbeat_s, self._counter)

@@ -55,6 +55,8 @@ class LoopbackLink:
         welcome = self._hub.join(self._site, hello)
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
+        if welcome.is_waiting:
+            return welcome
         self._session = hello.session
         self._signals = self._hub.attach(self._site, hello.session)
         return welcome

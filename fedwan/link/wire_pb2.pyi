@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint")
+    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,9 @@ class Hello(_message.Message):
     INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
     FROZEN_SHA256_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    KINDS_JSON_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_JSON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     site: str
@@ -25,21 +28,30 @@ class Hello(_message.Message):
     initial_sha256: str
     frozen_sha256: str
     checkpoint: int
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ...) -> None: ...
+    kinds_json: str
+    num_steps: int
+    sources_json: str
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step")
+    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step", "is_waiting", "text", "num_steps")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
     IS_REJOIN_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
+    IS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     versions: _containers.RepeatedScalarFieldContainer[int]
     send_initial: bool
     is_rejoin: bool
     run_step: int
-    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ...) -> None: ...
+    is_waiting: bool
+    text: str
+    num_steps: int
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., num_steps: _Optional[int] = ...) -> None: ...
 
 class SiteSignal(_message.Message):
     __slots__ = ("session", "step")
@@ -208,7 +220,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., deal: _Optional[int] = ..., packed: _Optional[bool] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "variates_from")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -230,7 +242,7 @@ class DownloadHeader(_message.Message):
     MERGED_INTO_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
-    VARIATES_FROM_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FROM_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
     num_bytes: int
@@ -242,8 +254,8 @@ class DownloadHeader(_message.Message):
     merged_into: int
     steps: int
     run_step: int
-    variates_from: int
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., variates_from: _Optional[int] = ...) -> None: ...
+    anew_from: int
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ...) -> None: ...
 
 class DownloadPart(_message.Message):
     __slots__ = ("header", "chunk")

@@ -69,6 +69,11 @@ class Outputs:
         self._each_sink(lambda sink: sink.close())
         write_report(self._out)
 
+    def agreed(self, config: Config) -> None:
+        """The sites agree on what they train: nothing is left open in the configuration."""
+        self._config = config
+        dump(config, self._out / "config.yaml")
+
     def record(self, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`; see `fedwan.output.records`."""
         record: Record = self._recorder.write(row)

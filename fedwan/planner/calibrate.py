@@ -19,7 +19,8 @@ from fedwan.data.shard import data_at_site, open_shard
 from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
-from fedwan.site.service import choose_device
+from fedwan.site.inner import InnerOptimizers
+from fedwan.site.joining import choose_device
 from fedwan.state import Layout, Role, State, layout_of
 from fedwan.workloads.base import Workload, keep_local
 from fedwan.workloads.home import staying_home
@@ -60,8 +61,9 @@ def trained_layout(
         ConfigError: patterns in `exclude` match nothing, or all of a network.
     """
     networks, optimizers = workload.networks, workload.optimizers
-    home = staying_home(networks, optimizers, exclude or {})
-    layout = layout_of({name: networks[name] for name in networks if name in optimizers}, home)
+    trained = {name: networks[name] for name in networks if name in optimizers}
+    home = staying_home(trained, InnerOptimizers(networks, optimizers).held(), exclude or {})
+    layout = layout_of(trained, home)
     return dict(sorted((layout | moment_layout(layout, inner)).items()))
 
 

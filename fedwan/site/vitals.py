@@ -29,8 +29,8 @@ from torch import Tensor, nn
 from fedwan.data.shard import AnyShard
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.copies import distinct_share, pixel_keys
-from fedwan.site.holding import holding_of
 from fedwan.workloads.base import Batch, Examinable, Workload
+from fedwan.workloads.optim import full_norm
 
 __all__ = ["Vitals", "data_figures", "shard_figures"]
 
@@ -107,9 +107,10 @@ class Vitals:
         for network, optimizer in self._workload.optimizers.items():
             groups = optimizer.param_groups
             figures[f"lr/{network}"] = torch.as_tensor(float(groups[0]["lr"]))
-            norm = holding_of(self._workload).gradient_norm(network)
-            if norm is not None:
-                figures[f"gradient/{network}"] = norm
+            gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+            if gradients:
+                norms = torch.stack([full_norm(gradient) for gradient in gradients])
+                figures[f"gradient/{network}"] = torch.linalg.vector_norm(norms)
         return figures
 
     def _examine(self, some: Batch, batch_size: int, device: torch.device) -> dict[str, Tensor]:

@@ -17,7 +17,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.state import Layout, State
 
-__all__ = ["Arrival", "Courier", "is_merged"]
+__all__ = ["Arrival", "CoordinatorStub", "is_merged"]
 
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
@@ -27,28 +27,38 @@ class Arrival(NamedTuple):
     """An update that came, or word that it will not."""
 
     payload: Source | None
-    """None: the version asked for is past, take the global weights."""
+    """None if it is superseded, or once it was put to use."""
     version: int
     durable_version: int
     header: wire.DownloadHeader = wire.DownloadHeader()
     """As it came."""
 
+    @property
+    def is_superseded(self) -> bool:
+        """Whether the version asked for is past: only the global weights can be had."""
+        return self.header.status == wire.DownloadHeader.SUPERSEDED
 
-class Courier:
+
+class CoordinatorStub:
     """Speaks for one site in one run.
 
     Args:
-        link: what carries it.
+        link: what carries it; None at ranks that send nothing.
         run_id: of the run.
         layout: of the whole model.
         poll_s: how long the coordinator holds a request for an update that is not there yet.
     """
 
-    def __init__(self, link: Link, run_id: str, layout: Layout, poll_s: float) -> None:
-        self._link = link
+    def __init__(self, link: Link | None, run_id: str, layout: Layout, poll_s: float) -> None:
+        self._rank_0_link = link
         self._run_id = run_id
         self._layout = layout
         self._poll_s = poll_s
+
+    @property
+    def _link(self) -> Link:
+        assert self._rank_0_link is not None, "rank 0 has the link"
+        return self._rank_0_link
 
     def send_initial(self, weights: State) -> None:
         """Upload the initial weights, exactly."""
@@ -58,7 +68,11 @@ class Courier:
             raise FedwanError(f"the initial weights were refused: {receipt.text}")
 
     def send_contribution(
-        self, fragment: int, version: int, payload: Payload | GrowingPayload, work: wire.Work
+        self,
+        fragment: int,
+        version: int,
+        payload: Payload | GrowingPayload | None,
+        work: wire.Work,
     ) -> wire.Receipt:
         """Upload a contribution to `version`."""
         return self._send(wire.UploadHeader.CONTRIBUTION, fragment, version, payload, work)
@@ -68,9 +82,10 @@ class Courier:
         kind: wire.UploadHeader.Kind,
         fragment: int,
         version: int,
-        payload: Payload | GrowingPayload,
+        payload: Payload | GrowingPayload | None,
         work: wire.Work,
     ) -> wire.Receipt:
+        assert payload is not None, "rank 0 has encoded it"
         header = wire.UploadHeader(
             run_id=self._run_id,
             kind=kind,
