@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import fedwan
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
 from fedwan._recipe_checks import check_recipes
-from fedwan.config import Config, InnerConfig, SiteConfig, half_lives, merge
+from fedwan.config import COMMAND, Config, InnerConfig, SiteConfig, half_lives, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
 
 __all__ = [
-    "COMMAND",
     "check_codecs",
     "complete",
     "find_app",
@@ -41,8 +40,6 @@ __all__ = [
     "strategy_names",
 ]
 
-COMMAND = "command"
-"""The workload of a training script of the sites' own: its networks are known once it joins."""
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
 _STRATEGY_PARTS = ("resolve", "build")
@@ -199,7 +196,7 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
     config.steps = config.steps or num_steps
     if config.steps < 1:
         raise ConfigError(
-            "steps has no default for a script; add steps=2000, or give fedwan.join(..., steps=2000)"
+            "steps has no default for a script; add steps=2000, or name them in its fedwan.join"
         )
     _check_networks(config, kinds)
     for network in sorted(kinds):

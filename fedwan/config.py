@@ -24,6 +24,7 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
 __all__ = [
+    "COMMAND",
     "CheckpointConfig",
     "CodecConfig",
     "Config",
@@ -46,6 +47,10 @@ __all__ = [
     "site_names",
     "to_json",
 ]
+
+
+COMMAND = "command"
+"""The workload of a training script of the sites' own: its networks are known once it joins."""
 
 
 @dataclass
@@ -309,7 +314,8 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`, or `command`: a training script of each site's own."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`, or `command`: a training script
+    of each site's own."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""

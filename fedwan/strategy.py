@@ -55,8 +55,8 @@ class Strategy(NamedTuple):
     """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
     their speed and the fastest takes H; 0 leaves H to all of them."""
     hook: Callable[[Replica], SiteHook] | None = None
-    """Makes what the strategy keeps and does at a site (`fedwan.site.hook`); for deltas, not at a pace
-    of the sites' own."""
+    """Makes what the strategy keeps and does at a site (`fedwan.site.hook`); for deltas, not at a
+    pace of the sites' own."""
     owes: Literal["residual", "weights"] = "residual"
     """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the

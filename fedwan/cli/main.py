@@ -12,7 +12,7 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import coordinator, demo, doctor, pki, plan, report, run, site
+from fedwan.cli import coordinator, demo, doctor, launch_script, pki, plan, report, run, site
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import FedwanError, UserError
 
@@ -28,6 +28,7 @@ app = typer.Typer(
 )
 app.command("demo", epilog=run.KEYS)(demo.demo)
 app.command("run", epilog=run.KEYS)(run.run)
+app.command("launch", epilog=run.KEYS)(launch_script.launch_script)
 app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
 app.command("site")(site.site)
 app.command("plan", epilog=plan.KEYS)(plan.plan)

@@ -375,7 +375,7 @@ class Rounds:
     def _take_finding(self, finding: Finding) -> None:
         sites, version, figures, samples, complaint = finding
         site = ", ".join(sites)
-        if not math.isfinite(figures.get("fd", math.nan)):
+        if "fd" in figures and not math.isfinite(figures["fd"]):
             self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
         if complaint:
             self._event("warning", site, complaint)

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from os import cpu_count, environ, pathsep
@@ -22,7 +23,7 @@ from fedwan.flower.coordinator import Coordinator, Started
 from fedwan.flower.door import FrontDoor
 from fedwan.flower.lock import only_one
 from fedwan.flower.logs import log_to, stop_on_sigterm
-from fedwan.flower.marks import end_orphan, serverapp_mark
+from fedwan.flower.marks import clientapp_mark, end_orphan, read_mark, serverapp_mark
 from fedwan.flower.processes import Service, last_line, stop_all
 from fedwan.flower.site_file import SiteData, SiteFile
 from fedwan.link import pki
@@ -31,6 +32,7 @@ __all__ = ["run_local", "site_dir"]
 
 _HOST = "127.0.0.1"
 _GRACE_S = 8.0
+_LAST_WORDS_S = 60.0
 
 
 def run_local(
@@ -74,6 +76,16 @@ def run_local(
             _site_services(config, names, door.port, command) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))
+            _let_end([clientapp_mark(site_dir(out, name)) for name in names], stop)
+
+
+def _let_end(marks: Sequence[Path], stop: threading.Event) -> None:
+    """The run is over: let the sites' processes end by themselves; scripts may have more to do."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while time.monotonic() < deadline and not stop.wait(0.1):
+        present = [read_mark(path) for path in marks]
+        if all(mark is None or mark.gone or mark.outcome != "running" for mark in present):
+            return
 
 
 def site_dir(out: Path, name: str) -> Path:

@@ -15,8 +15,8 @@ import sys
 import time
 from pathlib import Path
 
-from fedwan.app import COMMAND, find_app
-from fedwan.config import Config, from_json
+from fedwan.app import find_app
+from fedwan.config import COMMAND, Config, from_json
 from fedwan.errors import ConfigError, FedwanError, UserError
 from fedwan.flower.logs import clientapp_log
 from fedwan.flower.processes import Service, last_line
@@ -24,7 +24,7 @@ from fedwan.flower.site_file import SiteFile
 from fedwan.link.ticket import Ticket
 from fedwan.site.assignment import VARIABLE, Assignment, read_outcome
 
-__all__ = ["train"]
+__all__ = ["find_command", "train"]
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
         FedwanError: what the training processes ended with.
     """
     config = from_json(ticket.config)
-    argv, folder = _command(config, site)
+    argv, folder = find_command(config, site)
     path = Path(site.dir) / "training" / "assignment.json"
     failed_at = -1
     while True:
@@ -73,8 +73,12 @@ def train(ticket: Ticket, site: SiteFile) -> None:
         log.warning("%s; it is started again", outcome.exception())
 
 
-def _command(config: Config, site: SiteFile) -> tuple[list[str], str]:
-    """Words of what to run, and where."""
+def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
+    """Words of what a run has a site run, and the folder that they start in.
+
+    Raises:
+        ConfigError: the site allows no such recipe, has no command, or it does not exist.
+    """
     if config.workload != COMMAND:
         if site.recipes and config.workload not in site.recipes:
             raise ConfigError(

@@ -18,6 +18,7 @@ from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
 from fedwan.output.sinks import Sink, open_sinks
 from fedwan.output.summary import Summary, write_summary
+from fedwan.output.units import subject
 
 if TYPE_CHECKING:
     from fedwan.coordinator.totals import Totals
@@ -71,8 +72,14 @@ class Outputs:
 
     def agreed(self, config: Config) -> None:
         """The sites agree on what they train: nothing is left open in the configuration."""
+        if config == self._config:
+            return
         self._config = config
         dump(config, self._out / "config.yaml")
+        networks = ", ".join(config.inner)
+        self.event(
+            "agreed", None, f"sites agree on {networks}: {config.steps} steps, H = {config.h}"
+        )
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`; see `fedwan.output.records`."""
@@ -95,7 +102,7 @@ class Outputs:
         """
         config = self._config
         title = (
-            f"{config.workload} on {config.data.name} · {config.strategy} · {config.sites} sites · "
+            f"{subject(config)} · {config.strategy} · {config.sites} sites · "
             f"H = {config.h} · seed {config.seed} · version {version}"
         )
         path = self._out / "samples.png"

@@ -67,7 +67,7 @@ class Alone:
 
     def log(self, **losses: Tensor | float) -> None:
         """Note scalars of this step; they are logged every ten seconds."""
-        self._losses |= losses
+        self._losses |= {n: v.detach() if isinstance(v, Tensor) else v for n, v in losses.items()}
 
     def after_step(self) -> None:
         """A step is complete."""

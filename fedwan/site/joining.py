@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -168,6 +169,7 @@ def open_site(place: Place, script: Script, group: Group) -> Site:
 
 def _place_of(assignment: Assignment) -> Place:
     end_with(assignment.parent)
+    _log_to_stderr()
     tune_allocator()
     config = from_json(assignment.config)
     if config.threads:
@@ -197,6 +199,16 @@ def _place_of(assignment: Assignment) -> Place:
         assignment.data_path,
         assignment.show_samples,
     )
+
+
+def _log_to_stderr() -> None:
+    """Say what the engine does in the site's log, where a script has set up no logging."""
+    logger = logging.getLogger("fedwan")
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
 
 
 def choose_device(name: str) -> torch.device:
