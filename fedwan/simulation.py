@@ -73,9 +73,10 @@ def simulate(
     """Train to the end.
 
     Args:
-        config: resolved, as `fedwan.app.load_run` gives it. folder: for checkpoints. train: a
-        site's part, called in its thread: a function that uses `fedwan.join`, or another of
-            its own. The recipe that `config` names if not given.
+        config: resolved, as `fedwan.app.load_run` gives it.
+        folder: for checkpoints.
+        train: a site's part, called in its thread: a function that uses `fedwan.join`, or another
+            of its own. The recipe that `config` names if not given.
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.

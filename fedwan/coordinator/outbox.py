@@ -116,8 +116,8 @@ class Outbox:
     def _begin_anew(self, fragment: int) -> None:
         """What a strategy keeps at the sites (`fedwan.site.hook`) begins anew at all of them.
 
-        It may hold together over all sites, which it no longer does where a site has not learnt from an update that it is merged into. All
-        begin anew at the version that is made next.
+        It may hold together over all sites, which it no longer does where a site has not learnt
+        from an update that it is merged into. All begin anew at the version that is made next.
         """
         self._anew_from[fragment] = self.versions[fragment] + 1
 

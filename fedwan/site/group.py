@@ -14,6 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from fedwan.codecs.buffers import Bytes
 from fedwan.errors import FedwanError, UserError
 
 __all__ = ["Group", "is_cut", "local", "open_group", "piece_like", "whole"]
@@ -83,17 +84,17 @@ class Group:
         torch.distributed.broadcast(sent, src=0, group=self._handle)
         return sent
 
-    def spread_bytes(self, data: bytes | memoryview | None) -> bytes | memoryview:
+    def spread_bytes(self, data: Bytes | None) -> Bytes:
         """Bytes of rank 0 at all ranks."""
         if self.size == 1:
             assert data is not None
             return data
-        num = self.lead(lambda: len(cast(bytes, data)))
+        num = self.lead(lambda: len(cast(Bytes, data)))
         block = torch.empty(num, dtype=torch.uint8)
         if self.rank == 0 and num:
-            block = torch.frombuffer(bytearray(cast(bytes, data)), dtype=torch.uint8)
+            block = torch.frombuffer(bytearray(cast(Bytes, data)), dtype=torch.uint8)
         torch.distributed.broadcast(block, src=0, group=self._handle)
-        return memoryview(block.numpy())
+        return memoryview(block.numpy().data)
 
     def collect(self, value: T) -> list[T]:
         """The value of every rank, in rank order, at all ranks; values can be pickled."""

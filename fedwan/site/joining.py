@@ -10,9 +10,11 @@ import contextlib
 import contextvars
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from torch import Tensor, nn
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.config import LinkConfig, from_json, site_names
-from fedwan.errors import ConfigError, IdentityError, UserError
+from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.shaped import ShapedLink
@@ -101,6 +103,7 @@ def join(
         UserError: networks and optimisers do not fit together, or the script's processes differ.
         ConfigError: the run's strategy does not fit the networks.
     """
+    sys.excepthook = _say_in_a_line
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     trained = _trained(modules, optimizers)
     script = Script(
@@ -199,6 +202,19 @@ def _place_of(assignment: Assignment) -> Place:
         assignment.data_path,
         assignment.show_samples,
     )
+
+
+def _say_in_a_line(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    """End a script for an error of fedwan's tree with one line and its exit code, no traceback."""
+    if not isinstance(error, FedwanError):
+        sys.__excepthook__(kind, error, trace)
+        return
+    print(f"fedwan: {error}", file=sys.stderr)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(error.exit_code)
 
 
 def _log_to_stderr() -> None:

@@ -93,11 +93,8 @@ def random_state() -> State:
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    others = {
-        "python": random.getstate(),
-        "numpy": (kind, keys.tolist(), position, has_gauss, gauss),
-    }
+    kind, keys, *rest = np.random.get_state(legacy=True)
+    others = {"python": random.getstate(), "numpy": (kind, np.asarray(keys).tolist(), *rest)}
     return state | {"others": pack_value("the state of random generators", others)}
 
 
@@ -108,5 +105,5 @@ def load_random_state(state: State) -> None:
         torch.cuda.set_rng_state(state["cuda"])
     others = unpack_value("the state of random generators", state["others"])
     random.setstate(others["python"])
-    kind, keys, position, has_gauss, gauss = others["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, gauss))
+    kind, keys, *rest = others["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))
