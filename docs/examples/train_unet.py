@@ -32,18 +32,19 @@ def batches(loader):
 
 
 def main():
-    if is_many := "WORLD_SIZE" in os.environ:
+    rank = int(os.environ.get("RANK", -1))  # of torchrun
+    if rank >= 0:
         torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
     unet = diffusers.UNet2DModel(16, 3, 3, block_out_channels=(16, 32), norm_num_groups=8,
                                  layers_per_block=1, down_block_types=("DownBlock2D",) * 2,
                                  up_block_types=("UpBlock2D",) * 2)
-    model = DistributedDataParallel(unet) if is_many else unet
+    model = DistributedDataParallel(unet) if rank >= 0 else unet
     noises = diffusers.DDPMScheduler(1000)
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
-    if is_many:
-        torch.manual_seed(torch.distributed.get_rank())
-    loader = StatefulDataLoader(Shapes(), 16, shuffle=True)
+    torch.manual_seed(rank)
+    order = torch.Generator().manual_seed(rank)
+    loader = StatefulDataLoader(Shapes(), 16, shuffle=True, generator=order)
     with fedwan.join(networks={"unet": model}, optimizers={"unet": optimizer},
                      state={"loader": loader}, steps=40) as site:
         data = batches(loader)
