@@ -124,8 +124,6 @@ def transfer(folder: Path, address: str, channels: int, congestion: str, shape: 
     link.join(wire.Hello(site=SITE, session="benchmark"))
     for number, line in enumerate(sys.stdin):
         order = json.loads(line)
-        lanes = grpc_link.up if order["way"] == "up" else grpc_link.down
-        num_channels = lanes.stripes.count
         began = time.monotonic()
         if order["way"] == "up":
             receipt = link.upload(wire.UploadHeader(version=number), Repeated(order["num_bytes"]))
@@ -134,7 +132,7 @@ def transfer(folder: Path, address: str, channels: int, congestion: str, shape: 
             request = wire.DownloadRequest(version=order["num_bytes"])
             assert link.download(request).payload is not None
         seconds = time.monotonic() - began
-        print(json.dumps({"seconds": seconds, "channels": num_channels}), flush=True)
+        print(json.dumps({"seconds": seconds, "channels": grpc_link.num_channels}), flush=True)
     link.close()
 
 

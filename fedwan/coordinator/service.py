@@ -22,8 +22,9 @@ from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.totals import Totals
 from fedwan.data.splits import has_own_data
 from fedwan.errors import FedwanError
+from fedwan.link.channels import num_channels
 from fedwan.link.server import DataPlane, threads_per_site
-from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS
+from fedwan.link.tcp import Congestion
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -141,7 +142,9 @@ def _desk(
 
 def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
     link = config.link
-    channels = link.channels or (PACED_CHANNELS if link.pace_mbit else START_CHANNELS)
+    # The sites decide by their own kernels, which are taken to be like this one's.
+    is_bbr = Congestion(link.congestion).is_bbr
+    channels = num_channels(link.channels, is_bbr, bool(link.pace_mbit))
     threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
         desk,
