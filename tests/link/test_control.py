@@ -9,11 +9,11 @@ from queue import Empty
 
 import grpc
 import pytest
-from fedwan.link.byte_counter import ByteCounter
 
 from fedwan.errors import SessionLost
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.byte_counter import ByteCounter
 from fedwan.link.control import ControlStream
 from tests.planes import (
     Bench,
