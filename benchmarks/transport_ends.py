@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fedwan.codecs.payload import Bytes  # noqa: E402
 from fedwan.link import wire_pb2 as wire  # noqa: E402
 from fedwan.link.base import Delivery, Link, Signals  # noqa: E402
+from fedwan.link.channels import threads_per_site  # noqa: E402
 from fedwan.link.client import GrpcLink  # noqa: E402
-from fedwan.link.server import DataPlane, threads_per_site  # noqa: E402
+from fedwan.link.server import DataPlane  # noqa: E402
 from fedwan.link.shaped import ShapedLink  # noqa: E402
 from fedwan.link.tls import Identity  # noqa: E402
 from fedwan.memory import tune_allocator  # noqa: E402

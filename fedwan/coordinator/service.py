@@ -22,9 +22,8 @@ from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.totals import Totals
 from fedwan.data.splits import has_own_data
 from fedwan.errors import FedwanError
-from fedwan.link.channels import num_channels
-from fedwan.link.server import DataPlane, threads_per_site
-from fedwan.link.tcp import Congestion
+from fedwan.link.channels import threads_per_site
+from fedwan.link.server import DataPlane
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -142,9 +141,6 @@ def _desk(
 
 def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
     link = config.link
-    # The sites decide by their own kernels, which are taken to be like this one's.
-    is_bbr = Congestion(link.congestion).is_bbr
-    channels = num_channels(link.channels, is_bbr, bool(link.pace_mbit))
     threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
         desk,
@@ -154,7 +150,7 @@ def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
         config.sites * threads + SPARE_THREADS,
         link.heartbeat_s,
         link.congestion,
-        link.pace_mbit / channels,
+        link.pace_mbit,
         config.sites,
-        channels,
+        link.channels,
     )

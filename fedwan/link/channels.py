@@ -19,9 +19,18 @@ from fedwan.link.methods import Stub
 from fedwan.link.packing import Packing
 from fedwan.link.scheduler import TransferQueue
 
-__all__ = ["NUM_CHANNELS", "ChannelPool", "Direction", "num_channels", "window_options"]
+__all__ = [
+    "NUM_CHANNELS",
+    "ChannelPool",
+    "Direction",
+    "num_channels",
+    "threads_per_site",
+    "window_options",
+]
 
 NUM_CHANNELS = 4
+MAX_WAITING = 16
+"""Fragments of one site whose updates it waits for at once, unless there are more."""
 WINDOWS_BYTES = 64 << 20
 """What all sites together may have sent and no handler has asked for: 5 Gbit/s at 100 ms. gRPC
 widens windows by itself, but takes a coordinator that is busy with many sites for a long link: 64
@@ -50,6 +59,15 @@ def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", max(MIN_WINDOW_BYTES, share)),
     ]
+
+
+def threads_per_site(channels: int, num_fragments: int = 0) -> int:
+    """Calls that a site may have open at once; a thread is made when none is idle.
+
+    Control, words, downloads that wait for a round, and the stripes of two transfers each way.
+    """
+    waiting = max(MAX_WAITING, num_fragments)
+    return 2 + waiting + 4 * (channels or NUM_CHANNELS)
 
 
 class ChannelPool:

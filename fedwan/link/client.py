@@ -87,12 +87,13 @@ class GrpcLink:
         self._patience_s = patience_s
         self._credentials = identity.grpc_channel_credentials()
         self._channel = self._dial()
-        self._words = Stub(self._channel)
+        self._stub = Stub(self._channel)
         self._counter = ByteCounter()
-        self.num_channels = num_channels(channels, Congestion(congestion).is_bbr, bool(pace_mbit))
+        tcp = Congestion(congestion)
+        self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
         """For payloads."""
+        tcp.pace_mbit = pace_mbit / self.num_channels
         self._pool = ChannelPool(self._dial, self.num_channels)
-        tcp = Congestion(congestion, pace_mbit / self.num_channels)
 
         def direction(name: str) -> Direction:
             # Threads for two transfers: the next one begins before the last has arrived.
@@ -123,14 +124,14 @@ class GrpcLink:
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
         self._session = hello.session
-        welcome: wire.Welcome = self._patiently(
-            lambda: self._counter.received(self._words.Join(self._counter.sent(hello)))
+        welcome: wire.Welcome = self._retrying(
+            lambda: self._counter.received(self._stub.Join(self._counter.sent(hello)))
         )
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if self._control is not None:
             self._control.close()
-        self._control = ControlStream(self._words, hello.session, self._heartbeat_s, self._counter)
+        self._control = ControlStream(self._stub, hello.session, self._heartbeat_s, self._counter)
         return welcome
 
     def heartbeat(self, step: int) -> None:
@@ -147,15 +148,15 @@ class GrpcLink:
         return download(self._down, self._patience(), request)
 
     def report(self, report: wire.QualityReport) -> None:
-        self._patiently(
-            lambda: self._counter.received(self._words.Report(self._counter.sent(report)))
+        self._retrying(
+            lambda: self._counter.received(self._stub.Report(self._counter.sent(report)))
         )
 
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.
-        self._patiently(
-            lambda: self._counter.received(self._words.Leave(self._counter.sent(farewell))),
+        self._retrying(
+            lambda: self._counter.received(self._stub.Leave(self._counter.sent(farewell))),
             min(self._patience_s, LEAVE_PATIENCE_S),
         )
 
@@ -167,7 +168,7 @@ class GrpcLink:
         self._pool.close()
         self._channel.close()
 
-    def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+    def _retrying(self, call: Callable[[], T], patience_s: float | None = None) -> T:
         patience = self._patience(patience_s)
         while True:
             try:

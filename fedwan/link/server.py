@@ -20,7 +20,7 @@ from cryptography import x509
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Signals
-from fedwan.link.channels import NUM_CHANNELS, window_options
+from fedwan.link.channels import num_channels, window_options
 from fedwan.link.framing import Part, is_intact, make_chunk
 from fedwan.link.measured_payload import Discard, noise_delivery
 from fedwan.link.methods import handlers
@@ -29,7 +29,7 @@ from fedwan.link.scheduler import SharedQueues, TransferQueue
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
 
-__all__ = ["MAX_MESSAGE_BYTES", "DataPlane", "threads_per_site"]
+__all__ = ["MAX_MESSAGE_BYTES", "DataPlane"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 32 << 20
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
-MAX_WAITING = 16
-"""Fragments of one site whose updates it waits for at once, unless there are more."""
 SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a port shared with a stranger
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -48,15 +46,6 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
-
-
-def threads_per_site(channels: int, num_fragments: int = 0) -> int:
-    """Calls that a site may have open at once; a thread is made when none is idle.
-
-    Control, words, downloads that wait for a round, and the stripes of two transfers each way.
-    """
-    waiting = max(MAX_WAITING, num_fragments)
-    return 2 + waiting + 4 * (channels or NUM_CHANNELS)
 
 
 class DataPlane:
@@ -71,9 +60,10 @@ class DataPlane:
             stream holds one.
         heartbeat_s: seconds between heartbeats.
         congestion: control of the sites' connections: `auto`, `bbr`, `cubic` or `system`.
-        pace_mbit: most that one of them may carry down, Mbit/s with all headers; 0 sets no limit.
+        pace_mbit: most that those of one site may carry down together, Mbit/s with all headers; 0
+            sets no limit.
         num_sites: how many share the memory for what arrives.
-        channels: of each site.
+        channels: of each site; 0 as its own default, by a kernel that is taken to be like this one.
 
     Raises:
         ConfigError: the port is in use.
@@ -90,7 +80,7 @@ class DataPlane:
         congestion: str = "auto",
         pace_mbit: float = 0.0,
         num_sites: int = 1,
-        channels: int = NUM_CHANNELS,
+        channels: int = 0,
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
@@ -99,6 +89,9 @@ class DataPlane:
         self._packed = PackedOnce()
         self._update_queues: dict[str, TransferQueue] = {}
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
+        self._congestion = Congestion(congestion)
+        channels = num_channels(channels, self._congestion.is_bbr, bool(pace_mbit))
+        self._congestion.pace_mbit = pace_mbit / channels
         options = [*SERVER_OPTIONS, *window_options(num_sites, channels)]
         self._server = grpc.server(self._pool, options=options)
         self._server.add_generic_rpc_handlers((handlers(self),))
@@ -113,7 +106,6 @@ class DataPlane:
                 f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
                 "of this machine; set link.port to a free port, or link.host"
             )
-        self._congestion = Congestion(congestion, pace_mbit)
 
     def start(self) -> None:
         """Begin to serve."""

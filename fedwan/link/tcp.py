@@ -56,7 +56,7 @@ class Congestion:
     def __init__(self, setting: str, pace_mbit: float = 0.0) -> None:
         self.name = _choose(setting)
         """What sockets are given; empty to leave them alone."""
-        self._pace = round(pace_mbit * 1e6 / 8)
+        self.pace_mbit = pace_mbit
 
     @property
     def in_use(self) -> str:
@@ -82,8 +82,8 @@ class Congestion:
     def _apply(self, found: socket.socket) -> bool:
         with suppress(OSError):  # closed by now
             found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
-            if self._pace:
-                pace = struct.pack("N", self._pace)
+            if self.pace_mbit:
+                pace = struct.pack("N", round(self.pace_mbit * 1e6 / 8))
                 found.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
             if self.name:
                 found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.name.encode())

@@ -189,6 +189,16 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     assert choice.name == ""
 
 
+def test_a_link_warns_once_of_a_control_that_is_refused(
+    identities: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
+    with caplog.at_level(logging.WARNING):
+        with dialling(1, identities / "s1", congestion="bbr", channels=0):
+            pass
+    assert len([r for r in caplog.records if "link.congestion" in r.message]) == 1
+
+
 def test_auto_says_nothing_where_bbr_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
