@@ -130,7 +130,7 @@ class _Host:
         with self._lock:
             # Site by site: others may have begun the next round.
             self.num_bytes[version] += link.bytes_up + link.bytes_down
-            self.channels = max(self.channels, link.up.stripes.count)
+            self.channels = link.num_channels
             self._num_updates += 1
             if self._num_updates % self._case.sites == 0:
                 self.marks.add()

@@ -73,7 +73,8 @@ def serve(folder: Path, case: Case) -> dict[str, Any]:
     from fedwan.coordinator.server_step import step_outer
     from fedwan.coordinator.service import SILENT_HEARTBEATS, SPARE_THREADS
     from fedwan.fragments import whole
-    from fedwan.link.server import DataPlane, threads_per_site
+    from fedwan.link.channels import threads_per_site
+    from fedwan.link.server import DataPlane
     from fedwan.link.tls import Identity
     from fedwan.strategy import Strategy
 

@@ -5,8 +5,7 @@
 A site uploads payloads of about 8 s over mutual TLS to a coordinator, both real processes in
 network namespaces (see `wan.py`). Both sides' figures are bytes of payload over wall time, slow
 start included; iperf3's connection is new, the data plane's stand as they do between two rounds.
-How channels are used is what `link.channels=0` settles on, in uploads of a third of that time,
-before those that count. Each figure is the median of three.
+Eight shorter transfers come before those that count. Each figure is the median of three.
 
 Row: link rate_mbit rtt_ms loss cc channels goodput_mbit tcp_mbit ratio emulation way
 """
@@ -42,8 +41,7 @@ LOSSES = (0.0, 0.01, 0.1)
 CONTROLS = ("cubic", "bbr")
 RTT_MS = 100.0
 ENDS = Path(__file__).with_name("transport_ends.py")
-WARM_UPS = 16
-"""Transfers after which the use of channels is settled; 8 if their number is given."""
+WARM_UPS = 8
 LEAST_BYTES = 8 << 20
 PAUSE_S = 1.2
 """Idle time before a transfer that counts, as between two rounds."""
@@ -138,7 +136,7 @@ def measure(star: Star | None, case: Case) -> dict[str, Any]:
     theirs: list[float] = []
     with opened(star, case) as ends:
         rate = case.link.rate_mbit / 4
-        for _ in range(8 if case.channels else WARM_UPS):
+        for _ in range(WARM_UPS):
             time.sleep(PAUSE_S)
             rate, _ = ends.transfer(case.way, case.num_bytes(rate / 3))
         for _ in range(case.repeats):

@@ -22,8 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from fedwan.codecs.payload import Bytes  # noqa: E402
 from fedwan.link import wire_pb2 as wire  # noqa: E402
 from fedwan.link.base import Delivery, Link, Signals  # noqa: E402
+from fedwan.link.channels import threads_per_site  # noqa: E402
 from fedwan.link.client import GrpcLink  # noqa: E402
-from fedwan.link.server import DataPlane, threads_per_site  # noqa: E402
+from fedwan.link.server import DataPlane  # noqa: E402
 from fedwan.link.shaped import ShapedLink  # noqa: E402
 from fedwan.link.tls import Identity  # noqa: E402
 from fedwan.memory import tune_allocator  # noqa: E402
@@ -124,8 +125,6 @@ def transfer(folder: Path, address: str, channels: int, congestion: str, shape: 
     link.join(wire.Hello(site=SITE, session="benchmark"))
     for number, line in enumerate(sys.stdin):
         order = json.loads(line)
-        lanes = grpc_link.up if order["way"] == "up" else grpc_link.down
-        num_channels = lanes.stripes.count
         began = time.monotonic()
         if order["way"] == "up":
             receipt = link.upload(wire.UploadHeader(version=number), Repeated(order["num_bytes"]))
@@ -134,7 +133,7 @@ def transfer(folder: Path, address: str, channels: int, congestion: str, shape: 
             request = wire.DownloadRequest(version=order["num_bytes"])
             assert link.download(request).payload is not None
         seconds = time.monotonic() - began
-        print(json.dumps({"seconds": seconds, "channels": num_channels}), flush=True)
+        print(json.dumps({"seconds": seconds, "channels": grpc_link.num_channels}), flush=True)
     link.close()
 
 

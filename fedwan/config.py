@@ -208,7 +208,7 @@ class LinkConfig:
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
     channels: int = 0
     """Bulk channels a site opens beside its Control channel, each a TCP connection of its own; 0
-    finds out how many are fastest. It begins with 4, or 1 under bbr; with a pace it takes 1."""
+    takes 4, or 1 under bbr or with a pace."""
     congestion: str = "auto"
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""

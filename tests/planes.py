@@ -168,6 +168,7 @@ def dialling(
     heartbeat_s: float = 0.1,
     congestion: str = "auto",
     compression: str = "none",
+    pace_mbit: float = 0.0,
 ) -> Iterator[GrpcLink]:
     link = GrpcLink(
         f"127.0.0.1:{port}",
@@ -178,6 +179,7 @@ def dialling(
         patience_s=patience_s,
         congestion=congestion,
         compression=compression,
+        pace_mbit=pace_mbit,
     )
     try:
         yield link

@@ -37,8 +37,6 @@ DEFAULT_STEPS = 10_000
 YOURS = "your_workload"
 """In what `--yaml` writes where no file named a workload: to be filled in before it is run."""
 EMULATED = "# link.* emulates this link on one machine; take it out where the link is real."
-PROBE_CHANNELS = 8
-PROBE_S = 1.0
 
 
 def plan(
@@ -220,9 +218,7 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
     from fedwan.link.tls import Identity
 
     loaded = Identity.load(identity)
-    return measured_link(
-        measure(link, loaded, PROBE_CHANNELS, PROBE_S, run.congestion, run.pace_mbit)
-    )
+    return measured_link(measure(link, loaded, run))
 
 
 # What is told ----------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from fedwan.config import Config, to_json
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import FedwanError
-from fedwan.link.server import DataPlane, threads_per_site
-from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS
+from fedwan.link.channels import threads_per_site
+from fedwan.link.server import DataPlane
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -92,7 +92,6 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
 
 def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
     link = config.link
-    channels = link.channels or (PACED_CHANNELS if link.pace_mbit else START_CHANNELS)
     threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
         desk,
@@ -102,7 +101,7 @@ def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
         config.sites * threads + SPARE_THREADS,
         link.heartbeat_s,
         link.congestion,
-        link.pace_mbit / channels,
+        link.pace_mbit,
         config.sites,
-        channels,
+        link.channels,
     )

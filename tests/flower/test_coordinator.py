@@ -14,10 +14,10 @@ import pytest
 
 from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, ConfigError, IdentityError
-from fedwan.flower import procfs
 from fedwan.flower.coordinator import serve_coordinator
 from fedwan.flower.lock import only_one
 from fedwan.flower.ports import free_port, listen
+from fedwan.flower.processes import in_sessions
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -118,8 +118,8 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
         assert services[0].wait(timeout=30) == 0
     finally:
         for service in services:
-            for process in procfs.in_sessions({service.pid}, 0):
-                os.kill(process.pid, signal.SIGKILL)
+            for pid in in_sessions({service.pid}):
+                os.kill(pid, signal.SIGKILL)
             service.wait()
 
 

@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 
-from fedwan.flower import procfs
 from fedwan.flower.control import Control
 from fedwan.flower.environment import flower_environment
-from fedwan.flower.processes import find_tool
+from fedwan.flower.processes import find_tool, in_sessions
 
 pytestmark = pytest.mark.slow
 
@@ -39,9 +38,9 @@ class Run:
         )
         self._sessions = {self.process.pid}
 
-    def processes(self) -> list[procfs.ProcessStat]:
-        """All live processes of the run, whatever sessions they moved to."""
-        return procfs.in_sessions(self._sessions, 0)
+    def processes(self) -> list[int]:
+        """Ids of all live processes of the run, whatever sessions they moved to."""
+        return in_sessions(self._sessions)
 
     def seen(self, key: str) -> list[dict[str, Any]]:
         """What the stand-in coordinator wrote down that has this key."""
@@ -80,8 +79,8 @@ def start(tmp_path: Path, standin_app: Path) -> Iterator[Start]:
 
     yield begin
     for run in runs:
-        for process in run.processes():
-            os.kill(process.pid, signal.SIGKILL)
+        for pid in run.processes():
+            os.kill(pid, signal.SIGKILL)
         run.process.communicate()
 
 
@@ -120,7 +119,7 @@ def test_a_site_comes_back_whatever_of_it_dies(start: Start) -> None:
     os.kill(run.seen("joined")[1]["pid"], signal.SIGTERM)
     run.wait_for_joins(3, patience_s=40)
     assert "site s1: ended by SIGTERM" in (run.out / "logs" / "serverapp.log").read_text()
-    os.kill(process_with(run, "flower-supernode").pid, signal.SIGKILL)
+    os.kill(process_with(run, "flower-supernode"), signal.SIGKILL)
     run.wait_for_joins(4, patience_s=40)
     assert len({join["pid"] for join in run.seen("joined")}) == 4
     run.finish()
@@ -130,7 +129,7 @@ def test_flwr_run_through_the_door_starts_nothing(start: Start, tmp_path: Path) 
     run = start(1)
     run.wait_for_joins(1)
     # The forwarder's port, as the SuperNode was told, leads to the door with the site's identity.
-    words = command_of(process_with(run, "flower-supernode").pid)
+    words = command_of(process_with(run, "flower-supernode"))
     forwarder = words[words.index("--superlink") + 1]
     home = tmp_path / "intruder"
     home.mkdir()
@@ -147,7 +146,7 @@ def test_flwr_run_through_the_door_starts_nothing(start: Start, tmp_path: Path) 
     )
     assert tried.returncode != 0, tried.stdout + tried.stderr
     log = (run.out / "logs" / "coordinator.log").read_text()
-    superlink = command_of(process_with(run, "flower-superlink").pid)
+    superlink = command_of(process_with(run, "flower-superlink"))
     port = superlink[superlink.index("--port") + 1]
     with Control(f"127.0.0.1:{port}") as control:
         assert len(control.runs()) == 1
@@ -206,7 +205,7 @@ def test_a_serverapps_error_arrives_as_it_was(start: Start, tmp_path: Path) -> N
 def test_a_killed_coordinator_is_noticed_and_resumes_under_its_run_id(start: Start) -> None:
     run = start(1)
     run.wait_for_joins(1)
-    os.kill(process_with(run, "flwr-serverapp").pid, signal.SIGKILL)
+    os.kill(process_with(run, "flwr-serverapp"), signal.SIGKILL)
     code, errors = run.end()
     assert code == 1
     assert "was killed; go on from the last checkpoint with --resume" in errors
@@ -219,12 +218,12 @@ def test_a_killed_coordinator_is_noticed_and_resumes_under_its_run_id(start: Sta
     again.finish()
 
 
-def process_with(run: Run, word: str) -> procfs.ProcessStat:
+def process_with(run: Run, word: str) -> int:
     """The run's process that has a word in its command line."""
     return next(
-        process
-        for process in run.processes()
-        if any(Path(part).name == word for part in command_of(process.pid)[:3])
+        pid
+        for pid in run.processes()
+        if any(Path(part).name == word for part in command_of(pid)[:3])
     )
 
 

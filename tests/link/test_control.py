@@ -13,8 +13,8 @@ import pytest
 from fedwan.errors import SessionLost
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.byte_counter import ByteCounter
 from fedwan.link.control import ControlStream
-from fedwan.link.wiretap import ByteCounter
 from tests.planes import (
     Bench,
     dialling,

@@ -102,7 +102,7 @@ def test_a_chunk_outside_the_payload_is_refused(setting: Setting, offset: int) -
 
 
 def test_a_chunk_that_is_too_long_or_too_short_is_refused(setting: Setting) -> None:
-    for data in (setting.data + b"x", setting.data[:-1], b""):
+    for data in (setting.data + b"x", setting.data[:-1]):
         part = Part(setting.header(), make_chunk(0, data))
         assert "does not fit" in refused(Code.INVALID_ARGUMENT, lambda p=part: setting.upload(p))
 
@@ -204,7 +204,7 @@ def test_a_message_beyond_the_limit_is_refused(setting: Setting) -> None:
 
 def test_thousands_of_tiny_chunks_take_no_more_room_than_the_payload(setting: Setting) -> None:
     header = setting.header()
-    tiny = Part(None, make_chunk(0, b""))
+    tiny: Part[wire.UploadHeader] = Part(None, make_chunk(0, b"x"))
 
     def parts() -> Iterator[Part[wire.UploadHeader]]:
         yield Part(header, None)
@@ -236,10 +236,10 @@ def test_a_huge_list_of_chunks_is_refused(setting: Setting) -> None:
     setting.bench.desk.withdraw_update(0)
 
 
-def test_chunks_that_do_not_exist_or_were_dealt_already_bring_nothing(setting: Setting) -> None:
+def test_chunks_that_do_not_exist_or_were_sent_already_bring_nothing(setting: Setting) -> None:
     setting.bench.publish(1, setting.payload)
     request = update_request()
-    request.deal = 2**64 - 1
+    request.transfer = 2**64 - 1
     for num_chunks in (1, 0):
         (part,) = setting.stub.Download(request, timeout=10)
         assert part.header.status == wire.DownloadHeader.READY

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedwan.link import congestion
+from fedwan.link import tcp
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.congestion import Congestion
-from fedwan.link.sockets import tcp_sockets
+from fedwan.link.tcp import Congestion, read_state
 from tests.planes import Bench, dialling, header_of, random_payload, serving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
@@ -101,12 +100,12 @@ def test_sockets_hold_little_that_is_unsent(listener: socket.socket) -> None:
     choice.apply_to_listener(port)
     with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as accepted:
         choice.apply_to_peer(f"127.0.0.1:{port}")
-        assert limit(ours) == limit(accepted) == congestion.UNSENT_BYTES
+        assert limit(ours) == limit(accepted) == tcp.UNSENT_BYTES
 
 
 def test_a_pace_is_set_on_both_ends_and_what_is_accepted_has_it(listener: socket.socket) -> None:
     def pace(sock: socket.socket) -> int:
-        raw = sock.getsockopt(socket.SOL_SOCKET, congestion.SO_MAX_PACING_RATE, 8)
+        raw = sock.getsockopt(socket.SOL_SOCKET, tcp.SO_MAX_PACING_RATE, 8)
         return int.from_bytes(raw, sys.byteorder)
 
     port, choice = listener.getsockname()[1], Congestion("system", 98.5)
@@ -119,16 +118,30 @@ def test_a_pace_is_set_on_both_ends_and_what_is_accepted_has_it(listener: socket
         assert pace(ours) == 2**64 - 1
 
 
-@pytest.mark.parametrize(("name", "yields"), [("bbr", False), ("cubic", True), ("", True)])
-def test_whether_losses_slow_it_down(
-    name: str, yields: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("name", "is_bbr"), [("bbr", True), ("cubic", False), ("", False)])
+def test_where_nothing_is_set_the_system_s_control_counts(
+    name: str, is_bbr: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    (tmp_path / "system").write_text("cubic\n")
-    monkeypatch.setattr(congestion, "_SYSTEM", tmp_path / "system")
-    monkeypatch.setattr(congestion, "_choose", lambda wish: wish)
-    assert Congestion(name).yields_to_loss is yields
-    (tmp_path / "system").write_text("bbr\n")
-    assert Congestion("").yields_to_loss is False
+    (tmp_path / "tcp_congestion_control").write_text("cubic\n")
+    monkeypatch.setattr(tcp, "_SYSCTLS", tmp_path)
+    monkeypatch.setattr(tcp, "_choose", lambda setting: setting)
+    assert Congestion(name).is_bbr is is_bbr
+    (tmp_path / "tcp_congestion_control").write_text("bbr\n")
+    assert Congestion("").is_bbr
+
+
+def test_bytes_sent_are_counted_for_connections_to_the_peer_alone(
+    listener: socket.socket,
+) -> None:
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as far_end:
+        before = read_state(f"127.0.0.1:{port}")
+        ours.sendall(bytes(1000))
+        far_end.sendall(bytes(5000))
+        far_end.recv(1000)
+        after = read_state(f"127.0.0.1:{port}")
+        assert after.sent - before.sent == 1000
+        assert after.congestion == control_of(ours) and after.rtt_us > 0
 
 
 def test_no_descriptor_is_left_open(other: str, listener: socket.socket) -> None:
@@ -166,7 +179,7 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     mend: str,
 ) -> None:
     monkeypatch.setattr(Refusing, "error", error)
-    monkeypatch.setattr(congestion.socket, "socket", Refusing)
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
     with caplog.at_level(logging.WARNING):
         choice = Congestion("bbr")
         assert choice.apply_to_peer("127.0.0.1:1") == 0
@@ -176,10 +189,20 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     assert choice.name == ""
 
 
+def test_a_link_warns_once_of_a_control_that_is_refused(
+    identities: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
+    with caplog.at_level(logging.WARNING):
+        with dialling(1, identities / "s1", congestion="bbr", channels=0):
+            pass
+    assert len([r for r in caplog.records if "link.congestion" in r.message]) == 1
+
+
 def test_auto_says_nothing_where_bbr_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(congestion.socket, "socket", Refusing)
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
     with caplog.at_level(logging.WARNING):
         assert Congestion("auto").name == ""
     assert caplog.records == []
@@ -204,7 +227,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
         link.join(bench.hello("s1"))
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         served, dialled = [], []
-        for found in tcp_sockets():
+        for found in tcp._sockets(lambda connection: True):
             try:
                 peer = found.getpeername()[1]
             except OSError:

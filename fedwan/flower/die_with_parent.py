@@ -1,9 +1,9 @@
 """Start a program that the kernel ends when its parent dies, however the parent dies.
 
-Run as a script, `python -I -S leash.py PARENT_PID PROGRAM ARG…`: it asks for SIGTERM at the
-parent's death (prctl(2), PR_SET_PDEATHSIG) and becomes the program. A script of its own, not a
-`preexec_fn`, because code between fork and exec deadlocks where the parent has threads. Where
-prctl is missing (not Linux), the program simply starts.
+Run as a script, `python -I -S die_with_parent.py PARENT_PID PROGRAM ARG…`: it asks for SIGTERM at
+the parent's death (prctl(2), PR_SET_PDEATHSIG) and becomes the program. A script of its own, not a
+`preexec_fn`, because code between fork and exec deadlocks where the parent has threads. Where prctl
+is missing (not Linux), the program simply starts.
 """
 
 import os

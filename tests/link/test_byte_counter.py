@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.byte_counter import PREFIX_BYTES, ByteCounter
 from fedwan.link.framing import Part, make_chunk, serialize
-from fedwan.link.wiretap import PREFIX_BYTES, ByteCounter
 
 
 def test_a_message_counts_as_its_serialised_size_and_grpc_s_prefix() -> None:

@@ -1,4 +1,4 @@
-"""Transfers go one after the other, and nobody who left holds up the rest."""
+"""Transfers go one after the other, and their chunks each once, to whoever asks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedwan.codecs.payload import Bytes
-from fedwan.link import turns
+from fedwan.link import scheduler
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.turns import Line
+from fedwan.link.scheduler import ChunkQueue, SharedQueues, TransferQueue
 from tests.planes import (
     Bench,
     dialling,
@@ -28,98 +28,139 @@ from tests.planes import (
 )
 
 
-def test_turns_come_in_the_order_of_arrival() -> None:
-    line, seen = Line(), []
+def test_transfers_go_in_the_order_of_arrival() -> None:
+    queue, seen = TransferQueue(), []
     keys = [object() for _ in range(4)]
     for key in keys:
-        line.enter(key)
+        queue.enter(key)
 
     def take(index: int) -> None:
-        line.wait(keys[index], lambda: True)
+        queue.wait(keys[index], lambda: True)
         seen.append(index)
-        line.end(keys[index])
+        queue.end(keys[index])
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(take, (3, 1, 2, 0)))
     assert seen == [0, 1, 2, 3]
 
 
-def test_a_turn_may_end_before_its_context_does() -> None:
-    line = Line()
-    with line.turn() as key, ThreadPoolExecutor(1) as pool:
+def test_a_transfer_may_end_before_its_context_does() -> None:
+    queue = TransferQueue()
+    with queue.first() as key, ThreadPoolExecutor(1) as pool:
 
         def other() -> bool:
-            with line.turn():
+            with queue.first():
                 return True
 
         waiting = pool.submit(other)
         time.sleep(0.05)
         assert not waiting.done()
-        assert list(line.following(key, [4, 2])) == [4, 2]
+        assert list(queue.following(key, [4, 2])) == [4, 2]
         assert waiting.result(5)
 
 
-def test_an_error_ends_a_turn() -> None:
-    line = Line()
-    with pytest.raises(ZeroDivisionError), line.turn():
+def test_an_error_ends_a_transfer() -> None:
+    queue = TransferQueue()
+    with pytest.raises(ZeroDivisionError), queue.first():
         raise ZeroDivisionError
-    with line.turn():
+    with queue.first():
         pass
 
 
 def test_a_place_that_several_share_is_free_when_all_have_left() -> None:
-    line = Line()
+    queue = TransferQueue()
     for key in ("a", "a", "b"):
-        line.enter(key)
-    line.leave("a")
+        queue.enter(key)
+    queue.leave("a")
     done = threading.Event()
 
     def wait() -> None:
-        line.wait("b", lambda: True)
+        queue.wait("b", lambda: True)
         done.set()
 
     thread = threading.Thread(target=wait)
     thread.start()
     assert not done.wait(0.05)
-    line.leave("a")
+    queue.leave("a")
     assert done.wait(5)
     thread.join()
-    line.leave("a")  # whoever is gone may say so again
-    line.wait("c", lambda: True)  # and who never came does not wait
+    queue.leave("a")  # whoever is gone may say so again
+    queue.wait("c", lambda: True)  # and who never came does not wait
 
 
-def test_who_no_longer_wants_a_turn_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "RECHECK_S", 0.01)
-    line = Line()
-    line.enter("a")
-    line.enter("b")
+def test_who_no_longer_wants_to_go_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "RECHECK_S", 0.01)
+    queue = TransferQueue()
+    queue.enter("a")
+    queue.enter("b")
     asked = iter([True, True, False])
-    line.wait("b", lambda: next(asked))
+    queue.wait("b", lambda: next(asked))
 
 
-def test_a_turn_that_stalls_holds_nobody_up_and_one_that_moves_does(
+def test_a_transfer_that_stalls_holds_nobody_up_and_one_that_progresses_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(turns, "RECHECK_S", 0.01)
-    monkeypatch.setattr(turns, "STALL_S", 0.3)
-    line = Line()
-    with line.turn() as first, ThreadPoolExecutor(1) as pool:
-        line.enter("second")
-        waiting = pool.submit(line.wait, "second", lambda: True)
+    monkeypatch.setattr(scheduler, "RECHECK_S", 0.01)
+    monkeypatch.setattr(scheduler, "STALL_S", 0.3)
+    queue = TransferQueue()
+    with queue.first() as first, ThreadPoolExecutor(1) as pool:
+        queue.enter("second")
+        waiting = pool.submit(queue.wait, "second", lambda: True)
         for _ in range(6):
             time.sleep(0.1)
-            line.moved(first)
+            queue.progressed(first)
             assert not waiting.done()
-        line.enter("third")
+        queue.enter("third")
         while not waiting.done():
-            line.moved("third")  # who is not first does not move who is
+            queue.progressed("third")  # who is not first does not move who is
             time.sleep(0.01)
-        third = pool.submit(line.wait, "third", lambda: True)
-        line.end(first)
+        third = pool.submit(queue.wait, "third", lambda: True)
+        queue.end(first)
         time.sleep(0.1)
-        assert not third.done()  # one place was lost, not the line
-        line.end("second")
+        assert not third.done()  # one place was lost, not the order
+        queue.end("second")
         third.result(5)
+
+
+def test_every_chunk_goes_once_to_any_number_of_threads() -> None:
+    queue = ChunkQueue(range(20_000))
+    taken: list[list[int]] = []
+
+    def take() -> None:
+        taken.append(list(queue))
+
+    threads = [threading.Thread(target=take) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(chunk for part in taken for chunk in part) == list(range(20_000))
+
+
+def test_calls_of_one_transfer_share_the_first_one_s_chunks() -> None:
+    queues = SharedQueues()
+    first, second = queues.join("s1", 5, [1, 2, 3]), queues.join("s1", 5, [1, 2, 3])
+    assert [next(first), next(second), next(first)] == [1, 2, 3]
+    assert list(second) == []
+    assert list(queues.join("s1", 5, [1, 2, 3])) == []  # late
+
+
+def test_transfers_of_other_sites_and_other_numbers_are_their_own() -> None:
+    queues = SharedQueues()
+    assert list(queues.join("s1", 5, [1])) == [1]
+    assert list(queues.join("s2", 5, [2])) == [2]
+    assert list(queues.join("s1", 6, [3])) == [3]
+
+
+def test_the_longest_unused_transfer_is_forgotten_first() -> None:
+    queues = SharedQueues()
+    list(queues.join("s1", 0, [1]))
+    for number in range(1, scheduler.MAX_QUEUES):
+        queues.join("s1", number, [])
+    assert list(queues.join("s1", 0, [1])) == []
+    queues.join("s1", scheduler.MAX_QUEUES, [])
+    assert list(queues.join("s1", 0, [1])) == []
+    assert list(queues.join("s1", 1, [7])) == [7]
 
 
 class Paused:
@@ -206,7 +247,7 @@ def test_updates_go_out_one_after_the_other(
     assert changes == 3
 
 
-def test_a_download_that_is_cut_off_gives_up_its_turn(tmp_path: Path, identities: Path) -> None:
+def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identities: Path) -> None:
     """Its call takes one chunk and then nothing; another site process must not wait for it."""
     from tests.planes import stub_of
 
@@ -220,7 +261,7 @@ def test_a_download_that_is_cut_off_gives_up_its_turn(tmp_path: Path, identities
     ):
         link.join(bench.hello("s1"))
         stuck_request = update_request()
-        stuck_request.deal = 7
+        stuck_request.transfer = 7
         stuck = stub.Download(stuck_request)
         next(stuck)
         download = in_thread(lambda: link.download(update_request()))

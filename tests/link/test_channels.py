@@ -12,7 +12,15 @@ import pytest
 
 from fedwan.codecs.payload import Bytes
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.lanes import PAUSE_S, Trunk
+from fedwan.link.channels import (
+    FEW_SITES,
+    MIN_WINDOW_BYTES,
+    WINDOWS_BYTES,
+    ChannelPool,
+    num_channels,
+    window_options,
+)
+from fedwan.link.tcp import Congestion
 from tests.planes import (
     Bench,
     dialling,
@@ -104,54 +112,43 @@ def test_a_slow_connection_is_given_fewer_chunks(
     assert duration_s < fixed_s / 2
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+def test_a_setting_beats_bbr_and_pace() -> None:
+    assert [num_channels(8, True, False), num_channels(2, True, True)] == [8, 2]
 
 
-def test_channels_are_dialled_anew_after_a_pause_and_only_then() -> None:
+def test_without_a_setting_it_is_four_or_one_under_bbr_or_a_pace(
+    identities: Path,
+) -> None:
+    cases = [num_channels(0, bbr, pace) for bbr in (False, True) for pace in (False, True)]
+    assert cases == [4, 1, 1, 1]
+    with dialling(1, identities / "s1", channels=0, congestion="system") as link:
+        assert link.num_channels == (1 if Congestion("system").is_bbr else 4)
+    with dialling(1, identities / "s1", channels=0, pace_mbit=50.0) as link:
+        assert link.num_channels == 1
+
+
+def test_channels_are_dialled_once_and_when_first_needed() -> None:
     dialled: list[grpc.Channel] = []
 
     def dial() -> grpc.Channel:
         dialled.append(grpc.insecure_channel("127.0.0.1:9"))
         return dialled[-1]
 
-    clock = Clock()
-    trunk = Trunk(dial, clock)
-    with trunk.lease(2, True) as stubs:
-        clock.now += 2 * PAUSE_S
-        with trunk.lease(3, True) as more:
-            assert more[:2] == stubs and len(dialled) == 3
-    with trunk.lease(3, True) as again:
-        assert again == more
-    clock.now += 2 * PAUSE_S
-    with trunk.lease(3, False) as standing:
-        assert standing == more and len(dialled) == 3
-    clock.now += 2 * PAUSE_S
-    with trunk.lease(2, True) as new:
-        assert len(dialled) == 5 and not set(new) & set(more)
-    trunk.close()
+    pool = ChannelPool(dial, 3)
+    assert not dialled
+    assert pool.stubs() == pool.stubs()
+    assert len(dialled) == 3
+    pool.close()
 
 
-def test_transfers_over_new_connections_arrive_like_any_others(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench = Bench(tmp_path, num_values=100_000)
-    bench.set_model()
-    payload = random_payload(1, bench.layout)
-    with (
-        serving(bench.desk, identities) as plane,
-        dialling(plane.port, identities / "s1", channels=2) as link,
-    ):
-        link.join(bench.hello("s1"))
-        link.up.stripes.is_fresh = link.down.stripes.is_fresh = True
-        for version in (1, 2):
-            header = header_of(payload, version=version - 1)
-            assert link.upload(header, payload).status == wire.Receipt.ACCEPTED
-            time.sleep(1.1 * PAUSE_S)
-            bench.publish(version, payload)
-            delivery = link.download(update_request(version))
-            assert read_all(delivery.payload) == read_all(payload)
+def test_windows_are_divided_among_many_sites_and_left_alone_for_a_few() -> None:
+    assert window_options(1, 4) == window_options(FEW_SITES, 4) == []
+    for num_sites, channels in ((FEW_SITES + 1, 4), (16, 1), (64, 4), (64, 1)):
+        options = dict(window_options(num_sites, channels))
+        assert options["grpc.http2.bdp_probe"] == 0
+        together = options["grpc.http2.lookahead_bytes"] * num_sites * channels
+        assert 0.9 * WINDOWS_BYTES < together <= WINDOWS_BYTES
+
+
+def test_a_window_is_never_too_small_for_a_part_of_a_chunk() -> None:
+    assert dict(window_options(10_000, 16))["grpc.http2.lookahead_bytes"] == MIN_WINDOW_BYTES

@@ -1,4 +1,4 @@
-"""Counts the bytes of every message that passes: serialised size plus gRPC's 5-byte prefix.
+"""Counts the bytes of every message: serialised size plus gRPC's 5-byte prefix.
 
 What HTTP/2, TLS and TCP add is not counted: below 0.5 % for payloads in chunks of 1 MiB.
 """

@@ -6,8 +6,8 @@ import pytest
 
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.download import Incoming
 from fedwan.link.framing import Chunk, make_chunk
-from fedwan.link.incoming import Incoming
 
 
 def incoming(num_bytes: int = 10, chunk_bytes: int = 4) -> Incoming:
