@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedwan.app import find_app
+from fedwan.app import installed_app
 from fedwan.config import Config, to_json
 from fedwan.errors import ConfigError, FedwanError, RunStopped
 from fedwan.flower.door import FrontDoor
@@ -170,7 +170,7 @@ def serve_coordinator(
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
         identity: the coordinator's identity folder, made by `fedwan pki init`.
-        app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
+        app: folder that the bundle is made of; fedwan's own app if not given.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
@@ -194,6 +194,6 @@ def serve_coordinator(
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, link.host, link.door_port)) as door,
-            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
+            Coordinator(config, door, identity, app or installed_app(), resume=resume) as coordinator,
         ):
             coordinator.run(on_started, stop)

@@ -14,7 +14,7 @@ from contextlib import closing, contextmanager
 from os import cpu_count, environ, pathsep
 from pathlib import Path
 
-from fedwan.app import find_app
+from fedwan.app import installed_app
 from fedwan.config import Config, site_names
 from fedwan.errors import ConfigError, UserError
 from fedwan.flower.coordinator import Coordinator, Started
@@ -43,7 +43,7 @@ def run_local(
 
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
-        app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
+        app: folder that the bundle is made of; fedwan's own app if not given.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
@@ -66,7 +66,7 @@ def run_local(
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
-            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
+            Coordinator(config, door, identity, app or installed_app(), resume=resume) as coordinator,
             _site_services(config, names, door.port) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))
