@@ -4,6 +4,20 @@ Sites take many local steps; a coordinator merges what changed, steps an outer o
 the result back. Importing this package costs nothing: torch is loaded by the parts that compute.
 """
 
-__all__ = ["__version__"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedwan.trained import load
+
+__all__ = ["__version__", "load"]
 
 __version__ = "0.1.0"
+
+_PLACES = {"load": "fedwan.trained"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fedwan' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

@@ -149,7 +149,10 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
         if network not in asked.inner or _name_asked(trees, network, default.name) == default.name
     }
     base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
-    return resolve(merge(base, *trees))
+    config = resolve(merge(base, *trees))
+    # A run goes on with its config.yaml from other folders, too.
+    config.init = {network: str(Path(path).absolute()) for network, path in config.init.items()}
+    return config
 
 
 def resolve(config: Config) -> Config:

@@ -14,7 +14,6 @@ from contextlib import closing, contextmanager
 from os import cpu_count, environ, pathsep
 from pathlib import Path
 
-from fedwan.app import installed_app
 from fedwan.config import Config, site_names
 from fedwan.errors import ConfigError, UserError
 from fedwan.flower.coordinator import Coordinator, Started
@@ -34,7 +33,6 @@ _GRACE_S = 8.0
 def run_local(
     config: Config,
     *,
-    app: Path | None = None,
     resume: bool = False,
     on_started: Callable[[Started], None] | None = None,
     stop: threading.Event | None = None,
@@ -43,7 +41,6 @@ def run_local(
 
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
-        app: folder that the bundle is made of; fedwan's own app if not given.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
@@ -66,7 +63,7 @@ def run_local(
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
-            Coordinator(config, door, identity, app or installed_app(), resume=resume) as coordinator,
+            Coordinator(config, door, identity, resume=resume) as coordinator,
             _site_services(config, names, door.port) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))

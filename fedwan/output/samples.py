@@ -144,7 +144,9 @@ def _draw_points(panels: list[tuple[str, Floats]], title: str) -> bytes:
 
 def _figure(width: int, height: int, title: str) -> Any:
     # Figures without pyplot: no global state, so any thread may draw.
-    figure = require("matplotlib.figure", "report").Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=_PAPER)
+    figure = require("matplotlib.figure", "report").Figure(
+        figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=_PAPER
+    )
     require("matplotlib.backends.backend_agg", "report").FigureCanvasAgg(figure)
     widest = (width - 2 * _MARGIN_PX) * 72 / _DPI / (0.68 * max(1, len(title)))
     figure.text(

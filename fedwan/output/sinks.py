@@ -40,7 +40,8 @@ def open_sinks(config: Config, out: Path) -> list[Sink]:
     """The sinks that a configuration asks for.
 
     Raises:
-        ConfigError: wandb is not installed, `log.wandb=online` without a login, or Weights & Biases cannot be reached.
+        ConfigError: wandb is not installed or cannot be reached, or `log.wandb=online` without a
+            login.
     """
     return [] if config.log.wandb == "disabled" else [WandbSink(config, out)]
 

@@ -14,6 +14,7 @@ from fedwan.config import Config, LinkConfig, from_json, site_names
 from fedwan.data.shard import data_at_site, open_shard
 from fedwan.data.splits import has_own_data
 from fedwan.errors import ConfigError, IdentityError
+from fedwan.initial import load_initial
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.shaped import ShapedLink
@@ -64,6 +65,7 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
     check_gpus(config.site.processes, device)
     shard = open_shard(config.data, names.index(settings.name), len(names), config.seed)
     workload = load_workload(config.workload).build(config, device)
+    load_initial(workload.networks, config.init, config.excluded)
     strategy = load_strategy(config.strategy).build(config)
     plan = _plan(config, ticket.run_id, settings)
     with (
