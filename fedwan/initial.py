@@ -95,8 +95,8 @@ def absent(module: nn.Module, shapes: Mapping[str, Shape], what: str) -> list[st
             )
         if shape != (wanted := tuple(tensors[name].shape)):
             raise UserError(
-                f"{what}: {name!r} is of shape {shape}, and the module's of {wanted}; build the "
-                "module with the sizes that it was trained with"
+                f"{what}: {name!r} is of shape {shape}, and the module's of {wanted}; both "
+                "are to have the same sizes"
             )
     given = {id(tensors[name]) for name in shapes}
     return [name for name, value in tensors.items() if id(value) not in given]

@@ -82,12 +82,12 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
     config = config_for(out)
     (tmp_path / "config.json").write_text(to_json(config))
     words = [str(tmp_path / "config.json"), str(authority / "coordinator")]
-    site_words = {
-        "name": "s1",
-        "identity": str(authority / "s1"),
-        "dir": str(tmp_path / "state"),
-        "door": f"127.0.0.1:{config.link.door_port}",
-    }
+    site_words = [
+        "--name=s1",
+        f"--identity={authority / 's1'}",
+        f"--dir={tmp_path / 'state'}",
+        f"--door=127.0.0.1:{config.link.door_port}",
+    ]
     services = [
         # The site first: it must not mind that there is no coordinator yet.
         start(
