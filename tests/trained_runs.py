@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -9,8 +10,7 @@ import torch
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, dump
 from fedwan.initial import load_initial
-from fedwan.state import State, add_prefix, state_of, write_tensors
-from fedwan.workloads.home import staying_home
+from fedwan.state import Role, State, add_prefix, state_of, write_tensors
 
 POINTS = ("workload=gan", "data.name=ring8", "model.width=4", "steps=100")
 
@@ -25,7 +25,13 @@ def write_run(out: Path, *words: str) -> tuple[Config, State]:
     built = load_workload(config.workload).build(config, "cpu")
     load_initial(built.networks, config.init, config.excluded)
     trained = {name: built.networks[name] for name in built.optimizers}
-    state = state_of(trained, staying_home(trained, built.optimizers, config.excluded))
+    home = {
+        name: Role.EXCLUDED
+        for network, patterns in config.excluded.items()
+        for name in state_of({network: trained[network]})
+        if any(fnmatchcase(name.partition("/")[2], pattern) for pattern in patterns)
+    }
+    state = state_of(trained, home)
     out.mkdir(parents=True)
     dump(config, out / "config.yaml")
     save_checkpoint(out, state)
