@@ -11,14 +11,16 @@ if TYPE_CHECKING:
     from fedwan.simulation import simulate
     from fedwan.site.joining import join
     from fedwan.site.site import Site
+    from fedwan.trained import load
 
-__all__ = ["Site", "__version__", "join", "simulate"]
+__all__ = ["Site", "__version__", "join", "load", "simulate"]
 
 __version__ = "0.1.0"
 
 _PLACES = {
     "Site": "fedwan.site.site",
     "join": "fedwan.site.joining",
+    "load": "fedwan.trained",
     "simulate": "fedwan.simulation",
 }
 

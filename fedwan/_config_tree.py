@@ -1,8 +1,8 @@
 """Configuration as written: words and YAML into nested values, and wrong keys into clear errors.
 
 A schema is a dataclass whose fields are scalars, scalars or None (null leaves the setting open),
-lists of text, sections (dataclasses), dicts of sections (`inner`, by network) or open dicts
-(`model`, which its recipe checks).
+lists of text, sections (dataclasses), dicts of sections (`inner`, by network) or of text (`init`),
+or open dicts (`model`, which its recipe checks).
 """
 
 from __future__ import annotations
@@ -149,6 +149,9 @@ def _check_section(tree: Mapping[str, Any], section: type, prefix: str, schema: 
                     )
                     for name, part in mapping.items()
                 }
+            if item is str:
+                for name, part in mapping.items():
+                    _check_leaf(f"{path}.{name}", part, item)
             checked[key] = mapping
         else:
             _check_leaf(path, value, kind)

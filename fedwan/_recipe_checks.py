@@ -34,6 +34,7 @@ def check_recipes(config: Config, workload: ModuleType, strategy: ModuleType) ->
         ConfigError: which settings, and the mend.
     """
     _check_steps(config, workload, strategy)
+    _check_initial(config, workload)
     _check_home(config, workload, strategy)
     _check_fragments(config, workload, strategy)
     _check_codecs(config, strategy)
@@ -68,6 +69,15 @@ def check_excluded(config: Config, strategy: Strategy) -> None:
             "the coordinator takes the sites' steps, of which a site's own layers would have "
             "none; leave it out, or set strategy=local_sgd h=1"
         )
+
+
+def _check_initial(config: Config, workload: ModuleType) -> None:
+    """Refuse files of initial weights that do not fit."""
+    built = _build_nowhere(config, workload) if config.init else None
+    if built is not None:
+        from fedwan.initial import check_initial
+
+        check_initial(built.networks, config.init, config.excluded)
 
 
 def _check_home(config: Config, workload: ModuleType, strategy: ModuleType) -> None:

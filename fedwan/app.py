@@ -1,7 +1,14 @@
-"""The app: the folder with `strategies/` and `sites/`, and how a run finds its recipes there.
+"""Recipes: where the pages `strategies/NAME.py` and `sites/NAME.py` are found, and what a run is.
 
 The only place that imports recipes. It does so by name, so that the library depends on no strategy
-and no workload, and a user's own recipe file is as good as ours.
+and no workload, and a user's own recipe is as good as ours:
+
+    workload=gan             sites/gan.py of the present folder, or the one that came with fedwan;
+                             or what an installed package has under `fedwan.workloads` (entry point)
+    workload=package.module  any module that is installed
+
+Every process of a site or a coordinator runs in the folder that its service was started in, so that
+all find the same. Flower's bundle carries no recipe.
 """
 
 from __future__ import annotations
@@ -12,6 +19,7 @@ import hashlib
 import importlib
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -27,57 +35,65 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
 
 __all__ = [
+    "app_folders",
     "check_codecs",
     "complete",
     "find_app",
+    "installed_app",
     "load_run",
     "load_strategy",
     "load_workload",
     "networks_of",
     "resolve",
     "resolve_workload",
+    "source_sha256",
     "sources",
     "strategy_names",
 ]
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
+_GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
 _WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
 _STRATEGY_PARTS = ("resolve", "build")
 
 
 def find_app() -> Path:
-    """The folder that holds `strategies/` and `sites/`.
+    """The app: the present folder if it holds `sites/` or `strategies/`, else fedwan's own."""
+    return app_folders()[0]
 
-    A process that Flower started already runs code of an app: that one. Otherwise the present
-    folder, or the one that the fedwan package lies in (a checkout).
+
+def app_folders() -> list[Path]:
+    """Folders whose recipes a run may use; the first that has one of a name provides it."""
+    here, own = Path.cwd(), installed_app()
+    is_app = any((here / folder).is_dir() for folder in ("strategies", "sites"))
+    return [here, own] if is_app and here != own else [own]
+
+
+def installed_app() -> Path:
+    """The app that came with fedwan: the checkout, or `fedwan/_app` of an installed wheel.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the installation lacks it.
     """
-    for name in ("strategies", "sites"):
-        folders = getattr(sys.modules.get(name), "__path__", None)
-        if folders and _is_app(root := Path(next(iter(folders))).parent):
+    package = Path(fedwan.__file__).resolve().parent
+    for root in (package / "_app", package.parent):
+        if (root / "strategies" / "server_app.py").is_file():
             return root
-    for root in (Path.cwd(), Path(fedwan.__file__).resolve().parents[1]):
-        if _is_app(root):
-            return root
-    raise ConfigError(
-        f"no app in {Path.cwd()}: it holds no strategies/ and sites/; "
-        "change to a checkout of fedwan, or to your own app's folder"
-    )
+    raise ConfigError(f"{package} holds no app; install fedwan anew (pip install fedwan)")
 
 
-def load_workload(name: str, root: Path | None = None) -> ModuleType:
-    """Import the workload recipe `sites/NAME.py`; its parts are listed in `fedwan.workloads.base`.
+def source_sha256(module: ModuleType) -> str:
+    """SHA-256 of a recipe's source file: sites must have what the coordinator has."""
+    return hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
 
-    Args:
-        name: the recipe.
-        root: the app's folder; found by `find_app` if not given.
+
+def load_workload(name: str) -> ModuleType:
+    """Import a workload recipe; its parts are listed in `fedwan.workloads.base`.
 
     Raises:
         ConfigError: there is no such recipe, or it lacks a part.
     """
-    return _load("workload", name, "sites", _WORKLOAD_PARTS, root)
+    return _load("workload", name, "sites", _WORKLOAD_PARTS)
 
 
 def networks_of(workload: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
@@ -95,32 +111,21 @@ def networks_of(workload: ModuleType, config: Config) -> Mapping[str, NetworkKin
     return found
 
 
-def load_strategy(name: str, root: Path | None = None) -> ModuleType:
-    """Import the strategy recipe `strategies/NAME.py`, which has two functions.
+def load_strategy(name: str) -> ModuleType:
+    """Import a strategy recipe, which has two functions.
 
     `resolve(config, networks)` fills in `outer.*` and `h`, and `build(config)` returns a
-    `fedwan.coordinator.strategy.Strategy`.
-
-    Args:
-        name: the recipe.
-        root: the app's folder; found by `find_app` if not given.
+    `fedwan.strategy.Strategy`.
 
     Raises:
         ConfigError: there is no such recipe, or it lacks a part.
     """
-    return _load("strategy", name, "strategies", _STRATEGY_PARTS, root)
+    return _load("strategy", name, "strategies", _STRATEGY_PARTS)
 
 
-def strategy_names(root: Path | None = None) -> list[str]:
-    """The strategies that the app holds, those of users among them, in name order.
-
-    Args:
-        root: the app's folder; found by `find_app` if not given.
-
-    Raises:
-        ConfigError: there is no app.
-    """
-    return _recipes((root or find_app()) / "strategies")
+def strategy_names() -> list[str]:
+    """The strategies that are found by a plain name, those of users among them, in name order."""
+    return _names("strategies")
 
 
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
@@ -146,7 +151,10 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
         if network not in asked.inner or _name_asked(trees, network, default.name) == default.name
     }
     base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
-    return resolve(merge(base, *trees))
+    config = resolve(merge(base, *trees))
+    # A run goes on with its config.yaml from other folders, too.
+    config.init = {network: str(Path(path).absolute()) for network, path in config.init.items()}
+    return config
 
 
 def resolve(config: Config) -> Config:
@@ -211,10 +219,7 @@ def sources(config: Config) -> dict[str, str]:
     modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
     if config.workload != COMMAND:
         modules[f"workload {config.workload}"] = load_workload(config.workload)
-    return {
-        name: hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
-        for name, module in modules.items()
-    }
+    return {name: source_sha256(module) for name, module in modules.items()}
 
 
 def _fill_half_life(config: Config, networks: Collection[str]) -> None:
@@ -271,49 +276,75 @@ def _refuse_site(config: Config, followed: Collection[str]) -> None:
             )
 
 
-def _is_app(root: Path) -> bool:
-    return (root / "strategies").is_dir() and (root / "sites").is_dir()
-
-
-def _load(key: str, name: str, folder: str, parts: Sequence[str], root: Path | None) -> ModuleType:
-    root = (root or find_app()).resolve()
-    path = root / folder / f"{name}.py"
-    names = _recipes(root / folder)
-    if name not in names:
-        near = nearest(name, names)
-        raise ConfigError(f"{key} = {name!r} is none of {', '.join(names)} in {folder}/{near}")
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    module = _import(folder, name)
-    if module is None or Path(module.__file__ or "").resolve() != path.resolve():
-        where = getattr(sys.modules.get(folder), "__file__", None) or "elsewhere"
+def _load(key: str, name: str, folder: str, parts: Sequence[str]) -> ModuleType:
+    pages = _pages(folder)
+    if name in pages:
+        module = _import_page(key, name, folder, pages[name])
+    elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
+        module = _import_installed(key, name, next(iter(plugins)).module)
+    elif "." in name and name.replace(".", "").isidentifier():
+        module = _import_installed(key, name, name)
+    else:
+        names = _names(folder)
         raise ConfigError(
-            f"{key} = {name!r}: {path} is hidden by another package {folder!r} ({where}); "
-            f"see that {folder}/ has an __init__.py, and start fedwan from {root}"
+            f"{key} = {name!r} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
         )
     for part in parts:
         if not hasattr(module, part):
-            raise ConfigError(f"{key} = {name!r}: {path} defines no {part!r}; see docs/")
+            raise ConfigError(f"{key} = {name!r}: {module.__file__} defines no {part!r}; see docs/")
     return module
 
 
-def _import(folder: str, name: str) -> ModuleType | None:
-    """The module, or None if the package of that name has none; a recipe's own errors pass."""
+def _names(folder: str) -> list[str]:
+    return sorted({*_pages(folder), *entry_points(group=_GROUPS[folder]).names})
+
+
+def _pages(folder: str) -> dict[str, Path]:
+    """The recipes of `sites` or `strategies` by name, and their files."""
+    found: dict[str, Path] = {}
+    for root in app_folders():
+        for path in sorted((root / folder).glob("*.py")):
+            if path.stem not in _ENTRY_POINTS and not path.stem.startswith("_"):
+                found.setdefault(path.stem, path)
+    return found
+
+
+def _import_page(key: str, name: str, folder: str, path: Path) -> ModuleType:
+    """The module `folder.name`, from the app folder that provides it.
+
+    The package `folder` may be imported already, from Flower's bundle or a test's folder: its path
+    is extended, so that recipes find their neighbours by name as well.
+    """
+    roots = app_folders()
+    for root in reversed(roots):
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+    package = importlib.import_module(folder)
+    places = [str(root / folder) for root in roots]
+    package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
+    module = importlib.import_module(f"{folder}.{name}")
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise ConfigError(
+            f"{key} = {name!r}: {path} is hidden by {module.__file__}, which was imported before "
+            "it; give it another name"
+        )
+    return module
+
+
+def _import_installed(key: str, name: str, module_name: str) -> ModuleType:
     try:
-        return importlib.import_module(f"{folder}.{name}")
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name == f"{folder}.{name}":
-            return None
-        raise
-
-
-def _recipes(folder: Path) -> list[str]:
-    stems = sorted(path.stem for path in folder.glob("*.py"))
-    return [stem for stem in stems if stem not in _ENTRY_POINTS and not stem.startswith("_")]
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the recipe's own
+        raise ConfigError(
+            f"{key} = {name!r}: no module {error.name!r} is installed here; install the package "
+            "that holds it at the coordinator and at every site"
+        ) from None
 
 
 def _check_networks(config: Config, networks: Collection[str]) -> None:
-    for section in ("inner", "outer", "network"):
+    for section in ("init", "inner", "outer", "network"):
         for network in getattr(config, section):
             if network not in networks:
                 raise ConfigError(

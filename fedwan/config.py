@@ -338,6 +338,10 @@ class Config:
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of the workload's networks; docs/workloads.md lists them."""
     data: DataConfig = field(default_factory=DataConfig)
+    init: dict[str, str] = field(default_factory=dict)
+    """Weights to start from, by network: `init.generator=path.safetensors`, as `fedwan export` or
+    `safetensors.torch.save_file(module.state_dict(), path)` writes them; the same path at the
+    coordinator and at every site."""
     inner: dict[str, InnerConfig] = field(default_factory=dict)
     """Inner optimiser by network: `inner.generator.lr=…`."""
     outer: dict[str, OuterConfig] = field(default_factory=dict)

@@ -50,6 +50,7 @@ __all__ = [
     "read_tensors",
     "read_tensors_meta",
     "refresh_spectral_norm",
+    "role_of_buffer",
     "select_prefix",
     "state_of",
     "write_atomically",
@@ -128,7 +129,8 @@ def network_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _role_of_buffer(name: str, value: Tensor) -> Role:
+def role_of_buffer(name: str, value: Tensor) -> Role:
+    """How a buffer is merged, by its name and kind."""
     leaf = name.rpartition(".")[2]
     if leaf in _SPECTRAL_BUFFERS and value.dim() == 1:
         return Role.SPECTRAL
@@ -155,7 +157,7 @@ def _named_tensors(networks: Mapping[str, nn.Module]) -> Iterable[tuple[str, Ten
             yield f"{network}/{name}", parameter.detach(), Role.PARAMETER
         for name, buffer in module.named_buffers():
             if name in persistent:
-                yield f"{network}/{name}", buffer, _role_of_buffer(name, buffer)
+                yield f"{network}/{name}", buffer, role_of_buffer(name, buffer)
 
 
 def state_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> State:

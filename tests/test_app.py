@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -91,43 +94,97 @@ def test_the_present_folder_is_the_app_if_it_holds_recipes(root: Path) -> None:
     assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
 
 
-def test_a_process_that_runs_an_apps_code_stays_with_that_app(
+def test_recipes_of_an_imported_bundle_never_win_over_the_present_folder(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    app.load_workload("mine")
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    for folder in ("sites", "strategies"):
-        (elsewhere / folder).mkdir()
-    monkeypatch.chdir(elsewhere)
+    bundle = tmp_path_factory.mktemp("bundle") / "sites"
+    bundle.mkdir()
+    (bundle / "__init__.py").touch()
+    (bundle / "mine.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(bundle.parent)
+    assert importlib.import_module("sites").__file__ == str(bundle / "__init__.py")
+    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
+
+
+def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> None:
+    own = app.installed_app()
+    assert own == Path(app.__file__).resolve().parents[1]
+    assert app.app_folders() == [root, own]
+    assert app.load_strategy("diloco").__file__ == str(own / "strategies" / "diloco.py")
+    assert {"gentle", "diloco"} <= set(app.strategy_names())
+
+
+def test_a_folder_of_workloads_alone_is_an_app(root: Path) -> None:
+    shutil.rmtree(root / "strategies")
     assert app.find_app() == root
+    assert app.load_run(None, ["workload=mine", "strategy=local_sgd"]).steps == 100
 
 
-def test_without_recipes_here_the_checkout_is_the_app(
+def test_without_recipes_here_fedwans_own_are_the_app(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
     assert app.find_app() == Path(app.__file__).resolve().parents[1]
 
 
-def test_no_app_anywhere_is_one_clear_error(
+def test_an_installation_without_an_app_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path / "sites")
     monkeypatch.setattr(app.fedwan, "__file__", str(tmp_path / "lib" / "fedwan" / "__init__.py"))
-    with pytest.raises(ConfigError, match="holds no strategies/ and sites/; change to a checkout"):
+    with pytest.raises(ConfigError, match="holds no app; install fedwan anew"):
         app.find_app()
 
 
+@pytest.fixture
+def package(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package with recipes, one of them under an entry point."""
+    site = root / "site-packages"
+    for folder in ("my_pkg", "my_pkg-1.0.dist-info"):
+        (site / folder).mkdir(parents=True)
+    (site / "my_pkg" / "__init__.py").touch()
+    (site / "my_pkg" / "recipe.py").write_text(WORKLOAD)
+    (site / "my_pkg" / "lacking.py").write_text("import does_not_exist")
+    info = site / "my_pkg-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_pkg\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fedwan.workloads]\nplugged = my_pkg.recipe\n")
+    monkeypatch.syspath_prepend(site)
+    yield site / "my_pkg"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_pkg"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["my_pkg.recipe", "plugged"])
+def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
+    package: Path, name: str
+) -> None:
+    module = app.load_workload(name)
+    assert module.__file__ == str(package / "recipe.py")
+    assert app.source_sha256(module) == hashlib.sha256(WORKLOAD.encode()).hexdigest()
+    assert load_run(f"workload={name}").workload == name
+
+
+@pytest.mark.parametrize("name", ["no_pkg.recipe", "my_pkg.no_recipe"])
+def test_a_recipe_that_is_not_installed_says_what_is_missing(package: Path, name: str) -> None:
+    assert "is installed here; install the package that holds it" in refusal(f"workload={name}")
+
+
+def test_an_unknown_name_is_told_the_entry_points_as_well(package: Path) -> None:
+    assert "did you mean 'plugged'?" in refusal("workload=pluged")
+
+
+def test_what_an_installed_recipe_fails_to_import_is_not_mistaken_for_it(package: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
+        app.load_workload("my_pkg.lacking")
+
+
 def test_an_unknown_recipe_names_the_nearest_one(root: Path) -> None:
-    assert "workload = 'mind' is none of mine in sites/; did you mean 'mine'?" in refusal(
-        "workload=mind"
-    )
+    assert " in sites/; did you mean 'mine'?" in refusal("workload=mind")
     assert "did you mean 'gentle'?" in refusal("strategy=gently")
 
 
 @pytest.mark.parametrize("name", ["client_app", "_helper", "../strategies/gentle", "__init__"])
 def test_what_is_no_recipe_is_never_imported(root: Path, name: str) -> None:
-    assert "is none of mine in sites/" in refusal(f"workload={name}")
+    assert "is none of distill, flow, gan, " in refusal(f"workload={name}")
 
 
 def test_a_recipe_that_lacks_a_part_is_named(root: Path) -> None:
@@ -308,7 +365,7 @@ def test_statistics_that_no_network_keeps_are_not_taken_anew(root: Path) -> None
     assert load_run("model.width=1", "eval.recalibrate=5").eval.recalibrate == 5
 
 
-def test_a_package_that_hides_the_apps_own_is_named(
+def test_a_module_that_hides_a_recipe_is_named(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path_factory.mktemp("other") / "sites"
@@ -316,15 +373,14 @@ def test_a_package_that_hides_the_apps_own_is_named(
     (other / "mine.py").write_text(WORKLOAD)
     (other / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(other.parent)
-    sys.path.append(str(root))
-    with pytest.raises(ConfigError, match="mine.py is hidden by another package 'sites' .*/other"):
-        app.load_workload("mine", root)
-
-
-def test_a_recipes_folder_without_init_is_hidden_by_a_package_that_has_one(root: Path) -> None:
-    (root / "sites" / "__init__.py").unlink()
-    with pytest.raises(ConfigError, match="see that sites/ has an __init__.py"):
+    importlib.import_module("sites.mine")
+    with pytest.raises(ConfigError, match="mine.py is hidden by .*/other"):
         app.load_workload("mine")
+
+
+def test_a_recipes_folder_needs_no_init(root: Path) -> None:
+    (root / "sites" / "__init__.py").unlink()
+    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
 
 
 def test_a_recipes_own_missing_import_is_not_mistaken_for_a_missing_recipe(root: Path) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -79,7 +78,7 @@ def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
     """
     torch.set_num_threads(1)
     config = config or config_of(spec)
-    workload = load_workload(spec.workload, Path.cwd()).build(config, "cpu")
+    workload = load_workload(spec.workload).build(config, "cpu")
     shard = open_shard(config.data, site, spec.sites, spec.seed)
     rng = NamedGenerators(spec.seed, site_names(config)[site])
     stream = shard.batches(config.data.batch, rng["data"])

@@ -53,9 +53,8 @@ def coordinator(
         return
 
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.app import find_app
         from fedwan.flower.coordinator import serve_coordinator
 
-        serve_coordinator(config, identity.absolute(), app=find_app(), resume=resume, stop=stop)
+        serve_coordinator(config, identity.absolute(), resume=resume, stop=stop)
 
     launch(config, services, console)

@@ -54,10 +54,9 @@ def launch_script(
         return
 
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.app import find_app
         from fedwan.flower.local import run_local
 
-        run_local(config, app=find_app(), command=command, resume=resume, stop=stop)
+        run_local(config, command=command, resume=resume, stop=stop)
 
     launch(config, services, console)
 

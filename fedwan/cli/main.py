@@ -12,7 +12,20 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import coordinator, demo, doctor, launch_script, pki, plan, report, run, site
+from fedwan.cli import (
+    coordinator,
+    demo,
+    doctor,
+    export,
+    launch_script,
+    new,
+    pki,
+    plan,
+    report,
+    run,
+    sample,
+    site,
+)
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import FedwanError, UserError
 
@@ -35,6 +48,9 @@ app.command("plan", epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
 app.command("report")(report.report)
 app.add_typer(doctor.app, name="doctor")
+app.command("sample")(sample.sample)
+app.command("export")(export.export)
+app.command("new")(new.new)
 
 
 @app.callback(invoke_without_command=True)

@@ -63,9 +63,8 @@ def run_here(path: Path | None, words: list[str], *, resume: bool) -> None:
         return
 
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.app import find_app
         from fedwan.flower.local import run_local
 
-        run_local(config, app=find_app(), resume=resume, stop=stop)
+        run_local(config, resume=resume, stop=stop)
 
     launch(config, services, console)

@@ -16,7 +16,6 @@ from contextlib import closing, contextmanager
 from os import cpu_count, environ, pathsep
 from pathlib import Path
 
-from fedwan.app import find_app
 from fedwan.config import Config, site_names
 from fedwan.errors import ConfigError, UserError
 from fedwan.flower.coordinator import Coordinator, Started
@@ -38,7 +37,6 @@ _LAST_WORDS_S = 60.0
 def run_local(
     config: Config,
     *,
-    app: Path | None = None,
     command: Sequence[str] = (),
     resume: bool = False,
     on_started: Callable[[Started], None] | None = None,
@@ -48,7 +46,6 @@ def run_local(
 
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
-        app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
         command: every site's training script, of `workload=command`.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
@@ -72,7 +69,7 @@ def run_local(
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
-            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
+            Coordinator(config, door, identity, resume=resume) as coordinator,
             _site_services(config, names, door.port, command) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))

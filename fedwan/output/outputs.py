@@ -13,6 +13,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from fedwan.config import Config, dump
+from fedwan.errors import ConfigError
 from fedwan.output.records import Record, Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
@@ -112,7 +113,7 @@ class Outputs:
                 self._say_kept()
                 return
             draw_samples(path, tensors["generated"], tensors.get("real"), title)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, ConfigError) as error:
             text = f"samples of version {version} cannot be drawn: {' '.join(str(error).split())}"
             self.event("warning", None, text)
             return

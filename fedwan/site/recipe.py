@@ -18,6 +18,7 @@ from fedwan.app import load_workload, networks_of
 from fedwan.config import site_names
 from fedwan.data.shard import AnyShard, data_at_site, open_shard
 from fedwan.errors import FedwanError, UserError
+from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import Outcome
 from fedwan.site.group import Group, open_group
@@ -51,6 +52,7 @@ def take_part(place: Place, group: Group) -> None:
     shard = open_shard(data, names.index(member.name), len(names), config.seed)
     recipe = load_workload(config.workload)
     workload = recipe.build(config, member.device)
+    load_initial(workload.networks, config.init, config.excluded)
     train(place, group, workload, shard, networks_of(recipe, config))
 
 

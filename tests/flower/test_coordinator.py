@@ -19,17 +19,15 @@ from fedwan.flower.lock import only_one
 from fedwan.flower.ports import free_port, listen
 from fedwan.flower.processes import in_sessions
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-
 COORDINATOR = """
 import sys
 from pathlib import Path
 from fedwan.config import from_json
 from fedwan.flower.coordinator import serve_coordinator
 
-config, identity, app, resume = sys.argv[1:]
+config, identity, resume = sys.argv[1:]
 serve_coordinator(
-    from_json(Path(config).read_text()), Path(identity), app=Path(app), resume=resume == "resume"
+    from_json(Path(config).read_text()), Path(identity), resume=resume == "resume"
 )
 """
 
@@ -83,23 +81,25 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
     out = tmp_path / "run"
     config = config_for(out)
     (tmp_path / "config.json").write_text(to_json(config))
-    words = [str(tmp_path / "config.json"), str(authority / "coordinator"), str(standin_app)]
-    site_words = {
-        "name": "s1",
-        "identity": str(authority / "s1"),
-        "dir": str(tmp_path / "state"),
-        "door": f"127.0.0.1:{config.link.door_port}",
-    }
+    words = [str(tmp_path / "config.json"), str(authority / "coordinator")]
+    site_words = [
+        "--name=s1",
+        f"--identity={authority / 's1'}",
+        f"--dir={tmp_path / 'state'}",
+        f"--door=127.0.0.1:{config.link.door_port}",
+    ]
     services = [
         # The site first: it must not mind that there is no coordinator yet.
-        start("-m", "fedwan.flower.site", *(f"--{k}={v}" for k, v in site_words.items())),
-        start("-c", COORDINATOR, *words, "anew"),
+        start(
+            standin_app, "-m", "fedwan.flower.site", *(f"--{k}={v}" for k, v in site_words.items())
+        ),
+        start(standin_app, "-c", COORDINATOR, *words, "anew"),
     ]
     try:
         wait_for(lambda: len(joins(out)) == 1)
         services[1].kill()
         services[1].wait()
-        services.append(start("-c", COORDINATOR, *words, "resume"))
+        services.append(start(standin_app, "-c", COORDINATOR, *words, "resume"))
         wait_for(lambda: len(joins(out)) == 2)
         time.sleep(5)
         first, second = joins(out)
@@ -109,7 +109,7 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
         # The site's service stays for the next run, in another folder.
         config.out = str(tmp_path / "next")
         (tmp_path / "config.json").write_text(to_json(config))
-        services.append(start("-c", COORDINATOR, *words, "anew"))
+        services.append(start(standin_app, "-c", COORDINATOR, *words, "anew"))
         wait_for(lambda: len(joins(tmp_path / "next")) == 1)
         (tmp_path / "next" / "finish").touch()
         assert services[3].wait(timeout=30) == 0
@@ -123,9 +123,9 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
             service.wait()
 
 
-def start(*words: str) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen([sys.executable, *words], start_new_session=True, env=env)
+def start(app: Path, *words: str) -> subprocess.Popen[bytes]:
+    env = {**os.environ, "PYTHONPATH": str(app)}
+    return subprocess.Popen([sys.executable, "-P", *words], start_new_session=True, env=env)
 
 
 def joins(out: Path) -> list[dict[str, Any]]:
