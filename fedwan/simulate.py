@@ -26,7 +26,7 @@ from fedwan.coordinator.plan import Plan
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.totals import Totals
-from fedwan.data.shard import AnyShard
+from fedwan.data.shard import Shard
 from fedwan.errors import FedwanError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
@@ -49,7 +49,7 @@ class SimulatedSite(NamedTuple):
     """What one site brings."""
 
     workload: Workload
-    shard: AnyShard
+    shard: Shard
     rebuild: Callable[[], Workload] | None = None
     """Makes the workload anew, for a site that leaves and returns."""
 

@@ -6,14 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from fedwan.config import DataConfig, nearest
+from fedwan.config import Config, DataConfig, nearest
 from fedwan.data import grid25, ring8, stacked_digits
-from fedwan.data.files import FILE_NAMES, PAIRS, FileSource, file_source, open_files
+from fedwan.data.file_source import FILE_NAMES, PAIRS, FileSource, file_source
+from fedwan.data.files import open_files
 from fedwan.data.mixture import Mixture
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
-__all__ = ["Source", "find_source", "held_out_of", "pair_names", "source_of"]
+__all__ = ["Source", "find_source", "held_out_of", "num_labels", "pair_names", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,13 @@ def source_of(config: DataConfig) -> Source | FileSource:
     return file_source(config) if config.name in FILE_NAMES else find_source(config.name)
 
 
+def num_labels(config: Config) -> int:
+    """Labels that networks are told are 0 … num_labels - 1: those of classes, or of sites."""
+    if config.data.labels == "site":
+        return config.sites
+    return source_of(config.data).num_classes
+
+
 def held_out_of(config: DataConfig) -> Batch:
     """The held-out data of a configuration, with the path that files have at this site.
 
@@ -131,7 +139,8 @@ def held_out_of(config: DataConfig) -> Batch:
         ConfigError: see `open_files`.
     """
     if config.name in FILE_NAMES:
-        return open_files(config).held_out
+        held_out: Batch = open_files(config).held_out
+        return held_out
     return find_source(config.name).load()[1]
 
 

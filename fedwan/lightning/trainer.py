@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.data.shard import mean_shard_samples
+from fedwan.data import FILE_NAMES, find_source, has_own_data
+from fedwan.data.files import open_files
 from fedwan.errors import UserError
 
 __all__ = ["Engine", "StandIn"]
@@ -107,7 +108,11 @@ class StandIn:
         """Steps in which the mean site sees its shard once."""
         if not self._num_epoch_steps:
             data = self._config.data
-            num_samples = mean_shard_samples(data, self._config.sites)
+            if data.name in FILE_NAMES:
+                num_samples: float = int((~open_files(data).is_held_out).sum())
+            else:
+                num_samples = len(find_source(data.name).load()[0].y)
+            num_samples /= 1 if has_own_data(data) else self._config.sites
             self._num_epoch_steps = max(1, math.ceil(num_samples / data.batch))
         return self._num_epoch_steps
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from fedwan.data.stream import Stream
+from fedwan.data.loader import Loader
 from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
 from fedwan.site.beside import beside_steps
 from fedwan.site.host_copy import HostCopy
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 class _Parts(NamedTuple):
     replica: Replica
-    stream: Stream
+    stream: Loader
     rng: NamedGenerators
 
 
@@ -83,7 +83,7 @@ class SiteCheckpoints:
         self,
         folder: Path,
         replica: Replica,
-        stream: Stream,
+        stream: Loader,
         rng: NamedGenerators,
         *,
         is_beside: bool = False,
@@ -119,7 +119,7 @@ class SiteCheckpoints:
             | add_prefix("local", replica.local)
             | add_prefix("optimizer", replica.optimizer_state())
             | add_prefix("kept", replica.kept)
-            | add_prefix("stream", stream.state())
+            | add_prefix("stream", stream.state_dict())
             | add_prefix("rng", rng.state())
             | add_prefix("torch", torch_random_state())
         )
@@ -199,7 +199,7 @@ class SiteCheckpoints:
         replica.load_optimizers(select_prefix("optimizer", tensors))
         replica.load_kept(select_prefix("kept", tensors))
         rng.load_state(select_prefix("rng", tensors))
-        stream.load_state(select_prefix("stream", tensors))
+        stream.load_state_dict(select_prefix("stream", tensors))
         load_torch_random_state(select_prefix("torch", tensors))
         residual = select_prefix("residual", tensors)
         return Ledger(

@@ -22,7 +22,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.data.shard import AnyShard
+from fedwan.data import Shard, num_samples_in
 from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
@@ -68,7 +68,7 @@ class SiteLoop:
         self,
         plan: SitePlan,
         workload: Workload,
-        shard: AnyShard,
+        shard: Shard,
         strategy: Strategy,
         link: Link,
         folder: Path,
@@ -83,7 +83,7 @@ class SiteLoop:
         self._link = link
         self._replica = Replica(workload, plan.inner, plan.exclude)
         self._rng = NamedGenerators(plan.seed, plan.site)
-        self._stream = shard.batches(plan.batch, self._rng["data"], device)
+        self._stream = shard.loader(plan.batch, self._rng["data"], device)
         self._checkpoints = SiteCheckpoints(
             folder, self._replica, self._stream, self._rng, is_beside=strategy.overlap.tau > 0
         )
@@ -139,8 +139,8 @@ class SiteLoop:
                 break
             set_rates(self._workload.optimizers, self._plan.inner, step, self._plan.num_steps)
             self._begin(step)
-            batch = self._stream.next_batch()
-            self._meter.begin_step(len(batch.x))
+            batch = next(self._stream)
+            self._meter.begin_step(num_samples_in(batch))
             with self._meter.computing():
                 losses = self._workload.step(batch, self._rng, self._exchange.reduce)
             step += 1

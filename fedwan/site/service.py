@@ -11,7 +11,7 @@ import torch
 
 from fedwan.app import load_strategy, load_workload
 from fedwan.config import Config, LinkConfig, from_json, site_names
-from fedwan.data.shard import data_at_site, open_shard
+from fedwan.data import data_at_site, open_shard
 from fedwan.data.splits import has_own_data
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.link.base import Link

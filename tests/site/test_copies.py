@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 
 from fedwan.config import DataConfig
-from fedwan.data import AnyShard, Shard, open_shard
+from fedwan.data import InMemory, Shard, open_shard
 from fedwan.doctor.rules.small_shard import LEAST_DISTINCT
 from fedwan.site import vitals
 from fedwan.site.copies import distinct_share, pixel_keys
@@ -30,7 +30,7 @@ def write_pair(path: Path, number: int) -> None:
     Image.fromarray(pixels).save(path, compress_level=1)
 
 
-def pairs(folder: Path, images: list[int]) -> AnyShard:
+def pairs(folder: Path, images: list[int]) -> Shard:
     """A shard of pairs at full size, one file for each number; equal numbers are copies."""
     first: dict[int, Path] = {}
     for place, image in enumerate(images):
@@ -43,7 +43,7 @@ def pairs(folder: Path, images: list[int]) -> AnyShard:
     return open_shard(DataConfig("pairs", path=str(folder)), 0, 1, 0)
 
 
-def told(shard: AnyShard, seed: int = 0) -> float:
+def told(shard: Shard, seed: int = 0) -> float:
     """What the site tells of its shard."""
     workload = TinyWorkload({"net": ADAM})
     some = shard.some(2)
@@ -105,7 +105,9 @@ def test_a_shard_in_memory_is_told_from_some_dozens_of_its_images(
         keys = {"in turn": keys % 40, "side by side": keys // 10}.get(order, shuffled(keys % 40, 1))
     images = torch.rand(400, 1, 8, 8, generator=torch.Generator().manual_seed(0))[keys]
     monkeypatch.setattr(vitals, "MOST_BYTES", 42 * 4 * images[0].numel())
-    shard = Shard(Batch(images, keys), Batch(images[:8], keys[:8]), num_classes=1, public=False)
+    shard = Shard(
+        InMemory(Batch(images, keys)), Batch(images[:8], keys[:8]), num_classes=1, public=False
+    )
     seeds = range(20)
     shares = [told(shard, seed) for seed in seeds]
     assert shares == [told(shard, seed) for seed in seeds]

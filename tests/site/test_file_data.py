@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import AnyShard, data_at_site, open_shard
+from fedwan.data import Shard, data_at_site, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
@@ -80,7 +80,7 @@ class FileRun:
             has_own_data=True,
         )
 
-    def shard(self, site: str) -> AnyShard:
+    def shard(self, site: str) -> Shard:
         return open_shard(data_at_site(self.asked.data, site), SITES.index(site), 2, 0)
 
     def site(
@@ -142,7 +142,7 @@ def test_a_checkpoint_holds_where_batches_were_taken_though_others_were_read_ahe
 
     def site() -> tuple[Any, NamedGenerators, Any, SiteCheckpoints]:
         workload, rng = flow.build(asked, CPU), NamedGenerators(0, "s1")
-        stream = shard.batches(4, rng["data"])
+        stream = shard.loader(4, rng["data"])
         return (
             *(workload, rng, stream),
             SiteCheckpoints(tmp_path / "kept", Replica(workload), stream, rng),
@@ -150,14 +150,14 @@ def test_a_checkpoint_holds_where_batches_were_taken_though_others_were_read_ahe
 
     workload, rng, stream, checkpoints = site()
     for _ in range(4):  # 16 of 18 samples: what is read ahead is of the next epoch
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
     checkpoints.save(1, 0, Ledger({}, {}, Work(4, 16), (0,)))
-    rest = [stream.next_batch().x for _ in range(6)]
+    rest = [next(stream).x for _ in range(6)]
     stream.close()
     _, _, again, checkpoints = site()
-    again.next_batch()
+    next(again)
     checkpoints.load(1, with_model=True)
-    assert all(torch.equal(again.next_batch().x, x) for x in rest)
+    assert all(torch.equal(next(again).x, x) for x in rest)
     again.close()
 
 

@@ -209,7 +209,7 @@ def test_a_look_at_the_judge_and_the_samples_moves_nothing(teacher: Path) -> Non
     run.step(3)
     workload = run.workload
     assert isinstance(workload, Examinable)
-    train = run.stream.next_batch()
+    train = next(run.stream)
     held_out = Batch(run.held_out.x[:8], run.held_out.y[:8])
     before, drawn = copy.deepcopy(whole(run)), torch.random.get_rng_state()
     gradients = [p.grad for n in workload.networks.values() for p in n.parameters()]
