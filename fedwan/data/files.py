@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,7 @@ class Files:
 
     def _streamed(self) -> Iterator[tuple[str, Row]]:
         """All samples of a stream in the order of their tar files, each with its key."""
-        stream = TarStream(list(self.tars), 0, frozenset(), self.source, 0)
-        return chain.from_iterable(map(stream.rows, range(len(self.tars))))
+        return TarStream(list(self.tars), 0, frozenset(), self.source, 0).rows()
 
     def _held_rows(self) -> Iterable[Row]:
         """What is held out, undecoded."""

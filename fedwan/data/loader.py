@@ -294,7 +294,7 @@ def copied(stream: Any) -> Any:
 
 
 def _forkserver() -> Any:
-    """Workers of a process that has neither threads nor a GPU's context; it imports once for all."""
+    """Workers come of a process without threads or a GPU, which imports once for all."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", "fedwan.data.shard"])
     return context

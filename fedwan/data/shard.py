@@ -61,7 +61,7 @@ class Shard:
         """Endless reshuffled batches, with the labels that networks are told; see `Loader`."""
         return Loader(
             *(self.train, batch_size, generator, device),
-            workers=self.workers,
+            workers=min(self.workers, getattr(self.train, "num_shards", self.workers)),
             told=self.told,
             flip=self.flip,
         )
@@ -163,9 +163,9 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
     """
     made = module.dataset(config, site)
     train, held_out = made if isinstance(made, tuple) else (made, None)
-    for data in (train, held_out):
+    for data in (train,) if held_out is None else (train, held_out):
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
-        if data is not None and not is_stream(data) and not (by_number and len(data)):
+        if not is_stream(data) and not (by_number and len(data)):
             what = "nothing" if by_number else f"a {type(data).__name__}"
             raise ConfigError(
                 f"dataset() of workload {config.workload!r} returned {what} for site {site!r}; "

@@ -1,22 +1,21 @@
 """WebDataset shards: tar files that are read from end to end, by Hugging Face `datasets`.
 
 A sample's files share a name: `0001.jpg` or `.png`; `0001.cls` with a number or `0001.json` with a
-`label`; and for a caption `0001.txt`. Each epoch takes the tar files in a new order, and shuffles what a window
-of samples holds. Where a stream stands is the place where its window began and the samples taken of
-it since: to go on, the window is read again, from inside its first tar file.
+`label`; and for a caption `0001.txt`. Each epoch takes the tar files in a new order, and shuffles
+what a window of samples holds. A stream stands where its window began, and so many samples further:
+to go on, the window is read again.
 """
 
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Iterator
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset
 
 from fedwan.data.file_source import FileSource
 from fedwan.data.pictures import Row, made
@@ -73,8 +72,8 @@ class TarStream(IterableDataset[Any]):
 
     Args:
         tars: of this site; at least one.
-        num_samples: in them.
-        held_out: `TAR:SAMPLE` of those that are left out.
+        num_samples: in them, without those that are held out.
+        held_out: `TAR:SAMPLE` of these.
         source: what samples are made of.
         seed: of the order.
     """
@@ -87,80 +86,70 @@ class TarStream(IterableDataset[Any]):
         source: FileSource,
         seed: int,
     ) -> None:
-        self._tars, self._num_samples, self._held_out = tars, num_samples, held_out
+        self.num_samples = num_samples
+        self.num_shards = len(tars)
+        self._tars, self._held_out = tars, held_out
         self._source, self._seed = source, seed
-        self._place = (0, 0, 0, 0)
-
-    @property
-    def num_samples(self) -> int:
-        """In all tar files, without those that are held out."""
-        return self._num_samples
-
-    @cached_property
-    def _opened(self) -> tuple[Any, Columns]:
-        datasets = import_datasets("webdataset")
-        folder = Path(self._tars[0]).parent
-        rows = load(datasets, "webdataset", folder, self._tars)
-        columns = find_columns(datasets, self._source, folder, rows.features)
-        return rows.cast_column(columns.image, datasets.Image(decode=False)), columns
+        self._epoch = self._window = self._taken = 0
+        self._start: dict[str, Any] | None = None
 
     def __iter__(self) -> Iterator[Any]:
         return made(self._shuffled(), self._source.transform)
 
-    def rows(self, tar: int) -> Iterator[tuple[str, Row]]:
-        """A tar file's samples in its order, each with its key."""
-        rows, columns = self._opened
-        for row in rows.shard(num_shards=len(self._tars), index=tar):
-            key = f"{self._tars[tar]}:{row['__key__']}"
-            name = f"{self._tars[tar]}: sample {row['__key__']!r}"
+    def _shuffled(self) -> Iterator[Row]:
+        while True:
+            table, columns = self._open(_order(len(self._tars), self._seed, self._epoch))
+            if self._start is not None:
+                table.load_state_dict(self._start)
+            rows = (row for key, row in self._named(table, columns) if key not in self._held_out)
+            while window := list(islice(rows, WINDOW)):
+                after = table.state_dict()
+                order = _order(len(window), self._seed, self._epoch, self._window)
+                for number in order[self._taken :]:
+                    self._taken += 1
+                    yield window[number]
+                self._window, self._taken, self._start = self._window + 1, 0, after
+            if not self._window:
+                return  # there are none
+            self._epoch, self._window, self._start = self._epoch + 1, 0, None
+
+    def rows(self) -> Iterator[tuple[str, Row]]:
+        """All samples, undecoded, in the order of their files, each with its key."""
+        return self._named(*self._open(range(len(self._tars))))
+
+    def _open(self, order: Sequence[int]) -> tuple[Any, Columns]:
+        """Of several workers, each gets its share of the tar files from `datasets`."""
+        datasets, folder = import_datasets("webdataset"), Path(self._tars[0]).parent
+        table = load(datasets, "webdataset", folder, [self._tars[tar] for tar in order])
+        columns = find_columns(datasets, self._source, folder, table.features)
+        return table.cast_column(columns.image, datasets.Image(decode=False)), columns
+
+    def _named(self, table: Any, columns: Columns) -> Iterator[tuple[str, Row]]:
+        for row in table:
+            tar, key = row["__url__"], row["__key__"]
+            name = f"{tar}: sample {key!r}"
             label = 0
             if columns.label:
                 label = class_number(name, row[columns.label], columns, self._source.classes)
             caption = str(row[columns.caption] or "") if columns.caption else None
-            yield key, Row(name, row[columns.image], label, caption)
-
-    def _shuffled(self) -> Iterator[Row]:
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        mine = range(first, len(self._tars), step)
-        while mine:
-            epoch, tar, sample, skipped = self._place
-            window: list[Row] = []
-            after = (epoch + 1, 0, 0, 0)
-            for place, row in self._from(mine, epoch, tar, sample):
-                if len(window) == WINDOW:
-                    after = (epoch, *place, 0)
-                    break
-                window.append(row)
-            if not window and not (tar or sample):
-                return  # all of its samples are held out
-            generator = torch.Generator().manual_seed(
-                derive_seed(self._seed, first, epoch, tar, sample)
-            )
-            order = torch.randperm(len(window), generator=generator).tolist()
-            for number in range(skipped, len(order)):
-                self._place = (epoch, tar, sample, number + 1)
-                yield window[order[number]]
-            self._place = after
-
-    def _from(
-        self, mine: range, epoch: int, tar: int, sample: int
-    ) -> Iterator[tuple[tuple[int, int], Row]]:
-        """An epoch's samples from a place on, each with its own place."""
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, mine.start, epoch))
-        order = torch.randperm(len(mine), generator=generator).tolist()
-        for number in range(tar, len(order)):
-            start = sample if number == tar else 0
-            rows = enumerate(self.rows(mine[order[number]]))
-            for place, (key, row) in islice(rows, start, None):
-                if key not in self._held_out:
-                    yield (number, place), row
+            yield f"{tar}:{key}", Row(name, row[columns.image], label, caption)
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands."""
-        return {"place": list(self._place)}
+        return {
+            "epoch": self._epoch,
+            "window": self._window,
+            "taken": self._taken,
+            "start": self._start,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from `state_dict()`."""
-        epoch, tar, sample, skipped = state["place"]
-        self._place = (epoch, tar, sample, skipped)
+        self._epoch, self._window = state["epoch"], state["window"]
+        self._taken, self._start = state["taken"], state["start"]
+
+
+def _order(num: int, *seeds: int) -> list[int]:
+    generator = torch.Generator().manual_seed(derive_seed(*seeds))
+    order: list[int] = torch.randperm(num, generator=generator).tolist()
+    return order

@@ -34,7 +34,7 @@ def config(folder: Path, name: str, workers: int) -> Config:
     for index, site in enumerate(SITES):
         if not (folder / site).exists():
             write(folder / site, range(100 * index, 100 * index + 30))
-    data = DataConfig(name, "own", 4, f"{folder}/{{site}}", size=8, workers=workers, cache_mb=1)
+    data = DataConfig(name, "own", 4, f"{folder}/{{site}}", size=8, workers=workers)
     asked = Config("flow", sites=2, h=H, steps=H * VERSIONS, data=data)
     asked.model = {"width": 8, "depth": 1, "euler_steps": 2}
     flow.resolve(asked)
@@ -99,13 +99,13 @@ def undisturbed(folder: Path, asked: Config, pause_s: float = 0.0) -> tuple[str,
     return sha256, files
 
 
-@pytest.mark.parametrize("name", ["folder", "webdataset"])
+@pytest.mark.parametrize(("name", "workers"), [("folder", 1), ("webdataset", 0)])
 def test_a_site_killed_in_the_middle_of_an_epoch_changes_no_batch_and_no_bit(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, workers: int
 ) -> None:
     data = tmp_path / "data"
     expected, plain = undisturbed(tmp_path / "a", config(data, name, workers=0))
-    files = FileRun(tmp_path / "b", config(data, name, workers=2))
+    files = FileRun(tmp_path / "b", config(data, name, workers=workers))
     result = files.run.start()
     first = files.site("s1")
     with pytest.raises(Crash):
@@ -122,7 +122,7 @@ def test_a_site_killed_in_the_middle_of_an_epoch_changes_no_batch_and_no_bit(
 
 
 def test_sites_measure_their_data_together(tmp_path: Path) -> None:
-    asked = config(tmp_path / "data", "folder", workers=1)
+    asked = config(tmp_path / "data", "folder", workers=0)
     # Sites measure what they hold when they are asked: not before the next round is over.
     _, files = undisturbed(tmp_path / "run", asked, pause_s=0.2)
     rows = [row for row in files.run.rows if row["kind"] == "quality"]

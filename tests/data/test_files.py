@@ -1,0 +1,274 @@
+"""Data sets of files in every format."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+from PIL import Image
+
+from fedwan.config import DataConfig
+from fedwan.data import open_shard
+from fedwan.data import tars as tars_module
+from fedwan.data.files import hold_out
+from fedwan.data.pictures import Transform
+from tests.data.files import (
+    crop,
+    encoded,
+    open_one,
+    refused,
+    stream_of,
+    take,
+    tar_sample,
+    write_folder,
+    write_shards,
+    write_tar,
+)
+
+CLASSES = ("cat", "dog")
+NUM = 30
+
+
+def folder(path: Path) -> None:
+    write_folder(path, range(NUM), CLASSES)
+
+
+def table() -> datasets.Dataset:
+    images = [Image.fromarray(crop(number)) for number in range(NUM)]
+    labels = [number % 2 for number in range(NUM)]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dog", "cat"])}
+    )
+    data = {"image": images, "label": [1 - label for label in labels]}
+    return datasets.Dataset.from_dict(data, features=features)
+
+
+def parquet(path: Path) -> None:
+    path.mkdir(parents=True)
+    table().to_parquet(path / "part.parquet")
+
+
+def hf(path: Path) -> None:
+    datasets.DatasetDict(train=table(), test=table().select([0])).save_to_disk(path)
+
+
+def webdataset(path: Path) -> None:
+    write_shards(path, range(NUM), CLASSES)
+
+
+FORMATS: dict[str, Callable[[Path], None]] = {
+    "folder": folder,
+    "webdataset": webdataset,
+    "parquet": parquet,
+    "hf": hf,
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+
+
+def config(path: Path, name: str = "folder", **others: Any) -> DataConfig:
+    return DataConfig(name, path=str(path), **{"size": 16, **others})
+
+
+def two_colours(x: torch.Tensor) -> set[bytes]:
+    return {sample.numpy().tobytes() for sample in x}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_its_pictures_with_the_run_s_classes(tmp_path: Path, name: str) -> None:
+    FORMATS[name](tmp_path / "data")
+    shard = open_one(config(tmp_path / "data", name, classes="cat,dog", split="own"))
+    assert shard.num_samples == 18 and shard.held_out.x.shape == (12, 3, 16, 16)
+    assert not shard.public and shard.num_classes == 2
+    seen = shard.some(18)
+    assert seen.x.abs().max() <= 1 and seen.x.dtype == torch.float32
+    assert not two_colours(seen.x) & two_colours(shard.held_out.x)
+    # A crop's class is its number's parity in every format.
+    means = torch.stack([Transform(16)(encoded(n, "png")).mean() for n in range(NUM)])
+    for x, y in zip(seen.x, seen.y, strict=True):
+        assert int((means - x.mean()).abs().argmin()) % 2 == int(y)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_loader_of_files_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    FORMATS[name](tmp_path / "data")
+    shard = open_one(config(tmp_path / "data", name, split="own", flip=True))
+    expected = take(stream_of(shard), 8)
+    first = stream_of(shard)
+    assert take(first, 3) == expected[:3]
+    state = first.state_dict()
+    again = stream_of(shard)
+    take(again, 1)
+    again.load_state_dict(state)
+    assert take(again, 5) == expected[3:]
+
+
+def test_a_stream_resumes_inside_a_window_that_begins_inside_a_tar_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tars_module, "WINDOW", 7)
+    webdataset(tmp_path)
+    shard = open_one(config(tmp_path, "webdataset", split="own"))
+    expected = take(stream_of(shard, batch=3), 14)
+    for num in range(1, 13):
+        first = stream_of(shard, batch=3)
+        assert take(first, num) == expected[:num]
+        again = stream_of(shard, batch=3)
+        again.load_state_dict(first.state_dict())
+        assert take(again, 14 - num) == expected[num:]
+    epoch = [next(iter_) for iter_ in [iter(shard.train)] for _ in range(18)]
+    assert len(two_colours(torch.stack([sample.x for sample in epoch]))) == 18
+
+
+def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
+    folder(tmp_path)
+    plain, flipped = (
+        next(stream_of(open_one(config(tmp_path, flip=flip)), batch=18)).x for flip in (False, True)
+    )
+    mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(flipped, plain, strict=True)]
+    same = [torch.equal(a, b) for a, b in zip(flipped, plain, strict=True)]
+    assert all(a or b for a, b in zip(mirrored, same, strict=True))
+    assert 3 < sum(mirrored) < 15
+
+
+def test_sites_share_out_the_files_and_hold_out_the_same_ones(tmp_path: Path) -> None:
+    folder(tmp_path / "f")
+    webdataset(tmp_path / "w")
+    for name in ("folder", "webdataset"):
+        shards = [open_one(config(tmp_path / name[0], name), site, 2) for site in range(2)]
+        assert sum(shard.num_samples for shard in shards) == 18
+        seen = [two_colours(shard.some(30).x) for shard in shards]
+        assert torch.equal(shards[0].held_out.x, shards[1].held_out.x)
+        held = two_colours(shards[0].held_out.x)
+        assert not seen[0] & seen[1] and not held & (seen[0] | seen[1])
+    refused(
+        "sites is 4, but there are only 3 tar files",
+        lambda: open_one(config(tmp_path / "w", "webdataset"), 0, 4),
+    )
+
+
+def captioned_folder(path: Path) -> None:
+    write_folder(path, range(NUM))
+    rows = [{"file_name": file.name, "text": f"crop {file.stem}"} for file in path.iterdir()]
+    (path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def captioned_tars(path: Path) -> None:
+    files: dict[str, bytes] = {}
+    for number in range(NUM):
+        files |= tar_sample(number, caption=f"crop {number:04d}")
+    write_tar(path / "a.tar", files)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"), [("folder", captioned_folder), ("webdataset", captioned_tars)]
+)
+def test_captions_are_a_list_of_text_beside_their_pictures(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / "data")
+    asked = config(tmp_path / "data", name, size=40)
+    shard = open_shard(asked, 0, 1, 0, captions=True)
+    batch = next(stream_of(shard))
+    assert set(batch) == {"x", "y", "caption"} and len(batch["caption"]) == 7
+    if name == "folder":  # JPEG files are not what they were made of
+        for x, caption in zip(batch["x"], batch["caption"], strict=True):
+            if int(caption[5:]) % 2 == 0:
+                pixels = torch.from_numpy(crop(int(caption[5:]))[:, 4:44].copy())
+                assert torch.equal(x, pixels.permute(2, 0, 1).float() * (2 / 255) - 1)
+    assert next(stream_of(open_one(asked))).x.shape == (7, 3, 40, 40)
+
+
+def test_captions_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path)
+    refused(
+        "holds no column of captions where one is wanted, among image; name one 'caption'",
+        lambda: open_shard(config(tmp_path), 0, 1, 0, captions=True),
+    )
+
+
+def test_pairs_are_read_in_both_directions(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(10))
+    there, back = (
+        open_one(config(tmp_path, "pairs", size=32, direction=direction)).held_out.x
+        for direction in ("a_to_b", "b_to_a")
+    )
+    assert there.shape == (5, 6, 32, 32)
+    assert torch.equal(there, torch.cat([back[:, 3:], back[:, :3]], dim=1))
+
+
+def test_what_is_held_out_stays_when_others_come() -> None:
+    few = [f"{number}.png" for number in range(1000)]
+    held = {few[number] for number in hold_out(few).nonzero().flatten().tolist()}
+    more = few + [f"new-{number}.png" for number in range(100)]
+    still = {more[number] for number in hold_out(more).nonzero().flatten().tolist()}
+    assert len(held) == 100 and len(still) == 110
+    assert len(held & still) > 90
+    assert int(hold_out(few[:30]).sum()) == 12 and int(hold_out(few[:8]).sum()) == 4
+    assert int(hold_out([str(number) for number in range(9000)]).sum()) == 512
+
+
+@pytest.mark.parametrize(
+    ("others", "text"),
+    [
+        ({"classes": "cat,fox"}, "dog/.* is of class 'dog', which data.classes does not name"),
+        ({"name": "webdataset"}, r"holds no .tar files; put shards there"),
+        ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
+        ({"name": "parquet"}, "cannot be read .*data.name=parquet takes a folder of parquet"),
+        ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
+        ({"batch": 19}, "data.batch = 19 is more than the 18 samples that a site trains on"),
+    ],
+)
+def test_files_that_cannot_be_used_are_refused_in_one_line(
+    tmp_path: Path, others: dict[str, Any], text: str
+) -> None:
+    folder(tmp_path)
+    refused(text, lambda: open_one(config(**{"path": tmp_path, **others})))
+
+
+def test_too_few_or_damaged_or_unlabelled_files_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "few", range(7))
+    refused("holds 7 samples; put 8 or more", lambda: open_one(config(tmp_path / "few")))
+    write_folder(tmp_path / "flat", range(20))
+    refused(
+        "lies in no folder of a class",
+        lambda: open_one(config(tmp_path / "flat", classes="cat,dog")),
+    )
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "a.tar").write_bytes(b"x" * 2000)
+    refused(
+        "cannot be read as a tar file", lambda: open_one(config(tmp_path / "tars", "webdataset"))
+    )
+    wrong = table().rename_column("image", "picture").remove_columns("picture")
+    wrong.save_to_disk(tmp_path / "wrong")
+    refused(
+        "holds no column of images .*among label",
+        lambda: open_one(config(tmp_path / "wrong", "hf")),
+    )
+
+
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **others: Any) -> Any:
+        if name == "datasets":
+            raise ImportError(name)
+        return real(name, *args, **others)
+
+    monkeypatch.delitem(sys.modules, "datasets")
+    monkeypatch.setattr(builtins, "__import__", without)
+    folder(tmp_path)
+    refused(
+        r"needs the package datasets.*pip install 'fedwan\[data\]'",
+        lambda: open_one(config(tmp_path)),
+    )
