@@ -126,13 +126,8 @@ class Fetch:
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
 
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, place: int) -> Any:
-        return self._dataset[place]
-
     def __getitems__(self, draw: Draw) -> Any:
+        """The batch; in memory it is one index operation."""
         dataset = self._dataset
         if isinstance(dataset, InMemory):
             return dataset.take(draw.places)
