@@ -16,7 +16,8 @@ from fedwan.data.batches import InMemory, tell
 from fedwan.data.checks import check_data
 from fedwan.data.file_source import FILE_NAMES
 from fedwan.data.files import open_files
-from fedwan.data.loader import Draw, Fetch, Loader, copied, is_stream
+from fedwan.data.loader import Fetch, Loader, copied, is_stream
+from fedwan.data.order import Draw
 from fedwan.data.sources import find_source
 from fedwan.data.splits import split_indices
 from fedwan.errors import ConfigError
