@@ -127,7 +127,7 @@ def run_site(folder: Path, name: str, payload_bytes: int, rounds: int) -> dict[s
     """One site's part."""
     import torch
 
-    from fedwan.data.shard import Shard
+    from fedwan.data import InMemory, Shard
     from fedwan.link.client import GrpcLink
     from fedwan.link.tls import Identity
     from fedwan.site.loop import SiteLoop
@@ -141,7 +141,7 @@ def run_site(folder: Path, name: str, payload_bytes: int, rounds: int) -> dict[s
     workload = make_workload(payload_bytes)
     link = GrpcLink(address, Identity.load(folder / "pki" / name))
     plan = SitePlan("bench", name, 0, 1, rounds, 1, rounds + 1, 2.0)
-    shard = Shard(data, data, 1, True)
+    shard = Shard(InMemory(data), data, 1, True)
     loop = SiteLoop(
         plan, workload, shard, make_strategy(), link, folder / name, torch.device("cpu")
     )

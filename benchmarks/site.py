@@ -140,17 +140,17 @@ def measure(variant: Variant, words: list[str], batch: int, *, is_quick: bool) -
 def _train(config: Config, device: torch.device, *, is_quick: bool) -> dict[str, Any]:
     shard = open_shard(config.data, 0, 1, config.seed)
     rng = NamedGenerators(config.seed, "s1")
-    stream = shard.batches(config.data.batch, rng["data"], device)
-    num_epoch_steps = math.ceil(len(shard.train.y) / config.data.batch)
+    stream = shard.loader(config.data.batch, rng["data"], device)
+    num_epoch_steps = math.ceil(shard.num_samples / config.data.batch)
     num_steps = max(2, num_epoch_steps // QUICK) if is_quick else num_epoch_steps
     built = load_workload(config.workload).build(config, device)
     sums: dict[str, float] = {}
     with shared(built, config, device) as workload:
         for _ in range(WARM_UP):
-            workload.step(stream.next_batch(), rng, keep_local)
+            workload.step(next(stream), rng, keep_local)
         _settle(device)
         began = time.perf_counter()
-        seen = [workload.step(stream.next_batch(), rng, keep_local) for _ in range(num_steps)]
+        seen = [workload.step(next(stream), rng, keep_local) for _ in range(num_steps)]
         _settle(device)
         seconds = time.perf_counter() - began
         held_mb = max(sum(held) for held in holding_of(workload).num_bytes()) / 1e6

@@ -40,7 +40,6 @@ def check(config: Config) -> None:
         _whole("data.size", config.data.size, 8, 1024, "0, or 8 to 1024")
     if config.data.direction:
         _choice("data.direction", config.data.direction, ("a_to_b", "b_to_a"))
-    _whole("data.cache_mb", config.data.cache_mb, 0)
     _whole("data.workers", config.data.workers, 0, 64)
     _check_optimizers(config)
     _choice(

@@ -115,7 +115,8 @@ class DataConfig:
     """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
     image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
     workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
-    your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`, `hf`."""
+    your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`,
+    `parquet`, `hf`."""
     split: str = "iid"
     """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
     more uneven). `own`: each site has files of its own, and uses all of them."""
@@ -136,11 +137,11 @@ class DataConfig:
     SITE.yaml does, and no run's configuration."""
     direction: str = ""
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
-    cache_mb: int = 1024
-    """Of files: MiB of decoded images that each site keeps in memory; 0 keeps none."""
-    workers: int = 2
-    """Of files: threads of each site that read ahead; 0 reads when a step asks. Batches are the
-    same with any number."""
+    flip: bool = False
+    """Of files: whether half of all pictures, drawn anew for each batch, are mirrored."""
+    workers: int = 0
+    """Of files and of a recipe's own data set: processes of each site that read ahead; 0 reads when
+    a step asks. Batches are the same with any number, but for those of streams."""
     labels: str = "class"
     """What networks that are told a label (`gan` with `model.conditional=true`, `flow` with
     `model.network=dit`) are told: a sample's `class`, or the `site` that holds it."""

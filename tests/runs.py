@@ -20,7 +20,7 @@ from fedwan.coordinator.policy import barrier, on_arrival
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.server_step import mirror_inner, step_inner, step_outer
-from fedwan.data.shard import AnyShard
+from fedwan.data.shard import Shard
 from fedwan.fragments import whole
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
@@ -87,7 +87,7 @@ class TinyRun:
         patience_s: float = 60.0,
         eval_every: int = 0,
         checkpoint_every: int = 1,
-        shard_of: Callable[[str], AnyShard] = lambda name: tiny_shard(int(name[1:])),
+        shard_of: Callable[[str], Shard] = lambda name: tiny_shard(int(name[1:])),
         has_own_data: bool = False,
         inner: Mapping[str, InnerConfig] | None = None,
         exclude: Mapping[str, Sequence[str]] | None = None,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, InnerConfig
-from fedwan.data.shard import Shard
+from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.rng import NamedGenerators, seeded_init
@@ -95,7 +95,7 @@ def tiny_shard(site: int, num: int = 20) -> Shard:
     generator = torch.Generator().manual_seed(site)
     x = torch.randn(num, 2, generator=generator) + site
     batch = Batch(x, torch.zeros(num, dtype=torch.int64))
-    return Shard(train=batch, held_out=batch, num_classes=1, public=False)
+    return Shard(train=InMemory(batch), held_out=batch, num_classes=1, public=False)
 
 
 def build_strategy(

@@ -13,7 +13,7 @@ import torch
 from fedwan.app import load_run, load_strategy, load_workload
 from fedwan.config import Config
 from fedwan.data import open_shard
-from fedwan.data.stream import Stream
+from fedwan.data.loader import Loader
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedSite, simulate
 from fedwan.site.follower import shared
@@ -40,12 +40,12 @@ class Taken(NamedTuple):
 
     leader: SharedWorkload
     replica: Replica
-    stream: Stream
+    stream: Loader
     rng: NamedGenerators
 
     def step(self, num: int) -> None:
         for _ in range(num):
-            self.leader.step(self.stream.next_batch(), self.rng, keep_local)
+            self.leader.step(next(self.stream), self.rng, keep_local)
 
     def moments(self) -> State:
         holding = self.replica.holding
@@ -61,7 +61,7 @@ class Taken(NamedTuple):
 @contextmanager
 def site(config: Config) -> Iterator[Taken]:
     rng = NamedGenerators(0, "s1")
-    stream = open_shard(config.data, 0, 2, 0).batches(config.data.batch, rng["data"], CPU)
+    stream = open_shard(config.data, 0, 2, 0).loader(config.data.batch, rng["data"], CPU)
     with shared(load_workload(config.workload).build(config, CPU), config, CPU) as leader:
         assert isinstance(leader, SharedWorkload)
         yield Taken(leader, Replica(leader, config.inner, config.excluded), stream, rng)

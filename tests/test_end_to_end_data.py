@@ -50,7 +50,7 @@ def test_a_killed_site_goes_on_in_the_middle_of_its_epoch_to_the_same_bits(
     process = fedwan("demo", *words(data, plain, "data.workers=0"))
     output = finish(process)
     assert process.returncode == 0, output
-    process = fedwan("demo", *words(data, killed, "data.workers=3", "data.cache_mb=1"))
+    process = fedwan("demo", *words(data, killed, "data.workers=2"))
     wait_for_version(killed, 3)
     kill(killed / "sites" / "s2" / "clientapp.json")
     output = finish(process)
@@ -69,7 +69,7 @@ def test_a_site_whose_files_cannot_be_used_ends_the_run_with_one_line(
     output = finish(process)
     assert process.returncode == 2, output
     text = " ".join(output.split())
-    assert "dog is of class 'dog', which data.classes does not name (cat, fox)" in text
+    assert "is of class 'dog', which data.classes does not name (cat, fox)" in text
     assert "Traceback" not in output
 
 

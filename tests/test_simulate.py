@@ -13,7 +13,6 @@ from torch import Tensor
 
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import step_outer
-from fedwan.data.stream import BatchStream
 from fedwan.errors import JoinRefused
 from fedwan.link.base import Link
 from fedwan.outer import nesterov
@@ -78,13 +77,11 @@ def train_plainly(inner: Mapping[str, InnerConfig], sites: int, steps: int) -> T
     """One process that steps on the batches of all sites at once: large-batch training."""
     workload = TinyWorkload(inner)
     rngs = [NamedGenerators(0, f"s{index + 1}") for index in range(sites)]
-    streams = [
-        BatchStream(tiny_shard(index).train, BATCH, rng["data"]) for index, rng in enumerate(rngs)
-    ]
+    streams = [tiny_shard(index).loader(BATCH, rng["data"]) for index, rng in enumerate(rngs)]
     for _ in range(steps):
         parts: list[Tensor] = []
         for stream, rng in zip(streams, rngs, strict=True):
-            x = stream.next_batch().x
+            x = next(stream).x
             workload.batches.append(x)
             parts.append(x + 0.01 * torch.randn(x.shape, generator=rng["noise"]))
         workload.step_on(torch.cat(parts), keep_local)

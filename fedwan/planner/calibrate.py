@@ -15,7 +15,7 @@ import torch
 from fedwan.app import load_workload
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.config import Config, InnerConfig, LinkConfig, site_names
-from fedwan.data.shard import data_at_site, open_shard
+from fedwan.data import data_at_site, open_shard
 from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
@@ -81,10 +81,10 @@ def step_seconds(config: Config, workload: Workload) -> float:
     data = data_at_site(config.data, site_names(config)[0])
     shard = open_shard(data, 0, config.sites, config.seed)
     rng = NamedGenerators(config.seed, "calibration")
-    stream = shard.batches(config.data.batch, rng["data"], device)
+    stream = shard.loader(config.data.batch, rng["data"], device)
 
     def step() -> None:
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

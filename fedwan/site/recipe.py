@@ -16,7 +16,16 @@ from torch import Tensor
 
 from fedwan.app import load_workload, networks_of
 from fedwan.config import site_names
-from fedwan.data.shard import AnyShard, data_at_site, open_shard
+from fedwan.data import (
+    InMemory,
+    Shard,
+    data_at_site,
+    dataset_of,
+    first_leaf,
+    num_samples_in,
+    open_shard,
+    to_device,
+)
 from fedwan.errors import FedwanError, UserError
 from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
@@ -27,7 +36,6 @@ from fedwan.site.recalibrate import recalibrate
 from fedwan.site.site import Script
 from fedwan.site.vitals import Vitals
 from fedwan.workloads.base import (
-    Batch,
     Following,
     Keeping,
     NetworkKind,
@@ -48,9 +56,12 @@ def take_part(place: Place, group: Group) -> None:
     member = place.member
     config = member.config
     names = site_names(config)
-    data = data_at_site(config.data, member.name, place.data_path)
-    shard = open_shard(data, names.index(member.name), len(names), config.seed)
     recipe = load_workload(config.workload)
+    if hasattr(recipe, "dataset"):
+        shard = dataset_of(recipe, config, member.name)
+    else:
+        data = data_at_site(config.data, member.name, place.data_path)
+        shard = open_shard(data, names.index(member.name), len(names), config.seed)
     workload = recipe.build(config, member.device)
     load_initial(workload.networks, config.init, config.excluded)
     train(place, group, workload, shard, networks_of(recipe, config))
@@ -60,7 +71,7 @@ def train(
     place: Place,
     group: Group,
     workload: Workload,
-    shard: AnyShard,
+    shard: Shard,
     kinds: Mapping[str, NetworkKind],
 ) -> str:
     """Take a workload's steps on a shard to the end of the run.
@@ -81,18 +92,18 @@ def train(
     seed_torch(derive_seed(config.seed, name, *([rank] if rank else []), "torch"))
     rng = NamedGenerators(config.seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(config.seed, name))["data"]
-    stream = shard.batches(config.data.batch, order, member.device)
+    loader = shard.loader(config.data.batch, order, member.device)
     may_show = place.show_samples or shard.public or not discloses_inputs(workload)
 
     def evaluate(seed: int) -> Mapping[str, Any]:
         figures = dict(workload.evaluate(shard.held_out, seed))
-        return figures | ({"real": shard.held_out.x} if shard.public else {})
+        return figures | ({"real": first_leaf(shard.held_out)} if shard.public else {})
 
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,
         kinds=kinds,
-        state={"rng": rng, "data": stream, "kept": _Kept(workload)},
+        state={"rng": rng, "data": loader, "kept": _Kept(workload)},
         evaluate=evaluate,
         sample=workload.sample if may_show else None,
         recalibrate=lambda: _recalibrate(place, workload, shard),
@@ -106,13 +117,13 @@ def train(
                 set_rates(workload.optimizers, config.inner, step, config.steps)
                 if isinstance(workload, Following):
                     workload.begin(step)
-                batch = stream.next_batch()
+                batch = next(loader)
                 site.log(**workload.step(batch, rng, lambda _: site.reduce()))
                 with site.meter.waiting():
                     site.meter.set_figures(vitals.after_step(batch))
         return site.global_sha256
     finally:
-        stream.close()
+        loader.close()
 
 
 class _Kept:
@@ -129,7 +140,7 @@ class _Kept:
             self._kept[name].copy_(state[name])
 
 
-def _recalibrate(place: Place, workload: Workload, shard: AnyShard) -> None:
+def _recalibrate(place: Place, workload: Workload, shard: Shard) -> None:
     """Have running statistics fit the weights that the networks hold, if asked to."""
     config = place.member.config
     if not config.eval.recalibrate:
@@ -137,10 +148,10 @@ def _recalibrate(place: Place, workload: Workload, shard: AnyShard) -> None:
     size = config.data.batch
     some = shard.tell(shard.some(config.eval.recalibrate * size))
     rng = NamedGenerators(derive_seed(config.seed, "recalibrate"), place.member.name)
-    order = torch.randperm(len(some.y), generator=rng["data"])
+    order = torch.randperm(num_samples_in(some), generator=rng["data"])
     num = max(1, len(order) // size)  # none but whole ones
     parts = (order[index * size : (index + 1) * size] for index in range(num))
-    batches = (Batch(*(values[part].to(place.member.device) for values in some)) for part in parts)
+    batches = (to_device(InMemory(some).take(part), place.member.device) for part in parts)
     recalibrate(workload, batches, rng)
 
 

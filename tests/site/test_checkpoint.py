@@ -27,14 +27,14 @@ class Site:
         self.workload: SameStart = tiny_workload()  # type: ignore[assignment]
         self.replica = Replica(self.workload)
         self.rng = NamedGenerators(0, "s1")
-        self.stream = tiny_shard(1).batches(BATCH, self.rng["data"])
+        self.stream = tiny_shard(1).loader(BATCH, self.rng["data"])
         self.checkpoints = SiteCheckpoints(
             folder, self.replica, self.stream, self.rng, is_beside=is_beside
         )
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):
-            self.workload.step(self.stream.next_batch(), self.rng, keep_local)
+            self.workload.step(next(self.stream), self.rng, keep_local)
 
     def save(self, version: int, durable: int = 0) -> None:
         owed = {"net/owed": torch.tensor([1.5])}

@@ -248,7 +248,7 @@ def test_statistics_are_taken_anew_by_the_leader_alone() -> None:
         taken.step(1)
         before = taken.moments()
         with alone(taken.leader) as part:
-            recalibrate(part, [taken.stream.next_batch()], NamedGenerators(1, "s1"))
+            recalibrate(part, [next(taken.stream)], NamedGenerators(1, "s1"))
         assert hash_state(taken.moments()) == hash_state(before)
         taken.step(1)  # and the others take part again
 
@@ -275,7 +275,7 @@ def test_the_doctor_is_told_of_networks_that_the_leader_has_whole() -> None:
     config = asked("gradients", *FLOW)
     for partition in ("none", "gradients", "weights"):
         with site(asked(partition, *FLOW)) as taken, torch.no_grad():
-            pair = taken.stream.next_batch(), taken.stream.next_batch()
+            pair = next(taken.stream), next(taken.stream)
             told = taken.leader.examine(*pair, 0)
         alone = load_workload("flow").build(config, CPU)
         expected = alone.examine(*pair, 0) if partition != "weights" else {}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import AnyShard, data_at_site, open_shard
+from fedwan.data import Shard, data_at_site, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
@@ -34,7 +34,7 @@ def config(folder: Path, name: str, workers: int) -> Config:
     for index, site in enumerate(SITES):
         if not (folder / site).exists():
             write(folder / site, range(100 * index, 100 * index + 30))
-    data = DataConfig(name, "own", 4, f"{folder}/{{site}}", size=8, workers=workers, cache_mb=1)
+    data = DataConfig(name, "own", 4, f"{folder}/{{site}}", size=8, workers=workers)
     asked = Config("flow", sites=2, h=H, steps=H * VERSIONS, data=data)
     asked.model = {"width": 8, "depth": 1, "euler_steps": 2}
     flow.resolve(asked)
@@ -80,7 +80,7 @@ class FileRun:
             has_own_data=True,
         )
 
-    def shard(self, site: str) -> AnyShard:
+    def shard(self, site: str) -> Shard:
         return open_shard(data_at_site(self.asked.data, site), SITES.index(site), 2, 0)
 
     def site(
@@ -99,13 +99,13 @@ def undisturbed(folder: Path, asked: Config, pause_s: float = 0.0) -> tuple[str,
     return sha256, files
 
 
-@pytest.mark.parametrize("name", ["folder", "webdataset"])
+@pytest.mark.parametrize(("name", "workers"), [("folder", 1), ("webdataset", 0)])
 def test_a_site_killed_in_the_middle_of_an_epoch_changes_no_batch_and_no_bit(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, workers: int
 ) -> None:
     data = tmp_path / "data"
     expected, plain = undisturbed(tmp_path / "a", config(data, name, workers=0))
-    files = FileRun(tmp_path / "b", config(data, name, workers=2))
+    files = FileRun(tmp_path / "b", config(data, name, workers=workers))
     result = files.run.start()
     first = files.site("s1")
     with pytest.raises(Crash):
@@ -122,7 +122,7 @@ def test_a_site_killed_in_the_middle_of_an_epoch_changes_no_batch_and_no_bit(
 
 
 def test_sites_measure_their_data_together(tmp_path: Path) -> None:
-    asked = config(tmp_path / "data", "folder", workers=1)
+    asked = config(tmp_path / "data", "folder", workers=0)
     # Sites measure what they hold when they are asked: not before the next round is over.
     _, files = undisturbed(tmp_path / "run", asked, pause_s=0.2)
     rows = [row for row in files.run.rows if row["kind"] == "quality"]
@@ -142,7 +142,7 @@ def test_a_checkpoint_holds_where_batches_were_taken_though_others_were_read_ahe
 
     def site() -> tuple[Any, NamedGenerators, Any, SiteCheckpoints]:
         workload, rng = flow.build(asked, CPU), NamedGenerators(0, "s1")
-        stream = shard.batches(4, rng["data"])
+        stream = shard.loader(4, rng["data"])
         return (
             *(workload, rng, stream),
             SiteCheckpoints(tmp_path / "kept", Replica(workload), stream, rng),
@@ -150,14 +150,14 @@ def test_a_checkpoint_holds_where_batches_were_taken_though_others_were_read_ahe
 
     workload, rng, stream, checkpoints = site()
     for _ in range(4):  # 16 of 18 samples: what is read ahead is of the next epoch
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
     checkpoints.save(1, 0, Ledger({}, {}, Work(4, 16), (0,)))
-    rest = [stream.next_batch().x for _ in range(6)]
+    rest = [next(stream).x for _ in range(6)]
     stream.close()
     _, _, again, checkpoints = site()
-    again.next_batch()
+    next(again)
     checkpoints.load(1, with_model=True)
-    assert all(torch.equal(again.next_batch().x, x) for x in rest)
+    assert all(torch.equal(next(again).x, x) for x in rest)
     again.close()
 
 

@@ -133,9 +133,9 @@ def stepped(exclude: dict[str, list[str]] | None, state: str = "keep") -> Replic
     workload = SameStart()
     replica = Replica(workload, inner, exclude)
     rng = NamedGenerators(0, "s1")
-    stream = tiny_shard(1).batches(BATCH, rng["data"])
+    stream = tiny_shard(1).loader(BATCH, rng["data"])
     for _ in range(3):
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
     return replica
 
 

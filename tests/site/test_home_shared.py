@@ -79,10 +79,10 @@ def alone(config: Config, num: int) -> Replica:
     workload = load_workload(config.workload).build(plain, CPU)
     replica = Replica(workload, config.inner, config.excluded)
     rng = NamedGenerators(0, "s1")
-    stream = open_shard(config.data, 0, 2, 0).batches(config.data.batch, rng["data"], CPU)
+    stream = open_shard(config.data, 0, 2, 0).loader(config.data.batch, rng["data"], CPU)
     for _ in range(num):
         draw = int(torch.randint(1 << 62, (), generator=rng["team"]))
-        workload.step(stream.next_batch(), same_draws(draw), keep_local)
+        workload.step(next(stream), same_draws(draw), keep_local)
     stream.close()
     return replica
 

@@ -103,10 +103,10 @@ def _alone(config: Config, num: int) -> Replica:
     replica = Replica(workload, config.inner)
     _stir(replica, replica.kept)
     rng = NamedGenerators(0, "s1")
-    stream = open_shard(config.data, 0, 2, 0).batches(config.data.batch, rng["data"], CPU)
+    stream = open_shard(config.data, 0, 2, 0).loader(config.data.batch, rng["data"], CPU)
     for _ in range(num):
         draw = int(torch.randint(1 << 62, (), generator=rng["team"]))
-        workload.step(stream.next_batch(), same_draws(draw), keep_local)
+        workload.step(next(stream), same_draws(draw), keep_local)
     stream.close()
     return replica
 
@@ -136,7 +136,7 @@ def test_other_weights_are_shown_to_all_processes_and_leave_no_trace() -> None:
     with site(config) as taken:
         taken.step(1)
         before = taken.sha256()
-        real = taken.stream.next_batch()
+        real = next(taken.stream)
         # Parameters that are whole at each process are among them.
         with taken.replica.showing(stirred), torch.no_grad():
             shown = taken.leader.sample(3, 0)

@@ -27,15 +27,15 @@ INNER = {"net": ADAM}
 def trained(num_steps: int = 5) -> TinyWorkload:
     workload = TinyWorkload(INNER, norm=True)
     rng = NamedGenerators(0, "s1")
-    stream = tiny_shard(1).batches(4, rng["data"])
+    stream = tiny_shard(1).loader(4, rng["data"])
     for _ in range(num_steps):
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
     return workload
 
 
 def batches(num: int) -> list[Batch]:
-    stream = tiny_shard(2).batches(8, torch.Generator().manual_seed(7))
-    return [stream.next_batch() for _ in range(num)]
+    stream = tiny_shard(2).loader(8, torch.Generator().manual_seed(7))
+    return [next(stream) for _ in range(num)]
 
 
 def test_statistics_are_the_even_average_of_the_batches_under_the_weights_at_hand() -> None:

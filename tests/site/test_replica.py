@@ -31,9 +31,9 @@ def trained(config: dict[str, InnerConfig], site: int, num_steps: int = 3) -> Re
     workload = TinyWorkload(config)
     replica = Replica(workload, config)
     rng = NamedGenerators(0, f"s{site}")
-    stream = tiny_shard(site).batches(4, rng["data"])
+    stream = tiny_shard(site).loader(4, rng["data"])
     for _ in range(num_steps):
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
     return replica
 
 

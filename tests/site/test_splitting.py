@@ -93,7 +93,7 @@ def test_other_weights_are_shown_to_all_processes_and_leave_no_trace() -> None:
         taken.step(1)
         before = taken.sha256()
         zeros = {name: torch.zeros_like(value) for name, value in taken.replica.base.items()}
-        real = taken.stream.next_batch()
+        real = next(taken.stream)
         with taken.replica.showing(zeros), torch.no_grad():
             shown = taken.replica.global_sha256()
             taken.leader.evaluate(real, 0)

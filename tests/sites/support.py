@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.data import BatchStream, open_shard
+from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Reduce, Workload, keep_local
 
@@ -27,12 +27,12 @@ class Run:
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
         self.shard = open_shard(config.data, site, config.sites, config.seed)
         self.held_out = self.shard.held_out
-        self.stream: BatchStream = self.shard.batches(config.data.batch, self.rng["data"])
+        self.stream: Loader = self.shard.loader(config.data.batch, self.rng["data"])
 
     def step(self, num: int = 1, reduce: Reduce = keep_local) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
         for _ in range(num):
-            losses = self.workload.step(self.stream.next_batch(), self.rng, reduce)
+            losses = self.workload.step(next(self.stream), self.rng, reduce)
         return losses
 
     def state(self) -> dict[str, Any]:
@@ -42,7 +42,7 @@ class Run:
                 "networks": {n: m.state_dict() for n, m in self.workload.networks.items()},
                 "optimizers": {n: o.state_dict() for n, o in self.workload.optimizers.items()},
                 "rng": self.rng.state(),
-                "stream": self.stream.state(),
+                "stream": self.stream.state_dict(),
             }
         )
 
@@ -52,7 +52,7 @@ class Run:
         for name, optimizer in self.workload.optimizers.items():
             optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))
         self.rng.load_state(state["rng"])
-        self.stream.load_state(state["stream"])
+        self.stream.load_state_dict(state["stream"])
 
 
 def weights(run: Run) -> list[Tensor]:

@@ -109,7 +109,7 @@ def test_what_reduce_leaves_in_the_gradients_is_what_the_optimisers_take(
 @RECIPES
 def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
     run = Run(recipe, config())
-    batch, state = run.stream.next_batch(), run.rng.state()
+    batch, state = next(run.stream), run.rng.state()
 
     def gradients() -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -131,7 +131,7 @@ def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
 @RECIPES
 def test_a_step_leaves_the_batch_as_it_was(recipe: ModuleType) -> None:
     run = Run(recipe, config())
-    batch = run.stream.next_batch()
+    batch = next(run.stream)
     before = copy.deepcopy(batch)
     run.workload.step(batch, NamedGenerators(0, "s1"), lambda names: None)
     assert torch.equal(batch.x, before.x)

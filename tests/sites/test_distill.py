@@ -90,7 +90,7 @@ def whole(run: Run) -> dict[str, Any]:
     """All that a checkpoint of the site holds: what never travels too."""
     replica = Replica(run.workload)
     parts = (replica.live, replica.local, replica.optimizer_state())
-    return {"rng": run.rng.state(), "stream": run.stream.state()} | {
+    return {"rng": run.rng.state(), "stream": run.stream.state_dict()} | {
         str(index): {n: v.clone() for n, v in part.items()} for index, part in enumerate(parts)
     }
 
@@ -160,7 +160,7 @@ def test_a_site_resumes_from_what_its_checkpoint_holds_bit_for_bit(teacher: Path
     replica.load_local(kept["1"])
     replica.load_optimizers(kept["2"])
     resumed.rng.load_state(kept["rng"])
-    resumed.stream.load_state(kept["stream"])
+    resumed.stream.load_state_dict(kept["stream"])
     resumed.step(4)
     assert equal(weights(resumed), weights(run))
     assert hash_state(replica.local) == hash_state(Replica(run.workload).local)
@@ -209,7 +209,7 @@ def test_a_look_at_the_judge_and_the_samples_moves_nothing(teacher: Path) -> Non
     run.step(3)
     workload = run.workload
     assert isinstance(workload, Examinable)
-    train = run.stream.next_batch()
+    train = next(run.stream)
     held_out = Batch(run.held_out.x[:8], run.held_out.y[:8])
     before, drawn = copy.deepcopy(whole(run)), torch.random.get_rng_state()
     gradients = [p.grad for n in workload.networks.values() for p in n.parameters()]

@@ -102,7 +102,7 @@ def test_a_loss_scale_is_part_of_a_sites_checkpoint(tmp_path: Path) -> None:
     kept: list[dict[str, Tensor]] = []
     for _ in range(2):
         workload = gan.build(asked, CPU)
-        stream = open_shard(asked.data, 0, 2, 0).batches(8, torch.Generator())
+        stream = open_shard(asked.data, 0, 2, 0).loader(8, torch.Generator())
         rng = NamedGenerators(0, "s1")
         checkpoints = SiteCheckpoints(tmp_path, Replica(workload), stream, rng)
         kept.append(dict(workload.kept))

@@ -14,7 +14,6 @@ from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
-from fedwan.data.stream import BatchStream
 from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
 from fedwan.overlap import Eager, Overlap
 from fedwan.rng import NamedGenerators
@@ -37,13 +36,13 @@ class Site:
     def __init__(self, index: int, net: Mapping[str, InnerConfig]) -> None:
         self.workload = TinyWorkload(net)
         self.rng = NamedGenerators(0, f"s{index + 1}")
-        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.stream = tiny_shard(index).loader(BATCH, self.rng["data"])
         self.weights: Mapping[str, Tensor] = state_of(self.workload.networks)
         self.departed: dict[int, State] = {}
         self.estimates: State = {}
 
     def step(self) -> None:
-        self.workload.step(self.stream.next_batch(), self.rng, keep_local)
+        self.workload.step(next(self.stream), self.rng, keep_local)
 
 
 def reference(

@@ -14,7 +14,6 @@ from fedwan import outer
 from fedwan.codecs import fp32
 from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_inner, step_outer
-from fedwan.data.stream import BatchStream
 from fedwan.fragments import whole
 from fedwan.link.base import Link
 from fedwan.rng import NamedGenerators
@@ -114,7 +113,7 @@ class Site:
     def __init__(self, index: int) -> None:
         self.workload = TinyWorkload(NET)
         self.rng = NamedGenerators(0, f"s{index + 1}")
-        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.stream = tiny_shard(index).loader(BATCH, self.rng["data"])
         self.weights: State = dict(state_of(self.workload.networks))
         self.base = {name: value.clone() for name, value in self.weights.items()}
         self.version = 0
@@ -162,7 +161,7 @@ def test_async_diloco_follows_the_equations(tmp_path: Path) -> None:
     for arrived, index in enumerate(UNEVEN, 1):
         site = sites[index]
         for _ in range(H):
-            site.workload.step(site.stream.next_batch(), site.rng, keep_local)
+            site.workload.step(next(site.stream), site.rng, keep_local)
         staleness.append(arrived - 1 - site.version)
         for name, value in theta.items():
             delta = site.base[name] - site.weights[name]
@@ -216,7 +215,7 @@ def test_parameter_server_follows_the_equations(tmp_path: Path) -> None:
     optimizer = build_optimizer(ADAM, list(theta.values()))
     for arrived, index in enumerate(UNEVEN, 1):
         site = sites[index]
-        site.workload.step(site.stream.next_batch(), site.rng, keep_local)
+        site.workload.step(next(site.stream), site.rng, keep_local)
         network = site.workload.networks["velocity"]
         for name, parameter in network.named_parameters():
             assert parameter.grad is not None

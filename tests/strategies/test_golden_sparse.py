@@ -12,7 +12,6 @@ from fedwan import outer
 from fedwan.codecs import fp32, topk2
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
-from fedwan.data.stream import BatchStream
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedSite, simulate
@@ -37,7 +36,7 @@ def reference(owes: Literal["residual", "weights"]) -> State:
     """Either a = β e + Δ and e' = a - Q(a), or a = θ - l and l' = θ' - (a - Q(a))."""
     workloads = [TinyWorkload(NET) for _ in range(SITES)]
     rngs = [NamedGenerators(0, f"s{i + 1}") for i in range(SITES)]
-    streams = [BatchStream(tiny_shard(i).train, BATCH, r["data"]) for i, r in enumerate(rngs)]
+    streams = [tiny_shard(i).loader(BATCH, r["data"]) for i, r in enumerate(rngs)]
     local: list[State] = [dict(state_of(w.networks)) for w in workloads]
     theta = {name: value.clone() for name, value in local[0].items()}
     owed = [{name: torch.zeros_like(value) for name, value in theta.items()} for _ in local]
@@ -45,7 +44,7 @@ def reference(owes: Literal["residual", "weights"]) -> State:
         sent = []
         for i, workload in enumerate(workloads):
             for _ in range(H):
-                workload.step(streams[i].next_batch(), rngs[i], keep_local)
+                workload.step(next(streams[i]), rngs[i], keep_local)
             full = {n: theta[n] - local[i][n] for n in theta}
             if owes == "residual":
                 full = {n: full[n] + BETA * owed[i][n] for n in theta}
