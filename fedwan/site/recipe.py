@@ -24,8 +24,8 @@ from fedwan.data import (
     first_leaf,
     num_samples_in,
     open_shard,
-    to_device,
 )
+from fedwan.data.batches import to_device
 from fedwan.errors import FedwanError, UserError
 from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
