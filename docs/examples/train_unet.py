@@ -7,9 +7,9 @@ import torch
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fedwan
+from fedwan.data import Loader
 
 
 class Shapes(Dataset):
@@ -26,11 +26,6 @@ class Shapes(Dataset):
         return torch.where(inside, torch.rand(3, 1, 1, generator=draw) * 2 - 1, torch.ones(()))
 
 
-def batches(loader):
-    while True:
-        yield from loader
-
-
 def main():
     rank = int(os.environ.get("RANK", -1))  # of torchrun
     if rank >= 0:
@@ -43,13 +38,11 @@ def main():
     noises = diffusers.DDPMScheduler(1000)
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
     torch.manual_seed(rank)
-    order = torch.Generator().manual_seed(rank)
-    loader = StatefulDataLoader(Shapes(), 16, shuffle=True, generator=order)
+    loader = Loader(Shapes(), 16, torch.Generator().manual_seed(rank))
     with fedwan.join(networks={"unet": model}, optimizers={"unet": optimizer},
                      state={"loader": loader}, steps=40) as site:
-        data = batches(loader)
         for step in site:
-            images = next(data)
+            images = next(loader)
             noise, level = torch.randn_like(images), torch.randint(1000, (len(images),))
             loss = mse_loss(model(noises.add_noise(images, noise, level), level).sample, noise)
             loss.backward()

@@ -71,7 +71,7 @@ class Loader:
         dataset: Any,
         batch_size: int,
         generator: torch.Generator,
-        device: torch.device | str,
+        device: torch.device | str = "cpu",
         workers: int = 0,
         told: int | None = None,
         flip: bool = False,
