@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from fedwan.app import complete, load_strategy, sources
 from fedwan.config import LinkConfig, from_json, site_names
 from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
+from fedwan.initial import load_initial
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.shaped import ShapedLink
@@ -120,6 +121,7 @@ def join(
     if place is None:
         return Alone(steps)
     group = open_group()
+    load_initial(modules, place.member.config.init, place.member.config.excluded)
     if place.member.config.sites > 1:
         seed = derive_seed(torch.initial_seed(), place.member.config.seed, place.member.name)
         seed_torch(seed)
