@@ -10,36 +10,32 @@ import copy
 import dataclasses
 import importlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import fedwan
-from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan._config_tree import Tree, parse_words, read_yaml
 from fedwan._recipe_checks import check_recipes
-from fedwan.config import Config, SiteConfig, half_lives, merge
+from fedwan.config import Config, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
-
-if TYPE_CHECKING:
-    from fedwan.workloads.base import NetworkKind
+from fedwan.uses import Faults
 
 __all__ = [
     "check_codecs",
     "find_app",
     "load_run",
+    "load_strategies",
     "load_strategy",
     "load_workload",
-    "networks_of",
     "resolve",
     "resolve_workload",
     "strategy_names",
 ]
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
-_WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
-_STRATEGY_PARTS = ("resolve", "build")
+_WORKLOAD_PARTS = _STRATEGY_PARTS = ("build",)
 
 
 def find_app() -> Path:
@@ -77,26 +73,8 @@ def load_workload(name: str, root: Path | None = None) -> ModuleType:
     return _load("workload", name, "sites", _WORKLOAD_PARTS, root)
 
 
-def networks_of(workload: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
-    """The networks that a workload recipe trains, and what kind each is.
-
-    Args:
-        workload: the recipe.
-        config: its `model` with every setting.
-
-    Raises:
-        ConfigError: they depend on settings of which they cannot be learned.
-    """
-    networks = workload.NETWORKS
-    found: Mapping[str, NetworkKind] = networks(config) if callable(networks) else networks
-    return found
-
-
 def load_strategy(name: str, root: Path | None = None) -> ModuleType:
-    """Import the strategy recipe `strategies/NAME.py`, which has two functions.
-
-    `resolve(config, networks)` fills in `outer.*` and `h`, and `build(config)` returns a
-    `fedwan.coordinator.strategy.Strategy`.
+    """Import the strategy recipe `strategies/NAME.py`; its parts are listed in `fedwan.strategy`.
 
     Args:
         name: the recipe.
@@ -120,6 +98,15 @@ def strategy_names(root: Path | None = None) -> list[str]:
     return _recipes((root or find_app()) / "strategies")
 
 
+def load_strategies() -> Mapping[str, ModuleType]:
+    """All strategies, by name.
+
+    Raises:
+        ConfigError: there is no app.
+    """
+    return {name: load_strategy(name) for name in strategy_names()}
+
+
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     """A run's configuration from a file and `key=value` words, with the recipes' defaults under it.
 
@@ -135,7 +122,7 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     """
     trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
     asked = merge(Config(), *trees)
-    chosen = resolve(dataclasses.replace(asked, inner={}, outer={}))
+    chosen = _defaults(asked)
     # Defaults of one optimiser mean nothing to another, so that it starts with InnerConfig's own.
     inner = {
         network: default
@@ -144,6 +131,14 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     }
     base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
     return resolve(merge(base, *trees))
+
+
+def _defaults(asked: Config) -> Config:
+    """The optimisers that the recipes choose; none of what is asked for that cannot be resolved."""
+    try:
+        return resolve(dataclasses.replace(asked, inner={}, outer={}))
+    except ConfigError:
+        return dataclasses.replace(asked, inner={}, outer={})
 
 
 def resolve(config: Config) -> Config:
@@ -155,31 +150,34 @@ def resolve(config: Config) -> Config:
         config: checked by `fedwan.config`; it is not changed.
 
     Raises:
-        ConfigError: an unknown recipe, network or model setting, a setting without effect, or more
-            fragments than the model has modules.
+        ConfigError: a line each: an unknown recipe, network or model setting, a setting without
+            effect, or more fragments than the model has modules.
     """
-    workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
-    config = resolve_workload(config)
-    networks = networks_of(workload, config)
-    strategy.resolve(config, networks)
-    assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
-    check_recipes(config, workload, strategy)
-    _fill_half_life(config, networks)
+    config, faults = copy.deepcopy(config), Faults()
+    with faults.caught():
+        workload = load_workload(config.workload)
+    with faults.caught():
+        strategy = load_strategy(config.strategy)
+    faults.tell()
+    # Imported here: these need torch, which the command line does without until it has recipes.
+    from fedwan.recipes import require_followed, resolve_strategy
+    from fedwan.workloads.settings import resolve_page
+
+    with faults.caught():
+        check_codecs(config)
+    networks = None
+    with faults.caught():
+        networks = resolve_page(workload, config)
+    with faults.caught():
+        if networks is None:
+            require_followed(strategy, config, load_strategies)
+        else:
+            resolve_strategy(strategy, config, networks, load_strategies)
+    faults.tell()
+    check_recipes(config, workload, strategy.build(config))
+    tenth = config.steps * config.sites * config.data.batch / 10
+    config.ema.half_life = config.ema.half_life or tenth
     return merge(config)
-
-
-def _fill_half_life(config: Config, networks: Collection[str]) -> None:
-    """A tenth of the run, unless every network has a half-life of its own: then one of these."""
-    own = half_lives(config)
-    is_unused = own.keys() == set(networks)
-    if config.ema.half_life == 0:
-        tenth = config.steps * config.sites * config.data.batch / 10
-        config.ema.half_life = next(iter(own.values())) if is_unused else tenth
-    if is_unused and config.ema.half_life not in own.values():
-        raise ConfigError(
-            f"ema.half_life={config.ema.half_life:g} has no effect: every network has one of its "
-            "own; leave it out"
-        )
 
 
 def resolve_workload(config: Config) -> Config:
@@ -191,35 +189,12 @@ def resolve_workload(config: Config) -> Config:
     Raises:
         ConfigError: see `resolve`.
     """
+    from fedwan.workloads.settings import resolve_page
+
     config = copy.deepcopy(config)
-    workload = load_workload(config.workload)
     check_codecs(config)
-    _refuse_site(config, getattr(workload, "SITE", ()))
-    config.model = _resolve_model(workload.Model, config.model)
-    _check_networks(config, networks_of(workload, config))
-    workload.resolve(config)
+    resolve_page(load_workload(config.workload), config)
     return config
-
-
-def _refuse_site(config: Config, followed: Collection[str]) -> None:
-    """Refuse settings under `site.*` that the recipe's steps do not follow."""
-    for name, unset in vars(SiteConfig()).items():
-        value = getattr(config.site, name)
-        if value != unset and name not in (*followed, "processes"):
-            raise ConfigError(
-                f"site.{name} = {value!r} has no effect: the steps of workload "
-                f"{config.workload!r} do not follow it; leave it out"
-            )
-    for name, most, need, less in (
-        ("partition", "weights", "a network's weights whole", "gradients"),
-        ("partition", "tensor_parallel", "each layer in one process", "gradients"),
-        ("precision", "bf16-true", "weights in fp32", "bf16-mixed"),
-    ):
-        if getattr(config.site, name) == most and f"{name}={most}" not in followed:
-            raise ConfigError(
-                f"site.{name} = {most!r} is more than the steps of workload {config.workload!r} "
-                f"bear, which need {need}; set site.{name}={less}"
-            )
 
 
 def _is_app(root: Path) -> bool:
@@ -263,18 +238,8 @@ def _recipes(folder: Path) -> list[str]:
     return [stem for stem in stems if stem not in _ENTRY_POINTS and not stem.startswith("_")]
 
 
-def _check_networks(config: Config, networks: Collection[str]) -> None:
-    for section in ("inner", "outer", "network"):
-        for network in getattr(config, section):
-            if network not in networks:
-                raise ConfigError(
-                    f"{section}.{network}: workload {config.workload!r} trains "
-                    f"{', '.join(networks)}{nearest(network, networks)}"
-                )
-
-
 def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist, of the run or of a network.
+    """Refuse codecs that do not exist.
 
     Raises:
         ConfigError: which key, and those that do.
@@ -282,26 +247,14 @@ def check_codecs(config: Config) -> None:
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 
-    named = {"codec.up": config.codec.up, "codec.down": config.codec.down}
-    for network, special in config.network.items():
-        named[f"network.{network}.codec_up"] = special.codec_up
-        named[f"network.{network}.codec_down"] = special.codec_down
-    for key, name in named.items():
-        try:
-            if name:
+    faults = Faults()
+    for key in ("codec.up", "codec.down"):
+        if name := getattr(config.codec, key.removeprefix("codec.")):
+            try:
                 codec_by_name(name)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
-
-
-def _resolve_model(model: type, given: Tree) -> Tree:
-    """Every setting of the recipe's `Model`: given ones checked, the others at their default."""
-    # Wrapped, so that an error names the key as the user wrote it: model.width.
-    wrapper = dataclasses.make_dataclass(
-        "Recipe", [("model", model, dataclasses.field(default_factory=model))]
-    )
-    settings = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
-    return dataclasses.asdict(settings)
+            except ConfigError as error:
+                faults.add([f"{key}: {error}"])
+    faults.tell()
 
 
 def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:

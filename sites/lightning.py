@@ -32,13 +32,10 @@ from fedwan.models.bounded import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, lent_generators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.settings import (
-    fill_training,
-    refuse_shown_samples,
     require_at_least,
     require_one_of,
 )
 
-SITE = ("precision", "accumulate")
 _KINDS: dict[str, NetworkKind] = {"adversarial": "adversarial", "regression": "regression"}
 _OWN = InnerConfig(name="own")
 _BATCH, _STEPS = 32, 2000
@@ -85,15 +82,16 @@ def _networks(config: Config) -> dict[str, NetworkKind]:
 NETWORKS = _networks
 
 
-def resolve(config: Config) -> None:
-    """Fill in batch and steps; refuse what is the module's own to choose."""
+USES = ("site.precision", "site.accumulate", "inner.*.name=own")
+DEFAULTS = {"data.batch": _BATCH, "steps": _STEPS, "inner.*": _OWN}
+PAIRS = None
+
+
+def check(config: Config) -> None:
+    """Refuse what is the module's own to choose."""
     model = Model(**config.model)
     require_at_least("model.latents", model.latents, 0)
-    has_pairs = source_of(config.data).inputs > 0
-    fill_training(config, batch=_BATCH, steps=_STEPS, pairs=has_pairs)
-    refuse_shown_samples(config, _from_inputs(find_class(model.module), config))
-    for network in _networks(config):
-        chosen = config.inner.setdefault(network, copy.copy(_OWN))
+    for network, chosen in config.inner.items():
         for name, value in vars(dataclasses.replace(chosen, clip_norm=0.0)).items():
             if value != getattr(_OWN, name):
                 raise ConfigError(

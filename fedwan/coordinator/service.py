@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from fedwan.app import load_strategy
-from fedwan.config import Config, half_lives, site_names, to_json
+from fedwan.config import Config, site_names, to_json
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel
@@ -22,6 +22,7 @@ from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.totals import Totals
 from fedwan.data.splits import has_own_data
 from fedwan.errors import FedwanError
+from fedwan.link.client import CHUNK_BYTES, HEARTBEAT_S
 from fedwan.link.server import DataPlane, threads_per_site
 from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS
 from fedwan.link.ticket import Ticket
@@ -108,7 +109,6 @@ def _plan(config: Config, out: Path) -> Plan:
         eval_every=-(-config.eval.every // config.h),
         patience_s=config.round.patience_s,
         folder=out / "checkpoint",
-        ema_half_lives=half_lives(config),
         asks_all_sites=has_own_data(config.data),
     )
 
@@ -127,14 +127,14 @@ def _desk(
     out: Path,
     on_event: Callable[[str, str | None, str], None],
 ) -> Desk:
-    silence_s = SILENT_HEARTBEATS * config.link.heartbeat_s
+    silence_s = SILENT_HEARTBEATS * HEARTBEAT_S
     return Desk(
         run_id,
         Registry(site_names(config), silence_s, time.monotonic),
         Intake(strategy.up, config.round.max_norm, out / "spool"),
         strategy.fragments,
         on_event,
-        config.link.chunk_bytes,
+        CHUNK_BYTES,
         strategy.policy.max_staleness,
     )
 
@@ -149,7 +149,7 @@ def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
         link.host,
         link.port,
         config.sites * threads + SPARE_THREADS,
-        link.heartbeat_s,
+        HEARTBEAT_S,
         link.congestion,
         link.pace_mbit / channels,
         config.sites,

@@ -254,7 +254,7 @@ def check_data(config: DataConfig, num_sites: int) -> None:
 
 def _check_small(config: DataConfig, is_own: bool) -> None:
     """Refuse what only files have."""
-    for key in ("path", "size", "direction", "classes", "cache_mb", "workers", "show_samples"):
+    for key in ("path", "size", "direction", "classes", "cache_mb", "workers"):
         value = getattr(config, key)
         if value != getattr(DataConfig(), key):
             names = PAIRS if key == "direction" else " or ".join(FILE_NAMES)

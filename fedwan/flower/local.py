@@ -109,8 +109,7 @@ def _site_services(config: Config, names: Sequence[str], door_port: int) -> Iter
             }
             argv = [sys.executable, "-P", "-m", "fedwan.flower.site"]
             argv += [word for key, value in words.items() for word in (f"--{key}", value)]
-            if config.data.show_samples:  # who starts all sites speaks for their owners
-                argv.append("--show-samples")
+            argv.append("--show-samples")  # who starts all sites speaks for their owners
             services.append(Service(f"site {name}", argv, folder / "logs" / "service.log", env))
         yield services
     finally:

@@ -15,7 +15,7 @@ from fedwan.data.shard import data_at_site, open_shard
 from fedwan.data.splits import has_own_data
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.link.base import Link
-from fedwan.link.client import GrpcLink
+from fedwan.link.client import HEARTBEAT_S, GrpcLink
 from fedwan.link.shaped import ShapedLink
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
@@ -68,7 +68,7 @@ def run_site(ticket: Ticket, settings: SiteSettings) -> str:
     plan = _plan(config, ticket.run_id, settings)
     with (
         shared(workload, config, device) as workload,
-        _open_link(config.link, ticket.address, identity) as link,
+        _open_link(config.link, ticket.address, identity, config.round.patience_s) as link,
     ):
         folder = settings.dir / "checkpoints" / ticket.run_id
         return SiteLoop(plan, workload, shard, strategy, link, Path(folder), device).run()
@@ -107,28 +107,26 @@ def _plan(config: Config, run_id: str, settings: SiteSettings) -> SitePlan:
         seed=config.seed,
         batch=config.data.batch,
         num_steps=config.steps,
-        num_samples=config.eval.samples,
+        num_samples=64,
         checkpoint_every=config.checkpoint.every,
-        poll_s=config.link.heartbeat_s,
+        poll_s=HEARTBEAT_S,
         has_own_data=has_own_data(config.data),
         show_samples=settings.show_samples,  # not the run's: it is not the coordinator's to say
         inner=config.inner,
-        num_recalibrate=config.eval.recalibrate,
         exclude=config.excluded,
     )
 
 
 @contextmanager
-def _open_link(config: LinkConfig, address: str, identity: Identity) -> Iterator[Link]:
+def _open_link(
+    config: LinkConfig, address: str, identity: Identity, patience_s: float
+) -> Iterator[Link]:
     link: Link = GrpcLink(
         address,
         identity,
         channels=config.channels,
-        chunk_bytes=config.chunk_bytes,
-        heartbeat_s=config.heartbeat_s,
-        patience_s=config.patience_s,
+        patience_s=patience_s,
         congestion=config.congestion,
-        compression=config.compression,
         pace_mbit=config.pace_mbit,
     )
     if config.rate_mbit or config.rtt_ms or config.loss:

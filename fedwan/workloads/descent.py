@@ -89,12 +89,6 @@ class Descent:
         others: who shares gradients out with this process; None where it keeps them.
     """
 
-    SETTINGS = (
-        *("precision", "precision=bf16-true"),
-        *("accumulate", "recompute", "compile", "partition"),
-    )
-    """Under `site.*`, that it follows; for a recipe's `SITE`."""
-
     def __init__(
         self, config: Config, networks: Mapping[str, nn.Module], twice: Collection[str] = ()
     ) -> None:
@@ -114,9 +108,6 @@ class Descent:
         self.others: Others | None = None
         if config.site.recompute:
             recompute_blocks(networks.values())
-        if config.site.compile:
-            for network in networks.values():
-                network.compile()
 
     @property
     def kept(self) -> Mapping[str, Tensor]:
