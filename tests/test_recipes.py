@@ -35,6 +35,7 @@ from fedwan.recipes import (
     refuse_outer,
     refuse_state,
     refuse_stream,
+    resolve_strategy,
 )
 from strategies import parameter_server, sync
 from tests.support import spec
@@ -125,7 +126,7 @@ def test_what_becomes_of_moments_is_refused_where_no_update_leaves_any_behind() 
 def test_strategies_that_exchange_gradients_refuse_it(recipe: ModuleType) -> None:
     config = Config(strategy="x", steps=20, inner={"generator": InnerConfig(state="reset")})
     with pytest.raises(ConfigError, match=r"inner.generator.state=reset has no effect"):
-        recipe.resolve(config, {"generator": "adversarial"})
+        resolve_strategy(recipe, config, {"generator": "adversarial"})
 
 
 def stream_config(**stream: Any) -> Config:

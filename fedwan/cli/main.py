@@ -12,9 +12,9 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import coordinator, demo, doctor, pki, plan, report, run, site
+from fedwan.cli import config, coordinator, demo, doctor, pki, plan, report, run, site
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import ConfigError, FedwanError, UserError
 
 __all__ = ["app", "main"]
 
@@ -29,6 +29,7 @@ app = typer.Typer(
 app.command("demo", epilog=run.KEYS)(demo.demo)
 app.command("run", epilog=run.KEYS)(run.run)
 app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
+app.command("config")(config.config)
 app.command("site")(site.site)
 app.command("plan", epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
@@ -60,7 +61,8 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         with crash_reports(Path(tempfile.gettempdir())):
             result = app(words, prog_name="fedwan", standalone_mode=False)
     except FedwanError as error:
-        say(str(error))
+        for line in str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]:
+            say(line)
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.format_message())

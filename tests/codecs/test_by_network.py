@@ -12,6 +12,7 @@ from fedwan.codecs import by_network, fp32, int4, int8, topk2, with_feedback
 from fedwan.config import Config, NetworkConfig
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import PayloadError
+from fedwan.recipes import resolve_strategy
 from fedwan.state import Role, State, hash_state
 from fedwan.strategy import Strategy
 from strategies import (
@@ -144,7 +145,7 @@ def strategy_of(name: str, codec: str, own: str = "", inner: object = GAN) -> St
         config.stream.fragments, config.stream.tau = 2, 2
     if own:
         config.network = {"discriminator": NetworkConfig(codec_up=own, codec_down=own)}
-    recipe.resolve(config, dict.fromkeys(config.inner, "adversarial"))
+    resolve_strategy(recipe, config, dict.fromkeys(config.inner, "adversarial"))
     strategy: Strategy = recipe.build(config)
     return strategy
 

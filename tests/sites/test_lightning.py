@@ -14,9 +14,11 @@ from fedwan.app import load_run, load_workload, networks_of
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, UserError
+from fedwan.recipes import resolve_strategy
 from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.state import hash_state, state_of
 from fedwan.workloads.base import discloses_inputs
+from fedwan.workloads.settings import resolve_page
 from sites import lightning
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -31,8 +33,8 @@ def config(model: dict[str, Any], **more: Any) -> Config:
 
 
 def simulated(folder: Path, asked: Config, **more: Any) -> SimulatedRun:
-    lightning.resolve(asked)
-    diloco.resolve(asked, networks_of(lightning, asked))  # type: ignore[arg-type]
+    resolve_page(lightning, asked)
+    resolve_strategy(diloco, asked, networks_of(lightning, asked))  # type: ignore[arg-type]
     sites = {
         f"s{site + 1}": SimulatedSite(
             lightning.build(asked, CPU),
@@ -133,7 +135,7 @@ def test_resolving_twice_changes_nothing_and_clipping_is_ours() -> None:
     assert once.inner["discriminator"] == InnerConfig("own")
     assert (once.outer["generator"].momentum, once.data.batch, once.steps) == (0.5, 32, 2000)
     twice = copy.deepcopy(once)
-    lightning.resolve(twice)
+    resolve_page(lightning, twice)
     assert once == twice
     workload = load_workload("lightning").build(once, CPU)
     assert workload.networks["generator"][0].out_features == 16
@@ -189,10 +191,10 @@ def test_a_module_says_itself_whether_its_samples_are_made_of_data(tmp_path: Pat
     files = DataConfig("folder", path=str(tmp_path), size=8)
     plain = config(GAN, data=dataclasses.replace(files, show_samples=True))
     with pytest.raises(ConfigError, match="data.show_samples = True has no effect on workload"):
-        lightning.resolve(plain)
+        resolve_page(lightning, plain)
     model = {"module": f"{HERE}:Remembering", "latents": 8}
     asked = config(model, data=dataclasses.replace(files, show_samples=True))
-    lightning.resolve(asked)
+    resolve_page(lightning, asked)
     assert discloses_inputs(lightning.build(asked, CPU))
     assert not discloses_inputs(Run(lightning, config(GAN)).workload)
     pairs = config(AUTOENCODER, data=DataConfig("photo_edges"))

@@ -14,6 +14,7 @@ from fedwan.codecs import bf16, int4, int8, plain
 from fedwan.config import Config, InnerConfig, OuterConfig
 from fedwan.errors import ConfigError
 from fedwan.overlap import Overlap
+from fedwan.recipes import resolve_strategy
 from fedwan.state import State
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
@@ -58,7 +59,7 @@ def make_config(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> 
 
 def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
     config = make_config(name, networks, sites)
-    RECIPES[name].resolve(config, networks)
+    resolve_strategy(RECIPES[name], config, networks)
     return config
 
 
@@ -67,7 +68,7 @@ def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Con
 def test_resolving_twice_changes_nothing(name: str, networks: dict[str, NetworkKind]) -> None:
     once = resolved(name, networks)
     twice = copy.deepcopy(once)
-    RECIPES[name].resolve(twice, networks)
+    resolve_strategy(RECIPES[name], twice, networks)
     assert once == twice
 
 
@@ -101,10 +102,10 @@ def test_steps_that_no_round_would_merge_are_refused(name: str) -> None:
     config.steps, config.h = 201, 1 if name in GRADIENTS else 20
     recipe: ModuleType = RECIPES[name]
     if name in GRADIENTS:
-        recipe.resolve(config, FLOW)
+        resolve_strategy(recipe, config, FLOW)
         return
     with pytest.raises(ConfigError, match="steps=201 is no multiple of h=20"):
-        recipe.resolve(config, FLOW)
+        resolve_strategy(recipe, config, FLOW)
 
 
 @pytest.mark.parametrize("name", ["local_sgd", "parameter_server", "sparse_loco", "sync"])
@@ -112,14 +113,14 @@ def test_outer_settings_are_refused_where_there_is_no_outer_optimiser(name: str)
     config = make_config(name, FLOW)
     config.outer["velocity"] = OuterConfig(0.5, 0.5)
     with pytest.raises(ConfigError, match="outer.velocity has no effect.*strategy=diloco"):
-        RECIPES[name].resolve(config, FLOW)
+        resolve_strategy(RECIPES[name], config, FLOW)
 
 
 def test_sync_refuses_an_h() -> None:
     config = make_config("sync", FLOW)
     config.h = 20
     with pytest.raises(ConfigError, match="h=20 has no effect.*strategy=local_sgd"):
-        sync.resolve(config, FLOW)
+        resolve_strategy(sync, config, FLOW)
 
 
 def test_sync_exchanges_gradients_and_the_others_deltas() -> None:
@@ -143,7 +144,7 @@ def test_a_gans_networks_bear_little_momentum(sites: int) -> None:
 def test_diloco_keeps_what_the_user_named() -> None:
     config = make_config("diloco", GAN)
     config.outer["generator"] = OuterConfig(0.3, 0.2)
-    diloco.resolve(config, GAN)
+    resolve_strategy(diloco, config, GAN)
     assert config.outer["generator"] == OuterConfig(0.3, 0.2)
 
 
@@ -163,7 +164,7 @@ def test_local_sgd_is_plain_averaging() -> None:
 def test_diloco_is_nesterov_with_its_own_settings() -> None:
     config = make_config("diloco", FLOW)
     config.outer["velocity"] = OuterConfig(0.5, 0.5)
-    diloco.resolve(config, FLOW)
+    resolve_strategy(diloco, config, FLOW)
     # b = 1, 1.5; steps -0.5 (1 + 0.5 b)
     assert step_twice("diloco", config)["velocity/w"].tolist() == [-0.75 - 0.875]
 
@@ -171,7 +172,7 @@ def test_diloco_is_nesterov_with_its_own_settings() -> None:
 def test_eager_updates_know_their_own_part_of_the_outer_step() -> None:
     config = make_config("eager_diloco", FLOW, sites=4)
     config.outer["velocity"] = OuterConfig(0.6, 0.9)
-    eager_diloco.resolve(config, FLOW)
+    resolve_strategy(eager_diloco, config, FLOW)
     overlap = eager_diloco.build(config).overlap
     assert overlap.tau == 5
     assert overlap.eager["velocity"] == pytest.approx((0.6 * 1.9 / 4, 0.9))
@@ -182,20 +183,20 @@ def test_eager_updates_have_no_share_to_keep(alpha: float) -> None:
     config = make_config("eager_diloco", FLOW)
     config.stream.alpha = alpha
     with pytest.raises(ConfigError, match=r"stream.alpha=0.* has no effect: .*streaming_diloco"):
-        eager_diloco.resolve(config, FLOW)
+        resolve_strategy(eager_diloco, config, FLOW)
 
 
 def test_eager_updates_need_steps_in_between() -> None:
     config = make_config("eager_diloco", FLOW)
     config.stream.tau = 0
     with pytest.raises(ConfigError, match=r"stream.tau=0 leaves no .*set stream.tau=1 or more, or"):
-        eager_diloco.resolve(config, FLOW)
+        resolve_strategy(eager_diloco, config, FLOW)
 
 
 def test_a_stream_without_overlap_waits_for_every_fragment() -> None:
     config = make_config("streaming_diloco", FLOW)
     config.stream.tau = 0
-    streaming_diloco.resolve(config, FLOW)
+    resolve_strategy(streaming_diloco, config, FLOW)
     assert streaming_diloco.build(config).overlap == Overlap()
 
 
@@ -256,7 +257,7 @@ def test_outer_lr_1_without_momentum_averages_a_network_beside_one_with_momentum
         config = Config(strategy=name, sites=2, steps=32, h=4, inner=dict(TINY), outer=outer)
         if name == "streaming_diloco":
             config.stream.fragments, config.stream.tau = 1, 0
-        RECIPES[name].resolve(config, GAN)
+        resolve_strategy(RECIPES[name], config, GAN)
         return run(tmp_path / name, RECIPES[name].build(config), TINY, steps=32).state
 
     averaged = trained("local_sgd", {})
