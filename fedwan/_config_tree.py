@@ -182,6 +182,11 @@ def _check_leaf(path: str, value: Any, kind: Any) -> None:
     elif isinstance(value, bool) is not (_when_given(kind) is bool):
         # YAML reads `off` as false: as text that would silently become "False".
         raise _type_error(path, value, kind)
+    elif _when_given(kind) in (int, float) and isinstance(value, str) and "${" not in value:
+        try:
+            _when_given(kind)(value)
+        except ValueError:
+            raise _type_error(path, value, kind) from None
 
 
 def _as_mapping(value: Any, path: str, kind: Any, schema: type) -> Mapping[str, Any]:

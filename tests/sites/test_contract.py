@@ -194,7 +194,6 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(
         Config(data=DataConfig("digit")),
         Config(data=DataConfig(split="by_labels")),
         Config(model={"width": 0}),
-        Config(inner={next(iter(recipe.NETWORKS)): InnerConfig("rmsprop")}),
     ]
     for asked in wrong:
         with pytest.raises(ConfigError) as caught:
@@ -209,12 +208,3 @@ def test_every_model_setting_is_explained_in_the_recipe(recipe: ModuleType) -> N
     for field in dataclasses.fields(recipe.Model):
         default = f'"{field.default}"' if isinstance(field.default, str) else field.default
         assert f'    {field.name}: {field.type} = {default}\n    """' in text
-
-
-@RECIPES
-def test_showing_what_is_shown_anyway_is_refused(recipe: ModuleType) -> None:
-    files = DataConfig("folder", path="/images", size=8, show_samples=True)
-    with pytest.raises(ConfigError, match=r"show_samples = True has no effect.*no site's inputs"):
-        resolve_page(recipe, Config(data=files))
-    with pytest.raises(ConfigError, match=r"data.show_samples = True has no effect on digits"):
-        resolve_page(recipe, Config(data=DataConfig(show_samples=True)))

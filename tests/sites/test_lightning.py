@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedwan.app import load_run, load_workload, networks_of
+from fedwan.app import load_run, load_workload
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, UserError
@@ -18,7 +17,7 @@ from fedwan.recipes import resolve_strategy
 from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.state import hash_state, state_of
 from fedwan.workloads.base import discloses_inputs
-from fedwan.workloads.settings import resolve_page
+from fedwan.workloads.settings import networks_of, resolve_page
 from sites import lightning
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -189,11 +188,8 @@ def test_half_precision_and_parts_are_followed() -> None:
 
 def test_a_module_says_itself_whether_its_samples_are_made_of_data(tmp_path: Path) -> None:
     files = DataConfig("folder", path=str(tmp_path), size=8)
-    plain = config(GAN, data=dataclasses.replace(files, show_samples=True))
-    with pytest.raises(ConfigError, match="data.show_samples = True has no effect on workload"):
-        resolve_page(lightning, plain)
     model = {"module": f"{HERE}:Remembering", "latents": 8}
-    asked = config(model, data=dataclasses.replace(files, show_samples=True))
+    asked = config(model, data=files)
     resolve_page(lightning, asked)
     assert discloses_inputs(lightning.build(asked, CPU))
     assert not discloses_inputs(Run(lightning, config(GAN)).workload)

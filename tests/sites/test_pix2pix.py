@@ -256,15 +256,6 @@ def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it
     assert not [name for net in run.workload.networks.values() for name, _ in net.named_buffers()]
 
 
-def test_statistics_are_not_taken_anew_for_images_that_use_their_own() -> None:
-    asked = config()
-    asked.eval.recalibrate = 5
-    with pytest.raises(ConfigError, match=r"eval.recalibrate=5 has no effect .*=running"):
-        resolve_page(pix2pix, asked)
-    asked.model["statistics"] = "running"
-    resolve_page(pix2pix, asked)
-
-
 def test_inputs_are_taken_again_where_more_images_are_asked_for() -> None:
     run = Run(pix2pix, config())
     num = len(run.held_out.x)
