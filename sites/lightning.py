@@ -82,7 +82,7 @@ def _networks(config: Config) -> dict[str, NetworkKind]:
 NETWORKS = _networks
 
 
-USES = ("site.precision", "site.accumulate", "inner.*.name=own")
+USES = ("site.precision", "site.accumulate", "data.labels", "inner.*.name=own")
 DEFAULTS = {"data.batch": _BATCH, "steps": _STEPS, "inner.*": _OWN}
 PAIRS = None
 

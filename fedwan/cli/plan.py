@@ -256,7 +256,7 @@ def _yaml_of(best: Prediction, path: Path | None, words: list[str]) -> str:
         "codec": {"up": strategy.up.name, "down": strategy.down.name},
     }
     if strategy.overlap.tau:
-        keys = ("fragments", "pattern", "tau")
+        keys = ("fragments", "tau")
         tree["stream"] = {key: getattr(chosen.stream, key) for key in keys}
     if chosen.link.loss:
         tree["link"] = {"loss": chosen.link.loss}
