@@ -91,7 +91,7 @@ def _data(config: Config) -> Iterator[str]:
     """Paths, and a batch larger than what the smallest site has."""
     data = config.data
     if data.name in FILE_NAMES:
-        for path in {data_at_site(data, site).path for site in site_names(config)}:
+        for path in sorted({data_at_site(data, site).path for site in site_names(config)}):
             if not Path(path).exists():
                 yield f"data.path = {path!r} does not exist; name the folder of the data"
         # fedwan.data.check_files(config, sample=32) belongs here: pictures that cannot be read.
