@@ -17,6 +17,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
+from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.state import Layout, Role, State, TensorSpec
 from fedwan.strategy import Strategy
@@ -105,7 +106,7 @@ def build_strategy(
     config = Config(sites=sites, h=h, steps=8 * h, inner=dict(inner))
     config.codec.up = codec.get("up", "fp32")
     config.codec.down = codec.get("down", "fp32")
-    recipe.resolve(config, {name: "adversarial" for name in inner})
+    resolve_strategy(recipe, config, {name: "adversarial" for name in inner})
     strategy: Strategy = recipe.build(config)
     return strategy
 

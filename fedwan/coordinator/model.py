@@ -17,7 +17,7 @@ import safetensors.torch
 import xxhash
 
 from fedwan.codecs import Payload, fp32, plain
-from fedwan.config import Config, half_lives
+from fedwan.config import Config
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
@@ -208,7 +208,7 @@ class GlobalModel:
                     f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
                 )
             weights = select_prefix("global", tensors)
-            model = cls(weights, layout, strategy, config.ema.half_life, half_lives(config))
+            model = cls(weights, layout, strategy, config.ema.half_life)
             ema = select_prefix("ema", tensors)
             model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))

@@ -21,7 +21,7 @@ from queue import Empty
 from typing import Any
 
 from fedwan.codecs import fp32
-from fedwan.config import Config, half_lives, site_names
+from fedwan.config import Config, site_names
 from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.gathering import Gathering, Merged, Round
 from fedwan.coordinator.jury import Finding, Jury
@@ -274,9 +274,7 @@ class Rounds:
         layout = self._desk.layout
         initial = fp32().decode(payload, whole(layout)[0].layout)
         config = self._config
-        model = GlobalModel(
-            initial, layout, self._strategy, config.ema.half_life, half_lives(config)
-        )
+        model = GlobalModel(initial, layout, self._strategy, config.ema.half_life)
         claim = self._desk.agreement.agreed
         assert claim is not None
         if model.initial_sha256 != claim.initial_sha256:

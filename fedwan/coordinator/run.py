@@ -20,6 +20,7 @@ from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
 from fedwan.coordinator.totals import Totals
 from fedwan.errors import CheckpointError, RunStopped, UserError
+from fedwan.link.client import CHUNK_BYTES
 from fedwan.strategy import Strategy
 
 __all__ = ["CoordinatedRun"]
@@ -61,9 +62,7 @@ class CoordinatedRun:
         names = site_names(config)
         self._registry = Registry(names, silence_s, time.monotonic)
         self._agreement = Agreement(names, config.round.quorum or len(names))
-        self.hub = Desk(
-            run_id, self._registry, self._agreement, event, config.link.chunk_bytes, self._sources
-        )
+        self.hub = Desk(run_id, self._registry, self._agreement, event, CHUNK_BYTES, self._sources)
         self._resumed: tuple[GlobalModel, Totals] | None = None
         self._rounds: Rounds | None = None
 

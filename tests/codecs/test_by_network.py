@@ -2,33 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import ModuleType
-
 import pytest
 import torch
 
 from fedwan.codecs import by_network, fp32, int4, int8, topk2, with_feedback
-from fedwan.config import Config, NetworkConfig
-from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import PayloadError
-from fedwan.state import Role, State, hash_state
-from fedwan.strategy import Strategy
-from strategies import (
-    async_diloco,
-    diloco,
-    eager_diloco,
-    local_sgd,
-    parameter_server,
-    scaffnew,
-    sparse_loco,
-    streaming_diloco,
-    sync,
-)
-from tests.coordinator.test_model import HALF_LIFE, make_model, random_state
-from tests.coordinator.test_model import INNER as MODEL_INNER
+from fedwan.state import Role, State
 from tests.support import StrictSource, read_all, same_bits, spec
-from tests.test_simulate import GAN, run
 
 LAYOUT = {"d/w": spec((2,)), "g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 STATE = {
@@ -120,75 +100,3 @@ def test_feedback_is_given_to_each_part() -> None:
 
 
 # Whole runs --------------------------------------------------------------------------------------
-
-RECIPES: dict[str, tuple[ModuleType, int]] = {
-    "async_diloco": (async_diloco, 2),
-    "diloco": (diloco, 2),
-    "eager_diloco": (eager_diloco, 4),
-    "local_sgd": (local_sgd, 2),
-    "parameter_server": (parameter_server, 1),
-    "scaffnew": (scaffnew, 2),
-    "sparse_loco": (sparse_loco, 2),
-    "streaming_diloco": (streaming_diloco, 4),
-    "sync": (sync, 1),
-}
-ON_ARRIVAL = ("async_diloco", "parameter_server")
-
-
-def strategy_of(name: str, codec: str, own: str = "", inner: object = GAN) -> Strategy:
-    """All networks in a codec, or the discriminator in its own."""
-    recipe, h = RECIPES[name]
-    config = Config(strategy=name, sites=2, h=h, steps=8 * h, inner=dict(inner))  # type: ignore[call-overload]
-    config.codec.up = config.codec.down = codec
-    if name in ("eager_diloco", "streaming_diloco"):
-        config.stream.fragments, config.stream.tau = 2, 2
-    if own:
-        config.network = {"discriminator": NetworkConfig(codec_up=own, codec_down=own)}
-    recipe.resolve(config, dict.fromkeys(config.inner, "adversarial"))
-    strategy: Strategy = recipe.build(config)
-    return strategy
-
-
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ON_ARRIVAL])
-@pytest.mark.parametrize(("codec", "own"), [("int4", "fp32"), ("fp32", "topk2"), ("topk2", "int8")])
-def test_each_network_goes_as_it_would_if_all_were_in_its_codec(
-    name: str, codec: str, own: str, tmp_path: Path
-) -> None:
-    """Networks that learn apart: a run in two codecs has a half of a run in each."""
-    if name == "scaffnew" and "topk2" in (codec, own):
-        codec, own = ("int8", "int4") if codec == "topk2" else ("fp32", "int8")
-    final = {}
-    for key, strategy in (
-        ("mixed", strategy_of(name, codec, own)),
-        ("rest", strategy_of(name, codec)),
-        ("own", strategy_of(name, own)),
-    ):
-        ran = run(tmp_path / key, strategy, GAN, norm=True, steps=16)
-        assert len(ran.hashes) == 1
-        final[key] = ran.state
-    for tensor, value in final["mixed"].items():
-        key = "own" if tensor.startswith("discriminator/") else "rest"
-        assert same_bits({tensor: value}, {tensor: final[key][tensor]})
-    assert hash_state(final["rest"]) != hash_state(final["own"])
-
-
-@pytest.mark.parametrize("name", ON_ARRIVAL)
-def test_on_arrival_all_parties_end_on_the_same_bits(name: str, tmp_path: Path) -> None:
-    ran = run(tmp_path, strategy_of(name, "topk2", "fp32"), GAN, norm=True, steps=16)
-    assert len(ran.hashes) == 1
-
-
-@pytest.mark.parametrize(("codec", "own"), [("topk2", "fp32"), ("fp32", "topk2")])
-def test_a_coordinator_that_resumes_sends_the_same_updates(
-    codec: str, own: str, tmp_path: Path
-) -> None:
-    strategy = strategy_of("diloco", codec, own, MODEL_INNER)
-    model = make_model(strategy)
-    for seed in range(1, 4):
-        model.commit(model.fragments[0], random_state(seed), samples=30)
-    model.save(tmp_path, {})
-    resumed, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
-    for seed in range(4, 7):
-        payloads = [m.commit(m.fragments[0], random_state(seed), 30) for m in (model, resumed)]
-        assert read_all(payloads[0]) == read_all(payloads[1])
-    assert hash_state(model.state) == hash_state(resumed.state)

@@ -11,6 +11,7 @@ import torch
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.config import Config
 from fedwan.coordinator.model import GlobalModel
+from fedwan.recipes import resolve_strategy
 from fedwan.state import hash_state
 from strategies import diloco, streaming_diloco, sync
 from tests.coordinator.test_model import HALF_LIFE, LAYOUT, make_model, random_state, strategy_of
@@ -39,7 +40,7 @@ def test_streamed_fragments_end_on_the_same_bits_everywhere(codec: Codec, tmp_pa
     config = Config(sites=2, h=8, steps=32, inner=dict(GAN))
     config.stream.fragments, config.stream.tau = 3, 2
     config.codec.up = config.codec.down = codec.name
-    streaming_diloco.resolve(config, dict.fromkeys(GAN, "adversarial"))
+    resolve_strategy(streaming_diloco, config, dict.fromkeys(GAN, "adversarial"))
     strategy = streaming_diloco.build(config)
     ran = run(tmp_path, strategy, GAN, norm=True, steps=32)
     assert len(strategy.fragments(ran.result.model.layout)) == 3

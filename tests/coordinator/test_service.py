@@ -10,12 +10,10 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 
-from fedwan.app import load_strategy, resolve
-from fedwan.config import Config, LinkConfig, NetworkConfig
-from fedwan.coordinator import rounds, service
-from fedwan.coordinator.model import GlobalModel
+from fedwan.app import resolve
+from fedwan.config import Config, LinkConfig
+from fedwan.coordinator import rounds
 from fedwan.coordinator.service import run_coordinator
 from fedwan.errors import ConfigError, LinkLost, RunStopped, SessionLost
 from fedwan.link.base import Link
@@ -25,7 +23,6 @@ from fedwan.state import hash_state
 from tests.planes import eventually, serving
 from tests.proxies import FlakyProxy, flaky_proxy
 from tests.runs import GatedWorkload, H, TinyRun, delta_strategy
-from tests.support import spec
 
 
 @pytest.fixture(autouse=True)
@@ -171,25 +168,6 @@ def test_nothing_is_left_behind_by_a_run(tmp_path: Path, identities: Path) -> No
     eventually(lambda: num_threads() == 0)
     # gRPC keeps a few of its own, however many servers there were.
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)
-
-
-def test_a_network_s_half_life_is_followed_before_and_after_a_crash(tmp_path: Path) -> None:
-    words = {"generator": NetworkConfig(ema_half_life=50.0)}
-    config = resolve(Config(workload="gan", strategy="local_sgd", sites=2, network=words))
-    plan, strategy = service._plan(config, tmp_path), load_strategy("local_sgd").build(config)
-    layout = {"discriminator/w": spec((2,)), "generator/w": spec((2,))}
-    model = GlobalModel(
-        {name: torch.zeros(2) for name in layout},
-        *(layout, strategy, plan.ema_half_life, plan.ema_half_lives),
-    )
-    model.save(plan.folder, {"totals": {}, "frozen_sha256": ""})
-    found = service._load(plan, strategy, resume=True)
-    assert found is not None
-    for each in (model, found[0]):
-        each.commit(each.fragments[0], {n: torch.full((2,), -8.0) for n in layout}, samples=50)
-        assert each.ema["generator/w"].tolist() == [4.0, 4.0]
-        share = 1 - 0.5 ** (50 / config.ema.half_life)
-        assert each.ema["discriminator/w"].tolist() == pytest.approx([8 * share] * 2)
 
 
 def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(

@@ -14,6 +14,7 @@ from torch import Tensor
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, FedwanError
+from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
 from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site import follower
@@ -21,6 +22,7 @@ from fedwan.site.follower import shared
 from fedwan.site.service import check_gpus
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, keep_local
+from fedwan.workloads.settings import resolve_page
 from sites import flow, gan
 from strategies import diloco, parameter_server, sync
 
@@ -41,8 +43,8 @@ def config(recipe: ModuleType = flow, strategy: ModuleType = diloco, **more: int
         model=model,
         site=SiteConfig(processes=2, accumulate=more.get("accumulate", 1)),
     )
-    recipe.resolve(asked)
-    strategy.resolve(asked, recipe.NETWORKS)
+    resolve_page(recipe, asked)
+    resolve_strategy(strategy, asked, recipe.NETWORKS)
     return asked
 
 
@@ -151,7 +153,7 @@ def test_a_process_that_cannot_begin_ends_its_site_in_one_line() -> None:
 def test_a_batch_that_processes_cannot_share_evenly_is_refused() -> None:
     asked = Config(data=DataConfig(batch=10), site=SiteConfig(processes=4))
     with pytest.raises(ConfigError, match="site.processes=4 with .* 10 samples .*data.batch=12"):
-        flow.resolve(asked)
+        resolve_page(flow, asked)
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +166,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 def test_one_process_is_the_workload_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Config(inner={"velocity": InnerConfig()})
-    flow.resolve(asked)
+    resolve_page(flow, asked)
     workload = flow.build(asked, CPU)
     monkeypatch.setattr(follower, "_start", None)
     with shared(workload, asked, CPU) as same:

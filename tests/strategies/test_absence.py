@@ -10,6 +10,7 @@ import pytest
 from fedwan import simulate as simulation
 from fedwan.config import Config, NetworkConfig
 from fedwan.coordinator import rounds
+from fedwan.recipes import resolve_strategy
 from fedwan.simulate import Absence, SimulatedSite, simulate
 from fedwan.state import hash_state
 from strategies import (
@@ -71,7 +72,7 @@ def test_the_run_ends_and_all_sites_agree(
     config.round.least_steps = 1 if "speed" in name else 0
     if net is APART:
         config.network = {"discriminator": NetworkConfig(h=2)}
-    recipe.resolve(config, dict.fromkeys(net, "regression"))
+    resolve_strategy(recipe, config, dict.fromkeys(net, "regression"))
     members = {
         f"s{i + 1}": SimulatedSite(make(), tiny_shard(i), rebuild=make) for i in range(SITES)
     }

@@ -17,6 +17,7 @@ from fedwan import simulate as simulation
 from fedwan.config import CodecConfig, Config
 from fedwan.coordinator.policy import RoundPolicy
 from fedwan.link import wire_pb2 as wire
+from fedwan.recipes import resolve_strategy
 from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.site import delta
 from fedwan.site.variates import ControlVariates
@@ -72,7 +73,7 @@ def run(folder: Path, up: str = "fp32", **options: Any) -> SimulatedRun:
     config = Config(sites=SITES, h=H, steps=NUM_VERSIONS * H, inner=dict(NET))
     config.strategy, config.codec = "scaffnew", CodecConfig(up, "fp32")
     config.round.quorum, config.round.patience_s = SITES - 1, 30.0
-    scaffnew.resolve(config, dict.fromkeys(NET, "regression"))
+    resolve_strategy(scaffnew, config, dict.fromkeys(NET, "regression"))
 
     def make() -> TinyWorkload:
         return TinyWorkload(NET)
