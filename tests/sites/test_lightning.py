@@ -151,8 +151,11 @@ def test_resolving_twice_changes_nothing_and_clipping_is_ours() -> None:
         (["model.args.deep=3"], "does not fit .*'deep'; it takes latents, width, lr"),
         (["inner.generator.lr=0.1"], "inner.generator.* has no effect: .* configures its"),
         (["inner.generatr.clip_norm=1"], "trains generator, discriminator; did you mean"),
-        (["strategy=sync"], "strategy 'sync' steps the inner optimisers at the coord.*h=1"),
-        (["strategy=parameter_server"], "set strategy=local_sgd h=1"),
+        (["strategy=sync"], "name = 'own' does not go with strategy 'sync'"),
+        (
+            ["strategy=parameter_server"],
+            "name = 'own' does not go with",
+        ),
         (["site.recompute=true"], "site.recompute = True has no effect"),
         (["model.kind=adversary"], "model.kind = 'adversary' is none of adversarial"),
         (["site.accumulate=3"], "site.accumulate=3 does not divide the 32 samples"),
@@ -164,7 +167,7 @@ def test_what_cannot_be_run_is_refused_in_one_line(words: list[str], text: str) 
         words = [f"model.module={HERE}:DigitsGan", "model.latents=8", *words]
     with pytest.raises(ConfigError, match=text) as caught:
         load_run(None, ["workload=lightning", "sites=2", *words])
-    assert "\n" not in str(caught.value)
+    assert len(str(caught.value).splitlines()) <= 2, "a line for each network"
 
 
 def test_samples_of_another_shape_than_the_data_are_refused() -> None:
