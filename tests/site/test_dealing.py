@@ -45,9 +45,7 @@ def test_no_process_owns_more_than_its_share_and_one_tensor(sizes: list[int], nu
 
 @pytest.mark.parametrize("partition", PIECES)
 def test_sharing_out_without_others_is_refused(partition: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"site.partition = '{partition}' has no effect with site.proc"
-    ):
+    with pytest.raises(ConfigError, match=f"site.partition = '{partition}' needs site.processes=2"):
         asked(partition, "site.processes=1")
 
 
