@@ -57,7 +57,7 @@ def test_words_that_are_none_of_them_and_what_cannot_be_shared_out_are_refused()
             None, ["strategy=parameter_server", "site.processes=2", "site.partition=gradients"]
         )
     for partition in ("weights", "tensor_parallel"):
-        with pytest.raises(ConfigError, match=f"'muon' needs whole matrices.*={partition}; set"):
+        with pytest.raises(ConfigError, match="'muon' needs whole matrices"):
             asked(partition, *FLOW, "inner.velocity.name=muon")
     with pytest.raises(ConfigError, match="'muon' does not go with strategy 'sync'.* h=1$"):
         asked("none", *FLOW, "strategy=sync", "h=1", "inner.velocity.name=muon")
