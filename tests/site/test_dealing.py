@@ -59,13 +59,13 @@ def test_words_that_are_none_of_them_and_what_cannot_be_shared_out_are_refused()
     for partition in ("weights", "tensor_parallel"):
         with pytest.raises(ConfigError, match="'muon' needs whole matrices"):
             asked(partition, *FLOW, "inner.velocity.name=muon")
-    with pytest.raises(ConfigError, match="'muon' does not go with strategy 'sync'.* h=1$"):
+    with pytest.raises(ConfigError, match="does not go with strategy 'sync'"):
         asked("none", *FLOW, "strategy=sync", "h=1", "inner.velocity.name=muon")
     with pytest.raises(ConfigError, match="no effect: generator of workload 'pix2pix' has no matr"):
         asked("none", *PIX2PIX, "inner.generator.name=muon")
     words = ["workload=lightning", "model.module=tests.lightning.modules:Net"]
     with pytest.raises(
-        ConfigError, match="site.partition = 'gradients' has no effect: the steps of"
+        ConfigError, match="site.partition = 'gradients' has no effect with workload"
     ):
         load_run(None, [*words, "site.processes=2", "site.partition=gradients"])
 
