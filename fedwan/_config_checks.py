@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from fedwan._config_tree import leaves_of
+from fedwan._config_keys import leaves_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest, why_unsafe
 from fedwan.uses import Faults, Needs, unmet

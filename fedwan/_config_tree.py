@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, TypeVar
@@ -23,14 +23,10 @@ from fedwan.names import closest
 
 __all__ = [
     "Tree",
-    "default_at",
     "keys_of",
-    "leaves_of",
     "overlay",
     "parse_words",
-    "put_at",
     "read_yaml",
-    "value_at",
 ]
 
 Section = TypeVar("Section")
@@ -291,37 +287,3 @@ def keys_of(schema: type, prefix: str = "") -> list[str]:
         else:
             paths.append(f"{prefix}{key}")
     return paths
-
-
-def leaves_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every setting of a configuration, with its key: `inner.generator.lr`."""
-    items = config.items() if isinstance(config, Mapping) else vars(config).items()
-    for key, value in items:
-        if dataclasses.is_dataclass(value) or (isinstance(value, Mapping) and not prefix):
-            yield from leaves_of(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def value_at(config: Any, key: str) -> Any:
-    """The value at a dotted key."""
-    for part in key.split("."):
-        config = config[part] if isinstance(config, Mapping) else getattr(config, part)
-    return config
-
-
-def put_at(config: Any, key: str, value: Any) -> None:
-    """Set the value at a dotted key, in place."""
-    head, _, leaf = key.rpartition(".")
-    section = value_at(config, head) if head else config
-    if isinstance(section, dict):
-        section[leaf] = value
-    else:
-        setattr(section, leaf, value)
-
-
-def default_at(config: Any, key: str) -> Any:
-    """What the setting at a dotted key is unless somebody sets it; None of an open dict's."""
-    head, _, leaf = key.rpartition(".")
-    section = value_at(config, head) if head else config
-    return None if isinstance(section, dict) else getattr(type(section)(), leaf)

@@ -8,32 +8,30 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedwan.config import Config, site_names
-from fedwan.data import FILE_NAMES, data_at_site, find_source, split_indices
-from fedwan.errors import ConfigError
+from fedwan.config import COMMAND, Config
+from fedwan.data import FILE_NAMES, check_files
 from fedwan.uses import Faults
 
 __all__ = ["preflight"]
 
-_EXTRAS = {"wandb": "wandb", "lightning": "pytorch_lightning", "hf": "datasets"}
-"""Module by the extra that brings it."""
 
-
-def preflight(config: Config) -> list[str]:
+def preflight(config: Config) -> None:
     """Check what a run needs of this machine; a few seconds at most.
 
     Args:
         config: resolved, of a run whose sites are here as well.
 
-    Returns:
-        A line for each fault: what is wrong, the value, the mend. None if all is well.
+    Raises:
+        ConfigError: a line for each fault: what is wrong, the value, the mend.
     """
     faults = Faults()
-    for check in (_out, _device, _ports, _extras, _threads):
+    for check in (_out, _device, _ports, _threads):
         faults.add(check(config))
-    with faults.caught():
-        faults.add(_data(config))
-    return faults.lines
+    missing = list(_extras(config))
+    faults.add(missing)
+    if config.workload != COMMAND and not missing:
+        faults.add(check_files(config))
+    faults.tell()
 
 
 def _out(config: Config) -> Iterator[str]:
@@ -71,13 +69,16 @@ def _ports(config: Config) -> Iterator[str]:
 
 
 def _extras(config: Config) -> Iterator[str]:
-    needed = {
-        "wandb": config.log.wandb != "disabled",
-        "lightning": config.workload == "lightning",
-        "hf": config.data.name == "hf",
-    }
-    for extra, module in _EXTRAS.items():
-        if needed[extra] and find_spec(module) is None:
+    """Extras that the run's settings need and this environment lacks."""
+    needed = {("wandb", "wandb"): config.log.wandb != "disabled"}
+    if config.workload != COMMAND:
+        needed |= {
+            ("data", "datasets"): config.data.name in FILE_NAMES,
+            ("demo", "sklearn"): config.data.name in ("digits", "stacked_digits"),
+            ("demo", "skimage"): config.data.name == "photo_edges",
+        }
+    for (extra, module), is_needed in needed.items():
+        if is_needed and find_spec(module) is None:
             yield f"{module} is not installed here; pip install 'fedwan[{extra}]'"
 
 
@@ -85,22 +86,3 @@ def _threads(config: Config) -> Iterator[str]:
     cores = os.cpu_count() or 1
     if config.threads > cores:
         yield f"threads = {config.threads} is more than this machine's {cores}; leave it out"
-
-
-def _data(config: Config) -> Iterator[str]:
-    """Paths, and a batch larger than what the smallest site has."""
-    data = config.data
-    if data.name in FILE_NAMES:
-        for path in sorted({data_at_site(data, site).path for site in site_names(config)}):
-            if not Path(path).exists():
-                yield f"data.path = {path!r} does not exist; name the folder of the data"
-        # fedwan.data.check_files(config, sample=32) belongs here: pictures that cannot be read.
-        return
-    train, _ = find_source(data.name).load()
-    shards = split_indices(train.y, data.split, config.sites, config.seed)
-    smallest = min(map(len, shards))
-    if data.batch > smallest:
-        raise ConfigError(
-            f"data.batch = {data.batch} is more than the {smallest} samples of the smallest site; "
-            f"set data.batch={smallest} or less"
-        )

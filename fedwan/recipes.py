@@ -124,7 +124,8 @@ def require_followed(
 
     def unlikeness(name: str) -> tuple[int, int, str]:
         left = unused(config, _uses(pages[name]), OPTIONAL, _defaults(pages[name]))
-        return len(left), len(_followed(page) ^ _followed(pages[name])), name
+        apart = len(_followed(page) ^ _followed(pages[name]))
+        return len(left), apart + len({*_defaults(page)} ^ {*_defaults(pages[name])}), name
 
     best = min(pages, key=unlikeness, default="")
     mend = f", or set strategy={best}" if best and unlikeness(best)[0] < len(found) else ""

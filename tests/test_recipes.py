@@ -75,7 +75,7 @@ def test_steps_that_are_no_multiple_of_h_are_refused_with_the_nearest(
 @pytest.mark.parametrize(
     ("words", "mend"),
     [
-        ("strategy=sync h=20", "strategy="),
+        ("strategy=sync h=20", "strategy=local_sgd"),
         ("strategy=local_sgd outer.generator.lr=0.3", "strategy=diloco"),
         ("strategy=diloco stream.tau=0", "strategy=streaming_diloco"),
         ("strategy=diloco stream.fragments=2 stream.tau=3", "strategy="),
@@ -84,7 +84,7 @@ def test_steps_that_are_no_multiple_of_h_are_refused_with_the_nearest(
         ("strategy=sync inner.generator.state=reset", "strategy="),
         ("strategy=parameter_server network.generator.exclude=['*.bias']", "strategy="),
         ("strategy=parameter_server site.processes=2 site.partition=gradients", "strategy=sync"),
-        ("strategy=sync site.precision=bf16-true", "strategy="),
+        ("strategy=sync site.precision=bf16-true", "strategy=local_sgd"),
     ],
 )
 def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(

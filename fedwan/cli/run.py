@@ -80,6 +80,11 @@ def run_here(path: Path | None, words: list[str], *, resume: bool) -> None:
         show_summary(out, console)
         return
 
+    from fedwan.preflight import preflight
+
+    if not resume:
+        preflight(config)
+
     def services(config: Config, stop: threading.Event) -> None:
         from fedwan.flower.local import run_local
 

