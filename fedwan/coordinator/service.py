@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from fedwan.config import Config, to_json
-from fedwan.coordinator.desk import Desk
+from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane, threads_per_site
@@ -90,12 +90,12 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
     )
 
 
-def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
+def _data_plane(config: Config, servicer: Servicer, identity: Identity) -> DataPlane:
     link = config.link
     channels = link.channels or (PACED_CHANNELS if link.pace_mbit else START_CHANNELS)
     threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
-        desk,
+        servicer,
         identity,
         link.host,
         link.port,

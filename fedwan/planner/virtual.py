@@ -9,7 +9,7 @@
 
 What arrives for a round that is over is merged into the fragment's next version, if the policy
 bears its staleness, or dropped; its site gets the update if it is still out, else the global
-weights, as from `fedwan.coordinator.outbox`.
+weights, as from `fedwan.coordinator.updates`.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def run_virtually(
         hub.open(journeys)
         parties += journeys
     else:
-        desk = OwnPaceCoordinator(strategy, table, len(sites), clock, course)
-        paced = [OwnPaceJourney(i, model, table, clock, desk) for i, model in enumerate(sites)]
-        desk.open(paced)
+        hub = OwnPaceCoordinator(strategy, table, len(sites), clock, course)
+        paced = [OwnPaceJourney(i, model, table, clock, hub) for i, model in enumerate(sites)]
+        hub.open(paced)
         parties += paced
     clock.run()
     course.wall_s = clock.now_s if course.stopped else max(party.ended_s for party in parties)
