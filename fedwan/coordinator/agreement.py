@@ -1,9 +1,9 @@
 """What the sites of a run must have alike before it starts: no single site decides for the others.
 
-Each Join carries a claim: layout, kinds of networks, steps, hashes of initial and frozen weights and of
-the recipes' source. A run starts with the claim that as many sites make as it asks for. Sites that
-differ from more than half of them are refused, with both values; so are all, once all are here and
-no claim is made by more than half.
+Each Join carries a claim: layout, kinds of networks, steps, hashes of initial and frozen weights
+and of the recipes' source. A run starts with the claim that as many sites make as it asks for. Sites
+that differ from more than half of them are refused, with both values; so are all, once all are here
+and no claim is made by more than half.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["Agreement", "Claim"]
 
 
 class Claim(NamedTuple):
-    """What one site says of itself; compared in this order, so that a cause comes before effects."""
+    """What one site says of itself; compared in this order: a cause comes before its effects."""
 
     sources_json: str
     layout_json: str

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.intake import Contribution, Key
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.policy import Verdict
+from fedwan.coordinator.servicer import Servicer
 from fedwan.doctor.sampling import Sample
 from fedwan.fragments import Fragment
 from fedwan.state import State
@@ -148,7 +148,7 @@ class Gathering:
         return not any(key.version == self._version and key.site in first for key, _ in whole)
 
     def missing(self) -> list[str]:
-        """Sites that were here, are not any more, and are waited for; the servicer's lock is held."""
+        """Sites that were here, are not any more, and are waited for; the lock is held."""
         registry = self._servicer.registry
         return [n for n in self.waiting if registry.sites[n].joins and not registry.is_live(n)]
 

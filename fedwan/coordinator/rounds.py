@@ -22,13 +22,13 @@ from typing import Any
 
 from fedwan.codecs import fp32
 from fedwan.config import Config, half_lives, site_names
-from fedwan.coordinator.servicer import Servicer
-from fedwan.coordinator.gathering import Gathering, Merged, Round
 from fedwan.coordinator.evaluation import Evaluator, Finding
+from fedwan.coordinator.gathering import Gathering, Merged, Round
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.paces import Paces
 from fedwan.coordinator.round_rows import RoundRows
+from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.totals import Totals
 from fedwan.data.splits import has_own_data
 from fedwan.errors import RunStopped

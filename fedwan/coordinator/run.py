@@ -13,11 +13,11 @@ from typing import Any, cast
 from fedwan.app import complete, load_strategy, sources
 from fedwan.config import Config, site_names
 from fedwan.coordinator.agreement import Agreement, Claim
-from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel, read_meta
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
+from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.totals import Totals
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.strategy import Strategy

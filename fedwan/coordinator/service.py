@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from fedwan.config import Config, to_json
-from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
 from fedwan.link.server import DataPlane, threads_per_site
 from fedwan.link.stripes import PACED_CHANNELS, START_CHANNELS

@@ -18,9 +18,9 @@ from fedwan.codecs.payload import Source
 from fedwan.coordinator.agreement import Agreement, Claim
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
-from fedwan.coordinator.updates import Updates
 from fedwan.coordinator.reception import ChunkedReception
 from fedwan.coordinator.registry import Registry
+from fedwan.coordinator.updates import Updates
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals

@@ -114,10 +114,10 @@ class Updates:
                 self._begin_anew(fragment)
 
     def _begin_anew(self, fragment: int) -> None:
-        """What a strategy keeps at the sites (`fedwan.site.hook`) may hold together over all of them.
+        """What a strategy keeps at the sites (`fedwan.site.hook`) may hold together over all sites.
 
-        It no longer does where a site has not learnt from an update that it is merged into. All begin
-        anew at the version that is made next.
+        It no longer does where a site has not learnt from an update that it is merged into. All
+        begin anew at the version that is made next.
         """
         self._anew_from[fragment] = self.versions[fragment] + 1
 

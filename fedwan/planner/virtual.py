@@ -68,9 +68,9 @@ def run_virtually(
         hub.open(journeys)
         parties += journeys
     else:
-        hub = OwnPaceCoordinator(strategy, table, len(sites), clock, course)
-        paced = [OwnPaceJourney(i, model, table, clock, hub) for i, model in enumerate(sites)]
-        hub.open(paced)
+        desk = OwnPaceCoordinator(strategy, table, len(sites), clock, course)
+        paced = [OwnPaceJourney(i, model, table, clock, desk) for i, model in enumerate(sites)]
+        desk.open(paced)
         parties += paced
     clock.run()
     course.wall_s = clock.now_s if course.stopped else max(party.ended_s for party in parties)

@@ -43,7 +43,7 @@ class Journey(VirtualSite):
         self, index: int, model: SiteModel, table: Timetable, clock: Clock, hub: ScheduleHub
     ) -> None:
         super().__init__(index, model, table, clock, hub)
-        self._hub = hub
+        self._desk = hub
         self._flights: deque[_Flight] = deque()
         self._turn = 0  # departures so far, which is the number of the next round
         self._encoder_free_at_s = 0.0
@@ -116,7 +116,7 @@ class Journey(VirtualSite):
         asks_at_s = (now_s if table.tau else coded_s) + rtt_s / 2
         self._flights.append(_Flight(turn, self._step + table.tau, asks_at_s))
         self.bytes_up += load.up_bytes
-        self._clock.at(whole_s, self._hub.arrive, self, turn, self.epoch)
+        self._clock.at(whole_s, self._desk.arrive, self, turn, self.epoch)
         return now_s
 
     def deliver(self, round_index: int) -> None:

@@ -47,7 +47,7 @@ class OwnPaceJourney(VirtualSite):
         self, index: int, model: SiteModel, table: Timetable, clock: Clock, hub: OwnPaceHub
     ) -> None:
         super().__init__(index, model, table, clock, hub)
-        self._hub = hub
+        self._desk = hub
         (self._load,) = table.loads
         self.version = 0
         """Of the global weights that it has."""
@@ -82,10 +82,10 @@ class OwnPaceJourney(VirtualSite):
         self.steps_sent, self.sent_from = self._steps, self.version
         coded_s = self._clock.now_s + load.encode_s
         half_trip_s = self._up.pipe_at(coded_s).rtt_s / 2
-        self._clock.at(coded_s + half_trip_s, self._hub.want, self, epoch)
+        self._clock.at(coded_s + half_trip_s, self._desk.want, self, epoch)
         whole_s = self._up.carry(load.up_bytes, coded_s) + load.check_s
         self.bytes_up += load.up_bytes
-        self._clock.at(whole_s, self._hub.arrive, self, self.version, epoch)
+        self._clock.at(whole_s, self._desk.arrive, self, self.version, epoch)
 
     def tell(self, answer: Answer) -> None:
         """The coordinator answers."""
@@ -105,7 +105,7 @@ class OwnPaceJourney(VirtualSite):
             self._clock.at(now_s + self._load.land_s, self._go_on, epoch)
         else:
             half_trip_s = self._up.pipe_at(now_s).rtt_s / 2
-            self._clock.at(now_s + half_trip_s, self._hub.want, self, epoch)
+            self._clock.at(now_s + half_trip_s, self._desk.want, self, epoch)
 
     def end(self) -> None:
         """The run is over: it takes the final weights."""
