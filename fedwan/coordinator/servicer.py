@@ -148,7 +148,7 @@ class Servicer:
         return self.agreement.hear(site, claim)
 
     def _refusal(self, site: str, hello: wire.Hello) -> str:
-        if self.stop_text:
+        if self.stop_text and self._intake is None:  # else the site hears of it by a signal
             return f"the run is over: {self.stop_text}"
         if site not in self.registry.sites:
             known = ", ".join(self.registry.sites)

@@ -39,7 +39,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def plane(bench: Bench, identities: Path) -> Iterator[DataPlane]:
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         yield plane
 
 
@@ -171,7 +171,7 @@ def test_a_revoked_site_may_not_probe(tmp_path: Path, bench: Bench) -> None:
     folder = tmp_path / "pki"
     pki.init(folder, ["127.0.0.1"])
     pki.issue(folder, "s1")
-    with serving(bench.desk, folder) as plane, stub_of(plane.port, folder / "s1") as stub:
+    with serving(bench.hub, folder) as plane, stub_of(plane.port, folder / "s1") as stub:
         assert list(stub.ProbeDown(request(0.05), timeout=10))
         pki.revoke(folder, "s1")
         for call in (
