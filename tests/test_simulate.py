@@ -313,7 +313,6 @@ def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None
     config = fedwan_command_config(sites=2)
 
     def script(place: Place) -> None:
-        torch.manual_seed(0)
         network = TinyWorkload({"unet": ADAM}).networks["unet"]
         optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
         join = {"networks": {"unet": network}, "optimizers": {"unet": optimizer}}
@@ -342,7 +341,7 @@ def test_sites_must_take_steps_of_one_number_and_kind(tmp_path: Path) -> None:
         with fedwan.join(networks=networks, optimizers=optimizers, steps=steps):
             raise AssertionError("joined")
 
-    with pytest.raises((UserError, JoinRefused), match="asks for 40 steps, the run's for 20|20.*40"):
+    with pytest.raises((UserError, JoinRefused), match="for (20|40) steps, the run's for"):
         fedwan.simulate(fedwan_command_config(2), tmp_path, train=script)
 
 

@@ -1,9 +1,9 @@
 """What the sites of a run must have alike before it starts: no single site decides for the others.
 
 Each Join carries a claim: layout, kinds of networks, steps, hashes of initial and frozen weights
-and of the recipes' source. A run starts with the claim that as many sites make as it asks for. Sites
-that differ from more than half of them are refused, with both values; so are all, once all are here
-and no claim is made by more than half.
+and of the recipes' source. A run starts with the claim that as many sites make as it asks for.
+Sites that differ from more than half of them are refused, with both values; so are all, once all
+are here and no claim is made by more than half.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Agreement:
         """Why nothing can come of the claims: all sites are here, and no half of them agrees."""
         if self.agreed or self._majority() or len(self._claims) < len(self._names):
             return ""
-        first, *others = self._claims
+        first, *others = self._names
         claim = self._claims[first]
         differing = [name for name in others if self._claims[name] != claim]
         return "; ".join(
