@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
+from fedwan.app import strategy_names
 from fedwan.codecs import by_network, fp32, int4, int8, topk2, with_feedback
-from fedwan.config import Config, NetworkConfig
+from fedwan.config import Config
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import PayloadError
 from fedwan.state import Role, State, hash_state
-from fedwan.strategy import Strategy
-from strategies import (
-    async_diloco,
-    diloco,
-    eager_diloco,
-    local_sgd,
-    parameter_server,
-    scaffnew,
-    sparse_loco,
-    streaming_diloco,
-    sync,
-)
-from tests.coordinator.test_model import HALF_LIFE, make_model, random_state
+from strategies import diloco
+from tests.coordinator.test_model import CONFIG, make_model, random_state
 from tests.coordinator.test_model import INNER as MODEL_INNER
-from tests.support import StrictSource, read_all, same_bits, spec
-from tests.test_simulate import GAN, run
+from tests.support import GAN, StrictSource, read_all, run_tiny, same_bits, spec, tiny_config
 
 LAYOUT = {"d/w": spec((2,)), "g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 STATE = {
@@ -121,35 +110,21 @@ def test_feedback_is_given_to_each_part() -> None:
 
 # Whole runs --------------------------------------------------------------------------------------
 
-RECIPES: dict[str, tuple[ModuleType, int]] = {
-    "async_diloco": (async_diloco, 2),
-    "diloco": (diloco, 2),
-    "eager_diloco": (eager_diloco, 4),
-    "local_sgd": (local_sgd, 2),
-    "parameter_server": (parameter_server, 1),
-    "scaffnew": (scaffnew, 2),
-    "sparse_loco": (sparse_loco, 2),
-    "streaming_diloco": (streaming_diloco, 4),
-    "sync": (sync, 1),
-}
 ON_ARRIVAL = ("async_diloco", "parameter_server")
 
 
-def strategy_of(name: str, codec: str, own: str = "", inner: object = GAN) -> Strategy:
+def config_of(name: str, codec: str, own: str = "", inner: Any = GAN) -> Config:
     """All networks in a codec, or the discriminator in its own."""
-    recipe, h = RECIPES[name]
-    config = Config(strategy=name, sites=2, h=h, steps=8 * h, inner=dict(inner))  # type: ignore[call-overload]
-    config.codec.up = config.codec.down = codec
+    h = 1 if name in ("parameter_server", "sync") else 4
+    sections: dict[str, Any] = {"codec": {"up": codec, "down": codec}}
     if name in ("eager_diloco", "streaming_diloco"):
-        config.stream.fragments, config.stream.tau = 2, 2
+        sections["stream"] = {"fragments": 2, "tau": 2}
     if own:
-        config.network = {"discriminator": NetworkConfig(codec_up=own, codec_down=own)}
-    recipe.resolve(config, dict.fromkeys(config.inner, "adversarial"))
-    strategy: Strategy = recipe.build(config)
-    return strategy
+        sections["network"] = {"discriminator": {"codec_up": own, "codec_down": own}}
+    return tiny_config(name, inner, h=h, steps=4 * h, **sections)
 
 
-@pytest.mark.parametrize("name", [name for name in RECIPES if name not in ON_ARRIVAL])
+@pytest.mark.parametrize("name", [name for name in strategy_names() if name not in ON_ARRIVAL])
 @pytest.mark.parametrize(("codec", "own"), [("int4", "fp32"), ("fp32", "topk2"), ("topk2", "int8")])
 def test_each_network_goes_as_it_would_if_all_were_in_its_codec(
     name: str, codec: str, own: str, tmp_path: Path
@@ -158,12 +133,12 @@ def test_each_network_goes_as_it_would_if_all_were_in_its_codec(
     if name == "scaffnew" and "topk2" in (codec, own):
         codec, own = ("int8", "int4") if codec == "topk2" else ("fp32", "int8")
     final = {}
-    for key, strategy in (
-        ("mixed", strategy_of(name, codec, own)),
-        ("rest", strategy_of(name, codec)),
-        ("own", strategy_of(name, own)),
+    for key, config in (
+        ("mixed", config_of(name, codec, own)),
+        ("rest", config_of(name, codec)),
+        ("own", config_of(name, own)),
     ):
-        ran = run(tmp_path / key, strategy, GAN, norm=True, steps=16)
+        ran = run_tiny(tmp_path / key, config, norm=True)
         assert len(ran.hashes) == 1
         final[key] = ran.state
     for tensor, value in final["mixed"].items():
@@ -174,7 +149,7 @@ def test_each_network_goes_as_it_would_if_all_were_in_its_codec(
 
 @pytest.mark.parametrize("name", ON_ARRIVAL)
 def test_on_arrival_all_parties_end_on_the_same_bits(name: str, tmp_path: Path) -> None:
-    ran = run(tmp_path, strategy_of(name, "topk2", "fp32"), GAN, norm=True, steps=16)
+    ran = run_tiny(tmp_path, config_of(name, "topk2", "fp32"), norm=True)
     assert len(ran.hashes) == 1
 
 
@@ -182,12 +157,12 @@ def test_on_arrival_all_parties_end_on_the_same_bits(name: str, tmp_path: Path) 
 def test_a_coordinator_that_resumes_sends_the_same_updates(
     codec: str, own: str, tmp_path: Path
 ) -> None:
-    strategy = strategy_of("diloco", codec, own, MODEL_INNER)
+    strategy = diloco.build(config_of("diloco", codec, own, MODEL_INNER))
     model = make_model(strategy)
     for seed in range(1, 4):
         model.commit(model.fragments[0], random_state(seed), samples=30)
     model.save(tmp_path, {})
-    resumed, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    resumed = GlobalModel.load(tmp_path, strategy, CONFIG)
     for seed in range(4, 7):
         payloads = [m.commit(m.fragments[0], random_state(seed), 30) for m in (model, resumed)]
         assert read_all(payloads[0]) == read_all(payloads[1])
