@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,6 @@ from fedwan.state import Layout, Role, State, TensorSpec, hash_state
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizer, clip
-
-# Parties in one process need not be asked twice a second only.
-rounds.TICK_S = coordinated.TICK_S = site_module.ASK_AGAIN_S = 0.02
 
 BATCH = 4
 ADAM = InnerConfig(name="adam", lr=1e-2)
@@ -212,9 +210,13 @@ def run_tiny(
         part(place, workload)
 
     strategy = strategy or load_strategy(config.strategy).build(config)
-    ran = simulate(
-        config, folder, train=live, strategy=strategy, wrap=wrap, absences=absences or {}
-    )
+    # Parties in one process need not wait half a second for one another.
+    with (
+        patch.object(rounds, "TICK_S", 0.02),
+        patch.object(coordinated, "TICK_S", 0.02),
+        patch.object(site_module, "ASK_AGAIN_S", 0.02),
+    ):
+        ran = simulate(config, folder, train=live, strategy=strategy, wrap=wrap, absences=absences)
     return Ran(ran, workloads)
 
 

@@ -216,8 +216,8 @@ def test_initial_weights_come_from_another_site_if_the_first_falls_silent(tmp_pa
             return self._inner.upload(header, payload)
 
     config = tiny_config(h=H, steps=2 * H)
-    run = Federation(tmp_path, config, then=lambda: True, around=Dying)
     plain = run_tiny(tmp_path / "plain", config)
+    run = Federation(tmp_path, config, then=lambda: True, around=Dying)
     assert run.result(20.0).hashes == plain.hashes
     assert first and len(plain.hashes) == 1
 

@@ -8,10 +8,11 @@ import socket
 import time
 from pathlib import Path
 
+from fedwan.site.settings import SiteSettings
+
 import fedwan
 from fedwan.errors import JoinRefused, LinkLost
 from fedwan.link.ticket import Ticket
-from fedwan.site.settings import SiteSettings
 
 PATIENCE_S = 60.0
 
