@@ -62,11 +62,12 @@ class Case:
 
 def serve(folder: Path, case: Case) -> dict[str, Any]:
     """The coordinator: serve a run to its end; the port goes into a file for the sites."""
+    from fedwan.coordinator.desk import Desk
+    from fedwan.coordinator.plan import Plan
+
     from fedwan import codecs, outer
     from fedwan.config import LinkConfig
-    from fedwan.coordinator.desk import Desk
     from fedwan.coordinator.intake import Intake
-    from fedwan.coordinator.plan import Plan
     from fedwan.coordinator.policy import barrier
     from fedwan.coordinator.registry import Registry
     from fedwan.coordinator.rounds import Rounds

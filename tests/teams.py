@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from fedwan.simulate import SimulatedSite, simulate
+from fedwan.site.follower import shared
+from fedwan.site.holding import HeldBytes
+from fedwan.site.sharing import SharedWorkload
 
 from fedwan.app import load_run, load_strategy, load_workload
 from fedwan.config import Config
 from fedwan.data import open_shard
 from fedwan.data.loader import Loader
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.site.follower import shared
-from fedwan.site.holding import HeldBytes
 from fedwan.site.replica import Replica
-from fedwan.site.sharing import SharedWorkload
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import keep_local
 

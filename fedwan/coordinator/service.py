@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 
 from fedwan.config import Config, to_json
-from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
 from fedwan.link.channels import threads_per_site
 from fedwan.link.client import HEARTBEAT_S
@@ -91,11 +91,11 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
     )
 
 
-def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
+def _data_plane(config: Config, servicer: Servicer, identity: Identity) -> DataPlane:
     link = config.link
     threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
-        desk,
+        servicer,
         identity,
         link.host,
         link.port,

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.site.courier import Courier
 
 from fedwan.errors import FedwanError, RunStopped
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
 from fedwan.site import courier
-from fedwan.site.courier import Courier
 from tests.planes import layout_of_size
 
 Header = wire.DownloadHeader

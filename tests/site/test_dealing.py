@@ -6,6 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedwan.site.dealing import deal
+from fedwan.site.follower import shared
+from fedwan.site.recalibrate import recalibrate
+from fedwan.site.sharing import SharedWorkload, alone
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -15,11 +19,7 @@ from fedwan.errors import ConfigError, FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.site import dealing, follower
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.dealing import deal
-from fedwan.site.follower import shared
-from fedwan.site.recalibrate import recalibrate
 from fedwan.site.replica import Replica
-from fedwan.site.sharing import SharedWorkload, alone
 from fedwan.state import State, hash_state, read_tensors
 from fedwan.workloads.base import Batch, keep_local
 from fedwan.workloads.optim import step_optimizers

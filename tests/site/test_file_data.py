@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import Crash, TinyRun
 
 from fedwan.config import Config, DataConfig
 from fedwan.data import Shard, data_at_site, open_shard
@@ -21,7 +22,6 @@ from fedwan.workloads.settings import resolve_page
 from sites import flow, pix2pix
 from strategies import diloco
 from tests.data.files import write_folder, write_shards
-from tests.runs import Crash, TinyRun
 
 CPU = torch.device("cpu")
 H = 3

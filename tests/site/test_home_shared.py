@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedwan.site.common import same_draws
 
 from fedwan.app import load_workload
 from fedwan.config import Config
 from fedwan.data import open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.common import same_draws
 from fedwan.site.replica import Replica
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import keep_local

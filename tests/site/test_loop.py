@@ -11,17 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-
-from fedwan.config import InnerConfig
-from fedwan.errors import FedwanError, JoinRefused, RunStopped, SessionLost
-from fedwan.link import wire_pb2 as wire
-from fedwan.link.loopback import LoopbackLink
-from fedwan.rng import NamedGenerators
-from fedwan.site.checkpoint import Ledger, Work
-from fedwan.state import hash_state
-from fedwan.workloads.base import Batch, Reduce
-from tests.planes import eventually
 from tests.runs import (
     INNER,
     Crash,
@@ -34,6 +23,17 @@ from tests.runs import (
     gradient_strategy,
     tiny_workload,
 )
+from torch import Tensor, nn
+
+from fedwan.config import InnerConfig
+from fedwan.errors import FedwanError, JoinRefused, RunStopped, SessionLost
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.loopback import LoopbackLink
+from fedwan.rng import NamedGenerators
+from fedwan.site.checkpoint import Ledger, Work
+from fedwan.state import hash_state
+from fedwan.workloads.base import Batch, Reduce
+from tests.planes import eventually
 from tests.support import TinyWorkload, WrappedLink
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedwan.site.common import same_draws
 from torch import Tensor
 
 from fedwan.app import load_run, load_workload
@@ -16,7 +17,6 @@ from fedwan.data import open_shard
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.common import same_draws
 from fedwan.site.replica import Replica
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import keep_local

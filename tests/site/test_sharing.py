@@ -9,6 +9,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
+from fedwan.site.follower import shared
+from fedwan.site.service import check_gpus
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
@@ -16,10 +19,7 @@ from fedwan.data import open_shard
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site import follower
-from fedwan.site.follower import shared
-from fedwan.site.service import check_gpus
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, keep_local
 from fedwan.workloads.settings import resolve_page

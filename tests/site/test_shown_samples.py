@@ -8,21 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+from fedwan.simulate import SimulatedSite, simulate
+from fedwan.site.service import _plan
+from fedwan.site.settings import SiteSettings
+from fedwan.site.sharing import SharedWorkload
 from PIL import Image
+from tests.runs import SameStart, TinyRun, delta_strategy
 
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import open_shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.site.service import _plan
-from fedwan.site.settings import SiteSettings
-from fedwan.site.sharing import SharedWorkload
 from fedwan.workloads.base import Batch, discloses_inputs
 from fedwan.workloads.settings import resolve_page
 from sites import gan, pix2pix
 from strategies import diloco
-from tests.runs import SameStart, TinyRun, delta_strategy
 from tests.sites.support import CPU
 from tests.support import WrappedLink, build_strategy, tiny_shard
 

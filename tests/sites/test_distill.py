@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from torch import Tensor
 
 from fedwan.app import load_run
@@ -20,7 +21,6 @@ from fedwan.config import Config, DataConfig, InnerConfig, dump
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, JoinRefused
 from fedwan.recipes import resolve_strategy
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch, Examinable

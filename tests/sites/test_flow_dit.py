@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedSite, simulate
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError
 from fedwan.recipes import resolve_strategy
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.workloads.settings import resolve_page
 from sites import flow
 from strategies import diloco

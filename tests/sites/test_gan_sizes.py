@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedSite, simulate
 from torch.nn.utils import parametrize
 
 from fedwan.config import Config, DataConfig
 from fedwan.models.gan import build_discriminator, build_generator
 from fedwan.rng import lent_generators, seeded_init
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.state import hash_state
 from fedwan.workloads.settings import resolve_page
 from sites import gan

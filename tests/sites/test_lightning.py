@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, UserError
 from fedwan.recipes import resolve_strategy
-from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.state import hash_state, state_of
 from fedwan.workloads.base import discloses_inputs
 from fedwan.workloads.settings import networks_of, resolve_page

@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
@@ -21,7 +22,6 @@ from fedwan.data import Shard, open_shard
 from fedwan.errors import ConfigError
 from fedwan.output.samples import draw_samples
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.state import Role, hash_state
 from fedwan.workloads.base import Batch, Examinable
 from fedwan.workloads.descent import Descent

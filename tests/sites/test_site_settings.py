@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedSite, simulate
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig, SiteConfig
@@ -15,7 +16,6 @@ from fedwan.data import open_shard
 from fedwan.errors import ConfigError
 from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state

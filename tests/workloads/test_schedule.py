@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import Absence, SimulatedSite, simulate
 from torch import Tensor, nn
 
 from fedwan import simulate as simulation
@@ -18,7 +19,6 @@ from fedwan.config import Config, InnerConfig
 from fedwan.coordinator import rounds
 from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import Absence, SimulatedSite, simulate
 from fedwan.state import Role, TensorSpec, hash_state
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.schedule import rate_at, set_rates
