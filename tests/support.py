@@ -21,7 +21,7 @@ from fedwan.config import Config, InnerConfig, merge
 from fedwan.coordinator import rounds
 from fedwan.coordinator import run as coordinated
 from fedwan.coordinator.servicer import Servicer
-from fedwan.data.shard import AnyShard, Shard
+from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 from fedwan.recipes import resolve_strategy
@@ -173,7 +173,7 @@ class Ran:
         return [row["text"] for row in self.result.records if row.get("event") == kind]
 
 
-def take_part(place: Place, workload: Any, shard: AnyShard | None = None) -> str:
+def take_part(place: Place, workload: Any, shard: Shard | None = None) -> str:
     """A site's part in a run: its workload's steps to the end; the hash that it ended with."""
     index = int(place.member.name[1:]) - 1
     kinds: dict[str, NetworkKind] = dict.fromkeys(sorted(workload.networks), "regression")
