@@ -296,8 +296,7 @@ class Replica:
             weights: whole tensors by name; at rank 0 alone.
         """
         for name in self.group.lead(lambda: list(weights or {})):
-            value = None if weights is None else weights[name]
-            local(self.base[name]).copy_(self.piece(name, value))
+            local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
 
     def adopt(self, weights: State | None) -> None:
         """Take global weights over as both global and local; as `load_base`."""
@@ -369,8 +368,7 @@ class Replica:
         modes = [module.training for module in modules]
         try:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
-                value = None if weights is None else weights[name]
-                local(self.live[name]).copy_(self.piece(name, value))
+                local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
             refresh_spectral_norm(self.trained)
             for network in self.trained.values():
                 network.eval()

@@ -1,0 +1,277 @@
+"""What the tests of a site share: a script of a few layers, and sites of real processes."""
+
+from __future__ import annotations
+
+import faulthandler
+import functools
+import multiprocessing
+import os
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+import fedwan
+from fedwan.app import load_run
+from fedwan.config import Config
+from fedwan.simulation import RUN_ID, simulate
+from fedwan.site.group import Group
+from fedwan.site.joining import Place, open_site, standing_in
+from fedwan.site.site import Membership, Script, Site
+from fedwan.state import State, hash_state
+
+BATCH, WIDTH = 8, 16
+CUTS = ("ddp", "fsdp", "gradients", "tensor_parallel")
+"""Ways of several processes to train one network, besides a plain one on the same batches."""
+
+
+class Batches:
+    """Points and what a network is to make of them; a stream with a place that can be kept."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __next__(self) -> tuple[Tensor, Tensor]:
+        x = torch.randn(BATCH, WIDTH, generator=self._generator)
+        return x, x.flip(1).sin()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        self._generator.set_state(state["generator"])
+
+
+def network(seed: int = 0, *, depth: int = 4, width: int = WIDTH) -> nn.Sequential:
+    """Dense layers in pairs, as tensor parallel cuts them."""
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        sizes = [WIDTH, *[width] * (depth - 1), WIDTH]
+        layers: list[nn.Module] = []
+        for before, after in zip(sizes, sizes[1:], strict=False):
+            layers += [nn.Linear(before, after), nn.Tanh()]
+    return nn.Sequential(*layers[:-1])
+
+
+def cut(net: nn.Sequential, way: str) -> nn.Module:
+    """A network as some way of sharing the work has it."""
+    if way == "ddp":
+        return nn.parallel.DistributedDataParallel(net)
+    if way in ("fsdp", "gradients"):
+        from torch.distributed.fsdp import fully_shard
+
+        for layer in (*(m for m in net if isinstance(m, nn.Linear)), net):
+            fully_shard(layer, reshard_after_forward=way == "fsdp")
+    if way == "tensor_parallel":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            RowwiseParallel,
+            parallelize_module,
+        )
+
+        dense = [name for name, m in net.named_children() if isinstance(m, nn.Linear)]
+        styles = [ColwiseParallel(), RowwiseParallel()] * (len(dense) // 2)
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        parallelize_module(net, mesh, dict(zip(dense, styles, strict=True)))
+    return net
+
+
+class Ended(NamedTuple):
+    """How a script ended at one process."""
+
+    sha256: str
+    steps: list[int]
+    losses: list[float]
+
+
+def take_steps(
+    way: str = "plain",
+    *,
+    seed: int = 0,
+    each: Callable[[Site, int], object] = lambda site, step: None,
+    **options: Any,
+) -> Ended:
+    """A training script."""
+    place_rank = dist.get_rank() if way in ("ddp", "fsdp", "gradients") else 0
+    parts = dist.get_world_size() if way in ("ddp", "fsdp", "gradients") else 1
+    net = cut(network(seed), way)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    batches = Batches(seed)
+    steps, losses = [], []
+    given = {"networks": {"net": net}, "optimizers": {"net": optimizer}} | options
+    with fedwan.join(state={"batches": batches}, **given) as site:
+        for step in site:
+            steps.append(step)
+            x, target = (part.chunk(parts)[place_rank] for part in next(batches))
+            loss = (net(x) - target).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            site.reduce()
+            optimizer.step()
+            site.log(loss=loss)
+            losses.append(float(loss.detach()))
+            each(site, step)
+        assert isinstance(site, Site)
+    return Ended(site.global_sha256, steps, losses)
+
+
+def asked(*words: str) -> Config:
+    """A run of scripts; of one site unless asked otherwise."""
+    usual = ("workload=command", "device=cpu", "sites=1", "steps=8", "h=4", "eval.first=false")
+    if any("strategy=sync" in w or "strategy=parameter_server" in w for w in words):
+        usual = tuple(word for word in usual if word != "h=4")
+    words = ("checkpoint.every=1", *words)
+    return load_run(None, [*(w for w in usual if "first" not in w), *words])
+
+
+class Ran(NamedTuple):
+    """How a run ended, as one process of its first site knows it."""
+
+    ended: Any
+    """What the script returned at this process."""
+    state: State
+    """The coordinator's final weights; at rank 0, as the next two."""
+    sha256: set[str]
+    """Of these, and of those that every site ended with."""
+    records: list[dict[str, Any]]
+
+
+def at_site(config: Config, folder: Path, script: Callable[[], Any]) -> Ran:
+    """Run a script as the first site of a run; collective. Rank 0 has the coordinator, too.
+
+    Other sites are of one process each, in threads of rank 0.
+    """
+    ended: list[Any] = []
+    if not dist.is_initialized() or dist.get_rank() == 0:
+
+        def train(place: Place) -> None:
+            if place.member.name == "s1":
+                ended.append(script())
+            else:
+                alone(place)
+
+        run = simulate(config, folder, train=train)
+        sha256 = {hash_state(run.model.state), *run.site_sha256.values()}
+        return Ran(ended[0], run.model.state, sha256, run.records)
+    member = Membership(config, RUN_ID, "s1", folder / "s1")
+
+    def no_link() -> Any:
+        raise AssertionError("rank 0 alone has a link")
+
+    with standing_in(Place(member, no_link)):
+        return Ran(script(), {}, set(), [])
+
+
+def alone(place: Place) -> None:
+    """Another site, of one process, on its own data."""
+    net = network()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    batches = Batches(int(place.member.name[1:]))
+    script = Script({"net": net}, {"net": optimizer}, {"net": "regression"}, {"batches": batches})
+    with open_site(place, script, Group()) as site:
+        for _ in site:
+            x, target = next(batches)
+            optimizer.zero_grad()
+            (net(x) - target).square().mean().backward()
+            site.reduce()
+            optimizer.step()
+
+
+# Processes ---------------------------------------------------------------------------------------
+
+
+class Processes:
+    """Real processes in one process group on gloo, that run functions together."""
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.size = size
+        self._folder = folder
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        self._starts = 0
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._starts += 1
+        store = self._folder / f"store-{self._starts}"
+        for rank in range(self.size):
+            mine, theirs = context.Pipe()
+            process = context.Process(
+                target=_serve, args=(rank, self.size, str(store), theirs), daemon=True
+            )
+            process.start()
+            self._pipes.append(mine)
+            self._processes.append(process)
+
+    def run(
+        self, call: Callable[..., Any], *args: Any, timeout_s: float = 90.0, **options: Any
+    ) -> list[Any]:
+        """What a function returns at each rank, or the text of what it raised.
+
+        Args:
+            call: of a module; called with these arguments at each rank.
+            args: can be pickled.
+            timeout_s: after it, processes are ended.
+            options: as `args`.
+        """
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send(functools.partial(call, *args, **options))
+        outcomes: list[Any] = [None] * self.size
+        deadline = time.monotonic() + timeout_s
+        left = dict(zip(self._pipes, range(self.size), strict=True))
+        is_good = True
+        while left and (heard := wait(list(left), max(0.0, deadline - time.monotonic()))):
+            for pipe in heard:
+                is_fine, outcomes[left[pipe]] = pipe.recv()  # type: ignore[union-attr,index]
+                if not is_fine and is_good:  # the others may wait for it in vain
+                    is_good, deadline = False, min(deadline, time.monotonic() + 10)
+                del left[pipe]  # type: ignore[arg-type]
+        if left or not is_good:
+            self.stop()
+        if left and is_good:
+            raise TimeoutError(f"{call} hangs")
+        return outcomes
+
+    def stop(self) -> None:
+        """End them."""
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._pipes, self._processes = [], []
+
+
+class Failure(NamedTuple):
+    """What a function raised at one rank."""
+
+    error: str
+    """Its class."""
+    text: str
+    trace: str
+
+
+def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    while True:
+        try:
+            call = pipe.recv()
+        except EOFError:
+            return
+        faulthandler.dump_traceback_later(float(os.environ.get('HANG','80')), exit=True)
+        try:
+            pipe.send((True, call()))
+        except BaseException as error:
+            failure = Failure(type(error).__name__, str(error), traceback.format_exc())
+            pipe.send((False, failure))
