@@ -21,6 +21,8 @@ from torch import distributed as dist
 import fedwan
 from fedwan.app import load_run
 from fedwan.config import Config
+from fedwan.link.loopback import LoopbackLink
+from fedwan.rng import seeded_init
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.group import Group
 from fedwan.site.joining import Place, open_site, standing_in
@@ -51,8 +53,7 @@ class Batches:
 
 def network(seed: int = 0, *, depth: int = 4, width: int = WIDTH) -> nn.Sequential:
     """Dense layers in pairs, as tensor parallel cuts them."""
-    with torch.random.fork_rng([]):
-        torch.manual_seed(seed)
+    with seeded_init(seed):
         sizes = [WIDTH, *[width] * (depth - 1), WIDTH]
         layers: list[nn.Module] = []
         for before, after in zip(sizes, sizes[1:], strict=False):
@@ -96,40 +97,56 @@ def take_steps(
     way: str = "plain",
     *,
     seed: int = 0,
-    each: Callable[[Site, int], object] = lambda site, step: None,
+    batches: int = 0,
+    stop_at: int = -1,
+    keep: Callable[[nn.Module], object] = lambda net: None,
     **options: Any,
 ) -> Ended:
-    """A training script."""
-    place_rank = dist.get_rank() if way in ("ddp", "fsdp", "gradients") else 0
-    parts = dist.get_world_size() if way in ("ddp", "fsdp", "gradients") else 1
+    """A training script.
+
+    Args:
+        way: see `cut`.
+        seed: of the network.
+        batches: seed of the data.
+        stop_at: the step in which the coordinator is told to stop.
+        keep: gets the network.
+        options: of `fedwan.join`, in place of the usual.
+    """
+    is_shared = way in ("ddp", "fsdp", "gradients")
+    rank, size = (dist.get_rank(), dist.get_world_size()) if is_shared else (0, 1)
     net = cut(network(seed), way)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    batches = Batches(seed)
-    steps, losses = [], []
-    given = {"networks": {"net": net}, "optimizers": {"net": optimizer}} | options
-    with fedwan.join(state={"batches": batches}, **given) as site:
+    keep(net)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=False)
+    data = Batches(batches)
+    ended = Ended("", [], [])
+    usual = {
+        "networks": {"net": net},
+        "optimizers": {"net": optimizer},
+        "state": {"data": data},
+    }
+    with fedwan.join(**(usual | options)) as site:
+        assert isinstance(site, Site)
         for step in site:
-            steps.append(step)
-            x, target = (part.chunk(parts)[place_rank] for part in next(batches))
+            x, target = (part.chunk(size)[rank] for part in next(data))
             loss = (net(x) - target).square().mean()
             optimizer.zero_grad()
             loss.backward()
             site.reduce()
             optimizer.step()
             site.log(loss=loss)
-            losses.append(float(loss.detach()))
-            each(site, step)
-        assert isinstance(site, Site)
-    return Ended(site.global_sha256, steps, losses)
+            ended.steps.append(step)
+            ended.losses.append(float(loss.detach()))
+            if step == stop_at and isinstance(link := site._link, LoopbackLink):
+                link._hub.finish("that is enough")  # type: ignore[attr-defined]
+    return ended._replace(sha256=site.global_sha256)
 
 
 def asked(*words: str) -> Config:
     """A run of scripts; of one site unless asked otherwise."""
-    usual = ("workload=command", "device=cpu", "sites=1", "steps=8", "h=4", "eval.first=false")
-    if any("strategy=sync" in w or "strategy=parameter_server" in w for w in words):
-        usual = tuple(word for word in usual if word != "h=4")
-    words = ("checkpoint.every=1", *words)
-    return load_run(None, [*(w for w in usual if "first" not in w), *words])
+    usual = ["workload=command", "device=cpu", "sites=1", "steps=8", "checkpoint.every=1"]
+    takes_h = not any(word in ("strategy=sync", "strategy=parameter_server") for word in words)
+    inner = ["inner.net.name=adamw", "inner.net.lr=0.01", "inner.net.weight_decay=0.01"]
+    return load_run(None, [*usual, *(["h=4"] if takes_h else inner), "eval.every=0", *words])
 
 
 class Ran(NamedTuple):
@@ -229,16 +246,16 @@ class Processes:
         outcomes: list[Any] = [None] * self.size
         deadline = time.monotonic() + timeout_s
         left = dict(zip(self._pipes, range(self.size), strict=True))
-        is_good = True
+        num_failed = 0
         while left and (heard := wait(list(left), max(0.0, deadline - time.monotonic()))):
             for pipe in heard:
                 is_fine, outcomes[left[pipe]] = pipe.recv()  # type: ignore[union-attr,index]
-                if not is_fine and is_good:  # the others may wait for it in vain
-                    is_good, deadline = False, min(deadline, time.monotonic() + 10)
+                if not is_fine:  # the others may wait for it in vain
+                    num_failed, deadline = num_failed + 1, min(deadline, time.monotonic() + 20)
                 del left[pipe]  # type: ignore[arg-type]
-        if left or not is_good:
+        if left or 0 < num_failed < self.size:
             self.stop()
-        if left and is_good:
+        if left and not num_failed:
             raise TimeoutError(f"{call} hangs")
         return outcomes
 
