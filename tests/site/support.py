@@ -286,9 +286,10 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             call = pipe.recv()
         except EOFError:
             return
-        faulthandler.dump_traceback_later(float(os.environ.get('HANG','80')), exit=True)
+        faulthandler.dump_traceback_later(float(os.environ.get('HANG', '60')))
         try:
             pipe.send((True, call()))
         except BaseException as error:
             failure = Failure(type(error).__name__, str(error), traceback.format_exc())
             pipe.send((False, failure))
+        faulthandler.cancel_dump_traceback_later()
