@@ -2,22 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-from typing import Any
-
 import pytest
-import torch
-from pytorch_lightning import Callback, LightningModule
-from pytorch_lightning.loggers import CSVLogger
-from pytorch_lightning.plugins.precision import MixedPrecision
 
 from fedwan.app import load_run
 from fedwan.config import Config
-from fedwan.errors import UserError
-from fedwan.simulation import Absence, SimulatedRun, simulate
-from tests.lightning_modules import LOADERS, fit
-from tests.support import same_bits
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

@@ -47,9 +47,7 @@ def train_plainly(inner: Mapping[str, InnerConfig], sites: int, steps: int) -> T
     """One process that steps on the batches of all sites at once: large-batch training."""
     workload = TinyWorkload(inner)
     rngs = [NamedGenerators(0, f"s{index + 1}") for index in range(sites)]
-    streams = [
-        BatchStream(tiny_shard(index).train, BATCH, rng["data"]) for index, rng in enumerate(rngs)
-    ]
+    streams = [tiny_shard(index).loader(BATCH, rng["data"]) for index, rng in enumerate(rngs)]
     for _ in range(steps):
         parts: list[Tensor] = []
         for stream, rng in zip(streams, rngs, strict=True):
@@ -90,7 +88,7 @@ def test_a_plain_torch_loop_in_fedwan_join_is_the_same_training(tmp_path: Path) 
     def part(place: Place, workload: TinyWorkload) -> None:
         network, optimizer = workload.networks["velocity"], workload.optimizers["velocity"]
         rng = NamedGenerators(0, "s1")
-        batches = BatchStream(tiny_shard(0).train, BATCH, rng["data"])
+        batches = tiny_shard(0).loader(BATCH, rng["data"])
         with fedwan.join(networks={"velocity": network}, optimizers={"any": optimizer}) as site:
             for _ in site:
                 x = batches.__next__().x

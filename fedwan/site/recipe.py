@@ -92,16 +92,21 @@ def train(
     loader = shard.loader(config.data.batch, order, member.device)
     may_show = place.show_samples or shard.public or not discloses_inputs(workload)
 
+    real = shard.held_out
+    if config.eval.num and real is not None:
+        num = min(config.eval.num, num_samples_in(real))
+        real = InMemory(real).take(torch.arange(num))
+
     def evaluate(seed: int) -> Mapping[str, Any]:
-        figures = dict(workload.evaluate(shard.held_out, seed))
-        return figures | ({"real": first_leaf(shard.held_out)} if shard.public else {})
+        figures = dict(workload.evaluate(real, seed))
+        return figures | ({"real": first_leaf(real)} if shard.public else {})
 
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,
         kinds=kinds,
         state={"rng": rng, "data": loader, "kept": _Kept(workload)},
-        evaluate=evaluate,
+        evaluate=None if real is None else evaluate,
         sample=workload.sample if may_show else None,
         on_close=Outcome.leave,
     )

@@ -33,7 +33,6 @@ from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
-from fedwan.link.buffer import Buffer
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.asking import Asked
@@ -460,18 +459,16 @@ class Site:
             return call()
         had: list[Arrival] = []
 
-        def head() -> tuple[Arrival, bool]:
+        def head() -> tuple[Arrival, int | None]:
             had.append(call())
-            return had[0]._replace(payload=None), had[0].payload is not None
+            payload = had[0].payload
+            return had[0]._replace(payload=None), None if payload is None else payload.num_bytes
 
-        arrival, has_payload = self.group.lead(head)
-        if not has_payload:
+        arrival, num_bytes = self.group.lead(head)
+        if num_bytes is None:
             return arrival
-        source = had[0].payload if had else None
-        data = self.group.spread_bytes(source.read(0, source.num_bytes) if source else None)
-        buffer = Buffer(len(data))
-        buffer.write(0, data)
-        return arrival._replace(payload=buffer)
+        payload = self.group.spread_payload(had[0].payload if had else None, num_bytes)
+        return arrival._replace(payload=payload)
 
     # What the coordinator asks between steps -----------------------------------------------
 

@@ -37,7 +37,7 @@ class Site:
     def __init__(self, index: int, net: Mapping[str, InnerConfig]) -> None:
         self.workload = TinyWorkload(net)
         self.rng = NamedGenerators(0, f"s{index + 1}")
-        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.stream = tiny_shard(index).loader(BATCH, self.rng["data"])
         self.weights: Mapping[str, Tensor] = state_of(self.workload.networks)
         self.departed: dict[int, State] = {}
         self.estimates: State = {}

@@ -118,7 +118,7 @@ class Site:
     def __init__(self, index: int) -> None:
         self.workload = TinyWorkload(NET)
         self.rng = NamedGenerators(0, f"s{index + 1}")
-        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.stream = tiny_shard(index).loader(BATCH, self.rng["data"])
         self.weights: State = dict(state_of(self.workload.networks))
         self.base = {name: value.clone() for name, value in self.weights.items()}
         self.version = 0

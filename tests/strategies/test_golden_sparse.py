@@ -34,7 +34,7 @@ def reference(owes: Literal["residual", "weights"]) -> State:
     """Either a = β e + Δ and e' = a - Q(a), or a = θ - l and l' = θ' - (a - Q(a))."""
     workloads = [TinyWorkload(NET) for _ in range(SITES)]
     rngs = [NamedGenerators(0, f"s{i + 1}") for i in range(SITES)]
-    streams = [BatchStream(tiny_shard(i).train, BATCH, r["data"]) for i, r in enumerate(rngs)]
+    streams = [tiny_shard(i).loader(BATCH, r["data"]) for i, r in enumerate(rngs)]
     local: list[State] = [dict(state_of(w.networks)) for w in workloads]
     theta = {name: value.clone() for name, value in local[0].items()}
     owed = [{name: torch.zeros_like(value) for name, value in theta.items()} for _ in local]
