@@ -61,6 +61,9 @@ class Servicer:
         self.reports: SimpleQueue[tuple[str, wire.QualityReport]] = SimpleQueue()
         self.farewells: dict[str, wire.Farewell] = {}
         self.rejected = 0
+        self.refused_since_update = 0
+        """Contributions that were refused since the last update went out."""
+        self.last_refusal = ""
         self.dropped = 0
         """Contributions that came too late to be merged."""
         self.rejoins = 0
@@ -325,7 +328,9 @@ class Servicer:
     def _rejection(self, key: Key, text: str) -> wire.Receipt:
         self.intake.reject(key)
         self.rejected += 1
-        self._event("rejected", key.site, f"contribution of {key.site} refused: {text}")
+        self.refused_since_update += 1
+        self.last_refusal = f"contribution of {key.site} refused: {text}"
+        self._event("rejected", key.site, self.last_refusal)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     # Downloads -----------------------------------------------------------------------------
@@ -389,6 +394,7 @@ class Servicer:
             merged: sites whose contributions are in it, each with the version that it started from.
         """
         with self.changed:
+            self.refused_since_update = 0
             self.updates.publish(fragment, version, payload, merged)
             for site, start in merged:
                 self.intake.drop(Key(wire.UploadHeader.CONTRIBUTION, fragment, start, site))
