@@ -201,7 +201,7 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         if site is not None and not site.is_done:
             raise UserError(
                 f"the fit ended at step {site.step} of {site.num_steps}, before the run was over; "
-                "give Trainer(max_epochs=-1), and no callback that stops it"
+                "give Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
             )
         self._leave(None)
 
@@ -252,6 +252,7 @@ class _Position:
             "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
             "fit_random": self._fit_random,
             "epoch_random": self._random() if is_over else self._epoch_random,
+            "own_random": self._random()["own"],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -284,10 +285,10 @@ class _Position:
         self._epoch_random = loaded["epoch_random"]
         if self._epoch_random:  # the first epoch's order is that of the fit's begin
             load_random_state(self._epoch_random["global"])
-            for generator, state in zip(self._generators(), self._epoch_random["own"], strict=True):
-                generator.set_state(state)
+            self._set_generators(self._epoch_random["own"])
         if loaded["batches"]:
             self._forward(loaded["batches"], loaded["loader"])
+            self._set_generators(loaded["own_random"])
 
     def _forward(self, num_batches: int, placed: dict[str, Any] | None) -> None:
         """Have the epoch go on behind its first batches."""
@@ -317,6 +318,10 @@ class _Position:
 
     def _random(self) -> dict[str, Any]:
         return {"global": random_state(), "own": [g.get_state() for g in self._generators()]}
+
+    def _set_generators(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators(), states, strict=True):
+            generator.set_state(state)
 
     def _generators(self) -> list[torch.Generator]:
         """The loaders' own, each once."""
