@@ -64,6 +64,8 @@ class _Flight:
     """Δ when it departed, until it is encoded; empty without overlap."""
     sent: tuple[State, State] = ({}, {})
     """What error feedback owed before the contribution was encoded, and afterwards."""
+    is_own: bool = False
+    """Whether the update is exactly what this site has sent, so that nothing is to land."""
     outcome: Future[Arrival] | None = None
     """With overlap, at rank 0."""
     arrival: Arrival | None = None
@@ -255,7 +257,10 @@ class DeltaExchange:
             raise _Astray
         assert arrival.payload is not None
         fragment, down = flight.fragment, self._site.strategy.down
-        self._site.replica.advance(arrival.payload, fragment, down)
+        is_waited = not self._overlap.tau
+        flight.is_own = self._site.replica.advance(
+            arrival.payload, fragment, down, is_waited=is_waited
+        )
         self._hook.on_update(fragment, arrival.payload, down)
 
     # Landing -------------------------------------------------------------------------------
@@ -275,7 +280,7 @@ class DeltaExchange:
         )
         is_written = self._hook.on_land(fragment, landing)
         self._renew(fragment, arrival.header, arrival.version)
-        if is_written:
+        if is_written or flight.is_own:
             site.replica.landed(fragment)
         else:
             site.replica.land(fragment, 0.0 if is_replaced else self._overlap.alpha)

@@ -218,21 +218,38 @@ class Replica:
 
     # What lands ----------------------------------------------------------------------------
 
-    def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
+    def advance(
+        self, payload: Source, fragment: Fragment, codec: Codec, *, is_waited: bool = False
+    ) -> bool:
         """Global += update, for every tensor of the fragment; the local weights stay.
+
+        Args:
+            payload: the update.
+            fragment: which.
+            codec: of updates.
+            is_waited: no step was taken since the contribution left.
+
+        Returns:
+            Whether the update is, bit for bit, what this site has sent: its local weights then are
+            the new global ones already, less what a subtraction and an addition round away.
 
         Raises:
             PayloadError: the payload is damaged. The replica is then in between two versions: end
                 this process; its successor takes the global weights.
         """
+        is_own = is_waited
         for name, coded in codec.read_each(payload, fragment.layout):
             base = self.base[name]
+            if is_own and self.layout[name].role is Role.PARAMETER:
+                mine = local(self._delta_of(name)).neg()
+                is_own = torch.equal(piece_like(coded.tensor(), base), mine)
             if self.layout[name].role is not Role.PARAMETER:
                 local(base).copy_(piece_like(coded.tensor(), base))
             elif is_cut(base):
                 local(base).add_(piece_like(coded.tensor(), base))
             else:
                 coded.add_to(base)
+        return all(self.group.collect(is_own))
 
     def land(self, fragment: Fragment, alpha: float) -> None:
         """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
@@ -339,18 +356,16 @@ class Replica:
             elif with_model:
                 local(self.live[name]).copy_(value)
 
-    def global_sha256(self) -> str:
-        """Hash of the live weights as the coordinator would keep them.
+    def global_sha256(self, *, of_steps: bool = False) -> str:
+        """Hash of the global weights as the coordinator keeps them.
 
-        It keeps what rounds to them, if that is what it sent last.
+        Args:
+            of_steps: they are what every site's own steps make, as where gradients are exchanged.
         """
-        return hash_state(OnDemand(self.live, lambda name: whole(self._kept_as(name))))
-
-    def _kept_as(self, name: str) -> Tensor:
-        value, base = self.live[name], self.base[name]
-        if value.dtype != base.dtype and torch.equal(local(value), local(base).to(value.dtype)):
-            return base
-        return self._widen(name, value)
+        if not of_steps:
+            return self._hash(self.base)
+        wide = lambda name: whole(self._widen(name, self.live[name]))
+        return hash_state(OnDemand(self.live, wide))
 
     def same_sha256(self) -> str:
         """Hash of what every process of the site must have alike: parameters that are not cut."""

@@ -381,7 +381,8 @@ class Site:
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        self.global_sha256 = sha256 = self.replica.global_sha256()
+        of_steps = isinstance(self._exchange, GradientExchange)
+        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=of_steps)
         version = self._exchange.versions[0]
         with self.meter.waiting():
             while not self.is_stopped:
