@@ -157,8 +157,9 @@ class _Host:
         return GrpcLink(address, identity, channels=self._case.channels, compression="none")
 
     def _run(self, name: str, link: GrpcLink) -> None:
-        from fedwan.link import wire_pb2 as wire
         from fedwan.site.courier import Courier
+
+        from fedwan.link import wire_pb2 as wire
 
         courier = Courier(link, RUN_ID, self._layout, POLL_S)
         if link.join(self._hello(name)).send_initial:

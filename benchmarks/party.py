@@ -50,10 +50,11 @@ def coordinate(folder: Path) -> None:
 
 def take_part(folder: Path, name: str) -> dict[str, Any]:
     """Be a site; its stopwatch if the workload has one."""
-    from benchmarks.peers.stopwatch import STOPWATCH
-    from fedwan.link.ticket import Ticket
     from fedwan.site.service import run_site
     from fedwan.site.settings import SiteSettings
+
+    from benchmarks.peers.stopwatch import STOPWATCH
+    from fedwan.link.ticket import Ticket
 
     while not (folder / TICKET).exists():
         time.sleep(0.05)

@@ -38,6 +38,7 @@ from fedwan.planner.virtual import run_virtually  # noqa: E402
 from fedwan.planner.virtual_site import SiteModel  # noqa: E402
 from fedwan.planner.weather import Season, changing_link, draw_outages  # noqa: E402
 from fedwan.planner.wire_model import modelled_link  # noqa: E402
+from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, layout_of  # noqa: E402
 
 WIDTH = 64
@@ -69,7 +70,9 @@ def predict(case: Case, layout: Layout) -> float:
         fragments, tau = int(words["stream.fragments"]), int(words["stream.tau"])
         config.stream = StreamConfig(fragments=fragments, tau=tau)
     recipe = load_strategy(case.strategy)
-    recipe.resolve(config, {name: "adversarial" for name in ("generator", "discriminator")})
+    resolve_strategy(
+        recipe, config, {name: "adversarial" for name in ("generator", "discriminator")}
+    )
     link = modelled_link(
         LinkConfig(
             rate_mbit=case.rate_mbit,
@@ -135,7 +138,7 @@ def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> dict[str, Any]:
     config.round.quorum = max(1, 9 * num_sites // 10)
     config.round.patience_s = 30.0
     recipe = load_strategy(config.strategy)
-    recipe.resolve(config, {"model": "regression"})
+    resolve_strategy(recipe, config, {"model": "regression"})
     link = modelled_link(LinkConfig(rate_mbit=1000.0, rtt_ms=50.0))
     horizon_s = 100.0 * num_rounds
     draw = random.Random(seed)

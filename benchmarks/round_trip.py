@@ -98,8 +98,9 @@ def make_strategy() -> Any:
 def run_coordinator(folder: Path, rounds: int) -> dict[str, Any]:
     """Serve a run to its end; the port goes into a file for the sites."""
     from fedwan.coordinator.desk import Desk
-    from fedwan.coordinator.intake import Intake
     from fedwan.coordinator.plan import Plan
+
+    from fedwan.coordinator.intake import Intake
     from fedwan.coordinator.registry import Registry
     from fedwan.coordinator.rounds import Rounds
     from fedwan.link.server import DataPlane
@@ -126,12 +127,12 @@ def run_coordinator(folder: Path, rounds: int) -> dict[str, Any]:
 def run_site(folder: Path, name: str, payload_bytes: int, rounds: int) -> dict[str, Any]:
     """One site's part."""
     import torch
+    from fedwan.site.loop import SiteLoop
+    from fedwan.site.plan import SitePlan
 
     from fedwan.data import InMemory, Shard
     from fedwan.link.client import GrpcLink
     from fedwan.link.tls import Identity
-    from fedwan.site.loop import SiteLoop
-    from fedwan.site.plan import SitePlan
     from fedwan.workloads.base import Batch
 
     while not (folder / "port").exists():

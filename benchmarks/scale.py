@@ -62,32 +62,33 @@ class Case:
 
 def serve(folder: Path, case: Case) -> dict[str, Any]:
     """The coordinator: serve a run to its end; the port goes into a file for the sites."""
+    from fedwan.coordinator.desk import Desk
+    from fedwan.coordinator.plan import Plan
+
     from fedwan import codecs, outer
     from fedwan.config import LinkConfig
-    from fedwan.coordinator.desk import Desk
     from fedwan.coordinator.intake import Intake
-    from fedwan.coordinator.plan import Plan
     from fedwan.coordinator.policy import barrier
     from fedwan.coordinator.registry import Registry
     from fedwan.coordinator.rounds import Rounds
     from fedwan.coordinator.server_step import step_outer
     from fedwan.coordinator.service import SILENT_HEARTBEATS, SPARE_THREADS
     from fedwan.fragments import whole
-    from fedwan.link.channels import threads_per_site
-    from fedwan.link.server import DataPlane
+    from fedwan.link.client import CHUNK_BYTES, HEARTBEAT_S
+    from fedwan.link.server import DataPlane, threads_per_site
     from fedwan.link.tls import Identity
     from fedwan.strategy import Strategy
 
     link, names, codec = LinkConfig(), site_names(case.sites), getattr(codecs, CODEC)()
     step = step_outer({"model": outer.nesterov(0.5, 0.5)})
     strategy = Strategy("delta", 1, whole, step, codec, codec, barrier(case.sites))
-    registry = Registry(names, SILENT_HEARTBEATS * link.heartbeat_s)
+    registry = Registry(names, SILENT_HEARTBEATS * HEARTBEAT_S)
     intake = Intake(codec, 0.0, folder / "spool")
-    desk = Desk(RUN_ID, registry, intake, whole, lambda *event: None, link.chunk_bytes)
+    desk = Desk(RUN_ID, registry, intake, whole, lambda *event: None, CHUNK_BYTES)
     identity = Identity.load(folder / "pki" / "coordinator", "coordinator")
     num_threads = case.sites * threads_per_site(case.channels) + SPARE_THREADS
     plane = DataPlane(
-        *(desk, identity, "127.0.0.1", 0, num_threads, link.heartbeat_s),
+        *(desk, identity, "127.0.0.1", 0, num_threads, HEARTBEAT_S),
         congestion=link.congestion,
         num_sites=case.sites,
     )

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
-from fedwan.app import load_strategy, load_workload
-from fedwan.config import Config, half_lives, site_names
-from fedwan.data.shard import Shard, open_shard
 from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
+
+from fedwan.app import load_strategy, load_workload
+from fedwan.config import Config, site_names
+from fedwan.data.shard import Shard, open_shard
 from fedwan.workloads.base import Workload
 
 __all__ = ["run_simulated"]
@@ -54,7 +55,6 @@ def run_simulated(
             batch=config.data.batch,
             seed=config.seed,
             ema_half_life=config.ema.half_life,
-            ema_half_lives=half_lives(config),
             absences=absences,
             inner=config.inner,
         )

@@ -36,6 +36,9 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
+from fedwan.site.follower import shared  # noqa: E402
+from fedwan.site.holding import holding_of  # noqa: E402
+from fedwan.site.service import choose_device  # noqa: E402
 from PIL import Image  # noqa: E402
 
 from benchmarks.rows import print_row, write_rows  # noqa: E402
@@ -43,9 +46,6 @@ from fedwan.app import load_run, load_workload  # noqa: E402
 from fedwan.config import Config  # noqa: E402
 from fedwan.data import find_source, open_shard  # noqa: E402
 from fedwan.rng import NamedGenerators  # noqa: E402
-from fedwan.site.follower import shared  # noqa: E402
-from fedwan.site.holding import holding_of  # noqa: E402
-from fedwan.site.service import choose_device  # noqa: E402
 from fedwan.workloads.base import keep_local  # noqa: E402
 
 WARM_UP = 2

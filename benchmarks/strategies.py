@@ -23,12 +23,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch  # noqa: E402
+from fedwan.simulate import Absence  # noqa: E402
 
 from benchmarks.rows import print_row, write_rows  # noqa: E402
 from benchmarks.simulated import run_simulated  # noqa: E402
 from fedwan.app import load_run  # noqa: E402
 from fedwan.config import site_names  # noqa: E402
-from fedwan.simulate import Absence  # noqa: E402
 
 SITES = 4
 STEPS = {"flow": 2000, "gan": 1400}

@@ -18,18 +18,19 @@ import dataclasses
 import hashlib
 import importlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import fedwan
-from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan._config_tree import Tree, parse_words, read_yaml
 from fedwan._recipe_checks import check_recipes
-from fedwan.config import COMMAND, Config, InnerConfig, SiteConfig, half_lives, merge
+from fedwan.config import COMMAND, Config, InnerConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+from fedwan.uses import Faults
 
 if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
@@ -41,9 +42,9 @@ __all__ = [
     "find_app",
     "installed_app",
     "load_run",
+    "load_strategies",
     "load_strategy",
     "load_workload",
-    "networks_of",
     "resolve",
     "resolve_workload",
     "source_sha256",
@@ -53,8 +54,7 @@ __all__ = [
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
-_WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
-_STRATEGY_PARTS = ("resolve", "build")
+_WORKLOAD_PARTS = _STRATEGY_PARTS = ("build",)
 
 
 def find_app() -> Path:
@@ -96,26 +96,8 @@ def load_workload(name: str) -> ModuleType:
     return _load("workload", name, "sites", _WORKLOAD_PARTS)
 
 
-def networks_of(workload: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
-    """The networks that a workload recipe trains, and what kind each is.
-
-    Args:
-        workload: the recipe.
-        config: its `model` with every setting.
-
-    Raises:
-        ConfigError: they depend on settings of which they cannot be learned.
-    """
-    networks = workload.NETWORKS
-    found: Mapping[str, NetworkKind] = networks(config) if callable(networks) else networks
-    return found
-
-
 def load_strategy(name: str) -> ModuleType:
-    """Import a strategy recipe, which has two functions.
-
-    `resolve(config, networks)` fills in `outer.*` and `h`, and `build(config)` returns a
-    `fedwan.strategy.Strategy`.
+    """Import a strategy recipe; its parts are listed in `fedwan.strategy`.
 
     Raises:
         ConfigError: there is no such recipe, or it lacks a part.
@@ -126,6 +108,15 @@ def load_strategy(name: str) -> ModuleType:
 def strategy_names() -> list[str]:
     """The strategies that are found by a plain name, those of users among them, in name order."""
     return _names("strategies")
+
+
+def load_strategies() -> Mapping[str, ModuleType]:
+    """All strategies, by name.
+
+    Raises:
+        ConfigError: there is no app.
+    """
+    return {name: load_strategy(name) for name in strategy_names()}
 
 
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
@@ -143,7 +134,7 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     """
     trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
     asked = merge(Config(), *trees)
-    chosen = resolve(dataclasses.replace(asked, inner={}, outer={}))
+    chosen = _defaults(asked)
     # Defaults of one optimiser mean nothing to another, so that it starts with InnerConfig's own.
     inner = {
         network: default
@@ -157,6 +148,14 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     return config
 
 
+def _defaults(asked: Config) -> Config:
+    """The optimisers that the recipes choose; none of what is asked for that cannot be resolved."""
+    try:
+        return resolve(dataclasses.replace(asked, inner={}, outer={}))
+    except ConfigError:
+        return dataclasses.replace(asked, inner={}, outer={})
+
+
 def resolve(config: Config) -> Config:
     """A configuration with nothing left open: what the run's `config.yaml` will hold.
 
@@ -166,21 +165,38 @@ def resolve(config: Config) -> Config:
         config: checked by `fedwan.config`; it is not changed.
 
     Raises:
-        ConfigError: an unknown recipe, network or model setting, a setting without effect, or more
-            fragments than the model has modules.
+        ConfigError: a line each: an unknown recipe, network or model setting, a setting without
+            effect, or more fragments than the model has modules.
     """
     if config.workload == COMMAND:
         load_strategy(config.strategy)
+        check_codecs(config)
         config = copy.deepcopy(config)
         config.data.batch = config.data.batch or 1
         return merge(config)
-    workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
-    config = resolve_workload(config)
-    networks = networks_of(workload, config)
-    strategy.resolve(config, networks)
-    assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
-    check_recipes(config, workload, strategy)
-    _fill_half_life(config, networks)
+    config, faults = copy.deepcopy(config), Faults()
+    with faults.caught():
+        workload = load_workload(config.workload)
+    with faults.caught():
+        strategy = load_strategy(config.strategy)
+    faults.tell()
+    # Imported here: these need torch, which the command line does without until it has recipes.
+    from fedwan.recipes import require_followed, resolve_strategy
+    from fedwan.workloads.settings import resolve_page
+
+    with faults.caught():
+        check_codecs(config)
+    networks = None
+    with faults.caught():
+        networks = resolve_page(workload, config)
+    with faults.caught():
+        if networks is None:
+            require_followed(strategy, config, load_strategies)
+        else:
+            resolve_strategy(strategy, config, networks, load_strategies)
+    faults.tell()
+    check_recipes(config, workload, strategy.build(config))
+    _fill_half_life(config)
     return merge(config)
 
 
@@ -206,11 +222,14 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
         raise ConfigError(
             "steps has no default for a script; add steps=2000, or name them in its fedwan.join"
         )
-    _check_networks(config, kinds)
+    from fedwan.recipes import resolve_strategy
+    from fedwan.workloads.settings import check_networks
+
+    check_networks(config, kinds, Faults())
     for network in sorted(kinds):
         config.inner.setdefault(network, InnerConfig(name="own"))
-    load_strategy(config.strategy).resolve(config, kinds)
-    _fill_half_life(config, kinds)
+    resolve_strategy(load_strategy(config.strategy), config, kinds, load_strategies)
+    _fill_half_life(config)
     return config
 
 
@@ -222,18 +241,10 @@ def sources(config: Config) -> dict[str, str]:
     return {name: source_sha256(module) for name, module in modules.items()}
 
 
-def _fill_half_life(config: Config, networks: Collection[str]) -> None:
-    """A tenth of the run, unless every network has a half-life of its own: then one of these."""
-    own = half_lives(config)
-    is_unused = own.keys() == set(networks)
-    if config.ema.half_life == 0:
-        tenth = config.steps * config.sites * config.data.batch / 10
-        config.ema.half_life = next(iter(own.values())) if is_unused else tenth
-    if is_unused and config.ema.half_life not in own.values():
-        raise ConfigError(
-            f"ema.half_life={config.ema.half_life:g} has no effect: every network has one of its "
-            "own; leave it out"
-        )
+def _fill_half_life(config: Config) -> None:
+    """A tenth of the run."""
+    tenth = config.steps * config.sites * config.data.batch / 10
+    config.ema.half_life = config.ema.half_life or tenth
 
 
 def resolve_workload(config: Config) -> Config:
@@ -245,35 +256,12 @@ def resolve_workload(config: Config) -> Config:
     Raises:
         ConfigError: see `resolve`.
     """
+    from fedwan.workloads.settings import resolve_page
+
     config = copy.deepcopy(config)
-    workload = load_workload(config.workload)
     check_codecs(config)
-    _refuse_site(config, getattr(workload, "SITE", ()))
-    config.model = _resolve_model(workload.Model, config.model)
-    _check_networks(config, networks_of(workload, config))
-    workload.resolve(config)
+    resolve_page(load_workload(config.workload), config)
     return config
-
-
-def _refuse_site(config: Config, followed: Collection[str]) -> None:
-    """Refuse settings under `site.*` that the recipe's steps do not follow."""
-    for name, unset in vars(SiteConfig()).items():
-        value = getattr(config.site, name)
-        if value != unset and name not in (*followed, "processes"):
-            raise ConfigError(
-                f"site.{name} = {value!r} has no effect: the steps of workload "
-                f"{config.workload!r} do not follow it; leave it out"
-            )
-    for name, most, need, less in (
-        ("partition", "weights", "a network's weights whole", "gradients"),
-        ("partition", "tensor_parallel", "each layer in one process", "gradients"),
-        ("precision", "bf16-true", "weights in fp32", "bf16-mixed"),
-    ):
-        if getattr(config.site, name) == most and f"{name}={most}" not in followed:
-            raise ConfigError(
-                f"site.{name} = {most!r} is more than the steps of workload {config.workload!r} "
-                f"bear, which need {need}; set site.{name}={less}"
-            )
 
 
 def _load(key: str, name: str, folder: str, parts: Sequence[str]) -> ModuleType:
@@ -343,18 +331,8 @@ def _import_installed(key: str, name: str, module_name: str) -> ModuleType:
         ) from None
 
 
-def _check_networks(config: Config, networks: Collection[str]) -> None:
-    for section in ("init", "inner", "outer", "network"):
-        for network in getattr(config, section):
-            if network not in networks:
-                raise ConfigError(
-                    f"{section}.{network}: workload {config.workload!r} trains "
-                    f"{', '.join(networks)}{nearest(network, networks)}"
-                )
-
-
 def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist, of the run or of a network.
+    """Refuse codecs that do not exist.
 
     Raises:
         ConfigError: which key, and those that do.
@@ -362,26 +340,14 @@ def check_codecs(config: Config) -> None:
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 
-    named = {"codec.up": config.codec.up, "codec.down": config.codec.down}
-    for network, special in config.network.items():
-        named[f"network.{network}.codec_up"] = special.codec_up
-        named[f"network.{network}.codec_down"] = special.codec_down
-    for key, name in named.items():
-        try:
-            if name:
+    faults = Faults()
+    for key in ("codec.up", "codec.down"):
+        if name := getattr(config.codec, key.removeprefix("codec.")):
+            try:
                 codec_by_name(name)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
-
-
-def _resolve_model(model: type, given: Tree) -> Tree:
-    """Every setting of the recipe's `Model`: given ones checked, the others at their default."""
-    # Wrapped, so that an error names the key as the user wrote it: model.width.
-    wrapper = dataclasses.make_dataclass(
-        "Recipe", [("model", model, dataclasses.field(default_factory=model))]
-    )
-    settings = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
-    return dataclasses.asdict(settings)
+            except ConfigError as error:
+                faults.add([f"{key}: {error}"])
+    faults.tell()
 
 
 def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:

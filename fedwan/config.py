@@ -40,7 +40,6 @@ __all__ = [
     "StreamConfig",
     "dump",
     "from_json",
-    "half_lives",
     "load",
     "merge",
     "nearest",
@@ -96,12 +95,6 @@ class NetworkConfig:
     h: int = 0
     """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
     discriminator may travel more often than its generator. 0 takes the run's."""
-    ema_half_life: float = 0.0
-    """Of its moving average, in samples over all sites; 0 takes `ema.half_life`."""
-    codec_up: str = ""
-    """Of its parameters in contributions; empty takes `codec.up`."""
-    codec_down: str = ""
-    """Of its parameters in updates; empty takes `codec.down`."""
     exclude: list[str] = field(default_factory=list)
     """Patterns of names of its parameters and buffers, as in `norm.*`; `*` stands for any
     characters. What they match never travels: each site trains its own."""
@@ -131,10 +124,6 @@ class DataConfig:
     the same at every site, whatever classes it has. Empty: no classes."""
     size: int = 0
     """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
-    show_samples: bool = False
-    """Of files: whether pictures that a workload makes of a site's own inputs, as `pix2pix` does,
-    may leave the site. It speaks for the sites of a run on one machine; elsewhere each site's own
-    SITE.yaml does, and no run's configuration."""
     direction: str = ""
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
     flip: bool = False
@@ -160,17 +149,14 @@ class SiteConfig:
     the mean of their gradients."""
     recompute: bool = False
     """Whether the backward pass computes the inside of blocks again, to save memory."""
-    compile: bool = False
-    """Whether networks go through `torch.compile`."""
     processes: int = 1
     """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
     its batch, unless `partition` says otherwise; their gradients are averaged before an optimiser
     or a strategy sees them."""
     partition: str = "none"
-    """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
-    inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2);
-    `weights`, these and the weights (ZeRO-3); `tensor_parallel`, dense layers, which they compute
-    together, each step's whole batch."""
+    """What these processes share out: `none`; `gradients`, gradients and moments (FSDP2 that does
+    not reshard after the forward pass); `weights`, the weights as well (FSDP2); `tensor_parallel`,
+    dense layers, which they compute together, each step's whole batch."""
 
     @property
     def cuts_weights(self) -> bool:
@@ -213,18 +199,9 @@ class LinkConfig:
     congestion: str = "auto"
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
-    compression: str = "auto"
-    """Of what travels, without loss: `zstd`, `none`, or `auto`, which packs what a site sends and
-    fetches while its link carries less than 100 MB/s."""
     pace_mbit: float = 0.0
     """Most that transfers of a site may take of its link, Mbit/s each way with all headers; 0 sets
     no limit. A little below the link's own rate, no queue builds up before it. Linux only."""
-    chunk_bytes: int = 1 << 20
-    """Bytes of payload in one message."""
-    heartbeat_s: float = 2.0
-    """Seconds between heartbeats; a site silent for five of them counts as gone."""
-    patience_s: float = 300.0
-    """Seconds a site keeps trying to reach the coordinator before it gives up."""
 
 
 @dataclass
@@ -233,15 +210,9 @@ class StreamConfig:
 
     fragments: int = 0
     """Fragments that the model is cut into; 0 takes the strategy's own."""
-    pattern: str = ""
-    """`strided` (each fragment holds early and late layers) or `blocks` (runs of layers); empty
-    takes the strategy's own."""
     tau: int | None = None
     """Steps that a site takes between sending a fragment and mixing its update in; 0 waits for it,
     null takes the strategy's own."""
-    alpha: float | None = None
-    """Share of its own weights that a site keeps when an update is mixed in; null takes the
-    strategy's own."""
 
 
 @dataclass
@@ -252,7 +223,8 @@ class RoundConfig:
     """Fewest sites a round may close with, or, where nobody waits for others, fewest that must be
     live; 0 takes the strategy's own, which is all of them for most."""
     patience_s: float = 600.0
-    """Seconds to wait for missing sites before a round closes with a quorum, or the run stops."""
+    """Seconds to wait for missing sites before a round closes with a quorum, or the run stops; and
+    that a site keeps trying to reach the coordinator."""
     grace: float = 0.0
     """k: with a quorum, a round closes at median + k · MAD of past rounds' times already; 0 waits
     `patience_s`."""
@@ -263,9 +235,6 @@ class RoundConfig:
     """Lets slow sites take fewer steps than H between uploads, by their measured speed, but no
     fewer than this; a run then ends when all sites together have taken `sites` x `steps`. 0 takes
     the strategy's own, which is H steps for every site for most."""
-    warmup: int = 0
-    """Rounds that wait for every site before updates are made on arrival; 0 takes the strategy's
-    own."""
     max_norm: float = 0.0
     """Refuse contributions whose norm exceeds this; 0 refuses only what is not finite."""
 
@@ -275,8 +244,7 @@ class EmaConfig:
     """The moving average of the global weights, kept by the coordinator."""
 
     half_life: float = 0.0
-    """In samples over all sites, of networks that have none of their own (`network`); 0 takes a
-    tenth of the run."""
+    """In samples over all sites; 0 takes a tenth of the run."""
 
 
 @dataclass
@@ -293,11 +261,10 @@ class EvalConfig:
 
     every: int = 200
     """Steps between two evaluations; 0 evaluates only before and after training."""
-    samples: int = 64
-    """Generated samples in the picture."""
-    recalibrate: int = 0
-    """Batches of a site's own data from which batch norm's running statistics are taken anew for
-    the weights that are measured; 0 takes those that were merged and averaged."""
+    first: bool = True
+    """Whether the initial weights are evaluated, too."""
+    num: int = 0
+    """Held-out samples that the weights are measured on; 0 takes all."""
 
 
 @dataclass
@@ -306,8 +273,6 @@ class LogConfig:
 
     wandb: str = "disabled"
     """`disabled`, `offline` or `online`."""
-    project: str = "fedwan"
-    """The wandb project."""
 
 
 @dataclass
@@ -431,12 +396,3 @@ def site_names(config: Config) -> list[str]:
     ['s1', 's2']
     """
     return list(config.site_names) or [f"s{index + 1}" for index in range(config.sites)]
-
-
-def half_lives(config: Config) -> dict[str, float]:
-    """Of moving averages, by network, where a network has one of its own.
-
-    >>> half_lives(Config(network={"g": NetworkConfig(ema_half_life=500.0), "d": NetworkConfig()}))
-    {'g': 500.0}
-    """
-    return {name: n.ema_half_life for name, n in config.network.items() if n.ema_half_life}

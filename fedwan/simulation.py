@@ -181,6 +181,8 @@ class _Parties:
             self._return(name, absence)
         except BaseException as error:
             self.errors.append(error)
+            with run.hub.changed:  # no other process will take its place: nobody waits for it
+                run.hub.registry.sites[name].has_left = True
             run.hub.finish(f"{name} failed: {error}")
 
     def _return(self, name: str, absence: Absence | None) -> None:

@@ -4,9 +4,8 @@ A strategy is a recipe: what sites contribute and how often, what the coordinato
 merged contribution, how both directions are coded, and when a round closes. The engine knows it
 through these fields and never by its name. A recipe module provides
 
-    def resolve(config, networks) -> None    fill in `h`, `outer.NETWORK.*`, `checkpoint.every`;
-                                             refuse settings that would have no effect
     def build(config) -> Strategy
+    USES, DEFAULTS, check(config)            optional: its settings, see `fedwan.uses`
 """
 
 from __future__ import annotations

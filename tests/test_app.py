@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedwan import app
-from fedwan.config import Config, InnerConfig, OuterConfig, dump, half_lives
+from fedwan.config import Config, InnerConfig, OuterConfig, dump
 from fedwan.errors import ConfigError
 
 WORKLOAD = """
@@ -28,25 +28,21 @@ class Model:
     gamma: float = 1.0
     norm: str = "group"
 
-def resolve(config):
-    for network in NETWORKS:
-        config.inner.setdefault(network, InnerConfig(lr=2e-4, beta1=0.0))
-    config.data.batch = config.data.batch or 32
-    config.steps = config.steps or 100
+DEFAULTS = {"data.batch": 32, "steps": 100, "inner.*": InnerConfig(lr=2e-4, beta1=0.0)}
 
 def build(config, device):
     return None
 """
 STRATEGY = """
+from types import SimpleNamespace
+
 from fedwan.config import OuterConfig
 
-def resolve(config, networks):
-    for network in networks:
-        config.outer.setdefault(network, OuterConfig(lr=0.5, momentum=0.5))
-    config.h = config.h or 20
+USES = ("h", "outer.*", "inner.*", "network.*", "site.*")
+DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=0.5, momentum=0.5)}
 
 def build(config):
-    return None
+    return SimpleNamespace(contributes="delta", fragments=lambda layout: None)
 """
 
 
@@ -61,7 +57,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("strategies", "gentle", STRATEGY),
         ("strategies", "__init__", ""),
         ("strategies", "server_app", ""),
-        ("strategies", "lacking", "def resolve(config, networks): ..."),
+        ("strategies", "lacking", "USES = ()"),
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
@@ -200,38 +196,6 @@ def test_resolving_leaves_nothing_open(root: Path) -> None:
     assert config.ema.half_life == 100 * 2 * 32 / 10
 
 
-def test_a_network_may_have_a_half_life_of_its_own(root: Path) -> None:
-    config = load_run("network.generator.ema_half_life=70")
-    assert half_lives(config) == {"generator": 70.0}
-    assert config.ema.half_life == 100 * 4 * 32 / 10
-    assert app.resolve(config) == config
-
-
-def test_a_half_life_that_no_network_takes_is_refused(root: Path) -> None:
-    words = ["network.generator.ema_half_life=70", "network.discriminator.ema_half_life=7"]
-    config = load_run(*words)
-    assert app.resolve(config) == config
-    assert "ema.half_life=99 has no effect: every network has one of its own; leave it out" in (
-        refusal(*words, "ema.half_life=99")
-    )
-
-
-def test_a_network_s_codec_is_refused_where_a_recipe_does_not_ask_for_it(root: Path) -> None:
-    text = (
-        "from types import SimpleNamespace\nfrom fedwan.codecs import fp32\n"
-        "from strategies.gentle import resolve\n"
-        "def build(config):\n    return SimpleNamespace(up=fp32(), down=fp32())\n"
-    )
-    (root / "strategies" / "alike.py").write_text(text)
-    load_run("strategy=alike")
-    for way in ("up", "down"):
-        key = f"network.generator.codec_{way}"
-        assert refusal("strategy=alike", f"{key}=int4") == (
-            f"{key}=int4 has no effect: strategy 'alike' codes all networks alike; "
-            f"set codec.{way}=int4"
-        )
-
-
 def test_resolving_twice_changes_nothing(root: Path) -> None:
     once = load_run("model.width=8", "outer.generator.lr=0.3")
     assert app.resolve(once) == once
@@ -287,7 +251,6 @@ def test_settings_of_no_network_model_or_codec_are_refused(
     [
         ["strategy=diloco"],
         ["strategy=eager_diloco"],
-        ["strategy=streaming_diloco", "stream.alpha=0"],
         ["strategy=streaming_diloco", "stream.tau=0"],
     ],
     ids=" ".join,
@@ -315,12 +278,11 @@ def build(config, device):
 CUTTING = """
 from fedwan.codecs import fp32
 from fedwan.coordinator.policy import barrier
-from fedwan.recipes import fill_stream, fragmentation
+from fedwan.recipes import STREAM, fragmentation
 from fedwan.strategy import Strategy
 
-def resolve(config, networks):
-    config.h = config.h or 20
-    fill_stream(config, fragments=4, tau=5)
+USES = ("h", "stream.*")
+DEFAULTS = {"h": 20, **STREAM}
 
 def build(config):
     cut, policy = fragmentation(config), barrier(config.sites)
@@ -395,11 +357,36 @@ def test_looking_for_an_app_does_not_load_torch() -> None:
 
 
 def test_how_a_site_computes_is_refused_where_the_recipe_does_not_follow_it(root: Path) -> None:
-    line = "site.precision = 'bf16-mixed' has no effect: the steps of workload 'mine'"
+    line = "site.precision = 'bf16-mixed' has no effect with workload 'mine'"
     with pytest.raises(ConfigError, match=line):
         load_run("site.precision=bf16-mixed")
-    (root / "sites" / "mine.py").write_text(WORKLOAD + "\nSITE = ('precision',)\n")
+    (root / "sites" / "mine.py").write_text(WORKLOAD + "\nUSES = ('site.precision',)\n")
     sys.modules.pop("sites.mine")
     assert load_run("site.precision=bf16-mixed").site.precision == "bf16-mixed"
     with pytest.raises(ConfigError, match="site.accumulate = 2 has no effect"):
         load_run("site.accumulate=2")
+
+
+BARE = """
+from types import SimpleNamespace
+from torch import nn
+from fedwan.workloads.optim import build_optimizers
+
+def build(config, device):
+    networks = {name: nn.Linear(2, 2) for name in %s}
+    return SimpleNamespace(
+        networks=networks, optimizers=build_optimizers(config.inner, networks)
+    )
+"""
+
+
+@pytest.mark.parametrize("names", [["velocity"], ["generator", "critic"]])
+def test_a_page_that_only_builds_gets_everything_else(root: Path, names: list[str]) -> None:
+    (root / "sites" / "mine.py").write_text(BARE % names)
+    config = load_run()
+    assert list(config.inner) == names and config.inner[names[0]] == InnerConfig()
+    assert (config.steps, config.data.batch, config.model) == (2000, 32, {})
+    from fedwan.workloads.settings import networks_of
+
+    kind = "regression" if len(names) == 1 else "adversarial"
+    assert networks_of(app.load_workload("mine"), config) == dict.fromkeys(names, kind)

@@ -26,6 +26,9 @@ from typing import Any
 # Works from a checkout that is not installed, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from fedwan.site.loop import SiteLoop  # noqa: E402
+from fedwan.site.settings import SiteSettings  # noqa: E402
+
 from benchmarks.peers.curve import Curve  # noqa: E402
 from benchmarks.peers.role import Role, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec, load_json, save_json  # noqa: E402
@@ -37,8 +40,6 @@ from fedwan.coordinator.service import run_coordinator  # noqa: E402
 from fedwan.link import pki  # noqa: E402
 from fedwan.link.ticket import Ticket  # noqa: E402
 from fedwan.site import service  # noqa: E402
-from fedwan.site.loop import SiteLoop  # noqa: E402
-from fedwan.site.settings import SiteSettings  # noqa: E402
 
 RUN_ID = "peers"
 START_S = 60.0

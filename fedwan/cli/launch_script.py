@@ -53,6 +53,11 @@ def launch_script(
         show_summary(Path(config.out), console)
         return
 
+    from fedwan.preflight import preflight
+
+    if not resume:
+        preflight(config)
+
     def services(config: Config, stop: threading.Event) -> None:
         from fedwan.flower.local import run_local
 

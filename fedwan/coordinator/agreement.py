@@ -130,7 +130,7 @@ class Agreement:
         """Why nothing can come of the claims: all sites are here, and no half of them agrees."""
         if self.agreed or self._majority() or len(self._claims) < len(self._names):
             return ""
-        first, *others = self._claims
+        first, *others = self._names
         claim = self._claims[first]
         differing = [name for name in others if self._claims[name] != claim]
         return "; ".join(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import safetensors.torch
 import xxhash
 
 from fedwan.codecs import Payload, fp32, plain
-from fedwan.config import Config, half_lives
+from fedwan.config import Config
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
@@ -60,7 +60,6 @@ class GlobalModel:
         layout: their shapes, dtypes and roles.
         strategy: the run's recipe.
         ema_half_life: in samples, above 0.
-        ema_half_lives: by network, of those that have one of their own.
     """
 
     def __init__(
@@ -69,7 +68,6 @@ class GlobalModel:
         layout: Layout,
         strategy: Strategy,
         ema_half_life: float,
-        ema_half_lives: Mapping[str, float] | None = None,
     ) -> None:
         self.layout = layout
         self.state: State = {
@@ -85,7 +83,6 @@ class GlobalModel:
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
-        self._half_lives = ema_half_lives
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
 
@@ -129,7 +126,6 @@ class GlobalModel:
                 self.layout,
                 samples,
                 self._half_life,
-                self._half_lives,
             )
             self.versions[fragment.index] += 1
         return payload
@@ -208,7 +204,7 @@ class GlobalModel:
                     f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
                 )
             weights = select_prefix("global", tensors)
-            model = cls(weights, layout, strategy, config.ema.half_life, half_lives(config))
+            model = cls(weights, layout, strategy, config.ema.half_life)
             ema = select_prefix("ema", tensors)
             model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))

@@ -13,13 +13,14 @@ from typing import Any, cast
 from fedwan.app import complete, load_strategy, sources
 from fedwan.config import Config, site_names
 from fedwan.coordinator.agreement import Agreement, Claim
-from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Intake
 from fedwan.coordinator.model import GlobalModel, read_meta
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.rounds import Rounds
+from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.totals import Totals
 from fedwan.errors import CheckpointError, RunStopped, UserError
+from fedwan.link.client import CHUNK_BYTES
 from fedwan.strategy import Strategy
 
 __all__ = ["CoordinatedRun"]
@@ -61,8 +62,8 @@ class CoordinatedRun:
         names = site_names(config)
         self._registry = Registry(names, silence_s, time.monotonic)
         self._agreement = Agreement(names, config.round.quorum or len(names))
-        self.hub = Desk(
-            run_id, self._registry, self._agreement, event, config.link.chunk_bytes, self._sources
+        self.hub = Servicer(
+            run_id, self._registry, self._agreement, event, CHUNK_BYTES, self._sources
         )
         self._resumed: tuple[GlobalModel, Totals] | None = None
         self._rounds: Rounds | None = None

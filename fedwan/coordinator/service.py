@@ -10,10 +10,11 @@ from pathlib import Path
 import torch
 
 from fedwan.config import Config, to_json
-from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
 from fedwan.link.channels import threads_per_site
+from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.server import DataPlane
 from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
@@ -58,7 +59,7 @@ def run_coordinator(
         lambda row: outputs.record(row),
         lambda *words: outputs.event(*words),
         lambda *picture: outputs.samples(*picture),
-        silence_s=SILENT_HEARTBEATS * config.link.heartbeat_s,
+        silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
     resumed_version = run.resume() if resume else None
     with Outputs(config, out, resumed_version) as outputs:
@@ -90,16 +91,16 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
     )
 
 
-def _data_plane(config: Config, desk: Desk, identity: Identity) -> DataPlane:
+def _data_plane(config: Config, servicer: Servicer, identity: Identity) -> DataPlane:
     link = config.link
     threads = threads_per_site(link.channels, config.stream.fragments)
     return DataPlane(
-        desk,
+        servicer,
         identity,
         link.host,
         link.port,
         config.sites * threads + SPARE_THREADS,
-        link.heartbeat_s,
+        HEARTBEAT_S,
         link.congestion,
         link.pace_mbit,
         config.sites,

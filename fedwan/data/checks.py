@@ -15,7 +15,7 @@ __all__ = ["check_data"]
 _LABELS = ("class", "site")
 """Forms of `data.labels`."""
 _LEAST_PAIR_SIZE = 32
-_OF_FILES = ("path", "size", "direction", "classes", "flip", "workers", "show_samples")
+_OF_FILES = ("path", "size", "direction", "classes", "flip", "workers")
 
 
 def check_data(config: DataConfig, num_sites: int) -> None:

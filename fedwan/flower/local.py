@@ -122,7 +122,7 @@ def _site_services(
                 door=f"{_HOST}:{door_port}",
                 dir=str(folder),
                 # Who starts all sites speaks for their owners.
-                data=SiteData(show_samples=config.data.show_samples),
+                data=SiteData(show_samples=True),
                 command=shlex.join(command),
                 folder=str(Path.cwd()),
             )

@@ -47,6 +47,11 @@ CLIENT_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
 
+CHUNK_BYTES = 1 << 20
+"""Of payload in one message."""
+HEARTBEAT_S = 2.0
+"""Seconds between heartbeats."""
+
 
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
@@ -73,8 +78,8 @@ class GrpcLink:
         identity: Identity,
         *,
         channels: int = 0,
-        chunk_bytes: int = 1 << 20,
-        heartbeat_s: float = 2.0,
+        chunk_bytes: int = CHUNK_BYTES,
+        heartbeat_s: float = HEARTBEAT_S,
         patience_s: float = 300.0,
         congestion: str = "auto",
         compression: str = "auto",

@@ -68,7 +68,7 @@ class WandbSink:
         )
         try:
             self._run = wandb.init(
-                project=config.log.project,
+                project="fedwan",
                 mode="online" if config.log.wandb == "online" else "offline",
                 dir=str(out),
                 id=_run_id(out),

@@ -14,8 +14,9 @@ import torch
 
 from fedwan.app import load_workload
 from fedwan.codecs import Codec, codec_by_name
-from fedwan.config import Config, InnerConfig, LinkConfig, site_names
+from fedwan.config import Config, InnerConfig, site_names
 from fedwan.data import data_at_site, open_shard
+from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
@@ -34,7 +35,6 @@ BUDGET_S = 2.0
 """Of steps, after the warm-up."""
 SAMPLE_VALUES = 1 << 22
 """That codecs are timed with, at most: 16 MiB."""
-CHUNK_BYTES = LinkConfig().chunk_bytes
 REPEATS = 3
 
 

@@ -89,10 +89,9 @@ class WireLink(NamedTuple):
     up: Pipe
     down: Pipe
 
-    def packs(self, compression: str) -> bool:
-        """Whether payloads are packed on it, given `link.compression`."""
-        is_slow = min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
-        return compression == "zstd" or (compression == "auto" and is_slow)
+    def packs(self) -> bool:
+        """Whether payloads are packed on it."""
+        return min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
 
 
 def modelled_link(link: LinkConfig) -> WireLink:

@@ -35,7 +35,14 @@ from fedwan.site.stateful import (
     unpack,
     unpack_value,
 )
-from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
+from fedwan.state import (
+    State,
+    add_prefix,
+    read_tensors,
+    read_tensors_meta,
+    select_prefix,
+    write_tensors,
+)
 
 __all__ = ["Ledger", "SiteCheckpoints", "Work"]
 
@@ -104,8 +111,23 @@ class SiteCheckpoints:
         self._copy = HostCopy()
 
     def versions(self) -> list[int]:
-        """Versions that all processes have whole checkpoints of, in order; collective."""
-        return sorted(set.intersection(*self._group.collect(self._own_versions())))
+        """Versions that all processes have whole checkpoints of, in order; collective.
+
+        Raises:
+            CheckpointError: they are of another number of processes.
+        """
+        own = self._group.collect(self._own_versions())
+        if own[0]:
+            self._group.lead(lambda: self._check_processes(max(own[0])))
+        return sorted(set.intersection(*own))
+
+    def _check_processes(self, version: int) -> None:
+        num = read_tensors_meta(self._path(version)).get("processes")
+        if num != self._group.size:
+            raise CheckpointError(
+                f"checkpoint {self._path(version)} is of {num} processes, this site has "
+                f"{self._group.size}; start as many, or move the folder away"
+            )
 
     def _own_versions(self) -> set[int]:
         length = len("site-") + 8
@@ -207,15 +229,10 @@ class SiteCheckpoints:
             with_model: whether to take the networks too, or leave the coordinator's in them.
 
         Raises:
-            CheckpointError: the file is truncated, or of another model, shard or process group.
+            CheckpointError: the file is truncated, or of another model or shard.
         """
         began = time.monotonic()
         tensors, meta = read_tensors(self._path(version))
-        if meta.get("processes") != self._group.size:
-            raise CheckpointError(
-                f"checkpoint {self._path(version)} is of {meta.get('processes')} processes, this "
-                f"site has {self._group.size}; start as many, or move the folder away"
-            )
         replica = self._replica
         replica.load_pieces(select_prefix("model", tensors), with_model=with_model)
         replica.load_optimizers(select_prefix("optimizer", tensors))

@@ -11,13 +11,15 @@ import datetime
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedwan.codecs.buffers import Bytes
+from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, UserError
+from fedwan.link.buffer import Buffer
 
-__all__ = ["Group", "is_cut", "local", "open_group", "piece_like", "whole"]
+__all__ = ["Group", "is_cut", "local", "open_group", "piece_like", "reshard", "whole"]
 
 T = TypeVar("T")
 
@@ -84,17 +86,23 @@ class Group:
         torch.distributed.broadcast(sent, src=0, group=self._handle)
         return sent
 
-    def spread_bytes(self, data: Bytes | None) -> Bytes:
-        """Bytes of rank 0 at all ranks."""
-        if self.size == 1:
-            assert data is not None
-            return data
-        num = self.lead(lambda: len(cast(Bytes, data)))
-        block = torch.empty(num, dtype=torch.uint8)
-        if self.rank == 0 and num:
-            block = torch.frombuffer(bytearray(cast(Bytes, data)), dtype=torch.uint8)
-        torch.distributed.broadcast(block, src=0, group=self._handle)
-        return memoryview(block.numpy().data)
+    def spread_payload(self, payload: Source | None, num_bytes: int) -> Source:
+        """A payload of rank 0 at all ranks.
+
+        Args:
+            payload: at rank 0; not looked at elsewhere.
+            num_bytes: of it.
+        """
+        if self.size == 1 or self.rank == 0:
+            assert payload is not None
+            held = payload
+        else:
+            held = Buffer(num_bytes)
+        if self.size > 1 and num_bytes:
+            block = np.frombuffer(held.read(0, num_bytes), np.uint8)
+            sent = block if block.flags.writeable else block.copy()
+            torch.distributed.broadcast(torch.from_numpy(sent), src=0, group=self._handle)
+        return held
 
     def collect(self, value: T) -> list[T]:
         """The value of every rank, in rank order, at all ranks; values can be pickled."""
@@ -181,3 +189,12 @@ def piece_like(value: Tensor, tensor: Tensor) -> Tensor:
     value = value.to(tensor.device)
     cut = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
     return cut.to_local()
+
+
+def reshard(networks: Iterable[nn.Module]) -> None:
+    """Drop what FSDP2 has gathered: it is of weights that others took the place of."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in (m for network in networks for m in network.modules()):
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.app import complete, load_strategy, sources
-from fedwan.config import LinkConfig, from_json, site_names
+from fedwan.config import Config, from_json, site_names
 from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
 from fedwan.initial import load_initial
 from fedwan.link.base import Link
@@ -200,7 +200,7 @@ def _place_of(assignment: Assignment) -> Place:
     )
     return Place(
         member,
-        lambda: _open_link(config.link, assignment.address, identity),
+        lambda: _open_link(config, assignment.address, identity),
         assignment.data_path,
         assignment.show_samples,
     )
@@ -243,20 +243,18 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
 
 
-def _open_link(config: LinkConfig, address: str, identity: Identity) -> Link:
+def _open_link(config: Config, address: str, identity: Identity) -> Link:
+    settings = config.link
     link: Link = GrpcLink(
         address,
         identity,
-        channels=config.channels,
-        chunk_bytes=config.chunk_bytes,
-        heartbeat_s=config.heartbeat_s,
-        patience_s=config.patience_s,
-        congestion=config.congestion,
-        compression=config.compression,
-        pace_mbit=config.pace_mbit,
+        channels=settings.channels,
+        patience_s=config.round.patience_s,
+        congestion=settings.congestion,
+        pace_mbit=settings.pace_mbit,
     )
-    if config.rate_mbit or config.rtt_ms or config.loss:
-        link = ShapedLink(link, config.rate_mbit, config.rtt_ms, config.loss)
+    if settings.rate_mbit or settings.rtt_ms or settings.loss:
+        link = ShapedLink(link, settings.rate_mbit, settings.rtt_ms, settings.loss)
     return link
 
 

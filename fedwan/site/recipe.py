@@ -14,25 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedwan.app import load_workload, networks_of
+from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import (
-    InMemory,
     Shard,
     data_at_site,
     dataset_of,
     first_leaf,
-    num_samples_in,
     open_shard,
 )
-from fedwan.data.batches import to_device
 from fedwan.errors import FedwanError, UserError
 from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import Outcome
 from fedwan.site.group import Group, open_group
 from fedwan.site.joining import Place, given_place, open_site
-from fedwan.site.recalibrate import recalibrate
 from fedwan.site.site import Script
 from fedwan.site.vitals import Vitals
 from fedwan.workloads.base import (
@@ -43,6 +39,7 @@ from fedwan.workloads.base import (
     discloses_inputs,
 )
 from fedwan.workloads.schedule import set_rates
+from fedwan.workloads.settings import networks_of
 
 __all__ = ["take_part", "train"]
 
@@ -95,18 +92,22 @@ def train(
     loader = shard.loader(config.data.batch, order, member.device)
     may_show = place.show_samples or shard.public or not discloses_inputs(workload)
 
+    real = shard.held_out
+    if config.eval.num and real is not None:
+        num = min(config.eval.num, num_samples_in(real))
+        real = InMemory(real).take(torch.arange(num))
+
     def evaluate(seed: int) -> Mapping[str, Any]:
-        figures = dict(workload.evaluate(shard.held_out, seed))
-        return figures | ({"real": first_leaf(shard.held_out)} if shard.public else {})
+        figures = dict(workload.evaluate(real, seed))
+        return figures | ({"real": first_leaf(real)} if shard.public else {})
 
     script = Script(
         networks=workload.networks,
         optimizers=workload.optimizers,
         kinds=kinds,
         state={"rng": rng, "data": loader, "kept": _Kept(workload)},
-        evaluate=evaluate,
+        evaluate=None if real is None else evaluate,
         sample=workload.sample if may_show else None,
-        recalibrate=lambda: _recalibrate(place, workload, shard),
         on_close=Outcome.leave,
     )
     site = open_site(place, script, group)
@@ -138,21 +139,6 @@ class _Kept:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         for name in self._kept.keys() & state.keys():
             self._kept[name].copy_(state[name])
-
-
-def _recalibrate(place: Place, workload: Workload, shard: Shard) -> None:
-    """Have running statistics fit the weights that the networks hold, if asked to."""
-    config = place.member.config
-    if not config.eval.recalibrate:
-        return
-    size = config.data.batch
-    some = shard.tell(shard.some(config.eval.recalibrate * size))
-    rng = NamedGenerators(derive_seed(config.seed, "recalibrate"), place.member.name)
-    order = torch.randperm(num_samples_in(some), generator=rng["data"])
-    num = max(1, len(order) // size)  # none but whole ones
-    parts = (order[index * size : (index + 1) * size] for index in range(num))
-    batches = (to_device(InMemory(some).take(part), place.member.device) for part in parts)
-    recalibrate(workload, batches, rng)
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ Memory: one fp32 copy of this process's pieces, the global weights.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -20,7 +21,7 @@ from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.fragments import Fragment
-from fedwan.site.group import Group, is_cut, local, piece_like, whole
+from fedwan.site.group import Group, is_cut, local, piece_like, reshard, whole
 from fedwan.site.inner import InnerOptimizers
 from fedwan.state import (
     Layout,
@@ -29,6 +30,7 @@ from fedwan.state import (
     State,
     hash_state,
     layout_of,
+    layout_to_json,
     network_of,
     refresh_spectral_norm,
     state_of,
@@ -81,6 +83,7 @@ class Replica:
         self._fixed = {n: t for n, t in named.items() if home.get(n) is Role.FROZEN}
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
+        self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
         self.base: State = {n: self._widen(n, t).clone() for n, t in self.live.items()}
         self.initial_sha256 = self._hash(self.base)
@@ -244,7 +247,13 @@ class Replica:
     def landed(self, fragment: Fragment) -> None:
         """A fragment's local weights were written: what follows from them is made anew."""
         self._forget_moments(fragment.layout)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Make anew what follows from local weights that were written."""
         refresh_spectral_norm(self.trained)
+        if self.is_cut:
+            reshard(self.trained.values())
 
     def owe(self, owed: State) -> None:
         """L ← l - e: keep in the local weights what error feedback has not sent yet.
@@ -257,7 +266,7 @@ class Replica:
             live = local(self.live[name])
             live.sub_(self.piece(name, owed.get(name)).to(live.device, live.dtype))
         if names:
-            refresh_spectral_norm(self.trained)
+            self._refresh()
 
     def piece(self, name: str, value: Tensor | None) -> Tensor:
         """This process's piece of a whole tensor that rank 0 has."""
@@ -287,7 +296,7 @@ class Replica:
         """Local = global: throw the steps since the last update away."""
         for name, live in self.live.items():
             local(live).copy_(local(self.base[name]))
-        refresh_spectral_norm(self.trained)
+        self._refresh()
 
     def load_base(self, weights: State | None) -> None:
         """Set the global weights and leave the local ones.
@@ -296,8 +305,7 @@ class Replica:
             weights: whole tensors by name; at rank 0 alone.
         """
         for name in self.group.lead(lambda: list(weights or {})):
-            value = None if weights is None else weights[name]
-            local(self.base[name]).copy_(self.piece(name, value))
+            local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
 
     def adopt(self, weights: State | None) -> None:
         """Take global weights over as both global and local; as `load_base`."""
@@ -369,15 +377,16 @@ class Replica:
         modes = [module.training for module in modules]
         try:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
-                value = None if weights is None else weights[name]
-                local(self.live[name]).copy_(self.piece(name, value))
-            refresh_spectral_norm(self.trained)
+                local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
+            self._refresh()
             for network in self.trained.values():
                 network.eval()
             yield
         finally:
             for present, value in kept:
                 present.copy_(value)
+            if self.is_cut:
+                reshard(self.trained.values())
             for module, mode in zip(modules, modes, strict=True):
                 module.training = mode
 

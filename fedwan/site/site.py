@@ -33,7 +33,7 @@ from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
-from fedwan.link.buffer import Buffer
+from fedwan.link.client import HEARTBEAT_S
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.asking import Asked
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
@@ -56,6 +56,8 @@ __all__ = ["Membership", "Script", "Site"]
 
 log = logging.getLogger(__name__)
 
+NUM_SAMPLES = 64
+"""Generated samples in the picture."""
 ASK_AGAIN_S = 0.5
 """Between two Joins while the sites of a run do not agree yet."""
 
@@ -92,8 +94,6 @@ class Script:
     see `fedwan.metrics.comparison`, and real samples that may be shown."""
     sample: Callable[[int, int], Tensor] | None = None
     """Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
-    recalibrate: Callable[[], None] | None = None
-    """Called before the other two, with the weights in place."""
     on_close: Callable[[BaseException | None, int], None] | None = None
     """Called when this process's part is over, with what ended it and the step it stood at."""
 
@@ -139,9 +139,7 @@ class Site:
             script.networks, script.optimizers, config.inner, config.excluded, group
         )
         group.agree("initial weights", self.replica.initial_sha256)
-        self.stub = CoordinatorStub(
-            link, member.run_id, self.replica.layout, config.link.heartbeat_s
-        )
+        self.stub = CoordinatorStub(link, member.run_id, self.replica.layout, HEARTBEAT_S)
         self.meter = Meter(link)
         self.fragments = strategy.fragments(self.replica.layout)
         hook = strategy.hook(self.replica) if strategy.hook else SiteHook()
@@ -387,7 +385,7 @@ class Site:
         version = self._exchange.versions[0]
         with self.meter.waiting():
             while not self.is_stopped:
-                self.listen(wait_s=self._member.config.link.heartbeat_s)
+                self.listen(wait_s=HEARTBEAT_S)
                 if not self.is_stopped and self.group.lead(lambda: self.stub.is_over(version)):
                     break
         work = self.meter.work(self.step, Work(0, 0))
@@ -461,18 +459,16 @@ class Site:
             return call()
         had: list[Arrival] = []
 
-        def head() -> tuple[Arrival, bool]:
+        def head() -> tuple[Arrival, int | None]:
             had.append(call())
-            return had[0]._replace(payload=None), had[0].payload is not None
+            payload = had[0].payload
+            return had[0]._replace(payload=None), None if payload is None else payload.num_bytes
 
-        arrival, has_payload = self.group.lead(head)
-        if not has_payload:
+        arrival, num_bytes = self.group.lead(head)
+        if num_bytes is None:
             return arrival
-        source = had[0].payload if had else None
-        data = self.group.spread_bytes(source.read(0, source.num_bytes) if source else None)
-        buffer = Buffer(len(data))
-        buffer.write(0, data)
-        return arrival._replace(payload=buffer)
+        payload = self.group.spread_payload(had[0].payload if had else None, num_bytes)
+        return arrival._replace(payload=payload)
 
     # What the coordinator asks between steps -----------------------------------------------
 
@@ -514,7 +510,7 @@ class Site:
         with self.meter.aside():
             base = self.replica.whole_base()
             self.group.lead(lambda: self.stub.send_initial(base))
-            if getattr(self._member.config.eval, "first", True):
+            if self._member.config.eval.first:
                 self._measure(base, 0)
 
     def _evaluate(self) -> None:
@@ -541,18 +537,16 @@ class Site:
         figures: dict[str, Any] = {}
         shown: State = {}
         with self.replica.showing(weights), torch.no_grad(), lent_generators(gpus):
-            if script.recalibrate is not None:
-                script.recalibrate()
             if script.evaluate is not None:
                 figures = dict(script.evaluate(draws))
             if script.sample is not None:
-                samples = script.sample(config.eval.samples, config.seed)
+                samples = script.sample(NUM_SAMPLES, config.seed)
                 shown["generated"] = samples.float().cpu().contiguous()
         moments, real = figures.pop("moments", {}), figures.pop("real", None)
         if has_own:
             shown |= add_prefix("moments", moments)
         if real is not None:
-            shown["real"] = real[: config.eval.samples].float().cpu().contiguous()
+            shown["real"] = real[:NUM_SAMPLES].float().cpu().contiguous()
         text = json.dumps(_plain(figures))
         if self.group.rank == 0:
             self.stub.report(version, text, safetensors.torch.save(shown))

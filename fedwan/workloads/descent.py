@@ -57,12 +57,6 @@ class Descent:
         processes: of the site, which take these steps together.
     """
 
-    SETTINGS = (
-        *("precision", "precision=bf16-true"),
-        *("accumulate", "recompute", "compile", "partition"),
-    )
-    """Under `site.*`, that it follows; for a recipe's `SITE`."""
-
     def __init__(
         self, config: Config, networks: Mapping[str, nn.Module], twice: Collection[str] = ()
     ) -> None:
@@ -83,9 +77,6 @@ class Descent:
         self._weight = 1.0
         if config.site.recompute:
             recompute_blocks(networks.values())
-        if config.site.compile:
-            for network in networks.values():
-                network.compile()
 
     @property
     def kept(self) -> Mapping[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from fedwan.errors import FedwanError
 from fedwan.models.dense_cuts import DenseCut, DenseParallel
+from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
 
 __all__ = ["Processes"]
@@ -86,9 +87,7 @@ class Processes:
 
     def settle(self, params: Iterable[nn.Parameter]) -> None:
         """All backward passes are over: gradients are averaged, and nothing stays whole."""
-        for network in self._staying:
-            for module in _sharded_modules(network):
-                module.reshard()
+        reshard(self._staying)
         if self._partition != "none" or self.size == 1:
             return
         gradients = [param.grad for param in params if param.grad is not None]
@@ -111,7 +110,7 @@ class Processes:
 
 def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> list[Tensor]:
     """Cut a network; what a backward pass makes gradients of."""
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import FSDPModule, fully_shard
 
     # No network of ours changes a layer's output in place, which is what it warns of.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
@@ -122,19 +121,13 @@ def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> 
             fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
     fully_shard(network, mesh=mesh, reshard_after_forward=reshards)
     leaves: list[Tensor] = []
-    for part in _sharded_modules(network):
+    for part in (m for m in network.modules() if isinstance(m, FSDPModule)):
         if stays:
             part.set_reshard_after_backward(False, recurse=False)
         part.unshard()  # module by module: never whole at once
         leaves += [p for p in part.parameters(recurse=False) if p.requires_grad]
         part.reshard()
     return leaves
-
-
-def _sharded_modules(network: nn.Module) -> list[Any]:
-    from torch.distributed.fsdp import FSDPModule
-
-    return [module for module in network.modules() if isinstance(module, FSDPModule)]
 
 
 def _parallelize(name: str, network: nn.Module, mesh: Any) -> None:

@@ -35,7 +35,7 @@ def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.fixture
 def plane(tmp_path: Path, identities: Path) -> Iterator[DataPlane]:
-    with serving(Bench(tmp_path).desk, identities) as plane:
+    with serving(Bench(tmp_path).hub, identities) as plane:
         yield plane
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,9 +18,6 @@ with warnings.catch_warnings():
     import flwr.cli.build
     import flwr.serverapp
     import flwr.supercore.control  # noqa: F401
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-STANDINS = Path(__file__).parent / "standin"
 
 
 @pytest.fixture(scope="session")
@@ -43,19 +39,6 @@ def foreign_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
-def standin_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's app, with services in place of training that only wait."""
-    app = tmp_path_factory.mktemp("app")
-    junk = shutil.ignore_patterns("__pycache__")
-    for name in ("fedwan", "strategies", "sites"):
-        shutil.copytree(REPOSITORY / name, app / name, ignore=junk)
-    shutil.copy(REPOSITORY / "pyproject.toml", app)
-    shutil.copy(STANDINS / "coordinator_service.py", app / "fedwan" / "coordinator" / "service.py")
-    shutil.copy(STANDINS / "site_service.py", app / "fedwan" / "site" / "service.py")
-    return app
-
-
 class FakeSuperLink(http.server.ThreadingHTTPServer):
     """Answers every POST with what it got, and keeps a list."""
 
@@ -63,8 +46,6 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
 
     def __init__(self, port: int = 0) -> None:
         self.requests: list[tuple[str, bytes, dict[str, str]]] = []
-        self.statuses: list[int] = []
-        """Of the next answers; 200 after them."""
         fake = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -73,7 +54,7 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 fake.requests.append((self.path, body, dict(self.headers)))
-                self.send_response(fake.statuses.pop(0) if fake.statuses else 200)
+                self.send_response(200)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

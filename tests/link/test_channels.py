@@ -58,16 +58,16 @@ def test_a_download_does_not_wait_for_uploads(
     bench.set_model()
     payload = random_payload(1, bench.layout)
     bench.publish(1, payload)
-    may, open_upload = threading.Event(), bench.desk.open_upload
+    may, open_upload = threading.Event(), bench.hub.open_upload
     opened: list[Held] = []
 
     def hold(site: str, header: wire.UploadHeader) -> Any:
         opened.append(Held(open_upload(site, header), may))
         return opened[-1]
 
-    monkeypatch.setattr(bench.desk, "open_upload", hold)
+    monkeypatch.setattr(bench.hub, "open_upload", hold)
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1", channels=channels) as link,
     ):
         link.join(bench.hello("s1"))
@@ -91,7 +91,7 @@ def test_a_slow_connection_is_given_fewer_chunks(
     bench.set_model()
     payload = random_payload(1, bench.layout)
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         flaky_proxy(plane.port) as proxy,
         dialling(proxy.port, identities / "s1", channels=3) as link,
     ):

@@ -53,7 +53,7 @@ def bench(tmp_path: Path) -> Bench:
 
 
 def test_no_certificate_is_no_entry(bench: Bench, identities: Path) -> None:
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         ca = (identities / "s1" / "ca.crt").read_bytes()
         credentials = grpc.ssl_channel_credentials(root_certificates=ca)
         with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
@@ -69,7 +69,7 @@ def test_no_certificate_is_no_entry(bench: Bench, identities: Path) -> None:
 def test_a_certificate_of_another_authority_is_no_entry(
     bench: Bench, identities: Path, foreign_identities: Path
 ) -> None:
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, foreign_identities / "s1")
     assert "no TLS session with 127.0.0.1" in text and "this run's authority issued" in text
 
@@ -121,7 +121,7 @@ def test_a_certificate_that_expires_after_it_was_loaded_is_no_entry(
     identity = expired_identity(identities, tmp_path / "s1")
     with pytest.raises(IdentityError, match="expired"):
         Identity.load(tmp_path / "s1")
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         complaint = handshake_complaint(f"127.0.0.1:{plane.port}", identity)
         link = GrpcLink(f"127.0.0.1:{plane.port}", identity)
         began = time.monotonic()
@@ -171,7 +171,7 @@ def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: 
     bench = Bench(tmp_path)
     model = bench.set_model()
     payload = payload_of(1.0, bench.layout)
-    with serving(bench.desk, folder) as plane:
+    with serving(bench.hub, folder) as plane:
         with dialling(plane.port, folder / "s1", patience_s=300.0) as link:
             link.join(bench.hello("s1"))
             pki.revoke(folder, "s1")
@@ -186,7 +186,7 @@ def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: 
 def test_a_name_in_hello_that_is_not_the_certificate_s_is_refused(
     bench: Bench, identities: Path
 ) -> None:
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, identities / "s2", as_site="s1")
     assert "calls itself 's1' but its certificate says 's2'" in text
 
@@ -194,7 +194,7 @@ def test_a_name_in_hello_that_is_not_the_certificate_s_is_refused(
 def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities: Path) -> None:
     bench = Bench(tmp_path, sites=("s1", "s2"))
     bench.set_model()
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, identities / "s3", as_site="s3")
         assert "site 's3' is not in this run, which has s1, s2; add it to site_names" in text
         with stub_of(plane.port, identities / "s3") as stub:
@@ -212,7 +212,7 @@ def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities
 
 
 def test_a_good_certificate_is_no_complaint(bench: Bench, identities: Path) -> None:
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         identity = Identity.load(identities / "s1")
         assert handshake_complaint(f"127.0.0.1:{plane.port}", identity) is None
 

@@ -182,16 +182,16 @@ def test_uploads_go_one_after_the_other(
 ) -> None:
     bench = Bench(tmp_path, num_values=200_000)
     bench.set_model()
-    opened, open_upload = [], bench.desk.open_upload
+    opened, open_upload = [], bench.hub.open_upload
 
     def note(site: str, header: wire.UploadHeader) -> Any:
         opened.append(header.version)
         return open_upload(site, header)
 
-    monkeypatch.setattr(bench.desk, "open_upload", note)
+    monkeypatch.setattr(bench.hub, "open_upload", note)
     payloads = [Paused(random_payload(seed, bench.layout)) for seed in range(3)]
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1", channels=channels) as link,
     ):
         link.join(bench.hello("s1"))
@@ -219,7 +219,7 @@ def test_updates_go_out_one_after_the_other(
     bench.publish(1, random_payload(1, bench.layout))
     sent: list[int] = []
     calls = iter(range(10))
-    fetch = bench.desk.download
+    fetch = bench.hub.download
 
     class Noted:
         def __init__(self, inner: Any) -> None:
@@ -234,9 +234,9 @@ def test_updates_go_out_one_after_the_other(
         header, payload = fetch(site, request)
         return Delivery(header, Noted(payload))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(bench.desk, "download", noting)
+    monkeypatch.setattr(bench.hub, "download", noting)
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1", channels=1) as link,
     ):
         link.join(bench.hello("s1"))
@@ -255,7 +255,7 @@ def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identitie
     bench.set_model()
     bench.publish(1, random_payload(1, bench.layout))
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         stub_of(plane.port, identities / "s1") as stub,
         dialling(plane.port, identities / "s1", channels=1) as link,
     ):

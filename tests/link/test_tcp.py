@@ -221,7 +221,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
     bench.set_model()
     payload = random_payload(1, bench.layout)
     with (
-        serving(bench.desk, identities, congestion=other) as plane,
+        serving(bench.hub, identities, congestion=other) as plane,
         dialling(plane.port, identities / "s1", channels=3, congestion=other) as link,
     ):
         link.join(bench.hello("s1"))

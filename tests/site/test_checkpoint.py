@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import BATCH, SameStart, tiny_workload
 
 from fedwan.errors import CheckpointError
 from fedwan.rng import NamedGenerators
@@ -18,7 +19,6 @@ from fedwan.site.replica import Replica
 from fedwan.state import write_tensors
 from fedwan.workloads.base import keep_local
 from tests.planes import in_thread
-from tests.runs import BATCH, SameStart, tiny_workload
 from tests.support import same_bits, tiny_shard
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import Crash, CrashingWorkload, H, TinyRun
 
 from fedwan import outer
 from fedwan.codecs import Codec, by_network, fp32, int4, topk2
@@ -21,7 +22,6 @@ from fedwan.site.checkpoint import Ledger, Work
 from fedwan.site.residuals import Residuals
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
-from tests.runs import Crash, CrashingWorkload, H, TinyRun
 from tests.support import WrappedLink, spec
 
 BLEND = Overlap(tau=2, alpha=0.5)

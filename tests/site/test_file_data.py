@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.runs import Crash, TinyRun
 
 from fedwan.config import Config, DataConfig
 from fedwan.data import Shard, data_at_site, open_shard
@@ -17,10 +18,10 @@ from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, keep_local
+from fedwan.workloads.settings import resolve_page
 from sites import flow, pix2pix
 from strategies import diloco
 from tests.data.files import write_folder, write_shards
-from tests.runs import Crash, TinyRun
 
 CPU = torch.device("cpu")
 H = 3
@@ -37,8 +38,8 @@ def config(folder: Path, name: str, workers: int) -> Config:
     data = DataConfig(name, "own", 4, f"{folder}/{{site}}", size=8, workers=workers)
     asked = Config("flow", sites=2, h=H, steps=H * VERSIONS, data=data)
     asked.model = {"width": 8, "depth": 1, "euler_steps": 2}
-    flow.resolve(asked)
-    diloco.resolve(asked, flow.NETWORKS)
+    resolve_page(flow, asked)
+    resolve_strategy(diloco, asked, flow.NETWORKS)
     return asked
 
 
@@ -165,7 +166,7 @@ def test_pix2pix_reads_its_inputs_where_its_site_has_them(tmp_path: Path) -> Non
     write_folder(tmp_path / "s2", range(12))
     data = DataConfig("pairs", "own", 2, f"{tmp_path}/{{site}}", size=32)
     asked = Config("pix2pix", sites=2, data=data, model={"width": 4})
-    pix2pix.resolve(asked)
+    resolve_page(pix2pix, asked)
     asked.data = data_at_site(asked.data, "s2")
     workload = pix2pix.build(asked, CPU)
     shard = open_shard(asked.data, 1, 2, 0)

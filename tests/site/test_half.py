@@ -7,16 +7,16 @@ from types import ModuleType
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedSite, simulate
+from tests.runs import INNER, Crash, CrashingWorkload, H, TinyRun, delta_strategy
 
 from fedwan.fragments import whole
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state
 from fedwan.workloads.half import hold_in_half
 from fedwan.workloads.moments import keep_squares_in_full
 from fedwan.workloads.optim import build_optimizer
 from strategies import diloco, eager_diloco, local_sgd, scaffnew, streaming_diloco
-from tests.runs import INNER, Crash, CrashingWorkload, H, TinyRun, delta_strategy
 from tests.support import TinyWorkload, build_strategy, tiny_shard
 
 

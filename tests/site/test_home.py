@@ -8,6 +8,8 @@ from types import ModuleType
 
 import pytest
 import torch
+from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
+from tests.runs import BATCH, INNER, Crash, CrashingWorkload, H, SameStart, TinyRun, delta_strategy
 from torch import Tensor
 
 from fedwan.codecs import fp32
@@ -17,12 +19,10 @@ from fedwan.errors import JoinRefused, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
 from fedwan.site.replica import Replica
 from fedwan.state import State, hash_state, state_of
 from fedwan.workloads.base import Reduce, keep_local
 from strategies import async_diloco, diloco, local_sgd, scaffnew, streaming_diloco, sync
-from tests.runs import BATCH, INNER, Crash, CrashingWorkload, H, SameStart, TinyRun, delta_strategy
 from tests.support import TinyWorkload, WrappedLink, build_strategy, same_bits, tiny_shard
 
 EXCLUDE = {"net": ["norm.*", "again.bias"]}

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 
 from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
@@ -13,7 +14,6 @@ from fedwan.coordinator.merge import Merger
 from fedwan.data.shard import Shard
 from fedwan.fragments import Fragment, blocks, whole
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site.replica import Replica
 from fedwan.state import State, hash_state
 from fedwan.workloads.base import keep_local

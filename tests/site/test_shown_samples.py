@@ -8,20 +8,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
+from fedwan.simulate import SimulatedSite, simulate
+from fedwan.site.service import _plan
+from fedwan.site.settings import SiteSettings
+from fedwan.site.sharing import SharedWorkload
 from PIL import Image
+from tests.runs import SameStart, TinyRun, delta_strategy
 
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import open_shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.site.service import _plan
-from fedwan.site.settings import SiteSettings
-from fedwan.site.sharing import SharedWorkload
 from fedwan.workloads.base import Batch, discloses_inputs
+from fedwan.workloads.settings import resolve_page
 from sites import gan, pix2pix
 from strategies import diloco
-from tests.runs import SameStart, TinyRun, delta_strategy
 from tests.sites.support import CPU
 from tests.support import WrappedLink, build_strategy, tiny_shard
 
@@ -62,7 +63,7 @@ def pictures(folder: Path) -> DataConfig:
 def reported(folder: Path, asked: Config) -> list[set[str]]:
     """Names of the tensors in each report of a run by pix2pix."""
     found: list[set[str]] = []
-    pix2pix.resolve(asked)
+    resolve_page(pix2pix, asked)
     shard = open_shard(asked.data, 0, 1, asked.seed)
     held_out = Batch(*(part[:16] for part in shard.held_out))
     shard = dataclasses.replace(shard, held_out=held_out)  # type: ignore[type-var]
@@ -120,20 +121,19 @@ def test_pictures_leave_a_site_where_nothing_private_is_in_them_or_its_owner_all
 
 
 def test_a_run_s_configuration_cannot_allow_it_in_an_owner_s_place() -> None:
-    asked = config(DataConfig("pairs", path="/pairs", show_samples=True))
+    asked = config(DataConfig("pairs", path="/pairs"))
     settings = SiteSettings("s1", Path("/pki"), Path("/state"))
     assert not _plan(asked, "run", settings).show_samples
     allowed = dataclasses.replace(settings, show_samples=True)
-    asked.data.show_samples = False
     assert _plan(asked, "run", allowed).show_samples
 
 
 def test_only_samples_of_inputs_disclose_them_also_where_processes_share_a_workload() -> None:
     asked = config(DataConfig("photo_edges", batch=4))
-    pix2pix.resolve(asked)
+    resolve_page(pix2pix, asked)
     translating = pix2pix.build(asked, CPU)
     plain = Config(data=DataConfig(batch=4))
-    gan.resolve(plain)
+    resolve_page(gan, plain)
     for workload, expected in ((translating, True), (gan.build(plain, CPU), False)):
         shared = SharedWorkload(workload, None, None, shares_gradients=False)  # type: ignore[arg-type]
         assert discloses_inputs(workload) is discloses_inputs(shared) is expected

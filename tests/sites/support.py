@@ -13,6 +13,7 @@ from fedwan.config import Config
 from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Reduce, Workload, keep_local
+from fedwan.workloads.settings import resolve_page
 
 CPU = torch.device("cpu")
 
@@ -21,7 +22,7 @@ class Run:
     """One site that trains a recipe, as the engine would drive it."""
 
     def __init__(self, recipe: ModuleType, config: Config, site: int = 0) -> None:
-        recipe.resolve(config)
+        resolve_page(recipe, config)
         self.config = config
         self.workload: Workload = recipe.build(config, CPU)
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")

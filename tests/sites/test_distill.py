@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from torch import Tensor
 
 from fedwan.app import load_run
 from fedwan.config import Config, DataConfig, InnerConfig, dump
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError, JoinRefused
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
+from fedwan.recipes import resolve_strategy
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch, Examinable
+from fedwan.workloads.settings import resolve_page
 from sites import distill, flow
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -47,8 +49,8 @@ def simulated(
     """A run by `diloco`, each site with a configuration of its own."""
     for config in {id(config): config for config in (asked, *each)}.values():
         config.sites = len(each)
-        recipe.resolve(config)
-    diloco.resolve(asked, recipe.NETWORKS)
+        resolve_page(recipe, config)
+    resolve_strategy(diloco, asked, recipe.NETWORKS)
     sites = {
         f"s{index + 1}": SimulatedSite(
             recipe.build(config, CPU), open_shard(asked.data, index, len(each), asked.seed)
@@ -303,9 +305,9 @@ def test_resolving_twice_changes_nothing_and_names_the_folder_from_the_root(
 ) -> None:
     monkeypatch.chdir(mlp.parent)
     once = Config("distill", model={"teacher": mlp.name})
-    distill.resolve(once)
+    resolve_page(distill, once)
     twice = copy.deepcopy(once)
-    distill.resolve(twice)
+    resolve_page(distill, twice)
     assert once == twice
     assert once.model["teacher"] == str(mlp) and once.model["solver_steps"] == 6
     assert set(once.inner) == set(distill.NETWORKS)
@@ -315,7 +317,7 @@ def test_resolving_twice_changes_nothing_and_names_the_folder_from_the_root(
 def test_what_the_user_chose_stays(mlp: Path) -> None:
     chosen = {name: InnerConfig("sgd", lr=0.1) for name in distill.NETWORKS}
     asked = dataclasses.replace(config(mlp, solver_steps=4), steps=60, inner=copy.deepcopy(chosen))
-    distill.resolve(asked)
+    resolve_page(distill, asked)
     assert (asked.steps, asked.inner, asked.model["solver_steps"]) == (60, chosen, 4)
 
 
@@ -345,14 +347,14 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=text) as caught:
         asked = config(mlp)
         asked.model |= model
-        distill.resolve(asked)
+        resolve_page(distill, asked)
     assert "\n" not in str(caught.value)
 
 
 def test_a_teacher_of_other_data_is_refused(mlp: Path) -> None:
     asked = Config("distill", data=DataConfig("ring8"), model={"teacher": str(mlp)})
     with pytest.raises(ConfigError, match=r"'digits', not of 'ring8'; set data.name=digits"):
-        distill.resolve(asked)
+        resolve_page(distill, asked)
 
 
 def test_too_many_fragments_are_refused_though_weights_come_from_a_file(teacher: Path) -> None:

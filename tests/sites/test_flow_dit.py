@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedSite, simulate
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError
-from fedwan.simulate import SimulatedSite, simulate
+from fedwan.recipes import resolve_strategy
+from fedwan.workloads.settings import resolve_page
 from sites import flow
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -104,14 +106,14 @@ def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
 def test_sizes_are_the_networks_own_unless_asked() -> None:
     for network, size, lr in (("mlp", (256, 3), 5e-4), ("dit", (64, 4), 3e-3)):
         open_sizes = Config(model={"network": network})
-        flow.resolve(open_sizes)
+        resolve_page(flow, open_sizes)
         assert (open_sizes.model["width"], open_sizes.model["depth"]) == size
         assert open_sizes.inner["velocity"].lr == lr
         once = copy.deepcopy(open_sizes)
-        flow.resolve(open_sizes)
+        resolve_page(flow, open_sizes)
         assert open_sizes == once
     asked = config()
-    flow.resolve(asked)
+    resolve_page(flow, asked)
     assert asked.model.items() >= TINY.items()
 
 
@@ -138,20 +140,20 @@ def test_sizes_are_the_networks_own_unless_asked() -> None:
 )
 def test_what_cannot_be_built_is_refused_in_one_line(model: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
-        flow.resolve(config(**model))
+        resolve_page(flow, config(**model))
     assert "\n" not in str(caught.value)
 
 
 def test_points_have_no_patches() -> None:
     points = Config(data=DataConfig("ring8"), model=dict(TINY))
     with pytest.raises(ConfigError, match="'dit' needs images.*; set model.network=mlp"):
-        flow.resolve(points)
+        resolve_page(flow, points)
 
 
 @pytest.mark.parametrize("key", ["patch", "heads", "label_dropout", "guidance"])
 def test_settings_of_the_transformer_are_refused_where_there_is_none(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"model.{key} = .* has no effect .*model.network=dit"):
-        flow.resolve(Config(model={key: 0.5}))
+    with pytest.raises(ConfigError, match=f"model.{key} = .* needs model.network=dit"):
+        resolve_page(flow, Config(model={key: 2}))
 
 
 @pytest.mark.slow
@@ -165,8 +167,8 @@ def test_it_learns_digits_at_two_sites(tmp_path: Path) -> None:
         model={"network": "dit", "width": 32, "depth": 2, "heads": 4, "patch": 4},
         inner={"velocity": InnerConfig(lr=4e-3, beta1=0.9, beta2=0.99)},
     )
-    flow.resolve(asked)
-    diloco.resolve(asked, flow.NETWORKS)
+    resolve_page(flow, asked)
+    resolve_strategy(diloco, asked, flow.NETWORKS)
     sites = {
         f"s{site + 1}": SimulatedSite(
             flow.build(asked, CPU), open_shard(asked.data, site, asked.sites, asked.seed)

@@ -12,6 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 import torch
+from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
@@ -21,10 +22,10 @@ from fedwan.data import Shard, open_shard
 from fedwan.errors import ConfigError
 from fedwan.output.samples import draw_samples
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.state import Role, hash_state
 from fedwan.workloads.base import Batch, Examinable
 from fedwan.workloads.descent import Descent
+from fedwan.workloads.settings import resolve_page
 from sites import flow, gan, pix2pix
 from strategies import diloco, local_sgd, sync
 from tests.sites.support import CPU, Run, equal, weights
@@ -50,7 +51,7 @@ def few(shard: Shard) -> Shard:
 
 
 def simulated(folder: Path, asked: Config, strategy: ModuleType, h: int) -> SimulatedRun:
-    pix2pix.resolve(asked)
+    resolve_page(pix2pix, asked)
     members = {
         f"s{index + 1}": SimulatedSite(
             pix2pix.build(asked, CPU),
@@ -255,15 +256,6 @@ def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it
     assert not [name for net in run.workload.networks.values() for name, _ in net.named_buffers()]
 
 
-def test_statistics_are_not_taken_anew_for_images_that_use_their_own() -> None:
-    asked = config()
-    asked.eval.recalibrate = 5
-    with pytest.raises(ConfigError, match=r"eval.recalibrate=5 has no effect .*=running"):
-        pix2pix.resolve(asked)
-    asked.model["statistics"] = "running"
-    pix2pix.resolve(asked)
-
-
 def test_inputs_are_taken_again_where_more_images_are_asked_for() -> None:
     run = Run(pix2pix, config())
     num = len(run.held_out.x)
@@ -291,9 +283,9 @@ def test_quality_is_ready_for_json_and_repeatable() -> None:
 
 def test_resolving_twice_changes_nothing() -> None:
     once = Config(data=DataConfig("photo_edges"), model=dataclasses.asdict(pix2pix.Model()))
-    pix2pix.resolve(once)
+    resolve_page(pix2pix, once)
     twice = copy.deepcopy(once)
-    pix2pix.resolve(twice)
+    resolve_page(pix2pix, twice)
     assert once == twice
     assert set(once.inner) == set(pix2pix.NETWORKS)
     assert once.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.5)
@@ -303,7 +295,7 @@ def test_resolving_twice_changes_nothing() -> None:
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     def refused(match: str, name: str = "photo_edges", **model: object) -> None:
         with pytest.raises(ConfigError, match=match) as caught:
-            pix2pix.resolve(Config(workload="pix2pix", data=DataConfig(name), model=model))
+            resolve_page(pix2pix, Config(workload="pix2pix", data=DataConfig(name), model=model))
         assert "\n" not in str(caught.value)
 
     refused("model.width = 0 is out of range", width=0)
@@ -312,14 +304,14 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     refused("model.dropout = 1.0 is out of range", dropout=1.0)
     refused("model.statistics = 'runing' .* did you mean 'running'", statistics="runing")
     refused("model.norm = 'layer' is none of batch, instance", norm="layer")
-    refused("'running' has no effect with .*=instance", norm="instance", statistics="running")
+    refused("'running' needs model.norm=batch", norm="instance", statistics="running")
     refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
 
 
 @pytest.mark.parametrize("recipe", [gan, flow], ids=["gan", "flow"])
 def test_pairs_are_not_for_workloads_that_make_samples_from_noise(recipe: ModuleType) -> None:
     with pytest.raises(ConfigError, match=r"pairs .* does not learn from; set data.name=digits"):
-        recipe.resolve(Config(data=DataConfig("photo_edges")))
+        resolve_page(recipe, Config(data=DataConfig("photo_edges")))
 
 
 def test_every_model_setting_is_explained_in_the_recipe() -> None:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import SimulatedSite, simulate
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig, SiteConfig
 from fedwan.data import open_shard
 from fedwan.errors import ConfigError
+from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state
+from fedwan.workloads.settings import resolve_page
 from sites import flow, gan, pix2pix
 from strategies import diloco
 from tests.sites.support import CPU, Run, equal, weights
@@ -71,21 +72,10 @@ def test_recomputed_blocks_change_no_bit(recipe: ModuleType) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a.buffers(), b.buffers(), strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler calls what torch deprecates
-def test_compiled_networks_learn_the_same() -> None:
-    plain, compiled = (
-        Run(flow, Config(model={"width": 8, "depth": 1}, site=SiteConfig(compile=c)))
-        for c in (False, True)
-    )
-    losses = [run.step(3)["velocity"] for run in (plain, compiled)]
-    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-3)
-
-
 @RECIPES
 def test_parts_that_would_differ_in_size_are_refused(recipe: ModuleType) -> None:
     with pytest.raises(ConfigError, match="site.accumulate=3 does not divide .*data.batch=9"):
-        recipe.resolve(config(recipe, SiteConfig(accumulate=3)))
+        resolve_page(recipe, config(recipe, SiteConfig(accumulate=3)))
 
 
 def test_the_critics_own_steps_are_in_parts_too() -> None:
@@ -93,12 +83,12 @@ def test_the_critics_own_steps_are_in_parts_too() -> None:
     asked.data.batch = 12
     asked.model["n_critic"] = 2
     with pytest.raises(ConfigError, match="does not divide the 6 samples of a step.*batch=16"):
-        gan.resolve(asked)
+        resolve_page(gan, asked)
 
 
 def test_a_loss_scale_is_part_of_a_sites_checkpoint(tmp_path: Path) -> None:
     asked = config(gan, SiteConfig("16-mixed"))
-    gan.resolve(asked)
+    resolve_page(gan, asked)
     kept: list[dict[str, Tensor]] = []
     for _ in range(2):
         workload = gan.build(asked, CPU)
@@ -142,8 +132,8 @@ class Overflowing:
 
 def test_h_counts_completed_steps_though_some_overflow_at_one_site(tmp_path: Path) -> None:
     asked = config(gan, SiteConfig("16-mixed"), steps=12, h=4)
-    gan.resolve(asked)
-    diloco.resolve(asked, gan.NETWORKS)
+    resolve_page(gan, asked)
+    resolve_strategy(diloco, asked, gan.NETWORKS)
     workloads = [Overflowing(gan.build(asked, CPU)), gan.build(asked, CPU)]
     sites = {
         f"s{i + 1}": SimulatedSite(workload, open_shard(asked.data, i, 2, 0))
@@ -157,9 +147,3 @@ def test_h_counts_completed_steps_though_some_overflow_at_one_site(tmp_path: Pat
         (step, 4 * 8) for step in (4, 4, 8, 8, 12, 12)
     ]
     assert set(ran.site_sha256.values()) == {hash_state(ran.model.state)}
-
-
-def test_every_setting_under_site_is_followed_by_some_recipe() -> None:
-    followed = {name.partition("=")[0] for recipe in SMALL for name in recipe.SITE}
-    every = {field.name for field in dataclasses.fields(SiteConfig)}
-    assert followed == every - {"processes"}, "which is the engine's to follow"

@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 import torch
+from fedwan.simulate import Absence, SimulatedSite, simulate
 from torch import Tensor, nn
 
 from fedwan import simulate as simulation
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig
 from fedwan.coordinator import rounds
+from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import Absence, SimulatedSite, simulate
 from fedwan.state import Role, TensorSpec, hash_state
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.schedule import rate_at, set_rates
@@ -81,7 +82,7 @@ def make() -> NotingWorkload:
 def resolved(recipe: Any, h: int, steps: int, sites: int = 2) -> Config:
     name = recipe.__name__.rpartition(".")[2]
     config = Config(strategy=name, sites=sites, h=h, steps=steps, inner={"velocity": COSINE})
-    recipe.resolve(config, {"velocity": "regression"})
+    resolve_strategy(recipe, config, {"velocity": "regression"})
     return config
 
 

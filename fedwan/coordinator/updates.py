@@ -1,6 +1,6 @@
-"""The outbox: updates that are out, the versions that sites can have, and whole weights on demand.
+"""What sites can fetch: updates that are out, and whole weights on demand.
 
-Part of the desk, and guarded by the desk's lock: methods say whether they take it.
+Part of the servicer, and guarded by its lock: methods say whether they take it.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fedwan.fragments import rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 
-__all__ = ["Outbox"]
+__all__ = ["Updates"]
 
 MAX_WAIT_S = 10.0
-"""Longest that a download waits at the desk before the site must ask again."""
+"""Longest that a download waits here before the site must ask again."""
 
 _Versions = tuple[int, ...]
 
@@ -30,11 +30,11 @@ _SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, _Versions]]] = {
 }
 
 
-class Outbox:
+class Updates:
     """What sites can fetch.
 
     Args:
-        changed: the desk's lock, notified whenever something is new.
+        changed: the servicer's lock, notified whenever something is new.
         is_over: whether the run has ended.
         chunk_bytes: of downloads.
     """

@@ -1,4 +1,4 @@
-"""The desk: everything a site can ask of the coordinator, and nothing that decides a round.
+"""Everything a site can ask of the coordinator, and nothing that decides a round.
 
 Handler threads of the data plane come in through the `Hub` methods; the round loop
 (`fedwan.coordinator.rounds`) takes contributions out and puts updates in. One lock guards both,
@@ -18,22 +18,22 @@ from fedwan.codecs.payload import Source
 from fedwan.coordinator.agreement import Agreement, Claim
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
-from fedwan.coordinator.outbox import Outbox
 from fedwan.coordinator.reception import ChunkedReception
 from fedwan.coordinator.registry import Registry
+from fedwan.coordinator.updates import Updates
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Delivery, Reception, Signals
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
-__all__ = ["Desk"]
+__all__ = ["Servicer"]
 
 Event = Callable[[str, str | None, str], None]
 """(event, site or None, text)."""
 
 
-class Desk:
+class Servicer:
     """Implements `fedwan.link.base.Hub`.
 
     Args:
@@ -76,7 +76,7 @@ class Desk:
         self._sender_of_initial: str | None = None
         self.stop_text = ""
         """Why the run is over; empty while it is not."""
-        self.outbox = Outbox(self.changed, lambda: bool(self.stop_text), chunk_bytes)
+        self.updates = Updates(self.changed, lambda: bool(self.stop_text), chunk_bytes)
 
     # Join, heartbeats, farewell ------------------------------------------------------------
 
@@ -117,23 +117,23 @@ class Desk:
                 return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
             is_known = self.registry.sites[site].session == hello.session
             is_rejoin = self.registry.admit(site, hello.session)
-            if self.outbox.model is None and self._sender_of_initial in (None, site):
+            if self.updates.model is None and self._sender_of_initial in (None, site):
                 self._sender_of_initial = site
-            versions = list(self.outbox.versions)
+            versions = list(self.updates.versions)
             self.registry.settle(site, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
             if not is_known:
                 self.rejoins += is_rejoin
                 verb = "rejoined" if is_rejoin else "joined"
-                present = self.outbox.version
+                present = self.updates.version
                 at = f" at version {present}" if present else ""
-                self.outbox.note_back(site, hello.checkpoint)
+                self.updates.note_back(site, hello.checkpoint)
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
             self.changed.notify_all()
             return wire.Welcome(
                 versions=versions,
-                send_initial=self.outbox.model is None and self._sender_of_initial == site,
+                send_initial=self.updates.model is None and self._sender_of_initial == site,
                 is_rejoin=is_rejoin,
-                run_step=self.outbox.run_step,
+                run_step=self.updates.run_step,
             )
 
     def _dispute(self, site: str, hello: wire.Hello) -> str:
@@ -148,7 +148,7 @@ class Desk:
         return self.agreement.hear(site, claim)
 
     def _refusal(self, site: str, hello: wire.Hello) -> str:
-        if self.stop_text:
+        if self.stop_text and self._intake is None:  # else the site hears of it by a signal
             return f"the run is over: {self.stop_text}"
         if site not in self.registry.sites:
             known = ", ".join(self.registry.sites)
@@ -186,7 +186,7 @@ class Desk:
         """See `Hub`."""
         with self.changed:
             self.registry.find(site)
-            present = self.outbox.version
+            present = self.updates.version
             if report.run_id != self._run_id or report.version > present + 1:
                 raise PayloadError(
                     f"report on version {report.version} of run {report.run_id} where run "
@@ -230,7 +230,7 @@ class Desk:
                     raise PayloadError("it counts no samples, so that it has no weight")
                 reception = self.intake.open(key, header)
                 if key.kind == wire.UploadHeader.CONTRIBUTION:
-                    self.outbox.note_arrived(key.fragment, key.version, site, self.registry.sites)
+                    self.updates.note_arrived(key.fragment, key.version, site, self.registry.sites)
                 return reception
             except PayloadError as error:
                 return self._rejection(key, str(error))
@@ -283,7 +283,7 @@ class Desk:
 
     def _note_dropped(self, key: Key) -> None:
         """Count a contribution that is too late, once: it may come in stripes, or again."""
-        is_merged = self.outbox.is_merged(key.fragment, key.site, key.version)
+        is_merged = self.updates.is_merged(key.fragment, key.site, key.version)
         is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
         if not (is_merged or is_last or self.stop_text):
             self._last_dropped[key.fragment, key.site] = key.version
@@ -311,9 +311,9 @@ class Desk:
         if self.intake.ready(key) is not None:
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
         if key.kind == wire.UploadHeader.INITIAL:
-            return wire.Receipt(status=wire.Receipt.ACCEPTED) if self.outbox.model else None
-        present = self.outbox.versions[key.fragment] if self.outbox.versions else 0
-        if self._max_staleness and self.outbox.is_merged(key.fragment, key.site, key.version):
+            return wire.Receipt(status=wire.Receipt.ACCEPTED) if self.updates.model else None
+        present = self.updates.versions[key.fragment] if self.updates.versions else 0
+        if self._max_staleness and self.updates.is_merged(key.fragment, key.site, key.version):
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
         # A site that took the global weights may be ahead of the update that leads to them.
         is_wanted = present - self._max_staleness <= key.version <= present + 1
@@ -341,7 +341,7 @@ class Desk:
                 f"download of fragment {request.fragment} where there are {self._num_fragments}; "
                 "start site and coordinator from the same app"
             )
-        return self.outbox.fetch(site, request)
+        return self.updates.fetch(site, request)
 
     # For the round loop --------------------------------------------------------------------
 
@@ -354,7 +354,7 @@ class Desk:
                 that are at different versions.
         """
         with self.changed:
-            self.outbox.open(model, model.num_bytes() if keeps_updates else 0)
+            self.updates.open(model, model.num_bytes() if keeps_updates else 0)
             self.changed.notify_all()
 
     def initial(self) -> Source | None:
@@ -366,7 +366,7 @@ class Desk:
     def reassign_initial(self, lost: Sequence[str]) -> None:
         """Ask a live site for the initial weights if the one that was to send them is lost."""
         with self.changed:
-            if self.outbox.model is None and self._sender_of_initial in (None, *lost):
+            if self.updates.model is None and self._sender_of_initial in (None, *lost):
                 live = self.registry.live()
                 self._sender_of_initial = live[0] if live else None
                 if self._sender_of_initial:
@@ -375,7 +375,7 @@ class Desk:
     def withdraw_update(self, fragment: int) -> None:
         """Drop the update that is out; a site that still wants it takes the global weights."""
         with self.changed:
-            self.outbox.withdraw(fragment)
+            self.updates.withdraw(fragment)
 
     def publish(
         self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
@@ -389,7 +389,7 @@ class Desk:
             merged: sites whose contributions are in it, each with the version that it started from.
         """
         with self.changed:
-            self.outbox.publish(fragment, version, payload, merged)
+            self.updates.publish(fragment, version, payload, merged)
             for site, start in merged:
                 self.intake.drop(Key(wire.UploadHeader.CONTRIBUTION, fragment, start, site))
             self.dropped += self.intake.forget(fragment, version - 1 - self._max_staleness)

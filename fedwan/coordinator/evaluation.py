@@ -19,7 +19,7 @@ from fedwan.errors import FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.state import State, select_prefix
 
-__all__ = ["Finding", "Jury"]
+__all__ = ["Finding", "Evaluator"]
 
 
 class Finding(NamedTuple):
@@ -35,7 +35,7 @@ class Finding(NamedTuple):
     """Why figures are not those of all data together."""
 
 
-class Jury:
+class Evaluator:
     """Asks, and collects answers.
 
     Args:
