@@ -218,7 +218,8 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
             hook.remove()
         site, self._site, self._hooks = self._site, None, []
         if site is not None:
-            site.__exit__(type(error) if error else None, error, error and error.__traceback__)
+            trace = error.__traceback__ if error is not None else None
+            site.__exit__(type(error) if error else None, error, trace)
 
 
 class _Position:

@@ -127,9 +127,9 @@ def tiny_config(
     """A resolved configuration for tiny workloads; sections as in a YAML file."""
     config = Config(strategy=strategy, sites=sites, h=h, steps=steps, inner=dict(inner))
     config.data.batch, config.ema.half_life = BATCH, 100.0
-    config.eval.every, config.eval.samples, config.link.heartbeat_s = 0, 4, 0.05
+    config.eval.every = 0
     config = merge(config, sections)
-    load_strategy(strategy).resolve(config, dict.fromkeys(inner, kind))
+    resolve_strategy(load_strategy(strategy), config, dict.fromkeys(inner, kind))
     return config
 
 

@@ -17,10 +17,12 @@ from torch import Tensor
 from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import (
+    InMemory,
     Shard,
     data_at_site,
     dataset_of,
     first_leaf,
+    num_samples_in,
     open_shard,
 )
 from fedwan.errors import FedwanError, UserError
