@@ -364,8 +364,9 @@ class Replica:
         """
         if not of_steps:
             return self._hash(self.base)
-        wide = lambda name: whole(self._widen(name, self.live[name]))
-        return hash_state(OnDemand(self.live, wide))
+        return hash_state(
+            OnDemand(self.live, lambda name: whole(self._widen(name, self.live[name])))
+        )
 
     def same_sha256(self) -> str:
         """Hash of what every process of the site must have alike: parameters that are not cut."""
