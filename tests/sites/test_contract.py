@@ -52,7 +52,7 @@ def test_a_run_resumes_from_its_state_bit_for_bit(recipe: ModuleType, name: str)
     resumed.load_state(state)
     resumed.step(4)
     assert equal(weights(resumed), weights(run))
-    torch.testing.assert_close(resumed.rng.state(), run.rng.state(), rtol=0, atol=0)
+    torch.testing.assert_close(resumed.rng.state_dict(), run.rng.state_dict(), rtol=0, atol=0)
 
 
 @RECIPES
@@ -109,7 +109,7 @@ def test_what_reduce_leaves_in_the_gradients_is_what_the_optimisers_take(
 @RECIPES
 def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
     run = Run(recipe, config())
-    batch, state = run.stream.next_batch(), run.rng.state()
+    batch, state = run.stream.next_batch(), run.rng.state_dict()
 
     def gradients() -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -121,7 +121,7 @@ def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
                     found.append(param.grad.clone())
                     param.grad.zero_()
 
-        run.rng.load_state(state)
+        run.rng.load_state_dict(state)
         run.workload.step(batch, run.rng, keep_and_erase)
         return found
 
@@ -151,7 +151,7 @@ def test_samples_look_like_data_and_depend_on_the_seed_alone(recipe: ModuleType,
     assert not torch.equal(first, other)
     assert not first.requires_grad
     assert name != "digits" or float(first.abs().max()) <= 1
-    torch.testing.assert_close(run.rng.state(), state, rtol=0, atol=0)
+    torch.testing.assert_close(run.rng.state_dict(), state, rtol=0, atol=0)
 
 
 @RECIPES

@@ -90,7 +90,7 @@ def whole(run: Run) -> dict[str, Any]:
     """All that a checkpoint of the site holds: what never travels too."""
     replica = Replica(run.workload)
     parts = (replica.live, replica.local, replica.optimizer_state())
-    return {"rng": run.rng.state(), "stream": run.stream.state()} | {
+    return {"rng": run.rng.state_dict(), "stream": run.stream.state()} | {
         str(index): {n: v.clone() for n, v in part.items()} for index, part in enumerate(parts)
     }
 
@@ -159,7 +159,7 @@ def test_a_site_resumes_from_what_its_checkpoint_holds_bit_for_bit(teacher: Path
     replica.load_live(kept["0"])
     replica.load_local(kept["1"])
     replica.load_optimizers(kept["2"])
-    resumed.rng.load_state(kept["rng"])
+    resumed.rng.load_state_dict(kept["rng"])
     resumed.stream.load_state(kept["stream"])
     resumed.step(4)
     assert equal(weights(resumed), weights(run))
@@ -170,7 +170,7 @@ def test_draws_come_from_the_named_generators_and_the_seed_alone(teacher: Path) 
     before = torch.random.get_rng_state()
     run = Run(distill, config(teacher))
     run.step(2)
-    drawn = run.rng.state()
+    drawn = run.rng.state_dict()
     first, again, other = (run.workload.sample(6, seed) for seed in (1, 1, 2))
     figures = [run.workload.evaluate(run.held_out, seed=0) for _ in range(2)]
     assert torch.equal(first, again) and not torch.equal(first, other)
@@ -178,7 +178,7 @@ def test_draws_come_from_the_named_generators_and_the_seed_alone(teacher: Path) 
     assert float(first.abs().max()) <= 1
     assert json.dumps(figures[0]) == json.dumps(figures[1])
     assert torch.equal(torch.random.get_rng_state(), before)
-    torch.testing.assert_close(run.rng.state(), drawn, rtol=0, atol=0)
+    torch.testing.assert_close(run.rng.state_dict(), drawn, rtol=0, atol=0)
 
 
 def test_a_student_that_has_not_stepped_agrees_with_the_teacher_at_a_phases_edge(

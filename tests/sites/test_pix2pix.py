@@ -160,11 +160,11 @@ def test_every_draw_comes_from_the_named_generators() -> None:
     before = torch.random.get_rng_state()
     run = Run(pix2pix, config())
     run.step(2)
-    drawn = run.rng.state()
+    drawn = run.rng.state_dict()
     run.workload.sample(2, seed=0)
     run.workload.evaluate(run.held_out, seed=0)
     assert torch.equal(torch.random.get_rng_state(), before)
-    torch.testing.assert_close(run.rng.state(), drawn, rtol=0, atol=0)
+    torch.testing.assert_close(run.rng.state_dict(), drawn, rtol=0, atol=0)
 
 
 def test_sites_start_from_the_same_weights_and_seeds_from_others() -> None:
