@@ -74,9 +74,7 @@ def held(way: str) -> dict[str, int]:
     return table
 
 
-def kinds(
-    net: nn.Module, optimizer: torch.optim.Optimizer, site: Site
-) -> dict[str, list[Tensor]]:
+def kinds(net: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> dict[str, list[Tensor]]:
     return {
         "weights": list(net.parameters()),
         "gradients": [p.grad for p in net.parameters() if p.grad is not None],

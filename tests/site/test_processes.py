@@ -15,7 +15,6 @@ from torch import nn
 
 from fedwan.config import Config
 from fedwan.errors import CheckpointError
-from fedwan.site.site import Site
 from tests.site.support import (
     CUTS,
     Ended,

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from fedwan.site.sharing import SharedWorkload, alone
+from fedwan.site.team import Team
 from torch import Tensor
 
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
 from fedwan.site.recalibrate import normalised_layers, recalibrate
 from fedwan.site.replica import Replica
-from fedwan.site.sharing import SharedWorkload, alone
-from fedwan.site.team import Team
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, Reduce, keep_local
-from strategies import local_sgd
-from tests.support import ADAM, TinyWorkload, build_strategy, tiny_shard
+from tests.support import ADAM, TinyWorkload, tiny_shard
 
 INNER = {"net": ADAM}
 
@@ -110,26 +107,3 @@ def test_a_step_that_fails_leaves_modes_and_momenta_as_they_were() -> None:
         recalibrate(workload, wrong, NamedGenerators(1, "s1"))
     (layer,) = normalised_layers(workload.networks)
     assert layer.momentum == 0.1 and layer.training
-
-
-def simulated(folder: Path, num_recalibrate: int) -> SimulatedRun:
-    sites = {
-        f"s{site}": SimulatedSite(TinyWorkload(INNER, norm=True), tiny_shard(site))
-        for site in (1, 2)
-    }
-    strategy = build_strategy(local_sgd, INNER, sites=2, h=2)
-    numbers = {"num_steps": 12, "batch": 4, "eval_every": 2, "ema_half_life": 50.0}
-    return simulate(sites, strategy, folder, num_recalibrate=num_recalibrate, **numbers)
-
-
-def test_a_run_is_measured_otherwise_and_trained_alike(tmp_path: Path) -> None:
-    plain, again, fitted = (simulated(tmp_path / str(n), n) for n in (0, 3, 100))
-    hashes = {hash_state(run.model.state) for run in (plain, again, fitted)}
-    assert len(hashes) == 1
-    figures = [
-        [row["fd"] for row in run.records if row["kind"] == "quality"]
-        for run in (plain, again, fitted)
-    ]
-    assert len(figures[0]) > 3
-    for one, other in zip(figures[0], figures[1], strict=True):
-        assert one != other

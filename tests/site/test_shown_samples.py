@@ -8,22 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import safetensors.torch
-from PIL import Image
-
-from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.data import open_shard
-from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Link
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.site.service import _plan
 from fedwan.site.settings import SiteSettings
 from fedwan.site.sharing import SharedWorkload
-from fedwan.workloads.base import Batch, discloses_inputs
+from PIL import Image
+
+from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.workloads.base import discloses_inputs
 from sites import gan, pix2pix
-from strategies import diloco
 from tests.runs import SameStart, TinyRun, delta_strategy
 from tests.sites.support import CPU
-from tests.support import WrappedLink, build_strategy, tiny_shard
+from tests.support import WrappedLink, tiny_shard
 
 
 class Reading(WrappedLink):
@@ -57,33 +54,6 @@ def pictures(folder: Path) -> DataConfig:
     for index, image in enumerate(pixels):
         Image.fromarray(image).save(folder / f"{index:02d}.png")
     return DataConfig("pairs", path=str(folder), size=32, batch=2, workers=0)
-
-
-def reported(folder: Path, asked: Config) -> list[set[str]]:
-    """Names of the tensors in each report of a run by pix2pix."""
-    found: list[set[str]] = []
-    pix2pix.resolve(asked)
-    shard = open_shard(asked.data, 0, 1, asked.seed)
-    held_out = Batch(*(part[:16] for part in shard.held_out))
-    shard = dataclasses.replace(shard, held_out=held_out)  # type: ignore[type-var]
-    simulate(
-        {"s1": SimulatedSite(pix2pix.build(asked, CPU), shard)},
-        build_strategy(diloco, asked.inner, sites=1, h=2),
-        folder,
-        num_steps=asked.steps,
-        batch=asked.data.batch,
-        wrap=lambda _, link: Reading(link, found),  # type: ignore[arg-type,return-value]
-    )
-    return found
-
-
-def test_translations_of_private_pairs_stay_at_their_site(tmp_path: Path) -> None:
-    assert reported(tmp_path / "run", config(pictures(tmp_path / "data"))) == [set(), set()]
-
-
-def test_translations_of_bundled_pairs_are_shown_beside_them(tmp_path: Path) -> None:
-    found = reported(tmp_path, config(DataConfig("photo_edges", batch=4)))
-    assert found == [{"generated", "real"}] * 2
 
 
 def tiny_reports(folder: Path, workload: SameStart, *, public: bool, show: bool) -> list[set[str]]:

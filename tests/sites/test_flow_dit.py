@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.data import open_shard
+from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
-from fedwan.simulate import SimulatedSite, simulate
 from sites import flow
-from strategies import diloco
-from tests.sites.support import CPU, Run, equal, weights
+from tests.sites.support import Run, equal, weights
 
 TINY = {"network": "dit", "width": 16, "depth": 2, "heads": 2, "patch": 4}
 
@@ -152,28 +148,3 @@ def test_points_have_no_patches() -> None:
 def test_settings_of_the_transformer_are_refused_where_there_is_none(key: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{key} = .* has no effect .*model.network=dit"):
         flow.resolve(Config(model={key: 0.5}))
-
-
-@pytest.mark.slow
-def test_it_learns_digits_at_two_sites(tmp_path: Path) -> None:
-    steps, batch = 300, 64
-    asked = Config(
-        sites=2,
-        steps=steps,
-        h=20,
-        data=DataConfig("digits", batch=batch),
-        model={"network": "dit", "width": 32, "depth": 2, "heads": 4, "patch": 4},
-        inner={"velocity": InnerConfig(lr=4e-3, beta1=0.9, beta2=0.99)},
-    )
-    flow.resolve(asked)
-    diloco.resolve(asked, flow.NETWORKS)
-    sites = {
-        f"s{site + 1}": SimulatedSite(
-            flow.build(asked, CPU), open_shard(asked.data, site, asked.sites, asked.seed)
-        )
-        for site in range(asked.sites)
-    }
-    strategy = diloco.build(asked)
-    ran = simulate(sites, strategy, tmp_path, num_steps=steps, batch=batch, ema_half_life=1e3)
-    fd = [row["fd"] for row in ran.records if row["kind"] == "quality"]
-    assert fd[-1] < fd[0] / 3, fd
