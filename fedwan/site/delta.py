@@ -180,7 +180,7 @@ class DeltaExchange:
         delta = site.replica.delta(fragment)
         residual = self._residual(fragment)
         with self._asker.ask(fragment.index, version + 1, site.group.rank == 0) as asked:
-            payload, owed = None, {}
+            payload, owed = None, State()
             if site.group.rank == 0:
                 payload, owed = site.strategy.up.encode(delta, residual, fragment.layout)
             if fragment.index == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import random
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -93,7 +93,7 @@ def random_state() -> State:
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state()
-    kind, keys, position, has_gauss, gauss = np.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, gauss = cast(tuple[Any, ...], np.random.get_state())
     others = {
         "python": random.getstate(),
         "numpy": (kind, keys.tolist(), position, has_gauss, gauss),

@@ -82,7 +82,7 @@ class Processes:
 
     def leaves(self, name: str, network: nn.Module) -> list[Tensor]:
         """Tensors whose gradients a backward pass of one network makes."""
-        trained = [param for param in network.parameters() if param.requires_grad]
+        trained: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         return self._leaves.get(name, trained)
 
     def settle(self, params: Iterable[nn.Parameter]) -> None:
@@ -95,7 +95,7 @@ class Processes:
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             torch.distributed.all_reduce(flat)
             flat /= self.size
-            parts = flat.split([gradient.numel() for gradient in gradients])
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
             for gradient, part in zip(gradients, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
 
