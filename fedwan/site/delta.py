@@ -2,8 +2,8 @@
 
 With an overlap of τ steps a fragment flies while the site goes on: a thread encodes Δ as it was at
 departure, uploads it, fetches the update and adds it to the global weights; after τ steps the step
-loop lets it land, and waits only if it is not there yet. Without overlap the step loop does all of it
-itself.
+loop lets it land, and waits only if it is not there yet. Without overlap the step loop does all of
+it itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The inner optimisers of a site, tensor by tensor: moments by the names of their parameters.
 
-A moment's name is `optimizer:field|parameter`, as in `velocity:exp_avg|velocity/net.0.weight`. Under
-FSDP2 a moment lies in pieces like its parameter, and each process has its own.
+A moment's name is `optimizer:field|parameter`, as in `velocity:exp_avg|velocity/net.0.weight`.
+Under FSDP2 a moment lies in pieces like its parameter, and each process has its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A recipe as a training script: `python -m fedwan.site.recipe`, as a site's service starts it.
 
-It goes through the same calls as a script of one's own; torchrun starts it where `site.processes` asks
-for several.
+It goes through the same calls as a script of one's own; torchrun starts it where `site.processes`
+asks for several.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
                                                              send what is due; apply what has come
                                                              at the end: answer until told to stop
 
-Every process of a site runs this; rank 0 alone speaks to the coordinator. It knows no strategy and no
-workload by name.
+Every process of a site runs this; rank 0 alone speaks to the coordinator. It knows no strategy and
+no workload by name.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
             net = nn.Sequential(...).to(device)
         return Simple(config, "net", net, loss=..., sample=...)
 
-Precision, accumulation, partition, clipping and schedules are as `site.*` and `inner.*` ask for them,
-so that such a recipe's `SITE` is `Descent.SETTINGS` and "partition=weights".
+Precision, accumulation, partition, clipping and schedules are as `site.*` and `inner.*` ask for
+them, so that such a recipe's `SITE` is `Descent.SETTINGS` and "partition=weights".
 """
 
 from __future__ import annotations
