@@ -174,8 +174,8 @@ def resolve(config: Config) -> Config:
 
         if not follows(page, "inner.*.name=own") and not config.inner:
             raise ConfigError(
-                f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, too, "
-                "which a script makes itself; set strategy=local_sgd h=1, or say what they are, as "
+                f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
+                "too, which a script makes; set strategy=local_sgd h=1, or say what they are, as "
                 "in inner.NETWORK.name=adamw inner.NETWORK.lr=1e-3"
             )
         check_codecs(config)

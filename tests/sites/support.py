@@ -10,10 +10,9 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.data import Loader, open_shard
+from fedwan.data import BatchStream, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Reduce, Workload, keep_local
-from fedwan.workloads.settings import resolve_page
 
 CPU = torch.device("cpu")
 
@@ -22,18 +21,18 @@ class Run:
     """One site that trains a recipe, as the engine would drive it."""
 
     def __init__(self, recipe: ModuleType, config: Config, site: int = 0) -> None:
-        resolve_page(recipe, config)
+        recipe.resolve(config)
         self.config = config
         self.workload: Workload = recipe.build(config, CPU)
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
         self.shard = open_shard(config.data, site, config.sites, config.seed)
         self.held_out = self.shard.held_out
-        self.stream: Loader = self.shard.loader(config.data.batch, self.rng["data"])
+        self.stream: BatchStream = self.shard.batches(config.data.batch, self.rng["data"])
 
     def step(self, num: int = 1, reduce: Reduce = keep_local) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
         for _ in range(num):
-            losses = self.workload.step(next(self.stream), self.rng, reduce)
+            losses = self.workload.step(self.stream.next_batch(), self.rng, reduce)
         return losses
 
     def state(self) -> dict[str, Any]:
@@ -42,7 +41,7 @@ class Run:
             {
                 "networks": {n: m.state_dict() for n, m in self.workload.networks.items()},
                 "optimizers": {n: o.state_dict() for n, o in self.workload.optimizers.items()},
-                "rng": self.rng.state(),
+                "rng": self.rng.state_dict(),
                 "stream": self.stream.state_dict(),
             }
         )
@@ -52,7 +51,7 @@ class Run:
             module.load_state_dict(state["networks"][name])
         for name, optimizer in self.workload.optimizers.items():
             optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))
-        self.rng.load_state(state["rng"])
+        self.rng.load_state_dict(state["rng"])
         self.stream.load_state_dict(state["stream"])
 
 

@@ -14,11 +14,11 @@ import torch
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
-from fedwan.workloads.settings import resolve_page
 from sites import flow, gan
 from tests.sites.support import CPU, Run, equal, weights
+from tests.workloads import line
 
-RECIPES = pytest.mark.parametrize("recipe", [gan, flow], ids=["gan", "flow"])
+RECIPES = pytest.mark.parametrize("recipe", [gan, flow, line], ids=["gan", "flow", "line"])
 DATA = pytest.mark.parametrize("name", ["digits", "ring8"])
 
 
@@ -53,7 +53,7 @@ def test_a_run_resumes_from_its_state_bit_for_bit(recipe: ModuleType, name: str)
     resumed.load_state(state)
     resumed.step(4)
     assert equal(weights(resumed), weights(run))
-    torch.testing.assert_close(resumed.rng.state(), run.rng.state(), rtol=0, atol=0)
+    torch.testing.assert_close(resumed.rng.state_dict(), run.rng.state_dict(), rtol=0, atol=0)
 
 
 @RECIPES
@@ -110,7 +110,7 @@ def test_what_reduce_leaves_in_the_gradients_is_what_the_optimisers_take(
 @RECIPES
 def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
     run = Run(recipe, config())
-    batch, state = next(run.stream), run.rng.state()
+    batch, state = run.stream.next_batch(), run.rng.state_dict()
 
     def gradients() -> list[torch.Tensor]:
         found: list[torch.Tensor] = []
@@ -122,7 +122,7 @@ def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
                     found.append(param.grad.clone())
                     param.grad.zero_()
 
-        run.rng.load_state(state)
+        run.rng.load_state_dict(state)
         run.workload.step(batch, run.rng, keep_and_erase)
         return found
 
@@ -132,7 +132,7 @@ def test_gradients_do_not_add_up_over_steps(recipe: ModuleType) -> None:
 @RECIPES
 def test_a_step_leaves_the_batch_as_it_was(recipe: ModuleType) -> None:
     run = Run(recipe, config())
-    batch = next(run.stream)
+    batch = run.stream.next_batch()
     before = copy.deepcopy(batch)
     run.workload.step(batch, NamedGenerators(0, "s1"), lambda names: None)
     assert torch.equal(batch.x, before.x)
@@ -152,7 +152,7 @@ def test_samples_look_like_data_and_depend_on_the_seed_alone(recipe: ModuleType,
     assert not torch.equal(first, other)
     assert not first.requires_grad
     assert name != "digits" or float(first.abs().max()) <= 1
-    torch.testing.assert_close(run.rng.state(), state, rtol=0, atol=0)
+    torch.testing.assert_close(run.rng.state_dict(), state, rtol=0, atol=0)
 
 
 @RECIPES
@@ -167,9 +167,9 @@ def test_quality_is_ready_for_json_and_repeatable(recipe: ModuleType, name: str)
 @RECIPES
 def test_resolving_twice_changes_nothing(recipe: ModuleType) -> None:
     once = Config(model=dataclasses.asdict(recipe.Model()))
-    resolve_page(recipe, once)
+    recipe.resolve(once)
     twice = copy.deepcopy(once)
-    resolve_page(recipe, twice)
+    recipe.resolve(twice)
     assert once == twice
     assert set(once.inner) == set(recipe.NETWORKS)
     assert once.data.batch > 0
@@ -181,7 +181,7 @@ def test_resolving_twice_changes_nothing(recipe: ModuleType) -> None:
 def test_what_the_user_chose_stays(recipe: ModuleType) -> None:
     chosen = {name: InnerConfig("sgd", lr=0.1) for name in recipe.NETWORKS}
     asked = Config(steps=60, data=DataConfig(batch=5), inner=copy.deepcopy(chosen))
-    resolve_page(recipe, asked)
+    recipe.resolve(asked)
     assert (asked.steps, asked.data.batch, asked.inner) == (60, 5, chosen)
     recipe.build(asked, CPU)
 
@@ -194,17 +194,9 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(
         Config(data=DataConfig("digit")),
         Config(data=DataConfig(split="by_labels")),
         Config(model={"width": 0}),
+        Config(inner={next(iter(recipe.NETWORKS)): InnerConfig("rmsprop")}),
     ]
     for asked in wrong:
         with pytest.raises(ConfigError) as caught:
-            resolve_page(recipe, asked)
+            recipe.resolve(asked)
         assert "\n" not in str(caught.value)
-
-
-@RECIPES
-def test_every_model_setting_is_explained_in_the_recipe(recipe: ModuleType) -> None:
-    with open(recipe.__file__ or "") as handle:
-        text = handle.read()
-    for field in dataclasses.fields(recipe.Model):
-        default = f'"{field.default}"' if isinstance(field.default, str) else field.default
-        assert f'    {field.name}: {field.type} = {default}\n    """' in text

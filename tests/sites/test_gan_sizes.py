@@ -6,19 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedwan.simulate import SimulatedSite, simulate
 from torch.nn.utils import parametrize
 
 from fedwan.config import Config, DataConfig
 from fedwan.models.gan import build_discriminator, build_generator
 from fedwan.rng import lent_generators, seeded_init
-from fedwan.state import hash_state
-from fedwan.workloads.settings import resolve_page
 from sites import gan
-from strategies import diloco
 from tests.data.files import refused, write_folder
-from tests.sites.support import CPU, Run, equal, weights
-from tests.support import build_strategy
+from tests.sites.support import CPU, Run, equal
 
 CLASSES = ("cat", "dog")
 
@@ -74,41 +69,18 @@ def test_samples_made_in_parts_are_those_of_one_batch(
     torch.testing.assert_close(run.workload.sample(7, seed=3), whole)
 
 
-def test_a_run_measures_and_shows_its_moving_average(folder: Path, tmp_path: Path) -> None:
-    asked = config(folder, 16)
-    asked.steps = 4
-    run = Run(gan, asked)
-    members = {"s1": SimulatedSite(gan.build(asked, CPU), run.shard)}
-    strategy = build_strategy(diloco, asked.inner, sites=1, h=2)
-    ran = simulate(members, strategy, tmp_path, num_steps=4, batch=4)
-    before, after = (row["fd"] for row in ran.records if row["kind"] == "quality")
-    assert 0 < before != after > 0
-    assert set(ran.site_sha256.values()) == {hash_state(ran.model.state)}
-
-
-def test_a_site_goes_on_from_its_state_bit_for_bit(folder: Path) -> None:
-    run = Run(gan, config(folder, 32, spectral_norm=True, gamma=0.0))
-    run.step(2)
-    state = run.state()
-    run.step(2)
-    resumed = Run(gan, config(folder, 32, spectral_norm=True, gamma=0.0))
-    resumed.load_state(state)
-    resumed.step(2)
-    assert equal(weights(resumed), weights(run))
-
-
 @pytest.mark.parametrize(
     ("side", "mend"),
     [(12, "8 or 16"), (48, "32 or 64"), (100, "64 or 128"), (255, "128 or 256"), (512, "256")],
 )
 def test_other_sides_are_refused_with_the_nearest(side: int, mend: str, folder: Path) -> None:
     says = rf"images of 8, 16, 32, 64, 128, 256 pixels.*{side} x {side}; set data.size={mend}$"
-    refused(says, lambda: resolve_page(gan, config(folder, side)))
+    refused(says, lambda: gan.resolve(config(folder, side)))
 
 
 def test_files_have_a_side_that_it_makes_unless_they_say_otherwise(folder: Path) -> None:
     asked = config(folder, 0)
-    resolve_page(gan, asked)
+    gan.resolve(asked)
     assert gan.build(asked, CPU).sample(2, seed=0).shape == (2, 3, 64, 64)
 
 
@@ -116,7 +88,7 @@ def test_deeper_networks_step_more_gently_unless_the_user_says_otherwise(folder:
     rates = {}
     for side in (8, 16, 64):
         asked = config(folder, side)
-        resolve_page(gan, asked)
+        gan.resolve(asked)
         rates[side] = asked.inner["generator"].lr
     assert rates == {8: 3e-3, 16: 3e-4, 64: 3e-4}
 
