@@ -39,11 +39,8 @@ class Trainer:
     rounded, and the global weights then lie a last bit beside the local ones.
     """
 
-    def __init__(self, kind: str, is_exact: bool = False) -> None:
+    def __init__(self, kind: str) -> None:
         self.net = nn.Sequential(network(), nn.Dropout(0.1))
-        if is_exact:
-            for param in self.net.parameters():
-                nn.init.uniform_(param, 0.9, 1.1, generator=torch.Generator().manual_seed(1))
         self.optimizer = OPTIMIZERS[kind](self.net.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
         self.batches = Batches()
@@ -71,21 +68,21 @@ class Trainer:
         return {f"net/{n}": p.detach().clone() for n, p in self.net.named_parameters()}
 
 
-def plainly(kind: str, is_exact: bool = False) -> Trainer:
-    trainer = Trainer(kind, is_exact)
+def plainly(kind: str) -> Trainer:
+    trainer = Trainer(kind)
     for _ in range(STEPS):
         trainer.step()
     return trainer
 
 
 def joined(
-    kind: str, folder: Path, words: str, is_exact: bool = False, **absences: Absence
+    kind: str, folder: Path, words: str, **absences: Absence
 ) -> tuple[State, Trainer]:
     """The coordinator's weights, and the trainer as its last process left it."""
     trainers: list[Trainer] = []
 
     def train(_: object) -> None:
-        trainer = Trainer(kind, is_exact)
+        trainer = Trainer(kind)
         trainers.append(trainer)
         with trainer.join() as site:
             for _ in site:
