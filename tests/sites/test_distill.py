@@ -20,6 +20,7 @@ from fedwan.simulation import simulate
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch, Examinable
+from fedwan.workloads.settings import resolve_page
 from sites import distill, flow
 from tests.sites.support import Run, equal
 
@@ -126,7 +127,7 @@ def test_a_look_at_the_judge_and_the_samples_moves_nothing(teacher: Path) -> Non
     run.step(3)
     workload = run.workload
     assert isinstance(workload, Examinable)
-    train = run.stream.next_batch()
+    train = next(run.stream)
     held_out = Batch(run.held_out.x[:8], run.held_out.y[:8])
     before, drawn = copy.deepcopy(whole(run)), torch.random.get_rng_state()
     gradients = [p.grad for n in workload.networks.values() for p in n.parameters()]
@@ -223,14 +224,14 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=text) as caught:
         asked = config(mlp)
         asked.model |= model
-        distill.resolve(asked)
+        resolve_page(distill, asked)
     assert "\n" not in str(caught.value)
 
 
 def test_a_teacher_of_other_data_is_refused(mlp: Path) -> None:
     asked = Config("distill", data=DataConfig("ring8"), model={"teacher": str(mlp)})
     with pytest.raises(ConfigError, match=r"'digits', not of 'ring8'; set data.name=digits"):
-        distill.resolve(asked)
+        resolve_page(distill, asked)
 
 
 def test_too_many_fragments_are_refused_though_weights_come_from_a_file(teacher: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
+from fedwan.workloads.settings import resolve_page
 from sites import flow
 from tests.sites.support import Run
 
@@ -98,17 +99,17 @@ def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
 )
 def test_what_cannot_be_built_is_refused_in_one_line(model: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
-        flow.resolve(config(**model))
+        resolve_page(flow, config(**model))
     assert "\n" not in str(caught.value)
 
 
 def test_points_have_no_patches() -> None:
     points = Config(data=DataConfig("ring8"), model=dict(TINY))
     with pytest.raises(ConfigError, match="'dit' needs images.*; set model.network=mlp"):
-        flow.resolve(points)
+        resolve_page(flow, points)
 
 
 @pytest.mark.parametrize("key", ["patch", "heads", "label_dropout", "guidance"])
 def test_settings_of_the_transformer_are_refused_where_there_is_none(key: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{key} = .* has no effect .*model.network=dit"):
-        flow.resolve(Config(model={key: 0.5}))
+        resolve_page(flow, Config(model={key: 0.5}))

@@ -50,7 +50,7 @@ def few(shard: Shard) -> Shard:
 def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights() -> None:
     run = Run(pix2pix, config())
     run.step(2)
-    batch = run.stream.next_batch()
+    batch = next(run.stream)
     networks = run.workload.networks
     d, g = networks["discriminator"], networks["generator"]
     seen: dict[str, list[Tensor]] = {}

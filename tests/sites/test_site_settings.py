@@ -10,6 +10,7 @@ import torch
 
 from fedwan.config import Config, DataConfig, SiteConfig
 from fedwan.errors import ConfigError
+from fedwan.workloads.settings import resolve_page
 from sites import flow, gan, pix2pix
 from tests.sites.support import Run, equal, weights
 
@@ -75,7 +76,7 @@ def test_compiled_networks_learn_the_same() -> None:
 @RECIPES
 def test_parts_that_would_differ_in_size_are_refused(recipe: ModuleType) -> None:
     with pytest.raises(ConfigError, match="site.accumulate=3 does not divide .*data.batch=9"):
-        recipe.resolve(config(recipe, SiteConfig(accumulate=3)))
+        resolve_page(recipe, config(recipe, SiteConfig(accumulate=3)))
 
 
 def test_the_critics_own_steps_are_in_parts_too() -> None:
@@ -83,4 +84,4 @@ def test_the_critics_own_steps_are_in_parts_too() -> None:
     asked.data.batch = 12
     asked.model["n_critic"] = 2
     with pytest.raises(ConfigError, match="does not divide the 6 samples of a step.*batch=16"):
-        gan.resolve(asked)
+        resolve_page(gan, asked)
