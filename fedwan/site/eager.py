@@ -1,8 +1,8 @@
 """A site's own look ahead: the outer step as far as it knows it (see `fedwan.overlap`).
 
 When a fragment leaves, the local weights become e = g - share Δ + c: the global weights after the
-part of the outer step that this site knows. When the update lands, they are moved by g' - e, by how much
-that was wrong.
+part of the outer step that this site knows. When the update lands, they are moved by g' - e, by how
+much that was wrong.
 
 Memory: e of each fragment in flight, and c, one fp32 copy of every parameter.
 """

@@ -1,8 +1,8 @@
 """What trains at a site: the live tensors of its networks beside the global weights.
 
 Each process holds the pieces that it trains, and the same pieces of the global weights: all of
-them, or under FSDP2 and tensor parallel its part. A tensor is whole only while it travels, one at a time.
-Methods that read or write whole tensors are collective (`fedwan.site.group`).
+them, or under FSDP2 and tensor parallel its part. A tensor is whole only while it travels, one at a
+time. Methods that read or write whole tensors are collective (`fedwan.site.group`).
 
 Memory: one fp32 copy of this process's pieces, the global weights.
 """

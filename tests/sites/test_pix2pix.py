@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -103,6 +104,25 @@ def test_the_generators_phase_leaves_the_discriminators_gradient_as_it_was(
     assert all(p.grad is not None for p in g.parameters())
 
 
+def test_a_step_moves_every_weight() -> None:
+    run = Run(pix2pix, config())
+    before = weights(run)
+    run.step(3)
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_run_resumes_from_its_state_bit_for_bit(dropout: float) -> None:
+    run = Run(pix2pix, config(dropout=dropout))
+    run.step(2)
+    state = run.state()
+    run.step(3)
+    resumed = Run(pix2pix, config(dropout=dropout))
+    resumed.load_state(state)
+    resumed.step(3)
+    assert hash_state(flat(resumed)) == hash_state(flat(run))
+
+
 def flat(run: Run) -> dict[str, Tensor]:
     networks = run.workload.networks.items()
     return {f"{name}/{key}": v for name, n in networks for key, v in n.state_dict().items()}
@@ -190,7 +210,26 @@ def test_samples_are_drawn_beside_inputs_and_photographs(tmp_path: Path) -> None
         assert picture.size[0] > 3 * 400
 
 
+def test_quality_is_ready_for_json_and_repeatable() -> None:
+    run = Run(pix2pix, config())
+    first, again = (run.workload.evaluate(run.held_out, seed=0) for _ in range(2))
+    assert json.dumps(first) == json.dumps(again)
+    assert set(first) == {"fd", "fd_floor", "l1"}
+    assert first["fd"] > 3 * first["fd_floor"] > 0
+
+
 # Settings ----------------------------------------------------------------------------------------
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = Config(data=DataConfig("photo_edges"), model=dataclasses.asdict(pix2pix.Model()))
+    pix2pix.resolve(once)
+    twice = copy.deepcopy(once)
+    pix2pix.resolve(twice)
+    assert once == twice
+    assert set(once.inner) == set(pix2pix.NETWORKS)
+    assert once.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.5)
+    assert all(once.steps % h == 0 for h in (1, 10, 20, 50, 100))
 
 
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
