@@ -75,8 +75,8 @@ def simulate(
     Args:
         config: resolved, as `fedwan.app.load_run` gives it.
         folder: for checkpoints.
-        train: a site's part, called in its thread: a function that uses `fedwan.join`, or another of
-            its own. The recipe that `config` names if not given.
+        train: a site's part, called in its thread: a function that uses `fedwan.join`, or another
+            of its own. The recipe that `config` names if not given.
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.
@@ -181,6 +181,9 @@ class _Parties:
             self._return(name, absence)
         except BaseException as error:
             self.errors.append(error)
+            with run.hub.changed:
+                if (entry := run.hub.registry.sites.get(name)) is not None:
+                    entry.heard_s = -math.inf  # nobody shall wait for its farewell
             run.hub.finish(f"{name} failed: {error}")
 
     def _return(self, name: str, absence: Absence | None) -> None:
