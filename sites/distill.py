@@ -18,7 +18,7 @@ is the target sent: it is kept as its lag behind the student, and so moves along
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -39,7 +39,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.guidance import guide
@@ -117,21 +117,15 @@ def build(config: Config, device: torch.device | str) -> Distill:
     load_teacher(origin, teacher)
     student = Followed(copy.deepcopy(teacher), model.half_life)
     trained = {"student": student.to(device), "heads": heads.to(device)}
-    descent = Descent(config, trained)
-    networks = {**trained, "teacher": teacher.to(device).requires_grad_(False)}
-    return Distill(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, origin, num_classes, torch.device(device)),
-    )
+    frozen = {"teacher": teacher.to(device).requires_grad_(False)}
+    descent = Descent(config, trained, frozen=frozen)
+    return Distill(descent, config, model, origin, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Distill:
+class Distill(Descending):
     """See `fedwan.workloads.base.Workload`; the teacher has no optimiser, and so stays at home."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model

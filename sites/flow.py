@@ -7,12 +7,11 @@ classifier-free guidance, learns to do without. Its samples are of all classes a
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
@@ -23,7 +22,7 @@ from fedwan.models.flow import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.examination import share_above
 from fedwan.workloads.guidance import drop_labels
@@ -118,19 +117,13 @@ def build(config: Config, device: torch.device | str) -> Flow:
         velocity = build_velocity(source.shape, num_labels(config), sizes)
     networks = {"velocity": velocity.to(device)}
     descent = Descent(config, networks)
-    return Flow(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, num_classes, torch.device(device)),
-    )
+    return Flow(descent, config, model, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(Descending):
     """See `fedwan.workloads.base.Workload`."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model

@@ -9,12 +9,12 @@ average of the weights is the coordinator's to keep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
@@ -26,7 +26,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.settings import (
     require_at_least,
@@ -133,19 +133,13 @@ def build(config: Config, device: torch.device | str) -> Gan:
             normalize_spectra(discriminator)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
     descent = Descent(config, networks, twice=("discriminator",))
-    return Gan(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, num_classes, torch.device(device)),
-    )
+    return Gan(descent, config, model, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Gan:
+class Gan(Descending):
     """See `fedwan.workloads.base.Workload`."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model

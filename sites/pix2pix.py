@@ -15,12 +15,11 @@ four to eight times as large.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
@@ -33,7 +32,7 @@ from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import discriminator_loss, generator_loss
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import spread
 from fedwan.workloads.settings import (
     require_at_least,
@@ -106,19 +105,13 @@ def build(config: Config, device: torch.device | str) -> Pix2Pix:
         generator = UNetGenerator(source.inputs, channels - source.inputs, *sizes)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
     descent = Descent(config, networks)
-    return Pix2Pix(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, source, torch.device(device)),
-    )
+    return Pix2Pix(descent, config, model, source, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Pix2Pix:
+class Pix2Pix(Descending):
     """See `fedwan.workloads.base.Workload`."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model

@@ -31,16 +31,24 @@ def main():
     if rank >= 0:
         torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
-    unet = diffusers.UNet2DModel(16, 3, 3, block_out_channels=(16, 32), norm_num_groups=8,
-                                 layers_per_block=1, down_block_types=("DownBlock2D",) * 2,
-                                 up_block_types=("UpBlock2D",) * 2)
+    unet = diffusers.UNet2DModel(
+        16,
+        3,
+        3,
+        block_out_channels=(16, 32),
+        norm_num_groups=8,
+        layers_per_block=1,
+        down_block_types=("DownBlock2D",) * 2,
+        up_block_types=("UpBlock2D",) * 2,
+    )
     model = DistributedDataParallel(unet) if rank >= 0 else unet
     noises = diffusers.DDPMScheduler(1000)
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
     torch.manual_seed(rank)
     loader = Loader(Shapes(), 16, torch.Generator().manual_seed(rank))
-    with fedwan.join(networks={"unet": model}, optimizers={"unet": optimizer},
-                     state={"loader": loader}, steps=40) as site:
+    with fedwan.join(
+        networks={"unet": model}, optimizers={"unet": optimizer}, state={"loader": loader}, steps=40
+    ) as site:
         for step in site:
             images = next(loader)
             noise, level = torch.randn_like(images), torch.randint(1000, (len(images),))

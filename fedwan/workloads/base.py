@@ -9,6 +9,9 @@ A recipe is one page. The engine knows it only through the names below, and neve
                                              their gradients, so that no strategy that exchanges
                                              gradients, once a step, goes with it
 
+`fedwan.workloads.simple.Simple` is a workload of one network and its loss; one that takes its steps
+with `fedwan.workloads.descent.Descent` has its networks and optimisers from `Descending`.
+
 Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
 networks consist of: it should put no tensor into a cache.
 """

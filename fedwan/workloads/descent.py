@@ -25,7 +25,7 @@ from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.recompute import recompute_blocks
 from fedwan.workloads.sharding import Processes
 
-__all__ = ["Descent", "autocast"]
+__all__ = ["Descending", "Descent", "autocast"]
 
 _HALF = {
     "bf16-mixed": torch.bfloat16,
@@ -50,20 +50,25 @@ class Descent:
         config: resolved.
         networks: that are trained, on their device; changed in place.
         twice: those whose losses hold gradients, and are differentiated again.
+        frozen: other networks, which never step.
 
     Attributes:
-        networks: the same.
-        optimizers: the inner optimiser of each.
+        networks: all of them.
+        optimizers: the inner optimiser of each that is trained.
         processes: of the site, which take these steps together.
     """
 
     def __init__(
-        self, config: Config, networks: Mapping[str, nn.Module], twice: Collection[str] = ()
+        self,
+        config: Config,
+        networks: Mapping[str, nn.Module],
+        twice: Collection[str] = (),
+        frozen: Mapping[str, nn.Module] | None = None,
     ) -> None:
         if config.site.precision == "bf16-true":
             for network in networks.values():
                 hold_in_half(network)
-        self.networks = networks
+        self.networks = {**networks, **(frozen or {})}
         device = next(p.device for network in networks.values() for p in network.parameters())
         self.processes = Processes(config.site.partition, device)
         self.processes.shard(networks, twice)
@@ -162,6 +167,27 @@ class Descent:
                 mean[name] = mean[name] + share if name in mean else share
         self.processes.settle(p for name in names for p in self.networks[name].parameters())
         return mean
+
+
+class Descending:
+    """What a workload has of the `Descent` that takes its steps."""
+
+    descent: Descent
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """By name, frozen ones among them."""
+        return self.descent.networks
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """By the name of the network that each steps."""
+        return self.descent.optimizers
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """See `fedwan.workloads.base.Keeping`."""
+        return self.descent.kept
 
 
 def _full(loss: Tensor) -> Tensor:

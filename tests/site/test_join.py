@@ -24,7 +24,7 @@ PLAIN = {  # outer steps that take the mean of one site's weights for the new on
     "local_sgd": "strategy=local_sgd",
 }
 OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.002, momentum=0.9, nesterov=True),
     "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
     "adamw_amsgrad": lambda params: torch.optim.AdamW(params, lr=1e-2, amsgrad=True),
     "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.5),
@@ -33,10 +33,17 @@ OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]]
 
 
 class Trainer:
-    """A plain loop's parts: a network with dropout, an optimiser, a scheduler, data."""
+    """A plain loop's parts: a network with dropout, an optimiser, a scheduler, data.
 
-    def __init__(self, kind: str) -> None:
+    Weights near 1 stay within a factor of two of where they began, so that Δ is exact: near 0 it is
+    rounded, and the global weights then lie a last bit beside the local ones.
+    """
+
+    def __init__(self, kind: str, is_exact: bool = False) -> None:
         self.net = nn.Sequential(network(), nn.Dropout(0.1))
+        if is_exact:
+            for param in self.net.parameters():
+                nn.init.uniform_(param, 0.9, 1.1, generator=torch.Generator().manual_seed(1))
         self.optimizer = OPTIMIZERS[kind](self.net.parameters())
         self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
         self.batches = Batches()
@@ -64,19 +71,21 @@ class Trainer:
         return {f"net/{n}": p.detach().clone() for n, p in self.net.named_parameters()}
 
 
-def plainly(kind: str) -> Trainer:
-    trainer = Trainer(kind)
+def plainly(kind: str, is_exact: bool = False) -> Trainer:
+    trainer = Trainer(kind, is_exact)
     for _ in range(STEPS):
         trainer.step()
     return trainer
 
 
-def joined(kind: str, folder: Path, words: str, **absences: Absence) -> tuple[State, Trainer]:
+def joined(
+    kind: str, folder: Path, words: str, is_exact: bool = False, **absences: Absence
+) -> tuple[State, Trainer]:
     """The coordinator's weights, and the trainer as its last process left it."""
     trainers: list[Trainer] = []
 
     def train(_: object) -> None:
-        trainer = Trainer(kind)
+        trainer = Trainer(kind, is_exact)
         trainers.append(trainer)
         with trainer.join() as site:
             for _ in site:
@@ -100,15 +109,18 @@ def assert_same(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Non
 def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
     kind: str, h: int, tmp_path: Path
 ) -> None:
-    plain = plainly(kind)
     for name, words in PLAIN.items():
-        state, trainer = joined(kind, tmp_path / name, f"{words} h={h}")
-        assert_same(state, trainer.weights())
-        torch.testing.assert_close(state, plain.weights(), rtol=0, atol=1e-6)
-        assert trainer.scheduler.state_dict() == plain.scheduler.state_dict()
+        for is_exact in (True, False):
+            plain = plainly(kind, is_exact)
+            folder = tmp_path / f"{name}-{is_exact}"
+            state, trainer = joined(kind, folder, f"{words} h={h}", is_exact)
+            assert_same(state, trainer.weights())
+            limit = 0 if is_exact else 1e-7
+            torch.testing.assert_close(state, plain.weights(), rtol=0, atol=limit)
+            assert trainer.scheduler.state_dict() == plain.scheduler.state_dict()
 
 
-@pytest.mark.parametrize("words", [*PLAIN.values(), "strategy=async_diloco"])
+@pytest.mark.parametrize("words", PLAIN.values())
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_killed_script_takes_the_steps_that_it_would_have_taken(
     words: str, kind: str, tmp_path: Path
@@ -211,9 +223,9 @@ def test_a_script_that_nobody_started_trains_alone() -> None:
     plain, trainer = plainly("adamw"), Trainer("adamw")
     with trainer.join(steps=STEPS) as site:
         assert isinstance(site, Alone)
-        assert list(
-            site.step for _ in site if site.log(loss=trainer.step(site.reduce)) is None
-        ) == [*range(STEPS)]
+        for step in site:
+            assert step == site.step
+            site.log(loss=trainer.step(site.reduce))
     assert_same(trainer.weights(), plain.weights())
     assert site.is_done
 
