@@ -169,7 +169,15 @@ def resolve(config: Config) -> Config:
             effect, or more fragments than the model has modules.
     """
     if config.workload == COMMAND:
-        load_strategy(config.strategy)
+        page = load_strategy(config.strategy)
+        from fedwan.recipes import follows
+
+        if not follows(page, "inner.*.name=own") and not config.inner:
+            raise ConfigError(
+                f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
+                "too, which a script makes; set strategy=local_sgd h=1, or say what they are, as "
+                "in inner.NETWORK.name=adamw inner.NETWORK.lr=1e-3"
+            )
         check_codecs(config)
         config = copy.deepcopy(config)
         config.data.batch = config.data.batch or 1

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -99,35 +100,30 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
                 f"ckpt_path = {str(trainer.ckpt_path)!r}: a site's weights and position come from "
                 "the run; load the weights into the module before the fit, and give no ckpt_path"
             )
-        optimizers = dict(enumerate(trainer.optimizers))
-        position = _Position(trainer)
+        optimizers: list[torch.optim.Optimizer] = trainer.optimizers
+        self._position = _Position(trainer)
         with standing_in(place):
             site = join(
-                networks=self._networks or _trained_children(pl_module, trainer.optimizers),
-                optimizers={str(index): optimizer for index, optimizer in optimizers.items()},
-                state={"lightning": position} | self._state,
+                networks=self._networks or _trained_children(pl_module, optimizers),
+                optimizers={str(index): optimizer for index, optimizer in enumerate(optimizers)},
+                state={"lightning": self._position} | self._state,
                 kinds=self._kinds,
                 steps=max(0, trainer.max_steps) // max(1, len(optimizers)),
                 evaluate=self._evaluate,
                 sample=self._sample,
             )
         assert isinstance(site, Site), "there is a place"
-        position.begin()
-        self._position, self._site = position, site.__enter__()
+        self._site = site.__enter__()
         _check_precision(trainer, site)
+        self._position.take_over()
         self._steps = iter(site)
-        position.take_over()
-        self._stepped, self._is_due, self._is_reduced = set(), False, False
-        for index, optimizer in optimizers.items():
-            self._hooks.append(optimizer.register_step_post_hook(self._note_of(index)))
+        for index, optimizer in enumerate(optimizers):
+            self._hooks.append(optimizer.register_step_post_hook(partial(self._note_step, index)))
 
-    def _note_of(self, index: int) -> Callable[..., None]:
-        def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-            overflow = getattr(optimizer, "found_inf", None)  # what a fused one heeds itself
-            if overflow is None or not float(overflow):
-                self._stepped.add(index)
-
-        return note
+    def _note_step(self, index: int, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        overflow = getattr(optimizer, "found_inf", None)  # what a fused one heeds itself
+        if overflow is None or not float(overflow):
+            self._stepped.add(index)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """The first step begins, unless the run is over already."""
@@ -145,26 +141,25 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
         """Refuse gradients that come too late to be exchanged."""
-        if self._is_reduced and self._exchanges_gradients:
+        if self._is_reduced:
             raise UserError(
                 "this run's strategy exchanges the gradients of all networks at once, and an "
                 "optimiser has stepped before the last backward(); call every manual_backward() "
                 "before the first step(), or choose a strategy that sends deltas, such as diloco"
             )
 
-    @property
-    def _exchanges_gradients(self) -> bool:
-        return self._site is not None and self._site.strategy.contributes == "gradient"
-
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         """Exchange gradients, if the strategy does."""
         if self._site is not None and not self._is_reduced:
-            self._is_reduced = True
             self._site.reduce()
+            self._is_reduced = self._site.strategy.contributes == "gradient"
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """What was logged between batches, as validation does, is not of this one."""
+        if self._site is not None:
+            self._logged = dict(trainer.callback_metrics)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
         """Count optimisers that have stepped; end the step when all have."""
         if self._site is None:
             return
@@ -179,7 +174,6 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         fresh = {n: v for n, v in metrics.items() if v is not self._logged.get(n)}
         twice = {f"{name}_step" for name in fresh}
         site.log(**{name: value for name, value in fresh.items() if name not in twice})
-        self._logged = metrics
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """End a step that validation followed, so that no successor validates again."""
@@ -201,13 +195,11 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         if site is not None and not site.is_done:
             raise UserError(
                 f"the fit ended at step {site.step} of {site.num_steps}, before the run was over; "
-                "give Trainer(max_epochs=-1), and no callback that stops it"
+                "give Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
             )
         self._leave(None)
 
-    def on_fit_end(self, trainer: Any, pl_module: Any) -> None:
-        """A fit without a step has no `on_train_end`."""
-        self.on_train_end(trainer, pl_module)
+    on_fit_end = on_train_end  # of a fit without a step
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Leave the run."""
@@ -217,9 +209,10 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         for hook in self._hooks:
             hook.remove()
         site, self._site, self._hooks = self._site, None, []
+        self._stepped, self._is_due, self._is_reduced = set(), False, False
         if site is not None:
-            trace = error.__traceback__ if error is not None else None
-            site.__exit__(type(error) if error else None, error, trace)
+            kind = None if error is None else type(error)
+            site.__exit__(kind, error, None if error is None else error.__traceback__)
 
 
 class _Position:
@@ -228,12 +221,10 @@ class _Position:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._loaded: dict[str, Any] | None = None
-        self._now: dict[str, Tensor] = {}
-
-    def begin(self) -> None:
-        """The fit begins: keep what its loaders may be made with."""
         self._fit_random = random_state()
+        """What loaders may be made with, and the first epoch's order drawn with."""
         self._epoch_random: dict[str, Any] = {}
+        """What a later epoch's order is drawn with."""
 
     def state_dict(self) -> dict[str, Any]:
         """Of the batch that is complete; after an epoch's last one, of the epoch to come."""
@@ -253,6 +244,7 @@ class _Position:
             "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
             "fit_random": self._fit_random,
             "epoch_random": self._random() if is_over else self._epoch_random,
+            "generators": self._random()["own"],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -280,15 +272,15 @@ class _Position:
         """Have the epoch's batches come in the order that they would have come in."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
-            self._epoch_random = self._random()
+            self._epoch_random = self._random() if self._trainer.current_epoch else {}
             return
         self._epoch_random = loaded["epoch_random"]
-        if self._epoch_random:  # the first epoch's order is that of the fit's begin
+        if self._epoch_random:
             load_random_state(self._epoch_random["global"])
-            for generator, state in zip(self._generators(), self._epoch_random["own"], strict=True):
-                generator.set_state(state)
+            self._set_generators(self._epoch_random["own"])
         if loaded["batches"]:
             self._forward(loaded["batches"], loaded["loader"])
+            self._set_generators(loaded["generators"])
 
     def _forward(self, num_batches: int, placed: dict[str, Any] | None) -> None:
         """Have the epoch go on behind its first batches."""
@@ -318,6 +310,10 @@ class _Position:
 
     def _random(self) -> dict[str, Any]:
         return {"global": random_state(), "own": [g.get_state() for g in self._generators()]}
+
+    def _set_generators(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators(), states, strict=True):
+            generator.set_state(state)
 
     def _generators(self) -> list[torch.Generator]:
         """The loaders' own, each once."""

@@ -29,6 +29,7 @@ __all__ = [
     "barrier_policy",
     "codec",
     "cut",
+    "follows",
     "fragmentation",
     "nesterov",
     "overlap",
@@ -136,6 +137,11 @@ def require_followed(
             for key, value, entry in found
         )
     )
+
+
+def follows(page: ModuleType, entry: str) -> bool:
+    """Whether a strategy's page declares one of `OPTIONAL`."""
+    return entry in _followed(page)
 
 
 def _uses(page: ModuleType) -> Uses:

@@ -1,4 +1,4 @@
-"""LightningModules and a whole fit, for tests; also a site's script: `python -m tests.lightning_modules`."""
+"""LightningModules and a whole fit, for tests; as a program, the script of a site."""
 
 from __future__ import annotations
 

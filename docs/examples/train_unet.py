@@ -1,4 +1,4 @@
-"""A diffusers UNet on coloured shapes: plain PyTorch, and six lines of fedwan."""
+"""A diffusers UNet on coloured discs: plain PyTorch, and six lines of fedwan."""
 
 import os
 
@@ -6,13 +6,13 @@ import diffusers
 import torch
 from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, RandomSampler
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import fedwan
-from fedwan.data import Loader
 
 
-class Shapes(Dataset):
+class Discs(Dataset):
     """Discs of random place, size and colour, (3, 16, 16) in [-1, 1]."""
 
     def __len__(self):
@@ -31,26 +31,19 @@ def main():
     if rank >= 0:
         torch.distributed.init_process_group("gloo")
     torch.manual_seed(0)
-    unet = diffusers.UNet2DModel(
-        16,
-        3,
-        3,
-        block_out_channels=(16, 32),
-        norm_num_groups=8,
-        layers_per_block=1,
-        down_block_types=("DownBlock2D",) * 2,
-        up_block_types=("UpBlock2D",) * 2,
-    )
+    unet = diffusers.UNet2DModel(16, 3, 3, block_out_channels=(16, 32), norm_num_groups=8,
+                                 layers_per_block=1, down_block_types=("DownBlock2D",) * 2,
+                                 up_block_types=("UpBlock2D",) * 2)
     model = DistributedDataParallel(unet) if rank >= 0 else unet
-    noises = diffusers.DDPMScheduler(1000)
     optimizer = torch.optim.AdamW(unet.parameters(), lr=1e-3)
+    noises = diffusers.DDPMScheduler(1000)
     torch.manual_seed(rank)
-    loader = Loader(Shapes(), 16, torch.Generator().manual_seed(rank))
-    with fedwan.join(
-        networks={"unet": model}, optimizers={"unet": optimizer}, state={"loader": loader}, steps=40
-    ) as site:
-        for step in site:
-            images = next(loader)
+    order = torch.Generator().manual_seed(rank)
+    draws = RandomSampler(Discs(), replacement=True, num_samples=10**9, generator=order)
+    loader = StatefulDataLoader(Discs(), 16, sampler=draws, generator=order)
+    with fedwan.join(networks={"unet": model}, optimizers={"unet": optimizer},
+                     state={"loader": loader}, steps=40) as site:
+        for step, images in zip(site, loader):
             noise, level = torch.randn_like(images), torch.randint(1000, (len(images),))
             loss = mse_loss(model(noises.add_noise(images, noise, level), level).sample, noise)
             loss.backward()

@@ -31,7 +31,7 @@ from fedwan.coordinator.round_rows import RoundRows
 from fedwan.coordinator.servicer import Servicer
 from fedwan.coordinator.totals import Totals
 from fedwan.data.splits import has_own_data
-from fedwan.errors import RunStopped
+from fedwan.errors import RunStopped, UserError
 from fedwan.fragments import Fragment, next_due, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.memory import Tidier
@@ -48,6 +48,9 @@ PAST_VERSIONS = 1000
 
 PAST_ROUNDS = 50
 """Rounds whose times a deadline is drawn from."""
+
+HOPELESS_ROUNDS = 3
+"""Rounds in which every contribution was refused, after which a run ends."""
 
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
@@ -179,14 +182,19 @@ class Rounds:
         # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
         is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
         times = len(self._site_names) if is_warmup else 1
-        payload = model.commit(fragment, merger.take(), samples, times, self._run_step(model))
+        is_alone = len(gathering.merged) == 1
+        payload = model.commit(
+            fragment, merger.take(), samples, times, self._run_step(model), is_alone
+        )
         self.totals.samples += samples
         self._latest = [merged.contribution.site for merged in gathering.merged]
         for merged in gathering.merged:
             self._paces.note(merged.contribution.site, merged.contribution.work)
         self._servicer.updates.steps = self._paces.steps()
         self._servicer.updates.run_step = self._run_step(model)
-        self._servicer.publish(fragment.index, version + 1, payload, gathering.starts())
+        self._servicer.publish(
+            fragment.index, version + 1, payload, gathering.starts(), is_own=model.takes_over
+        )
         self._count(gathering.merged)
         self._rows.add(
             fragment,
@@ -219,6 +227,7 @@ class Rounds:
         self._notice_lost()
         self._take_reports()
         self._heed_stop()
+        self._heed_refusals()
         with self._servicer.changed:
             missing = gathering.missing()
             num_live = len(self._servicer.registry.live())
@@ -241,6 +250,23 @@ class Rounds:
         self._servicer.finish(text)
         self._await_farewells(FAREWELL_S)
         raise RunStopped(text)
+
+    def _heed_refusals(self) -> None:
+        """End a run that nothing can come of: no contribution was fit for three rounds.
+
+        Raises:
+            UserError: why the latest one was refused.
+        """
+        servicer = self._servicer
+        if servicer.refused_since_update < HOPELESS_ROUNDS * len(self._site_names):
+            return
+        text = (
+            f"{servicer.refused_since_update} contributions in a row were refused, and none was "
+            f"merged: {servicer.last_refusal}"
+        )
+        servicer.finish(text)
+        self._await_farewells(FAREWELL_S)
+        raise UserError(text)
 
     def _heed_stop(self) -> None:
         """Stop if the servicer was told to, from outside."""

@@ -61,6 +61,9 @@ class Servicer:
         self.reports: SimpleQueue[tuple[str, wire.QualityReport]] = SimpleQueue()
         self.farewells: dict[str, wire.Farewell] = {}
         self.rejected = 0
+        self.refused_since_update = 0
+        """Contributions that were refused since the last update went out."""
+        self.last_refusal = ""
         self.dropped = 0
         """Contributions that came too late to be merged."""
         self.rejoins = 0
@@ -325,7 +328,9 @@ class Servicer:
     def _rejection(self, key: Key, text: str) -> wire.Receipt:
         self.intake.reject(key)
         self.rejected += 1
-        self._event("rejected", key.site, f"contribution of {key.site} refused: {text}")
+        self.refused_since_update += 1
+        self.last_refusal = f"contribution of {key.site} refused: {text}"
+        self._event("rejected", key.site, self.last_refusal)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     # Downloads -----------------------------------------------------------------------------
@@ -378,7 +383,13 @@ class Servicer:
             self.updates.withdraw(fragment)
 
     def publish(
-        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
+        self,
+        fragment: int,
+        version: int,
+        payload: Payload,
+        merged: Sequence[tuple[str, int]] = (),
+        *,
+        is_own: bool = False,
     ) -> None:
         """Hand an update out, drop the contributions that made it, and those too late for the next.
 
@@ -387,9 +398,11 @@ class Servicer:
             version: that the update leads to.
             payload: the update.
             merged: sites whose contributions are in it, each with the version that it started from.
+            is_own: it is the one contribution in it, bit for bit.
         """
         with self.changed:
-            self.updates.publish(fragment, version, payload, merged)
+            self.refused_since_update = 0
+            self.updates.publish(fragment, version, payload, merged, is_own=is_own)
             for site, start in merged:
                 self.intake.drop(Key(wire.UploadHeader.CONTRIBUTION, fragment, start, site))
             self.dropped += self.intake.forget(fragment, version - 1 - self._max_staleness)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from types import TracebackType
@@ -13,8 +12,6 @@ from torch import Tensor
 from fedwan.errors import UserError
 
 __all__ = ["Alone"]
-
-log = logging.getLogger(__name__)
 
 SAY_EVERY_S = 10.0
 
@@ -66,7 +63,7 @@ class Alone:
         """Nothing: there is nobody to exchange gradients with."""
 
     def log(self, **losses: Tensor | float) -> None:
-        """Note scalars of this step; they are logged every ten seconds."""
+        """Note scalars of this step; they are printed every ten seconds."""
         self._losses |= {n: v.detach() if isinstance(v, Tensor) else v for n, v in losses.items()}
 
     def after_step(self) -> None:
@@ -83,4 +80,4 @@ class Alone:
     def _say(self) -> None:
         self._said_at = time.monotonic()
         shown = ", ".join(f"{name} {float(value):.4g}" for name, value in self._losses.items())
-        log.info("step %d of %d: %s", self.step, self.num_steps, shown)
+        print(f"step {self.step} of {self.num_steps}: {shown}", flush=True)

@@ -275,7 +275,10 @@ class DeltaExchange:
         )
         is_written = self._hook.on_land(fragment, landing)
         self._renew(fragment, arrival.header, arrival.version)
-        if is_written:
+        # The local weights are what the update stands for, less what a subtraction and an addition
+        # round away: one site without outer optimiser takes the steps that it takes alone.
+        is_own = arrival.header.is_own and not self._overlap.tau
+        if is_written or is_own:
             site.replica.landed(fragment)
         else:
             site.replica.land(fragment, 0.0 if is_replaced else self._overlap.alpha)

@@ -105,6 +105,22 @@ def join(
         ConfigError: the run's strategy does not fit the networks.
     """
     sys.excepthook = _say_in_a_line
+    try:
+        return _join(networks, optimizers, state, kinds, steps, evaluate, sample)
+    except Exception as error:
+        Outcome.leave(error, 0)
+        raise
+
+
+def _join(
+    networks: Mapping[str, nn.Module],
+    optimizers: Mapping[str, torch.optim.Optimizer],
+    state: Mapping[str, Stateful] | None,
+    kinds: Mapping[str, NetworkKind] | None,
+    steps: int,
+    evaluate: Callable[[int], Mapping[str, Any]] | None,
+    sample: Callable[[int, int], Tensor] | None,
+) -> Site | Alone:
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     trained = _trained(modules, optimizers)
     script = Script(

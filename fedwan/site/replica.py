@@ -339,18 +339,17 @@ class Replica:
             elif with_model:
                 local(self.live[name]).copy_(value)
 
-    def global_sha256(self) -> str:
-        """Hash of the live weights as the coordinator would keep them.
+    def global_sha256(self, *, of_steps: bool = False) -> str:
+        """Hash of the global weights as the coordinator keeps them.
 
-        It keeps what rounds to them, if that is what it sent last.
+        Args:
+            of_steps: they are what every site's own steps make, as where gradients are exchanged.
         """
-        return hash_state(OnDemand(self.live, lambda name: whole(self._kept_as(name))))
-
-    def _kept_as(self, name: str) -> Tensor:
-        value, base = self.live[name], self.base[name]
-        if value.dtype != base.dtype and torch.equal(local(value), local(base).to(value.dtype)):
-            return base
-        return self._widen(name, value)
+        if not of_steps:
+            return self._hash(self.base)
+        return hash_state(
+            OnDemand(self.live, lambda name: whole(self._widen(name, self.live[name])))
+        )
 
     def same_sha256(self) -> str:
         """Hash of what every process of the site must have alike: parameters that are not cut."""
