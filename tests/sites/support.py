@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.data import open_shard
+from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Reduce, Workload, keep_local
 from fedwan.workloads.settings import resolve_page
@@ -28,7 +28,7 @@ class Run:
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
         self.shard = open_shard(config.data, site, config.sites, config.seed)
         self.held_out = self.shard.held_out
-        self.stream = self.shard.loader(config.data.batch, self.rng["data"])
+        self.stream: Loader = self.shard.loader(config.data.batch, self.rng["data"])
 
     def step(self, num: int = 1, reduce: Reduce = keep_local) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}

@@ -195,7 +195,6 @@ def test_settings_that_cannot_work_are_refused_before_anything_is_built(
         Config(data=DataConfig("digit")),
         Config(data=DataConfig(split="by_labels")),
         Config(model={"width": 0}),
-        Config(inner={next(iter(recipe.NETWORKS)): InnerConfig("rmsprop")}),
     ]
     for asked in wrong:
         with pytest.raises(ConfigError) as caught:

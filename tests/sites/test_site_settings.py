@@ -62,17 +62,6 @@ def test_recomputed_blocks_change_no_bit(recipe: ModuleType) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a.buffers(), b.buffers(), strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler calls what torch deprecates
-def test_compiled_networks_learn_the_same() -> None:
-    plain, compiled = (
-        Run(flow, Config(model={"width": 8, "depth": 1}, site=SiteConfig(compile=c)))
-        for c in (False, True)
-    )
-    losses = [run.step(3)["velocity"] for run in (plain, compiled)]
-    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-3)
-
-
 @RECIPES
 def test_parts_that_would_differ_in_size_are_refused(recipe: ModuleType) -> None:
     with pytest.raises(ConfigError, match="site.accumulate=3 does not divide .*data.batch=9"):

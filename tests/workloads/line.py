@@ -11,10 +11,11 @@ from fedwan.data import source_of
 from fedwan.models.bounded import clamp_images
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch
+from fedwan.workloads.settings import require_at_least
 from fedwan.workloads.simple import Simple
 
 NETWORKS = {"velocity": "regression"}
-USES = ("site.*", "data.labels")
+USES = ("site.*",)
 DEFAULTS = {"data.batch": 64, "steps": 1000, "inner.*": InnerConfig(lr=3e-3)}
 
 
@@ -24,6 +25,11 @@ class Model:
 
     width: int = 32
     """Of the hidden layer."""
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
+    require_at_least("model.width", Model(**config.model).width, 1)
 
 
 def build(config: Config, device: torch.device | str) -> Simple:
