@@ -20,7 +20,7 @@ from fedwan.site.site import Site
 from tests.site.support import WIDTH, Processes, Ran, asked, at_site, cut, network
 
 DEPTH, WIDE = 8, 192
-WORDS = "strategy=streaming_diloco h=4 stream.fragments=4 stream.tau=0 stream.pattern=blocks"
+WORDS = "strategy=streaming_diloco h=4 stream.fragments=4 stream.tau=0"
 
 
 def num_bytes(tensors: Iterable[Tensor]) -> int:
