@@ -1,7 +1,5 @@
 """What a site's own means cost and give: pix2pix for an epoch at one site, without a wide area.
 
-    python benchmarks/site.py [--quick] [--full] [--path FOLDER] --json PATH
-
 The variants of a table that is often shown for pix2pix on one GPU: as it is, data parallel, half
 precision, accumulation of 4, gradients clipped at norm 2, ZeRO; beside them recomputed blocks. On
 a CPU the networks are small and learn from `photo_edges`, 32x32 pixels, batches of 16. On a GPU, or
@@ -24,7 +22,6 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,21 +29,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import torch
+from PIL import Image
 
-import torch  # noqa: E402
-from PIL import Image  # noqa: E402
-
-from benchmarks.rows import print_row, write_rows  # noqa: E402
-from fedwan.app import load_run, load_workload  # noqa: E402
-from fedwan.config import Config  # noqa: E402
-from fedwan.data import find_source, open_shard  # noqa: E402
-from fedwan.rng import NamedGenerators  # noqa: E402
-from fedwan.site.follower import shared  # noqa: E402
-from fedwan.site.holding import holding_of  # noqa: E402
-from fedwan.site.service import choose_device  # noqa: E402
-from fedwan.workloads.base import keep_local  # noqa: E402
+from benchmarks.harness.table import Row, select
+from fedwan.app import load_run, load_workload
+from fedwan.config import Config
+from fedwan.data import find_source, open_shard
+from fedwan.errors import UserError
+from fedwan.rng import NamedGenerators
+from fedwan.site.follower import shared
+from fedwan.site.holding import holding_of
+from fedwan.site.service import choose_device
+from fedwan.workloads.base import keep_local
 
 WARM_UP = 2
 """Steps that are not timed."""
@@ -121,7 +116,7 @@ def draw_pairs(folder: Path) -> None:
         pair.save(folder / f"{index:03d}.png")
 
 
-def measure(variant: Variant, words: list[str], batch: int, *, is_quick: bool) -> dict[str, Any]:
+def measure_variant(variant: Variant, words: list[str], batch: int, *, is_quick: bool) -> Row:
     """One variant, as a row."""
     batch *= variant.times * variant.processes
     cores = len(os.sched_getaffinity(0))
@@ -180,26 +175,17 @@ def _size(config: Config) -> str:
     return f"{side}x{side}, batch {config.data.batch}"
 
 
-def main() -> None:
-    """Measure, print a table, write rows."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--quick", action="store_true", help="a twentieth of an epoch")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="full size, as on a GPU")
     parser.add_argument("--path", type=Path, help="folder of pairs, for full size")
-    args = parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every variant that this machine can run."""
     device = choose_device("auto")
     is_full = args.full or device.type == "cuda"
     if args.path is not None and not is_full:
-        parser.error("--path has no effect on small networks; add --full")
-    rows: list[dict[str, Any]] = []
+        raise UserError("--path has no effect on small networks; add --full")
     with size_words(is_full, args.path) as (words, batch):
-        for variant in variants(device):
-            rows.append(measure(variant, words, batch, is_quick=args.quick))
-            print_row(rows[-1], is_first=len(rows) == 1)
-            if args.json:
-                write_rows(args.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+        for variant in select({v.name: v for v in variants(device)}, args.only):
+            yield measure_variant(variant, words, batch, is_quick=args.quick)

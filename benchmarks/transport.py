@@ -29,9 +29,10 @@ from typing import Any
 # Works from a checkout that is not installed, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks import wan_check  # noqa: E402
 from benchmarks.rows import print_row, write_rows  # noqa: E402
 from benchmarks.transport_plot import draw  # noqa: E402
+
+from benchmarks import wan_check  # noqa: E402
 from benchmarks.wan import Star, WanLink, available  # noqa: E402
 from fedwan.link import pki  # noqa: E402
 from fedwan.link.shaped import goodput_mbit  # noqa: E402

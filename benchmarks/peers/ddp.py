@@ -22,13 +22,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 from benchmarks.peers.curve import Curve  # noqa: E402
 from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from benchmarks.peers.workload import Part, measure_local_step, open_part  # noqa: E402
 from fedwan.state import hash_state  # noqa: E402
 

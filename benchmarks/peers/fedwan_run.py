@@ -26,10 +26,11 @@ from typing import Any
 # Works from a checkout that is not installed, too.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
+
 from benchmarks.peers.curve import Curve  # noqa: E402
 from benchmarks.peers.role import Role, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec, load_json, save_json  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from benchmarks.peers.workload import config_of, open_part  # noqa: E402
 from fedwan.config import Config, merge, site_names  # noqa: E402
 from fedwan.coordinator.model import GlobalModel  # noqa: E402

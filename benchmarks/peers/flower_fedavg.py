@@ -22,6 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from flwr.app import (  # noqa: E402
     ArrayRecord,
     ConfigRecord,
@@ -36,7 +37,6 @@ from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from benchmarks.peers.curve import Curve  # noqa: E402
 from benchmarks.peers.role import Role  # noqa: E402
 from benchmarks.peers.spec import Spec, load_json, save_json  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from benchmarks.peers.workload import Part, open_part  # noqa: E402
 from fedwan.errors import FedwanError  # noqa: E402
 from fedwan.flower.control import Control  # noqa: E402

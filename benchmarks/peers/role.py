@@ -7,9 +7,10 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.peers.stopwatch import STOPWATCH
+
 from benchmarks.peers.curve import Curve
 from benchmarks.peers.spec import Spec, save_json
-from benchmarks.peers.stopwatch import STOPWATCH
 
 __all__ = ["Role", "name_interface", "save_site"]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.app import lay_app
+
 from benchmarks.peers.spec import Spec, load_json
 from benchmarks.peers.systems import SYSTEMS, Process, System
 from benchmarks.wan import Star, WanLink

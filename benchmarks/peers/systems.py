@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.wan_spaces import ip
+
 from benchmarks.peers.spec import Spec
 from benchmarks.wan import Place, Star
-from benchmarks.wan_spaces import ip
 
 __all__ = ["SYSTEMS", "Process", "System"]
 

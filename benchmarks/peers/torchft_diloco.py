@@ -32,6 +32,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch  # noqa: E402
+from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.distributed import TCPStore  # noqa: E402
 from torchft import Manager, ProcessGroupGloo  # noqa: E402
@@ -41,7 +42,6 @@ from torchft.local_sgd import DiLoCo  # noqa: E402
 from benchmarks.peers.curve import Curve  # noqa: E402
 from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
 from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
 from benchmarks.peers.workload import Part, open_part  # noqa: E402
 from fedwan.errors import FedwanError  # noqa: E402
 from fedwan.state import State, hash_state  # noqa: E402

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from benchmarks.peers.stopwatch import STOPWATCH, Watched
 
 from benchmarks.peers.spec import Spec
-from benchmarks.peers.stopwatch import STOPWATCH, Watched
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, site_names
 from fedwan.data.shard import Shard, open_shard

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.faults import FAULTS
 
 from benchmarks import doctor
-from benchmarks.faults import FAULTS
 
 
 def test_every_fault_is_planted_where_it_applies() -> None:

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from benchmarks.peers.app import ROOT, lay_app
+from benchmarks.peers.plot import draw
+from benchmarks.peers.recipes import timed
+from benchmarks.peers.stopwatch import STOPWATCH, Stopwatch
 
 from benchmarks import wan
 from benchmarks.peers import rows as table
-from benchmarks.peers.app import ROOT, lay_app
 from benchmarks.peers.curve import Curve
-from benchmarks.peers.plot import draw
-from benchmarks.peers.recipes import timed
 from benchmarks.peers.run import BARE, Outcome, Traffic
 from benchmarks.peers.spec import Spec
-from benchmarks.peers.stopwatch import STOPWATCH, Stopwatch
 from benchmarks.peers.workload import Part, open_part
 from benchmarks.wan import WanLink
 from fedwan.coordinator.ema import update_ema

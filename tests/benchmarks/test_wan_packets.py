@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-
 from benchmarks.wan_packets import VNET_BYTES, cut, keep, num_segments, wire_bytes
 
 FIN, PSH, ACK, CWR = 0x01, 0x08, 0x10, 0x80

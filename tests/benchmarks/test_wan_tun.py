@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-
 from benchmarks.wan_packets import VNET_BYTES
+
 from benchmarks.wan_tun import Direction
 
 KB = bytes(VNET_BYTES + 1000)

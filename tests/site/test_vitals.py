@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from benchmarks.simulated import run_simulated
 from torch import Tensor
 
-from benchmarks.simulated import run_simulated
 from fedwan.app import load_run
 from fedwan.data.shard import Shard
 from fedwan.rng import NamedGenerators, torch_random_state

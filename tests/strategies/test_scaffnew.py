@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from benchmarks.simulated import run_simulated
+
 from fedwan.app import load_run
 from fedwan.errors import ConfigError
 

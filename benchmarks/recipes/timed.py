@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from benchmarks.peers.stopwatch import STOPWATCH, Watched
+from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce

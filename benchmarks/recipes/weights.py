@@ -1,0 +1,74 @@
+"""One network of so many bytes of fp32, whose step only moves each value a little."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.harness.stopwatch import STOPWATCH, Watched
+from fedwan.config import Config, InnerConfig
+from fedwan.rng import NamedGenerators
+from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.optim import build_optimizers
+from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+
+NETWORKS: dict[str, NetworkKind] = {"model": "adversarial"}
+NUM_TENSORS = 16
+
+
+@dataclass
+class Model:
+    """Settings under `model.*`."""
+
+    num_bytes: int = 1_000
+    """Of all values."""
+
+
+def resolve(config: Config) -> None:
+    """Fill in batch, steps and an optimiser that does nothing."""
+    require_at_least("model.num_bytes", Model(**config.model).num_bytes, 4)
+    fill_training(config, batch=1, steps=100)
+    fill_inner(config, "model", InnerConfig(name="sgd", lr=1e-3))
+
+
+def build(config: Config, device: torch.device | str) -> Watched:
+    """The network, at zero."""
+    networks = {"model": Network(Model(**config.model).num_bytes // 4).to(device)}
+    return STOPWATCH.watch(Weights(networks, build_optimizers(config.inner, networks)))
+
+
+class Network(nn.Module):
+    """One tensor, or several where they are large."""
+
+    def __init__(self, num_values: int) -> None:
+        super().__init__()
+        num = NUM_TENSORS if num_values > 100_000 else 1
+        self.weights = nn.ParameterList(
+            nn.Parameter(torch.zeros(num_values // num)) for _ in range(num)
+        )
+
+
+@dataclass
+class Weights:
+    """Such a workload."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """Move every value a little."""
+        for parameter in self.networks["model"].parameters():
+            parameter.data.add_(1e-3)
+        return {}
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Nothing is generated here."""
+        return torch.zeros(num, 1, 8, 8)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """Nothing is generated here."""
+        return {"fd": 0.0, "fd_floor": 0.0}
