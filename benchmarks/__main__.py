@@ -18,7 +18,9 @@ from typing import Any
 from benchmarks.harness.table import print_row, write_rows
 from fedwan.errors import FedwanError
 
-NAMES = sorted(p.stem for p in Path(__file__).parent.glob("[a-z]*.py") if p.stem != "wan_tun")
+FOLDER = Path(__file__).parent
+MODULES = {p.stem: p.stem for p in sorted(FOLDER.glob("[a-z]*.py")) if p.stem != "wan_tun"}
+MODULES["peers"] = "peers.compare"
 
 
 def read_arguments(module: ModuleType, name: str, words: list[str]) -> argparse.Namespace:
@@ -58,10 +60,10 @@ def run(module: ModuleType, args: argparse.Namespace) -> None:
 def main() -> None:
     """The command."""
     name, *words = sys.argv[1:] or ["--help"]
-    if name not in NAMES:
-        print(f"no benchmark {name!r}; choose from {', '.join(NAMES)}", file=sys.stderr)
+    if name not in MODULES:
+        print(f"no benchmark {name!r}; choose from {', '.join(MODULES)}", file=sys.stderr)
         sys.exit(2)
-    module = import_module(f"benchmarks.{name}")
+    module = import_module(f"benchmarks.{MODULES[name]}")
     try:
         run(module, read_arguments(module, name, words))
     except FedwanError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss, softplus
 
 from fedwan.data.shard import Shard
@@ -45,20 +45,13 @@ class Unmeasured:
 
     def __init__(self, inner: Any) -> None:
         self.inner = inner
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        """See `Workload`."""
-        return self.inner.networks
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """See `Workload`."""
-        return self.inner.optimizers
+        self.networks, self.optimizers = inner.networks, inner.optimizers
+        self.examine = inner.examine
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """See `Workload`."""
-        return self.inner.step(batch, rng, reduce)
+        """The workload's."""
+        losses: dict[str, Tensor] = self.inner.step(batch, rng, reduce)
+        return losses
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Nothing to look at."""
@@ -67,10 +60,6 @@ class Unmeasured:
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """Nothing is measured."""
         return {"fd": 0.0, "fd_floor": 0.0}
-
-    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `Examinable`."""
-        return self.inner.examine(train, held_out, seed)
 
 
 # In the data ---------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """torchft's DiLoCo over gloo: local steps, and an all-reduce of what changed.
 
-    python benchmarks/peers/torchft_diloco.py --folder RUN --site N
-
 As its README and its `train_diloco.py` have it: a lighthouse (here in rank 0's process), a replica
 group of one process per site with a store and a manager of its own, DiLoCo around the inner steps.
 Initial weights are the same everywhere, so `init_sync` is off, as its documentation advises.
@@ -15,36 +13,31 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `flows`, see `role.name_interface`; `fragments`, `delay` (steps) and `alpha`
+Options: `bucketize`; `flows`, see `spec.name_interface`; `fragments`, `delay` (steps) and `alpha`
 for its streaming variant; `outer_lr`, `outer_momentum`, fedwan's own if left out.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+from torch import nn
+from torch.distributed import TCPStore
+from torchft import Manager, ProcessGroupGloo
+from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo
 
-import torch  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed import TCPStore  # noqa: E402
-from torchft import Manager, ProcessGroupGloo  # noqa: E402
-from torchft.coordination import LighthouseServer  # noqa: E402
-from torchft.local_sgd import DiLoCo  # noqa: E402
-
-from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
-from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.workload import Part, open_part  # noqa: E402
-from fedwan.errors import FedwanError  # noqa: E402
-from fedwan.state import State, hash_state  # noqa: E402
+from benchmarks.harness.stopwatch import STOPWATCH
+from benchmarks.peers.curve import Curve, save_site
+from benchmarks.peers.spec import Spec, enter, name_interface
+from benchmarks.peers.workload import Part, open_part
+from fedwan.errors import FedwanError
+from fedwan.state import State, hash_state
 
 TIMEOUT = timedelta(seconds=600)
 QUORUM_TICK_MS = 10
@@ -177,5 +170,5 @@ def train(spec: Spec, site: int, folder: Path) -> None:
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    role = Role.from_command_line(__doc__)
-    train(role.spec, role.site, role.folder)
+    spec, folder, site = enter()
+    train(spec, int(site), folder)

@@ -1,0 +1,203 @@
+"""fedwan beside its peers: the same model, data, batches, H and link, in real processes.
+
+    make bench-peers ARGS="--json out/peers.json"
+
+PyTorch DDP over gloo, torchft's DiLoCo over gloo, Flower's FedAvg through its messages, and fedwan,
+each on an emulated wide area and, between the same namespaces, on bare links. `--loss` is in
+percent on this command line. Needs root (network namespaces) and the peers' environment.
+`--quick`: one start, fewer steps.
+
+Row: system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
+time_to_fd_s, and how it came about.
+Bytes are those of all sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
+and Flower a bounded number of steps is run on the wide area, and their quality over steps is that
+of the same training, bit for bit, on bare links. `peers/rows.py` defines every column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.plots import Panel, Series
+from benchmarks.harness.table import Row
+from benchmarks.peers.rows import borrow_curve, make_row, summarise
+from benchmarks.peers.run import run
+from benchmarks.peers.spec import Spec
+from benchmarks.peers.systems import SYSTEMS
+from benchmarks.peers.workload import WORKLOADS
+from benchmarks.wan import BARE, WanLink
+from fedwan.errors import UserError
+
+__all__ = ["add_options", "draw", "measure", "summarise"]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A system with settings, and how much of it is run on a wide area."""
+
+    system: str
+    words: tuple[str, ...] = ()
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By workload: what suits it best, of what was tried; see docs/log.md."""
+    rounds: dict[str, int] = field(default_factory=dict)
+    """By workload: exchanges to run where the whole training would take too long."""
+
+
+STREAMING = ("strategy=streaming_diloco",)
+INT4 = ("codec.up=int4", "codec.down=int4")
+TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
+FRAGMENTS = {"fragments": 5}
+VARIANTS = {
+    "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
+    "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
+    "torchft-streaming": Variant(
+        "torchft",
+        options={workload: best | FRAGMENTS for workload, best in TORCHFT.items()},
+        rounds={"timed": 7},
+    ),
+    "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
+    "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
+    "fedwan-fp32": Variant("fedwan", words=STREAMING),
+    "fedwan": Variant("fedwan", words=(*STREAMING, *INT4)),
+}
+
+NO_CHECKPOINTS = "checkpoint.every=1000000"
+"""For what is timed: none of the peers writes any here."""
+STEPS = {"digits_flow": 4000, "timed": 500}
+QUICK_STEPS = {"digits_flow": 200, "timed": 200}
+H = {"digits_flow": 20, "timed": 50}
+TARGET_FD = 1.4
+"""Quality whose time is compared on digits: twice that of real data; untrained weights have 80."""
+
+
+def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) -> Spec:
+    """The run of a variant with one seed."""
+    variant = VARIANTS[name]
+    is_timed = args.workload == "timed"
+    h = 1 if SYSTEMS[variant.system].exchanges == "gradients" else args.h
+    own: tuple[str, ...] = ()
+    if STREAMING[0] in variant.words:
+        own = (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
+    if variant.system == "fedwan":
+        own += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
+    bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
+    options = dict(variant.options.get(args.workload, {}))
+    if "fragments" in options:  # the longest overlap that it allows
+        options["delay"] = h // options["fragments"] - 1
+    if not is_timed:
+        options["hash_at"] = bound
+    return Spec(
+        variant.system,
+        args.workload,
+        args.steps,
+        h,
+        seed=seed,
+        # Quality needs the whole training, once; how long a step takes does not.
+        stop_at=bound if bound < args.steps and (is_bounded or is_timed) else 0,
+        points=0 if is_timed else args.points,
+        words=(*args.words, *variant.words, *own),
+        options=options,
+    )
+
+
+def measure_start(
+    name: str, args: argparse.Namespace, start: int, folder: Path, curves: dict[str, Row]
+) -> Iterator[Row]:
+    """One start of a variant: on bare links first, then on the wide area.
+
+    Args:
+        name: of the variant.
+        args: the command line.
+        start: counted from 0.
+        folder: for the runs' files.
+        curves: a whole training of each variant and seed, by both; added to.
+    """
+    wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
+    seed = start % args.seeds
+    key = f"{name}, seed {seed}"
+    for link in (BARE, wan):
+        spec = spec_of(name, args, seed, is_bounded=link != BARE or key in curves)
+        at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
+        outcome = run(spec, link, at, args.timeout_s, args.congestion)
+        row = make_row(name, outcome, link, args.fd)
+        if spec.stop_at and spec.points:
+            row = borrow_curve(row, curves[key])
+        curves.setdefault(key, row)
+        yield row
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every system, start by start, so that what else a machine does meets them all alike."""
+    check(args)
+    curves: dict[str, Row] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = (args.keep or Path(made)).resolve()
+        for start in range(args.starts):
+            for name in args.systems:
+                yield from measure_start(name, args, start, folder, curves)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--systems", default="ddp,torchft,flower,fedwan-fp32,fedwan")
+    parser.add_argument("--workload", choices=WORKLOADS, default="timed")
+    parser.add_argument("--rate-mbit", type=float, default=200.0)
+    parser.add_argument("--rtt-ms", type=float, default=100.0)
+    parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
+    parser.add_argument("--congestion", default="cubic", help="TCP's, for whoever does not choose")
+    parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
+    parser.add_argument("--h", type=int, default=0, help="0: the workload's own")
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=0, help="different ones; 0: one per start")
+    parser.add_argument("--points", type=int, default=40, help="looks at the quality")
+    parser.add_argument("--fd", type=float, default=TARGET_FD, help="quality whose time is asked")
+    parser.add_argument("--words", nargs="*", default=[], help="key=value for every system")
+    parser.add_argument("--fedwan", nargs="*", default=[], help="key=value for fedwan alone")
+    parser.add_argument("--timeout-s", type=float, default=7200.0, help="of one run")
+    parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
+
+
+def check(args: argparse.Namespace) -> None:
+    """Fill in what is left to the workload.
+
+    Raises:
+        UserError: something does not fit.
+    """
+    args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
+    args.h = args.h or H[args.workload]
+    args.starts = 1 if args.quick else args.starts
+    args.seeds = args.seeds or args.starts
+    args.systems = args.systems.split(",")
+    if unknown := [name for name in args.systems if name not in VARIANTS]:
+        raise UserError(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
+    if any(VARIANTS[n].system == "torchft" for n in args.systems) and not find_spec("torchft"):
+        raise UserError(f"torchft is not installed for {sys.executable}; use `make bench-peers`")
+    if args.steps % args.h:
+        raise UserError(f"--steps {args.steps} is no multiple of --h {args.h}")
+
+
+def draw(rows: Sequence[Row]) -> list[Panel]:
+    """Utilisation of each system, and its quality over time where that was measured."""
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+
+    def shares(link: str) -> list[float | None]:
+        found = {row["system"]: row["utilisation"] for row in rows if row["link"] == link}
+        return [found.get(system) for system in systems]
+
+    bars = [Series("wide area", shares("wan")), Series("bare links", shares("none"))]
+    panels = [Panel("share of time that a site computes", bars, systems)]
+    curves = [row for row in rows if row["link"] == "wan" and row["curve"]]
+    if curves:
+        lines = [
+            Series(row["system"], [p[2] for p in row["curve"]], [p[1] for p in row["curve"]], "-")
+            for row in curves
+        ]
+        title = "Fréchet distance over time"
+        panels.append(Panel(title, lines, x="seconds", log="xy", limit=curves[0]["target_fd"]))
+    return panels
