@@ -10,7 +10,7 @@ removed then, with what still runs inside. In a program, where `loss` is a share
         star.sites[0].run(["my-client", star.coordinator.address])
 
 Each site has a link of its own to the coordinator, with a rate, round-trip time, loss and queue,
-full duplex, which may change or fail while it is in use. All sites reach the coordinator at one
+full duplex, which may change while it is in use. All sites reach the coordinator at one
 address, and each other through it. Real TCP of the kernel runs over it, in real processes; another
 process carries the packets between TUN devices (`wan_tun.py`). Rates count IP bytes, headers of
 every segment included: TCP gets 96.5 % at most.
@@ -25,7 +25,6 @@ import os
 import re
 import shutil
 import signal
-import statistics
 import subprocess
 import sys
 import threading
@@ -260,14 +259,6 @@ class Star:
         self._ask("shape", link=site, **link.shape)
         self.links[site] = link
 
-    def outage(self, site: int, seconds: float = float("inf")) -> None:
-        """Cut a site's link for some seconds, or until `mend`; returns at once."""
-        self._ask("cut", link=site, seconds=seconds)
-
-    def mend(self, site: int) -> None:
-        """End an outage."""
-        self._ask("cut", link=site, seconds=None)
-
     def counts(self, site: int) -> dict[str, dict[str, int]]:
         """Packets and bytes carried, and packets dropped by cause, `up` and `down`.
 
@@ -293,7 +284,7 @@ class Star:
         if self._child is None:
             raise UserError("the star is not up; use it inside `with Star(...) as star:`")
         if "link" in values and self.emulation == "veth":
-            raise UserError("bare links have no rate, delay, loss or outage; give the star others")
+            raise UserError("bare links have no rate, delay or loss; give the star others")
         assert self._child.stdin is not None and self._child.stdout is not None
         with self._lock:
             try:
@@ -342,17 +333,6 @@ while time.monotonic() < until:
     flow.sendall(block)
 flow.close()
 """
-_PING = """
-import socket, sys, time
-for _ in range(10):
-    began = time.monotonic()
-    try:
-        socket.create_connection((sys.argv[1], 9), timeout=3).close()
-    except ConnectionRefusedError:
-        print(1e3 * (time.monotonic() - began))
-    except OSError:
-        pass
-"""
 
 
 def tcp_mbit(
@@ -369,15 +349,6 @@ def tcp_mbit(
     finally:
         server.kill()
         server.communicate()
-
-
-def round_trip_ms(here: Place, there: Place) -> float:
-    """Median of ten round trips, in ms: the time that TCP takes to be refused."""
-    command = [sys.executable, "-c", _PING, there.address]
-    times = here.run(command, stdout=subprocess.PIPE, text=True, timeout=40).stdout.split()
-    if not times:
-        raise FedwanError(f"nothing comes back from {there.address}; is the link cut?")
-    return statistics.median(map(float, times))
 
 
 # The command --------------------------------------------------------------------------------------

@@ -151,8 +151,7 @@ class Direction:
         self._random = random.Random(seed)
         self._queue: deque[tuple[float, bytes]] = deque()
         self._free_at = 0.0  # when the transmitter has sent all that it has
-        self.is_down = False
-        self.counts = {"packets": 0, "bytes": 0, "lost": 0, "queue_dropped": 0, "outage_dropped": 0}
+        self.counts = {"packets": 0, "bytes": 0, "lost": 0, "queue_dropped": 0}
         self.shape(0.0, 0.0, 0.0, 0.0)
 
     def shape(self, bytes_per_s: float, delay_s: float, loss: float, queue_bytes: float) -> None:
@@ -173,9 +172,6 @@ class Direction:
         """Queue a packet, or what the queue has room for and the wire does not lose."""
         num = num_segments(packet)
         counts = self.counts
-        if self.is_down:
-            counts["outage_dropped"] += num
-            return
         duration = wire_bytes(packet) * self._seconds_per_byte
         backlog = self._free_at - now
         if backlog <= 0:
@@ -223,14 +219,6 @@ class Direction:
         """When the next packet is due; infinite if there is none."""
         return self._queue[0][0] if self._queue else math.inf
 
-    def take_down(self, is_down: bool) -> None:
-        """Cut the wire, with all that is on it, or mend it."""
-        self.is_down = is_down
-        if is_down:
-            self.counts["outage_dropped"] += sum(num_segments(packet) for _, packet in self._queue)
-            self._queue.clear()
-            self._free_at = 0.0
-
 
 class Wire:
     """All links, and the one loop that serves them."""
@@ -238,7 +226,6 @@ class Wire:
     def __init__(self) -> None:
         self._by_device: dict[int, Direction] = {}
         self._links: list[tuple[Direction, Direction]] = []
-        self._mend_at: dict[int, float] = {}
         self._input = b""
         self.spaces: list[str] = []
 
@@ -248,7 +235,6 @@ class Wire:
         while True:
             now = time.monotonic()
             due = min((d.next_due() for d in directions.values()), default=math.inf)
-            due = min(due, *self._mend_at.values(), math.inf)
             wait_s = max(TICK_S, due - now) if due > now + EARLY_S else 0.0
             # Not epoll, which counts in milliseconds.
             readable, _, _ = select.select([0, *directions], [], [], min(wait_s, IDLE_S))
@@ -260,8 +246,6 @@ class Wire:
             now = time.monotonic()
             for direction in directions.values():
                 direction.deliver(now + EARLY_S)
-            for link in [link for link, at in self._mend_at.items() if at <= now]:
-                self.do_cut(link, None)
 
     def _read(self, device: int) -> None:
         accept = self._by_device[device].accept
@@ -304,14 +288,6 @@ class Wire:
         """Set both ways of a link."""
         for direction in self._links[link]:
             direction.shape(**shape)
-
-    def do_cut(self, link: int, seconds: float | None) -> None:
-        """Cut a link for some seconds; None mends it."""
-        self._mend_at.pop(link, None)
-        if seconds is not None:
-            self._mend_at[link] = time.monotonic() + seconds
-        for direction in self._links[link]:
-            direction.take_down(seconds is not None)
 
     def do_counts(self, link: int) -> dict[str, Any]:
         """What a link has carried and dropped, down (towards the site) and up."""

@@ -1,5 +1,8 @@
 """The two ends of `transport.py`: the real data plane, each end in a process of its own.
 
+    python -m benchmarks.harness.transport_ends FOLDER CONGESTION HOST
+    python -m benchmarks.harness.transport_ends FOLDER CONGESTION ADDRESS CHANNELS SHAPE
+
 The coordinator's hub checks that every chunk of an upload arrives and keeps none; everything else,
 from the payload's `read` to the server's receipt, is the product: chunks, checksums, gRPC, mutual
 TLS. A line of JSON on standard input orders a transfer, one on standard output says how long it
@@ -8,25 +11,22 @@ took.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from fedwan.codecs.payload import Bytes  # noqa: E402
-from fedwan.link import wire_pb2 as wire  # noqa: E402
-from fedwan.link.base import Delivery, Link, Signals  # noqa: E402
-from fedwan.link.client import GrpcLink  # noqa: E402
-from fedwan.link.server import DataPlane, threads_per_site  # noqa: E402
-from fedwan.link.shaped import ShapedLink  # noqa: E402
-from fedwan.link.tls import Identity  # noqa: E402
-from fedwan.memory import tune_allocator  # noqa: E402
+from fedwan.codecs.payload import Bytes
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery, Link, Signals
+from fedwan.link.client import GrpcLink
+from fedwan.link.server import DataPlane, threads_per_site
+from fedwan.link.shaped import ShapedLink
+from fedwan.link.tls import Identity
+from fedwan.memory import tune_allocator
 
 SITE = "s1"
 BLOCK_BYTES = 16 << 20
@@ -75,11 +75,10 @@ class Sink:
         """Nothing is ever said."""
         return Signals()
 
-    def heard(self, site: str, signal: wire.SiteSignal) -> None:
+    def heard(self, *_: Any) -> None:
         """Noted nowhere."""
 
-    def detach(self, site: str, session: str) -> None:
-        """Noted nowhere."""
+    detach = report = leave = heard
 
     def open_upload(self, site: str, header: wire.UploadHeader) -> Intake:
         """One for every version."""
@@ -88,9 +87,8 @@ class Sink:
     def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
         """Accepted once nothing is missing."""
         missing = sorted(self._intakes[header.version].missing.copy())
-        if missing:
-            return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=missing)
-        return wire.Receipt(status=wire.Receipt.ACCEPTED)
+        status = wire.Receipt.INCOMPLETE if missing else wire.Receipt.ACCEPTED
+        return wire.Receipt(status=status, missing=missing)
 
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """Noise."""
@@ -99,14 +97,8 @@ class Sink:
         )
         return Delivery(header, Repeated(request.version))
 
-    def report(self, site: str, report: wire.QualityReport) -> None:
-        """Noted nowhere."""
 
-    def leave(self, site: str, farewell: wire.Farewell) -> None:
-        """Noted nowhere."""
-
-
-def serve(folder: Path, host: str, congestion: str) -> None:
+def serve(folder: Path, congestion: str, host: str) -> None:
     """The coordinator's end, until standard input closes."""
     identity = Identity.load(folder / "coordinator", "coordinator")
     plane = DataPlane(Sink(), identity, host, 0, 8 + threads_per_site(0), 2.0, congestion)
@@ -116,11 +108,11 @@ def serve(folder: Path, host: str, congestion: str) -> None:
     plane.stop(0.1)
 
 
-def transfer(folder: Path, address: str, channels: int, congestion: str, shape: str) -> None:
+def transfer(folder: Path, congestion: str, address: str, channels: int, shape: Any) -> None:
     """A site's end: transfers as they are ordered, until standard input closes."""
     identity = Identity.load(folder / SITE)
     grpc_link = GrpcLink(address, identity, channels=channels, congestion=congestion)
-    link: Link = ShapedLink(grpc_link, *json.loads(shape)) if shape else grpc_link
+    link: Link = ShapedLink(grpc_link, *shape) if shape else grpc_link
     link.join(wire.Hello(site=SITE, session="benchmark"))
     for number, line in enumerate(sys.stdin):
         order = json.loads(line)
@@ -138,22 +130,10 @@ def transfer(folder: Path, address: str, channels: int, congestion: str, shape: 
     link.close()
 
 
-def main() -> None:
-    """One end."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("end", choices=["serve", "transfer"])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("address")
-    parser.add_argument("--congestion", default="auto")
-    parser.add_argument("--channels", type=int, default=0)
-    parser.add_argument("--shape", default="")
-    args = parser.parse_args()
-    tune_allocator()  # as both services do
-    if args.end == "serve":
-        serve(args.folder, args.address, args.congestion)
-    else:
-        transfer(args.folder, args.address, args.channels, args.congestion, args.shape)
-
-
 if __name__ == "__main__":
-    main()
+    folder, congestion, address, *rest = sys.argv[1:]
+    tune_allocator()  # as both services do
+    if rest:
+        transfer(Path(folder), congestion, address, int(rest[0]), json.loads(rest[1]))
+    else:
+        serve(Path(folder), congestion, address)
