@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.peers.recipes.timed import patchgan_shapes, unet_shapes
 from torch import nn
 
+from benchmarks.recipes.timed import patchgan_shapes, unet_shapes
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import seeded_init
 from fedwan.state import Role, layout_of

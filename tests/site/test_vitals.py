@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.simulated import run_simulated
 from torch import Tensor
 
-from fedwan.app import load_run
+from benchmarks.harness.simulated import run_simulated
 from fedwan.data.shard import Shard
 from fedwan.rng import NamedGenerators, torch_random_state
 from fedwan.site import vitals
@@ -149,7 +148,7 @@ def test_a_run_ends_on_the_same_bits_with_and_without(monkeypatch: pytest.Monkey
     words = ["workload=gan", "data.name=ring8", "strategy=local_sgd", "sites=2", "h=16", "steps=32"]
 
     def final() -> tuple[str, int]:
-        run = run_simulated(load_run(None, words))
+        _, run = run_simulated(words)
         rows = [row for row in run.records if row["kind"] == "round"]
         return hash_state(run.model.state), sum(bool(row["figures"]) for row in rows)
 
