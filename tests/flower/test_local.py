@@ -158,7 +158,7 @@ def test_flwr_run_through_the_door_starts_nothing(start: Start, tmp_path: Path) 
     run.finish()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_outlives_the_run(start: Start, number: int) -> None:
     run = start(1)
     run.wait_for_joins(1)
@@ -201,22 +201,6 @@ def test_a_serverapps_error_arrives_as_it_was(start: Start, tmp_path: Path) -> N
         "fedwan: the stand-in was told to fail; remove make-it-fail\n",
     )
     assert wait_for(lambda: not run.processes(), 10) < 10
-
-
-def test_a_killed_coordinator_is_noticed_and_resumes_under_its_run_id(start: Start) -> None:
-    run = start(1)
-    run.wait_for_joins(1)
-    os.kill(process_with(run, "flwr-serverapp").pid, signal.SIGKILL)
-    code, errors = run.end()
-    assert code == 1
-    assert "was killed; go on from the last checkpoint with --resume" in errors
-    assert errors.count("\n") == 1
-    again = start(1, "resume")
-    again.wait_for_joins(2)
-    first, second = again.seen("run_id")
-    assert first["run_id"] == second["run_id"]
-    assert (first["resume"], second["resume"]) == (False, True)
-    again.finish()
 
 
 def process_with(run: Run, word: str) -> procfs.ProcessStat:
