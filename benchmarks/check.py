@@ -23,10 +23,7 @@ from benchmarks.harness.table import Row, mean_of, select
 from benchmarks.wan import Star, WanLink, available, tcp_mbit
 from fedwan.errors import FedwanError
 
-PING = (
-    sys.executable,
-    "-c",
-    """
+PING = """
 import contextlib, socket, statistics, sys, time
 times = []
 for _ in range(11):
@@ -35,10 +32,8 @@ for _ in range(11):
         socket.create_connection((sys.argv[1], 9), timeout=3)
     times.append(1e3 * (time.monotonic() - began))
 print(statistics.median(times))
-""",
-)
+"""
 """Median ms that TCP takes to be refused, which is a round trip."""
-
 Bounds = Iterator[tuple[str, float, float, float]]
 """Name, value, least, most."""
 
@@ -53,7 +48,7 @@ def check_wan() -> Bounds:
     for rate, rtt_ms, seconds in ((50, 4, 1), (500, 20, 3)):
         with Star(1, WanLink(rate, rtt_ms)) as star:
             hub, place = star.coordinator, star.sites[0]
-            ping = place.run([*PING, hub.address], stdout=-1, text=True).stdout
+            ping = place.run([sys.executable, "-c", PING, hub.address], stdout=-1, text=True).stdout
             yield f"round trip of {rtt_ms} ms", float(ping), rtt_ms - 0.7, rtt_ms + 3
             for way, ends in (("up", (hub, place)), ("down", (place, hub))):
                 share = tcp_mbit(*ends, seconds) / rate / transport.TCP_SHARE
@@ -155,12 +150,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         for name, value, least, most in check():
             holds = bool(least <= value <= most)
             missed += [] if holds else [name]
-            yield {
-                "holds": holds,
-                "value": round(float(value), 4),
-                "least": least,
-                "most": most,
-                "check": name,
-            }
+            bounds = {"least": least, "most": most, "check": name}
+            yield {"holds": holds, "value": round(float(value), 4)} | bounds
     if missed:
         raise FedwanError(f"out of bounds: {'; '.join(missed)}")

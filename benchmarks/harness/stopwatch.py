@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, Reduce, Workload
 
-__all__ = ["STOPWATCH", "Stopwatch", "Watched"]
+__all__ = ["STOPWATCH", "Stopwatch", "Ungenerative", "Watched"]
 
 
 class Stopwatch:
@@ -66,6 +68,22 @@ class Stopwatch:
 
 STOPWATCH = Stopwatch()
 """This process's: a process is one site, or a part of its life."""
+
+
+@dataclass
+class Ungenerative:
+    """A workload that generates nothing; the base of those that only move values."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Nothing to look at."""
+        return torch.zeros(num, 1, 8, 8)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """Nothing to measure."""
+        return {"fd": 0.0, "fd_floor": 0.0}
 
 
 class Watched:

@@ -112,12 +112,7 @@ def measure_start(
 ) -> Iterator[Row]:
     """One start of a variant: on bare links first, then on the wide area.
 
-    Args:
-        name: of the variant.
-        args: the command line.
-        start: counted from 0.
-        folder: for the runs' files.
-        curves: a whole training of each variant and seed, by both; added to.
+    `curves` has a whole training of each variant and seed, by both, and is added to.
     """
     wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     seed = start % args.seeds

@@ -31,11 +31,6 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
     the last weights. `utilisation` is what sites compute in a window of steady work, see
     `utilisation`.
 
-    Args:
-        name: how the system, with its settings, is called.
-        outcome: of its run.
-        link: the link that it ran on.
-        target_fd: the quality whose time is asked for.
     """
     spec, sites = outcome.spec, outcome.sites
     began = max(site["began"][0] for site in sites)
@@ -75,9 +70,8 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
 def utilisation(site: dict[str, Any], h: int) -> float:
     """Share of a site's time that it computed, from its third exchange to its last but one.
 
-    A window from the first step of the third round to the first step of the last one: whole rounds,
-    each with its exchange, and neither what follows the last step nor the first two: sites do not
-    all begin at once where one of them sends the initial weights first, and whoever overlaps
+    Whole rounds, each with its exchange, and neither what follows the last step nor the first two:
+    sites do not all begin at once where one sends the initial weights first, and whoever overlaps
     notices in the second. For systems that exchange in every step, from the third step on.
     """
     first, last = _window(site, h)

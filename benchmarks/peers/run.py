@@ -55,12 +55,7 @@ class Traffic:
         self._bytes.append([(c["up"]["bytes"], c["down"]["bytes"]) for c in counts])
 
     def between(self, began: Sequence[float], ended: float) -> tuple[int, int]:
-        """Bytes that sites sent and received, all of them together.
-
-        Args:
-            began: when each site did; what its link carried earlier does not count.
-            ended: for all.
-        """
+        """Bytes that all sites sent and received, from when each began to when all ended."""
         num = len(self._bytes[0])
         since = began if self._is_star else [max(began)] * num
         up, down = (

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness.stopwatch import STOPWATCH, Watched
+from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
 from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
@@ -52,23 +50,11 @@ class Network(nn.Module):
         )
 
 
-@dataclass
-class Weights:
+class Weights(Ungenerative):
     """Such a workload."""
-
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """Move every value a little."""
         for parameter in self.networks["model"].parameters():
             parameter.data.add_(1e-3)
         return {}
-
-    def sample(self, num: int, seed: int) -> Tensor:
-        """Nothing is generated here."""
-        return torch.zeros(num, 1, 8, 8)
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Nothing is generated here."""
-        return {"fd": 0.0, "fd_floor": 0.0}
