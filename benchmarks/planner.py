@@ -173,4 +173,5 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
     """How many points the prediction comes near to."""
     errors = [abs(row["error"]) for row in rows if "error" in row]
     near = sum(error <= TOLERANCE for error in errors)
-    yield f"{near} of {len(errors)} predicted within {TOLERANCE:.0%} of what was measured"
+    if errors:
+        yield f"{near} of {len(errors)} predicted within {TOLERANCE:.0%} of what was measured"

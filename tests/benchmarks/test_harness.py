@@ -73,6 +73,7 @@ def test_every_case_comes_with_a_seed_before_the_next_seed() -> None:
     assert mean_of(rows, "seed", case="a") == 0.5
 
 
+@pytest.mark.slow
 def test_every_strategy_of_the_tables_can_be_run() -> None:
     for words in (*strategies.CASES.values(), *unequal.CASES.values()):
         load_run(None, ["workload=flow", "sites=4", *words])
