@@ -13,6 +13,8 @@
 PYTHON ?= python3
 ARGS ?=
 WORKERS ?= 2
+# A file's tests share a worker, and what is dear to make; in order, so that the fleets begin early.
+BY_FILE := --dist loadfile --no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -39,10 +41,10 @@ demo: install
 	$(BIN)/fedwan demo $(ARGS)
 
 test: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) $(ARGS)
 
 test-fast: install
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) $(BY_FILE) -m "not slow" $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

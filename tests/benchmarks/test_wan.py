@@ -17,8 +17,7 @@ from tests.planes import eventually
 
 reason = wan.available()
 needs_wan = pytest.mark.skipif(reason is not None, reason=f"no emulated WAN here: {reason}")
-# Each star sweeps up what others' processes left, and this makes such leftovers.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("wan")]
+pytestmark = pytest.mark.slow
 
 
 def spaces_of(pid: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""`fedwan demo`: where it goes. The real thing is in `tests/test_end_to_end.py`."""
+"""`fedwan demo`: where it goes. The real thing is in `tests/cli/test_fleets.py`."""
 
 from __future__ import annotations
 

@@ -16,9 +16,6 @@ from fedwan.metrics import classifier
 from fedwan.metrics.classifier import NUM_FEATURES, Classifier, load_classifier
 from fedwan.state import hash_state, read_tensors, write_tensors
 
-# It is trained once.
-pytestmark = pytest.mark.xdist_group("classifier")
-
 
 class Cached(NamedTuple):
     """A classifier that was trained and written."""

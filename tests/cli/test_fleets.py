@@ -17,8 +17,7 @@ import pytest
 
 from tests.output.test_summary import PROMISED
 
-# The undisturbed run is made once.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("fleets")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, ROUNDS = 400, 20
 """As few as the claims need, since most of a run is the start of its processes."""
@@ -43,9 +42,14 @@ def finish(process: subprocess.Popen[str]) -> str:
 
 def demo(out: Path, *words: str, sabotage: Sabotage | None = None) -> dict[str, Any]:
     process = fedwan("demo", f"out={out}", *SMALL, *words)
-    if sabotage:
-        sabotage(out)
-    output = finish(process)
+    try:
+        if sabotage:
+            sabotage(out)
+    except BaseException:
+        process.terminate()  # its services end with it
+        raise
+    finally:
+        output = finish(process)
     assert process.returncode == 0, output
     return summary(out)
 
