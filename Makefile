@@ -66,7 +66,7 @@ bench: install
 $(PEERS_STAMP): constraints.txt pyproject.toml benchmarks/peers/requirements.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    -r benchmarks/peers/requirements.txt -e .
+	    -r benchmarks/peers/requirements.txt -e '.[demo]'
 	@touch $(PEERS_STAMP)
 
 bench-peers: $(PEERS_STAMP)

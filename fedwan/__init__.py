@@ -4,6 +4,28 @@ Sites take many local steps; a coordinator merges what changed, steps an outer o
 the result back. Importing this package costs nothing: torch is loaded by the parts that compute.
 """
 
-__all__ = ["__version__"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedwan.simulation import simulate
+    from fedwan.site.joining import join
+    from fedwan.site.site import Site
+    from fedwan.trained import load
+
+__all__ = ["Site", "__version__", "join", "load", "simulate"]
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "Site": "fedwan.site.site",
+    "join": "fedwan.site.joining",
+    "load": "fedwan.trained",
+    "simulate": "fedwan.simulation",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'fedwan' has no attribute {name!r}")
+    return getattr(import_module(_PLACES[name]), name)

@@ -1,8 +1,8 @@
 """Configuration as written: words and YAML into nested values, and wrong keys into clear errors.
 
 A schema is a dataclass whose fields are scalars, scalars or None (null leaves the setting open),
-lists of text, sections (dataclasses), dicts of sections (`inner`, by network) or open dicts
-(`model`, which its recipe checks).
+lists of text, sections (dataclasses), dicts of sections (`inner`, by network) or of text (`init`),
+or open dicts (`model`, which its recipe checks).
 """
 
 from __future__ import annotations
@@ -21,7 +21,13 @@ from omegaconf.errors import OmegaConfBaseException
 from fedwan.errors import ConfigError
 from fedwan.names import closest
 
-__all__ = ["Tree", "overlay", "parse_words", "read_yaml"]
+__all__ = [
+    "Tree",
+    "keys_of",
+    "overlay",
+    "parse_words",
+    "read_yaml",
+]
 
 Section = TypeVar("Section")
 
@@ -97,11 +103,14 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
     """A copy of a dataclass instance with trees put over it, later ones over earlier ones.
 
     Raises:
-        ConfigError: an unknown key (the text names the nearest), a value of the wrong type, or a
-            section where a value belongs and the other way round.
+        ConfigError: a line each: an unknown key (the text names the nearest), a value of the wrong
+            type, or a section where a value belongs and the other way round.
     """
     schema = type(base)
-    checked = [_check_section(tree, schema, "", schema) for tree in trees]
+    faults: list[str] = []
+    checked = [_check_section(tree, schema, "", schema, faults) for tree in trees]
+    if faults:
+        raise ConfigError("\n".join(dict.fromkeys(faults)))
     try:
         merged = OmegaConf.merge(OmegaConf.structured(base), *checked)
         return typing.cast(Section, OmegaConf.to_object(merged))
@@ -124,36 +133,40 @@ def _explain(error: OmegaConfBaseException, trees: Sequence[Tree], schema: type)
     return ConfigError(f"the configuration cannot be read: {text}")
 
 
-def _check_section(tree: Mapping[str, Any], section: type, prefix: str, schema: type) -> Tree:
+def _check_section(
+    tree: Mapping[str, Any], section: type, prefix: str, schema: type, faults: list[str]
+) -> Tree:
+    """A section without what is wrong in it, which is noted in `faults`."""
     kinds = typing.get_type_hints(section)
     checked: Tree = {}
     for key, value in tree.items():
         path = f"{prefix}{key}"
-        if key not in kinds:
-            raise _key_error(path, value, schema)
-        kind = kinds[key]
-        if _is_section(kind):
-            checked[key] = _check_section(
-                _as_mapping(value, path, kind, schema), kind, f"{path}.", schema
-            )
-        elif typing.get_origin(kind) is dict:
-            mapping = _as_mapping(value, path, kind, schema)
-            item = typing.get_args(kind)[1]
-            if _is_section(item):
-                mapping = {
-                    name: _check_section(
-                        _as_mapping(part, f"{path}.{name}", item, schema),
-                        item,
-                        f"{path}.{name}.",
-                        schema,
-                    )
-                    for name, part in mapping.items()
-                }
-            checked[key] = mapping
-        else:
-            _check_leaf(path, value, kind)
-            checked[key] = value
+        try:
+            if key not in kinds:
+                raise _key_error(path, value, schema)
+            checked[key] = _check_value(path, value, kinds[key], schema, faults)
+        except ConfigError as error:
+            faults.append(str(error))
     return checked
+
+
+def _check_value(path: str, value: Any, kind: Any, schema: type, faults: list[str]) -> Any:
+    if _is_section(kind):
+        inside = _as_mapping(value, path, kind, schema)
+        return _check_section(inside, kind, f"{path}.", schema, faults)
+    if typing.get_origin(kind) is dict:
+        mapping = _as_mapping(value, path, kind, schema)
+        item = typing.get_args(kind)[1]
+        if not _is_section(item):
+            for name, part in mapping.items() if item is str else ():
+                _check_leaf(f"{path}.{name}", part, item)
+            return mapping
+        return {
+            name: _check_value(f"{path}.{name}", part, item, schema, faults)
+            for name, part in mapping.items()
+        }
+    _check_leaf(path, value, kind)
+    return value
 
 
 def _check_leaf(path: str, value: Any, kind: Any) -> None:
@@ -167,6 +180,11 @@ def _check_leaf(path: str, value: Any, kind: Any) -> None:
     elif isinstance(value, bool) is not (_when_given(kind) is bool):
         # YAML reads `off` as false: as text that would silently become "False".
         raise _type_error(path, value, kind)
+    elif _when_given(kind) in (int, float) and isinstance(value, str) and "${" not in value:
+        try:
+            _when_given(kind)(value)
+        except ValueError:
+            raise _type_error(path, value, kind) from None
 
 
 def _as_mapping(value: Any, path: str, kind: Any, schema: type) -> Mapping[str, Any]:
@@ -239,7 +257,7 @@ def _nearest_key(path: str, schema: type) -> str | None:
     if choice := closest(leaf, siblings):
         return f"{head}.{choice}" if head else choice
     leaves: dict[str, str] = {}
-    for key in _leaf_paths(schema):
+    for key in keys_of(schema):
         leaves.setdefault(key.rpartition(".")[2], key)
     if choice := closest(leaf, leaves):
         return leaves[choice]
@@ -258,13 +276,14 @@ def _keys_in(schema: type, head: str) -> list[str]:
     return list(typing.get_type_hints(kind)) if _is_section(kind) else []
 
 
-def _leaf_paths(schema: type, prefix: str = "") -> list[str]:
+def keys_of(schema: type, prefix: str = "") -> list[str]:
+    """Every key of a schema, `NETWORK` standing for any name: `inner.NETWORK.lr`."""
     paths: list[str] = []
     for key, kind in typing.get_type_hints(schema).items():
         if _is_section(kind):
-            paths += _leaf_paths(kind, f"{prefix}{key}.")
+            paths += keys_of(kind, f"{prefix}{key}.")
         elif typing.get_origin(kind) is dict and _is_section(typing.get_args(kind)[1]):
-            paths += _leaf_paths(typing.get_args(kind)[1], f"{prefix}{key}.NETWORK.")
+            paths += keys_of(typing.get_args(kind)[1], f"{prefix}{key}.NETWORK.")
         else:
             paths.append(f"{prefix}{key}")
     return paths

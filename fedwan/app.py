@@ -1,123 +1,122 @@
-"""The app: the folder with `strategies/` and `sites/`, and how a run finds its recipes there.
+"""Recipes: where the pages `strategies/NAME.py` and `sites/NAME.py` are found, and what a run is.
 
 The only place that imports recipes. It does so by name, so that the library depends on no strategy
-and no workload, and a user's own recipe file is as good as ours.
+and no workload, and a user's own recipe is as good as ours:
+
+    workload=gan             sites/gan.py of the present folder, or the one that came with fedwan;
+                             or what an installed package has under `fedwan.workloads` (entry point)
+    workload=package.module  any module that is installed
+
+Every process of a site or a coordinator runs in the folder that its service was started in, so that
+all find the same. Flower's bundle carries no recipe.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import hashlib
 import importlib
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 import fedwan
-from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan._config_tree import Tree, parse_words, read_yaml
 from fedwan._recipe_checks import check_recipes
-from fedwan.config import Config, SiteConfig, half_lives, merge
+from fedwan.config import COMMAND, Config, InnerConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+from fedwan.uses import Faults
 
 if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
 
 __all__ = [
+    "app_folders",
     "check_codecs",
+    "complete",
     "find_app",
+    "installed_app",
     "load_run",
+    "load_strategies",
     "load_strategy",
     "load_workload",
-    "networks_of",
     "resolve",
     "resolve_workload",
+    "source_sha256",
+    "sources",
     "strategy_names",
 ]
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
-_WORKLOAD_PARTS = ("NETWORKS", "Model", "resolve", "build")
-_STRATEGY_PARTS = ("resolve", "build")
+_GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
+_WORKLOAD_PARTS = _STRATEGY_PARTS = ("build",)
 
 
 def find_app() -> Path:
-    """The folder that holds `strategies/` and `sites/`.
+    """The app: the present folder if it holds `sites/` or `strategies/`, else fedwan's own."""
+    return app_folders()[0]
 
-    A process that Flower started already runs code of an app: that one. Otherwise the present
-    folder, or the one that the fedwan package lies in (a checkout).
+
+def app_folders() -> list[Path]:
+    """Folders whose recipes a run may use; the first that has one of a name provides it."""
+    here, own = Path.cwd(), installed_app()
+    is_app = any((here / folder).is_dir() for folder in ("strategies", "sites"))
+    return [here, own] if is_app and here != own else [own]
+
+
+def installed_app() -> Path:
+    """The app that came with fedwan: the checkout, or `fedwan/_app` of an installed wheel.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: the installation lacks it.
     """
-    for name in ("strategies", "sites"):
-        folders = getattr(sys.modules.get(name), "__path__", None)
-        if folders and _is_app(root := Path(next(iter(folders))).parent):
+    package = Path(fedwan.__file__).resolve().parent
+    for root in (package / "_app", package.parent):
+        if (root / "strategies" / "server_app.py").is_file():
             return root
-    for root in (Path.cwd(), Path(fedwan.__file__).resolve().parents[1]):
-        if _is_app(root):
-            return root
-    raise ConfigError(
-        f"no app in {Path.cwd()}: it holds no strategies/ and sites/; "
-        "change to a checkout of fedwan, or to your own app's folder"
-    )
+    raise ConfigError(f"{package} holds no app; install fedwan anew (pip install fedwan)")
 
 
-def load_workload(name: str, root: Path | None = None) -> ModuleType:
-    """Import the workload recipe `sites/NAME.py`; its parts are listed in `fedwan.workloads.base`.
+def source_sha256(module: ModuleType) -> str:
+    """SHA-256 of a recipe's source file: sites must have what the coordinator has."""
+    return hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
 
-    Args:
-        name: the recipe.
-        root: the app's folder; found by `find_app` if not given.
+
+def load_workload(name: str) -> ModuleType:
+    """Import a workload recipe; its parts are listed in `fedwan.workloads.base`.
 
     Raises:
         ConfigError: there is no such recipe, or it lacks a part.
     """
-    return _load("workload", name, "sites", _WORKLOAD_PARTS, root)
+    return _load("workload", name, "sites", _WORKLOAD_PARTS)
 
 
-def networks_of(workload: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
-    """The networks that a workload recipe trains, and what kind each is.
-
-    Args:
-        workload: the recipe.
-        config: its `model` with every setting.
-
-    Raises:
-        ConfigError: they depend on settings of which they cannot be learned.
-    """
-    networks = workload.NETWORKS
-    found: Mapping[str, NetworkKind] = networks(config) if callable(networks) else networks
-    return found
-
-
-def load_strategy(name: str, root: Path | None = None) -> ModuleType:
-    """Import the strategy recipe `strategies/NAME.py`, which has two functions.
-
-    `resolve(config, networks)` fills in `outer.*` and `h`, and `build(config)` returns a
-    `fedwan.coordinator.strategy.Strategy`.
-
-    Args:
-        name: the recipe.
-        root: the app's folder; found by `find_app` if not given.
+def load_strategy(name: str) -> ModuleType:
+    """Import a strategy recipe; its parts are listed in `fedwan.strategy`.
 
     Raises:
         ConfigError: there is no such recipe, or it lacks a part.
     """
-    return _load("strategy", name, "strategies", _STRATEGY_PARTS, root)
+    return _load("strategy", name, "strategies", _STRATEGY_PARTS)
 
 
-def strategy_names(root: Path | None = None) -> list[str]:
-    """The strategies that the app holds, those of users among them, in name order.
+def strategy_names() -> list[str]:
+    """The strategies that are found by a plain name, those of users among them, in name order."""
+    return _names("strategies")
 
-    Args:
-        root: the app's folder; found by `find_app` if not given.
+
+def load_strategies() -> Mapping[str, ModuleType]:
+    """All strategies, by name.
 
     Raises:
         ConfigError: there is no app.
     """
-    return _recipes((root or find_app()) / "strategies")
+    return {name: load_strategy(name) for name in strategy_names()}
 
 
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
@@ -135,7 +134,7 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     """
     trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
     asked = merge(Config(), *trees)
-    chosen = resolve(dataclasses.replace(asked, inner={}, outer={}))
+    chosen = _defaults(asked)
     # Defaults of one optimiser mean nothing to another, so that it starts with InnerConfig's own.
     inner = {
         network: default
@@ -143,7 +142,18 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
         if network not in asked.inner or _name_asked(trees, network, default.name) == default.name
     }
     base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
-    return resolve(merge(base, *trees))
+    config = resolve(merge(base, *trees))
+    # A run goes on with its config.yaml from other folders, too.
+    config.init = {network: str(Path(path).absolute()) for network, path in config.init.items()}
+    return config
+
+
+def _defaults(asked: Config) -> Config:
+    """The optimisers that the recipes choose; none of what is asked for that cannot be resolved."""
+    try:
+        return resolve(dataclasses.replace(asked, inner={}, outer={}))
+    except ConfigError:
+        return dataclasses.replace(asked, inner={}, outer={})
 
 
 def resolve(config: Config) -> Config:
@@ -155,31 +165,94 @@ def resolve(config: Config) -> Config:
         config: checked by `fedwan.config`; it is not changed.
 
     Raises:
-        ConfigError: an unknown recipe, network or model setting, a setting without effect, or more
-            fragments than the model has modules.
+        ConfigError: a line each: an unknown recipe, network or model setting, a setting without
+            effect, or more fragments than the model has modules.
     """
-    workload, strategy = load_workload(config.workload), load_strategy(config.strategy)
-    config = resolve_workload(config)
-    networks = networks_of(workload, config)
-    strategy.resolve(config, networks)
-    assert set(config.inner) | set(config.outer) <= set(networks), "recipes add no network"
-    check_recipes(config, workload, strategy)
-    _fill_half_life(config, networks)
+    if config.workload == COMMAND:
+        page = load_strategy(config.strategy)
+        from fedwan.recipes import follows
+
+        if not follows(page, "inner.*.name=own") and not config.inner:
+            raise ConfigError(
+                f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
+                "too, which a script makes; set strategy=local_sgd h=1, or say what they are, as "
+                "in inner.NETWORK.name=adamw inner.NETWORK.lr=1e-3"
+            )
+        check_codecs(config)
+        config = copy.deepcopy(config)
+        config.data.batch = config.data.batch or 1
+        return merge(config)
+    config, faults = copy.deepcopy(config), Faults()
+    with faults.caught():
+        workload = load_workload(config.workload)
+    with faults.caught():
+        strategy = load_strategy(config.strategy)
+    faults.tell()
+    # Imported here: these need torch, which the command line does without until it has recipes.
+    from fedwan.recipes import require_followed, resolve_strategy
+    from fedwan.workloads.settings import resolve_page
+
+    with faults.caught():
+        check_codecs(config)
+    networks = None
+    with faults.caught():
+        networks = resolve_page(workload, config)
+    with faults.caught():
+        if networks is None:
+            require_followed(strategy, config, load_strategies)
+        else:
+            resolve_strategy(strategy, config, networks, load_strategies)
+    faults.tell()
+    check_recipes(config, workload, strategy.build(config))
+    _fill_half_life(config)
     return merge(config)
 
 
-def _fill_half_life(config: Config, networks: Collection[str]) -> None:
-    """A tenth of the run, unless every network has a half-life of its own: then one of these."""
-    own = half_lives(config)
-    is_unused = own.keys() == set(networks)
-    if config.ema.half_life == 0:
-        tenth = config.steps * config.sites * config.data.batch / 10
-        config.ema.half_life = next(iter(own.values())) if is_unused else tenth
-    if is_unused and config.ema.half_life not in own.values():
+def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -> Config:
+    """A configuration with what a training script's own networks decide; others are complete.
+
+    Coordinator and sites both call it, with what the sites agreed on, and come to the same.
+
+    Args:
+        config: resolved; it is not changed.
+        kinds: by trained network.
+        num_steps: that the script asks for; 0 for none.
+
+    Raises:
+        ConfigError: a setting names no network of the script, does not fit its steps, or there is
+            no number of steps.
+    """
+    if config.workload != COMMAND:
+        return config
+    config = copy.deepcopy(config)
+    config.steps = config.steps or num_steps
+    if config.steps < 1:
         raise ConfigError(
-            f"ema.half_life={config.ema.half_life:g} has no effect: every network has one of its "
-            "own; leave it out"
+            "steps has no default for a script; add steps=2000, or name them in its fedwan.join"
         )
+    from fedwan.recipes import resolve_strategy
+    from fedwan.workloads.settings import check_networks
+
+    check_networks(config, kinds, Faults())
+    for network in sorted(kinds):
+        config.inner.setdefault(network, InnerConfig(name="own"))
+    resolve_strategy(load_strategy(config.strategy), config, kinds, load_strategies)
+    _fill_half_life(config)
+    return config
+
+
+def sources(config: Config) -> dict[str, str]:
+    """SHA-256 of the source of a run's strategy and recipe, by name: sites must have the same."""
+    modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
+    if config.workload != COMMAND:
+        modules[f"workload {config.workload}"] = load_workload(config.workload)
+    return {name: source_sha256(module) for name, module in modules.items()}
+
+
+def _fill_half_life(config: Config) -> None:
+    """A tenth of the run."""
+    tenth = config.steps * config.sites * config.data.batch / 10
+    config.ema.half_life = config.ema.half_life or tenth
 
 
 def resolve_workload(config: Config) -> Config:
@@ -191,90 +264,83 @@ def resolve_workload(config: Config) -> Config:
     Raises:
         ConfigError: see `resolve`.
     """
+    from fedwan.workloads.settings import resolve_page
+
     config = copy.deepcopy(config)
-    workload = load_workload(config.workload)
     check_codecs(config)
-    _refuse_site(config, getattr(workload, "SITE", ()))
-    config.model = _resolve_model(workload.Model, config.model)
-    _check_networks(config, networks_of(workload, config))
-    workload.resolve(config)
+    resolve_page(load_workload(config.workload), config)
     return config
 
 
-def _refuse_site(config: Config, followed: Collection[str]) -> None:
-    """Refuse settings under `site.*` that the recipe's steps do not follow."""
-    for name, unset in vars(SiteConfig()).items():
-        value = getattr(config.site, name)
-        if value != unset and name not in (*followed, "processes"):
-            raise ConfigError(
-                f"site.{name} = {value!r} has no effect: the steps of workload "
-                f"{config.workload!r} do not follow it; leave it out"
-            )
-    for name, most, need, less in (
-        ("partition", "weights", "a network's weights whole", "gradients"),
-        ("partition", "tensor_parallel", "each layer in one process", "gradients"),
-        ("precision", "bf16-true", "weights in fp32", "bf16-mixed"),
-    ):
-        if getattr(config.site, name) == most and f"{name}={most}" not in followed:
-            raise ConfigError(
-                f"site.{name} = {most!r} is more than the steps of workload {config.workload!r} "
-                f"bear, which need {need}; set site.{name}={less}"
-            )
-
-
-def _is_app(root: Path) -> bool:
-    return (root / "strategies").is_dir() and (root / "sites").is_dir()
-
-
-def _load(key: str, name: str, folder: str, parts: Sequence[str], root: Path | None) -> ModuleType:
-    root = (root or find_app()).resolve()
-    path = root / folder / f"{name}.py"
-    names = _recipes(root / folder)
-    if name not in names:
-        near = nearest(name, names)
-        raise ConfigError(f"{key} = {name!r} is none of {', '.join(names)} in {folder}/{near}")
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    module = _import(folder, name)
-    if module is None or Path(module.__file__ or "").resolve() != path.resolve():
-        where = getattr(sys.modules.get(folder), "__file__", None) or "elsewhere"
+def _load(key: str, name: str, folder: str, parts: Sequence[str]) -> ModuleType:
+    pages = _pages(folder)
+    if name in pages:
+        module = _import_page(key, name, folder, pages[name])
+    elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
+        module = _import_installed(key, name, next(iter(plugins)).module)
+    elif "." in name and name.replace(".", "").isidentifier():
+        module = _import_installed(key, name, name)
+    else:
+        names = _names(folder)
         raise ConfigError(
-            f"{key} = {name!r}: {path} is hidden by another package {folder!r} ({where}); "
-            f"see that {folder}/ has an __init__.py, and start fedwan from {root}"
+            f"{key} = {name!r} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
         )
     for part in parts:
         if not hasattr(module, part):
-            raise ConfigError(f"{key} = {name!r}: {path} defines no {part!r}; see docs/")
+            raise ConfigError(f"{key} = {name!r}: {module.__file__} defines no {part!r}; see docs/")
     return module
 
 
-def _import(folder: str, name: str) -> ModuleType | None:
-    """The module, or None if the package of that name has none; a recipe's own errors pass."""
+def _names(folder: str) -> list[str]:
+    return sorted({*_pages(folder), *entry_points(group=_GROUPS[folder]).names})
+
+
+def _pages(folder: str) -> dict[str, Path]:
+    """The recipes of `sites` or `strategies` by name, and their files."""
+    found: dict[str, Path] = {}
+    for root in app_folders():
+        for path in sorted((root / folder).glob("*.py")):
+            if path.stem not in _ENTRY_POINTS and not path.stem.startswith("_"):
+                found.setdefault(path.stem, path)
+    return found
+
+
+def _import_page(key: str, name: str, folder: str, path: Path) -> ModuleType:
+    """The module `folder.name`, from the app folder that provides it.
+
+    The package `folder` may be imported already, from Flower's bundle or a test's folder: its path
+    is extended, so that recipes find their neighbours by name as well.
+    """
+    roots = app_folders()
+    for root in reversed(roots):
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+    package = importlib.import_module(folder)
+    places = [str(root / folder) for root in roots]
+    package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
+    module = importlib.import_module(f"{folder}.{name}")
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise ConfigError(
+            f"{key} = {name!r}: {path} is hidden by {module.__file__}, which was imported before "
+            "it; give it another name"
+        )
+    return module
+
+
+def _import_installed(key: str, name: str, module_name: str) -> ModuleType:
     try:
-        return importlib.import_module(f"{folder}.{name}")
+        return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name == f"{folder}.{name}":
-            return None
-        raise
-
-
-def _recipes(folder: Path) -> list[str]:
-    stems = sorted(path.stem for path in folder.glob("*.py"))
-    return [stem for stem in stems if stem not in _ENTRY_POINTS and not stem.startswith("_")]
-
-
-def _check_networks(config: Config, networks: Collection[str]) -> None:
-    for section in ("inner", "outer", "network"):
-        for network in getattr(config, section):
-            if network not in networks:
-                raise ConfigError(
-                    f"{section}.{network}: workload {config.workload!r} trains "
-                    f"{', '.join(networks)}{nearest(network, networks)}"
-                )
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the recipe's own
+        raise ConfigError(
+            f"{key} = {name!r}: no module {error.name!r} is installed here; install the package "
+            "that holds it at the coordinator and at every site"
+        ) from None
 
 
 def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist, of the run or of a network.
+    """Refuse codecs that do not exist.
 
     Raises:
         ConfigError: which key, and those that do.
@@ -282,26 +348,14 @@ def check_codecs(config: Config) -> None:
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 
-    named = {"codec.up": config.codec.up, "codec.down": config.codec.down}
-    for network, special in config.network.items():
-        named[f"network.{network}.codec_up"] = special.codec_up
-        named[f"network.{network}.codec_down"] = special.codec_down
-    for key, name in named.items():
-        try:
-            if name:
+    faults = Faults()
+    for key in ("codec.up", "codec.down"):
+        if name := getattr(config.codec, key.removeprefix("codec.")):
+            try:
                 codec_by_name(name)
-        except ConfigError as error:
-            raise ConfigError(f"{key}: {error}") from None
-
-
-def _resolve_model(model: type, given: Tree) -> Tree:
-    """Every setting of the recipe's `Model`: given ones checked, the others at their default."""
-    # Wrapped, so that an error names the key as the user wrote it: model.width.
-    wrapper = dataclasses.make_dataclass(
-        "Recipe", [("model", model, dataclasses.field(default_factory=model))]
-    )
-    settings = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
-    return dataclasses.asdict(settings)
+            except ConfigError as error:
+                faults.add([f"{key}: {error}"])
+    faults.tell()
 
 
 def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:

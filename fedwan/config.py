@@ -24,6 +24,7 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
 __all__ = [
+    "COMMAND",
     "CheckpointConfig",
     "CodecConfig",
     "Config",
@@ -39,13 +40,16 @@ __all__ = [
     "StreamConfig",
     "dump",
     "from_json",
-    "half_lives",
     "load",
     "merge",
     "nearest",
     "site_names",
     "to_json",
 ]
+
+
+COMMAND = "command"
+"""The workload of a training script of the sites' own: its networks are known once it joins."""
 
 
 @dataclass
@@ -91,12 +95,6 @@ class NetworkConfig:
     h: int = 0
     """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
     discriminator may travel more often than its generator. 0 takes the run's."""
-    ema_half_life: float = 0.0
-    """Of its moving average, in samples over all sites; 0 takes `ema.half_life`."""
-    codec_up: str = ""
-    """Of its parameters in contributions; empty takes `codec.up`."""
-    codec_down: str = ""
-    """Of its parameters in updates; empty takes `codec.down`."""
     exclude: list[str] = field(default_factory=list)
     """Patterns of names of its parameters and buffers, as in `norm.*`; `*` stands for any
     characters. What they match never travels: each site trains its own."""
@@ -110,7 +108,8 @@ class DataConfig:
     """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
     image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
     workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
-    your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`, `hf`."""
+    your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`,
+    `parquet`, `hf`."""
     split: str = "iid"
     """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
     more uneven). `own`: each site has files of its own, and uses all of them."""
@@ -125,17 +124,13 @@ class DataConfig:
     the same at every site, whatever classes it has. Empty: no classes."""
     size: int = 0
     """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
-    show_samples: bool = False
-    """Of files: whether pictures that a workload makes of a site's own inputs, as `pix2pix` does,
-    may leave the site. It speaks for the sites of a run on one machine; elsewhere each site's own
-    SITE.yaml does, and no run's configuration."""
     direction: str = ""
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
-    cache_mb: int = 1024
-    """Of files: MiB of decoded images that each site keeps in memory; 0 keeps none."""
-    workers: int = 2
-    """Of files: threads of each site that read ahead; 0 reads when a step asks. Batches are the
-    same with any number."""
+    flip: bool = False
+    """Of files: whether half of all pictures, drawn anew for each batch, are mirrored."""
+    workers: int = 0
+    """Of files and of a recipe's own data set: processes of each site that read ahead; 0 reads when
+    a step asks. Batches are the same with any number, but for those of streams."""
     labels: str = "class"
     """What networks that are told a label (`gan` with `model.conditional=true`, `flow` with
     `model.network=dit`) are told: a sample's `class`, or the `site` that holds it."""
@@ -154,17 +149,14 @@ class SiteConfig:
     the mean of their gradients."""
     recompute: bool = False
     """Whether the backward pass computes the inside of blocks again, to save memory."""
-    compile: bool = False
-    """Whether networks go through `torch.compile`."""
     processes: int = 1
     """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
     its batch, unless `partition` says otherwise; their gradients are averaged before an optimiser
     or a strategy sees them."""
     partition: str = "none"
-    """What these processes share out, instead of each holding all of it: `none`; `optimizer`, the
-    inner optimisers' moments (ZeRO-1); `gradients`, these and averaged gradients (ZeRO-2);
-    `weights`, these and the weights (ZeRO-3); `tensor_parallel`, dense layers, which they compute
-    together, each step's whole batch."""
+    """What these processes share out: `none`; `gradients`, gradients and moments (FSDP2 that does
+    not reshard after the forward pass); `weights`, the weights as well (FSDP2); `tensor_parallel`,
+    dense layers, which they compute together, each step's whole batch."""
 
     @property
     def cuts_weights(self) -> bool:
@@ -203,22 +195,13 @@ class LinkConfig:
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
     channels: int = 0
     """Bulk channels a site opens beside its Control channel, each a TCP connection of its own; 0
-    finds out how many are fastest. It begins with 4, or 1 under bbr; with a pace it takes 1."""
+    takes 4, or 1 under bbr or with a pace."""
     congestion: str = "auto"
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
-    compression: str = "auto"
-    """Of what travels, without loss: `zstd`, `none`, or `auto`, which packs what a site sends and
-    fetches while its link carries less than 100 MB/s."""
     pace_mbit: float = 0.0
     """Most that transfers of a site may take of its link, Mbit/s each way with all headers; 0 sets
     no limit. A little below the link's own rate, no queue builds up before it. Linux only."""
-    chunk_bytes: int = 1 << 20
-    """Bytes of payload in one message."""
-    heartbeat_s: float = 2.0
-    """Seconds between heartbeats; a site silent for five of them counts as gone."""
-    patience_s: float = 300.0
-    """Seconds a site keeps trying to reach the coordinator before it gives up."""
 
 
 @dataclass
@@ -227,15 +210,9 @@ class StreamConfig:
 
     fragments: int = 0
     """Fragments that the model is cut into; 0 takes the strategy's own."""
-    pattern: str = ""
-    """`strided` (each fragment holds early and late layers) or `blocks` (runs of layers); empty
-    takes the strategy's own."""
     tau: int | None = None
     """Steps that a site takes between sending a fragment and mixing its update in; 0 waits for it,
     null takes the strategy's own."""
-    alpha: float | None = None
-    """Share of its own weights that a site keeps when an update is mixed in; null takes the
-    strategy's own."""
 
 
 @dataclass
@@ -246,7 +223,8 @@ class RoundConfig:
     """Fewest sites a round may close with, or, where nobody waits for others, fewest that must be
     live; 0 takes the strategy's own, which is all of them for most."""
     patience_s: float = 600.0
-    """Seconds to wait for missing sites before a round closes with a quorum, or the run stops."""
+    """Seconds to wait for missing sites before a round closes with a quorum, or the run stops; and
+    that a site keeps trying to reach the coordinator."""
     grace: float = 0.0
     """k: with a quorum, a round closes at median + k · MAD of past rounds' times already; 0 waits
     `patience_s`."""
@@ -257,9 +235,6 @@ class RoundConfig:
     """Lets slow sites take fewer steps than H between uploads, by their measured speed, but no
     fewer than this; a run then ends when all sites together have taken `sites` x `steps`. 0 takes
     the strategy's own, which is H steps for every site for most."""
-    warmup: int = 0
-    """Rounds that wait for every site before updates are made on arrival; 0 takes the strategy's
-    own."""
     max_norm: float = 0.0
     """Refuse contributions whose norm exceeds this; 0 refuses only what is not finite."""
 
@@ -269,8 +244,7 @@ class EmaConfig:
     """The moving average of the global weights, kept by the coordinator."""
 
     half_life: float = 0.0
-    """In samples over all sites, of networks that have none of their own (`network`); 0 takes a
-    tenth of the run."""
+    """In samples over all sites; 0 takes a tenth of the run."""
 
 
 @dataclass
@@ -287,11 +261,10 @@ class EvalConfig:
 
     every: int = 200
     """Steps between two evaluations; 0 evaluates only before and after training."""
-    samples: int = 64
-    """Generated samples in the picture."""
-    recalibrate: int = 0
-    """Batches of a site's own data from which batch norm's running statistics are taken anew for
-    the weights that are measured; 0 takes those that were merged and averaged."""
+    first: bool = True
+    """Whether the initial weights are evaluated, too."""
+    num: int = 0
+    """Held-out samples that the weights are measured on; 0 takes all."""
 
 
 @dataclass
@@ -300,8 +273,6 @@ class LogConfig:
 
     wandb: str = "disabled"
     """`disabled`, `offline` or `online`."""
-    project: str = "fedwan"
-    """The wandb project."""
 
 
 @dataclass
@@ -309,7 +280,8 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = "gan"
-    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix` or `lightning`."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`, or `command`: a training script
+    of each site's own."""
     strategy: str = "diloco"
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
@@ -332,6 +304,10 @@ class Config:
     model: dict[str, Any] = field(default_factory=dict)
     """Settings of the workload's networks; docs/workloads.md lists them."""
     data: DataConfig = field(default_factory=DataConfig)
+    init: dict[str, str] = field(default_factory=dict)
+    """Weights to start from, by network: `init.generator=path.safetensors`, as `fedwan export` or
+    `safetensors.torch.save_file(module.state_dict(), path)` writes them; the same path at the
+    coordinator and at every site."""
     inner: dict[str, InnerConfig] = field(default_factory=dict)
     """Inner optimiser by network: `inner.generator.lr=…`."""
     outer: dict[str, OuterConfig] = field(default_factory=dict)
@@ -420,12 +396,3 @@ def site_names(config: Config) -> list[str]:
     ['s1', 's2']
     """
     return list(config.site_names) or [f"s{index + 1}" for index in range(config.sites)]
-
-
-def half_lives(config: Config) -> dict[str, float]:
-    """Of moving averages, by network, where a network has one of its own.
-
-    >>> half_lives(Config(network={"g": NetworkConfig(ema_half_life=500.0), "d": NetworkConfig()}))
-    {'g': 500.0}
-    """
-    return {name: n.ema_half_life for name, n in config.network.items() if n.ema_half_life}

@@ -21,7 +21,6 @@ from fedwan.state import Layout, Role, TensorSpec, network_of
 __all__ = [
     "Fragment",
     "Fragmentation",
-    "blocks",
     "due_step",
     "most_fragments",
     "next_due",
@@ -65,8 +64,11 @@ def whole(layout: Layout) -> tuple[Fragment, ...]:
     return (Fragment(0, dict(sorted(layout.items()))),)
 
 
-def blocks(count: int, h: int) -> Fragmentation:
-    """Runs of successive modules, of about equal bytes in every network.
+def strided(count: int, h: int) -> Fragmentation:
+    """Modules dealt out in turn, each to the fragment that is lightest so far.
+
+    Every fragment thus holds early and late layers, and all weigh about the same, so that the link
+    is busy all the time.
 
     Args:
         count: number of fragments, at least 1.
@@ -75,16 +77,7 @@ def blocks(count: int, h: int) -> Fragmentation:
     Returns:
         A function that raises a `ConfigError` for a model of fewer than `count` modules.
     """
-    return lambda layout: _cut(layout, count, h, _deal_in_runs)
-
-
-def strided(count: int, h: int) -> Fragmentation:
-    """Modules dealt out in turn, each to the fragment that is lightest so far.
-
-    Every fragment thus holds early and late layers, and all weigh about the same, so that the link
-    is busy all the time. Arguments and errors as for `blocks`.
-    """
-    return lambda layout: _cut(layout, count, h, _deal_in_turn)
+    return lambda layout: _cut(layout, count, h)
 
 
 def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
@@ -168,11 +161,8 @@ def most_fragments(layout: Layout) -> int:
 _Unit = list[tuple[str, TensorSpec]]
 """A module's own tensors, which stay together."""
 
-_Deal = Callable[[list[_Unit], int, list[int]], list[int]]
-"""(units of a network, fragments, bytes in each so far) -> the fragment of each unit."""
 
-
-def _cut(layout: Layout, count: int, h: int, deal: _Deal) -> tuple[Fragment, ...]:
+def _cut(layout: Layout, count: int, h: int) -> tuple[Fragment, ...]:
     by_network = _units(layout)
     most = most_fragments(layout)
     if count > most:
@@ -184,7 +174,7 @@ def _cut(layout: Layout, count: int, h: int, deal: _Deal) -> tuple[Fragment, ...
     loads = [0] * count
     # The network of most modules first: the others fill up what it left uneven.
     for units in sorted(by_network.values(), key=len, reverse=True):
-        for unit, index in zip(units, deal(units, count, loads), strict=True):
+        for unit, index in zip(units, _deal_in_turn(units, count, loads), strict=True):
             parts[index].update(unit)
             loads[index] += _unit_bytes(unit)
     return tuple(
@@ -218,22 +208,6 @@ def _deal_in_turn(units: list[_Unit], count: int, loads: list[int]) -> list[int]
         own[index] += _unit_bytes(unit)
         total[index] += _unit_bytes(unit)
         dealt.append(index)
-    return dealt
-
-
-def _deal_in_runs(units: list[_Unit], count: int, loads: list[int]) -> list[int]:
-    total = sum(map(_unit_bytes, units)) or 1
-    dealt: list[int] = []
-    before = 0
-    for place, unit in enumerate(units):
-        size = _unit_bytes(unit)
-        by_weight = int((before + size / 2) * count / total)
-        # As many units are left as fragments that have none yet: one for each of them.
-        left = len(units) - place
-        least = max(dealt[-1] if dealt else 0, count - left)
-        most = dealt[-1] + 1 if dealt else 0
-        dealt.append(min(max(by_weight, least), most, count - 1))
-        before += size
     return dealt
 
 

@@ -19,8 +19,7 @@ seed and not on the weather of the link.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 __all__ = ["Eager", "Overlap"]
@@ -42,6 +41,4 @@ class Overlap:
     tau: int = 0
     """Steps between a contribution's departure and its update's landing, below H."""
     alpha: float = 0.0
-    """Share of its own weights that a site keeps when an update lands; not used when eager."""
-    eager: Mapping[str, Eager] = field(default_factory=dict)
-    """By network; empty for updates that are blended in."""
+    """Share of its own weights that a site keeps when an update lands."""

@@ -18,10 +18,8 @@ __all__ = [
     "NamedGenerators",
     "derive_seed",
     "lent_generators",
-    "load_torch_random_state",
     "seed_torch",
     "seeded_init",
-    "torch_random_state",
 ]
 
 
@@ -68,21 +66,6 @@ def seed_torch(seed: int) -> None:
         torch.manual_seed(seed)
 
 
-def torch_random_state() -> dict[str, Tensor]:
-    """The state of torch's global generators, which dropout and the like draw from."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    return state
-
-
-def load_torch_random_state(state: dict[str, Tensor]) -> None:
-    """The inverse of `torch_random_state`; a GPU's part is left out where there is none."""
-    torch.set_rng_state(state["cpu"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-
-
 class NamedGenerators:
     """CPU generators by name, made on first use: `rng["latent"]`.
 
@@ -103,12 +86,12 @@ class NamedGenerators:
             self._generators[name] = generator
         return self._generators[name]
 
-    def state(self) -> dict[str, Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """The state of each generator used so far, as uint8 tensors."""
         return {name: g.get_state() for name, g in sorted(self._generators.items())}
 
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Restore generators from `state()`; those it does not name start afresh."""
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore generators from `state_dict()`; those it does not name start afresh."""
         # In place: whoever holds a generator goes on drawing from it.
         for name in self._generators.keys() - state.keys():
             self._generators[name].manual_seed(derive_seed(self._seed, self._owner, name))

@@ -48,7 +48,9 @@ __all__ = [
     "layout_to_json",
     "network_of",
     "read_tensors",
+    "read_tensors_meta",
     "refresh_spectral_norm",
+    "role_of_buffer",
     "select_prefix",
     "state_of",
     "write_atomically",
@@ -127,7 +129,8 @@ def network_of(name: str) -> str:
     return name.partition("/")[0]
 
 
-def _role_of_buffer(name: str, value: Tensor) -> Role:
+def role_of_buffer(name: str, value: Tensor) -> Role:
+    """How a buffer is merged, by its name and kind."""
     leaf = name.rpartition(".")[2]
     if leaf in _SPECTRAL_BUFFERS and value.dim() == 1:
         return Role.SPECTRAL
@@ -154,7 +157,7 @@ def _named_tensors(networks: Mapping[str, nn.Module]) -> Iterable[tuple[str, Ten
             yield f"{network}/{name}", parameter.detach(), Role.PARAMETER
         for name, buffer in module.named_buffers():
             if name in persistent:
-                yield f"{network}/{name}", buffer, _role_of_buffer(name, buffer)
+                yield f"{network}/{name}", buffer, role_of_buffer(name, buffer)
 
 
 def state_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> State:
@@ -280,21 +283,15 @@ def write_atomically(path: Path, write: Any) -> None:
         os.close(folder)
 
 
-def write_tensors(
-    path: Path,
-    state: Mapping[str, Tensor],
-    meta: Mapping[str, Any],
-    fetch: Callable[[str], Tensor] | None = None,
-) -> None:
+def write_tensors(path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
 
     Costs one host copy of the largest tensor.
 
     Args:
         path: of the file.
-        state: tensors on any device; of those on `meta`, shape and dtype alone are known.
+        state: tensors on any device.
         meta: which `read_tensors` gives back.
-        fetch: gets a tensor that is on `meta`, by its name.
     """
     in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
     header = {"fedwan": json.dumps(meta, sort_keys=True)}
@@ -303,12 +300,7 @@ def write_tensors(
         with temporary.open("wb") as file:
             file.write(head({name: state[name] for name in in_order}, header))
             for name in in_order:
-                value = state[name]
-                if value.is_meta:
-                    assert fetch is not None, name
-                    value = fetch(name)
-                    assert (value.shape, value.dtype) == (state[name].shape, state[name].dtype)
-                file.write(raw(value))
+                file.write(raw(state[name]))
 
     write_atomically(path, write)
 
@@ -319,10 +311,23 @@ def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
     Raises:
         CheckpointError: the file is missing, truncated, or not one of fedwan's.
     """
+    return _read(path, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+
+def read_tensors_meta(path: Path) -> dict[str, Any]:
+    """Read the `meta` alone of what `write_tensors` wrote.
+
+    Raises:
+        CheckpointError: as `read_tensors`.
+    """
+    return _read(path, lambda file: {})[1]
+
+
+def _read(path: Path, take: Callable[[Any], State]) -> tuple[State, dict[str, Any]]:
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
             meta = json.loads((file.metadata() or {})["fedwan"])
-            return {name: file.get_tensor(name) for name in file.keys()}, meta  # noqa: SIM118
+            return take(file), meta
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {path}; start the run afresh, without --resume"

@@ -4,15 +4,14 @@ A strategy is a recipe: what sites contribute and how often, what the coordinato
 merged contribution, how both directions are coded, and when a round closes. The engine knows it
 through these fields and never by its name. A recipe module provides
 
-    def resolve(config, networks) -> None    fill in `h`, `outer.NETWORK.*`, `checkpoint.every`;
-                                             refuse settings that would have no effect
     def build(config) -> Strategy
+    USES, DEFAULTS, check(config)            optional: its settings, see `fedwan.uses`
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedwan.codecs import Codec
 from fedwan.coordinator.policy import RoundPolicy
@@ -20,6 +19,10 @@ from fedwan.coordinator.server_step import ServerStep
 from fedwan.fragments import Fragmentation
 from fedwan.overlap import Overlap
 from fedwan.state import Layout, State
+
+if TYPE_CHECKING:
+    from fedwan.site.hook import SiteHook
+    from fedwan.site.replica import Replica
 
 __all__ = ["Strategy"]
 
@@ -50,9 +53,9 @@ class Strategy(NamedTuple):
     least_steps: int = 0
     """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
     their speed and the fastest takes H; 0 leaves H to all of them."""
-    corrects: bool = False
-    """Whether sites correct their steps by what sets them apart from the others', see
-    `fedwan.site.variates`. Behind a barrier and without overlap alone."""
+    hook: Callable[[Replica], SiteHook] | None = None
+    """Makes what the strategy keeps and does at a site (`fedwan.site.hook`); for deltas, not at a
+    pace of the sites' own."""
     owes: Literal["residual", "weights"] = "residual"
     """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the

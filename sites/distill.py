@@ -18,8 +18,7 @@ is the target sent: it is kept as its lag behind the student, and so moves along
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -40,24 +39,19 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.guidance import guide
 from fedwan.workloads.rectified_flow import flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import (
-    fill_inner,
-    fill_training,
-    refuse_labels,
-    refuse_shown_samples,
     require_at_least,
 )
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
 # What the student learns from moves as well: its own average, and the judge.
 NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}
-SITE = ("precision", "accumulate", "partition")
 
 
 @dataclass
@@ -80,25 +74,35 @@ class Model:
     """Of the student's moving average, the target, in steps; 0 takes the student itself."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in the teacher's folder and steps, batch and inner optimisers; refuse what cannot be."""
-    model = Model(**config.model)
-    if not model.teacher:
+def _teacher(config: Config) -> Teacher:
+    if not config.model["teacher"]:
         raise ConfigError(
             "model.teacher names no teacher: train one with `fedwan demo workload=flow "
             "out=runs/flow`, then add model.teacher=runs/flow"
         )
+    return read_teacher(Path(config.model["teacher"]).absolute())
+
+
+def _student(config: Config, kind: NetworkKind) -> InnerConfig:
+    lr = 1e-3 if _teacher(config).sizes.network == "dit" else 5e-4
+    return InnerConfig(lr=lr, beta1=0.9, beta2=0.99)
+
+
+USES = ("site.precision", "site.accumulate", "site.partition")
+DEFAULTS = {
+    "data.batch": 64,
+    "steps": 2000,
+    "model.solver_steps": lambda config: _teacher(config).euler_steps,
+    "inner.student": _student,
+    "inner.heads": InnerConfig(lr=2e-3, beta1=0.5, beta2=0.99),
+}
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built; the teacher's folder becomes absolute."""
     # Sites run in folders of their own.
-    model.teacher = str(Path(model.teacher).absolute())
-    teacher = read_teacher(Path(model.teacher))
-    _check(model, teacher, config.data.name)
-    refuse_labels(config, "on a student of classes", "workload=flow")
-    fill_training(config, batch=64, steps=2000)
-    refuse_shown_samples(config, from_inputs=False)
-    lr = 1e-3 if teacher.sizes.network == "dit" else 5e-4
-    fill_inner(config, "student", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
-    fill_inner(config, "heads", InnerConfig(lr=2e-3, beta1=0.5, beta2=0.99))
-    config.model = dataclasses.asdict(model)
+    config.model["teacher"] = str(Path(config.model["teacher"]).absolute())
+    _check(Model(**config.model), _teacher(config), config.data.name)
 
 
 def build(config: Config, device: torch.device | str) -> Distill:
@@ -113,21 +117,15 @@ def build(config: Config, device: torch.device | str) -> Distill:
     load_teacher(origin, teacher)
     student = Followed(copy.deepcopy(teacher), model.half_life)
     trained = {"student": student.to(device), "heads": heads.to(device)}
-    descent = Descent(config, trained)
-    networks = {**trained, "teacher": teacher.to(device).requires_grad_(False)}
-    return Distill(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, origin, num_classes, torch.device(device)),
-    )
+    frozen = {"teacher": teacher.to(device).requires_grad_(False)}
+    descent = Descent(config, trained, frozen=frozen)
+    return Distill(descent, config, model, origin, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Distill:
+class Distill(Descending):
     """See `fedwan.workloads.base.Workload`; the teacher has no optimiser, and so stays at home."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model
@@ -278,13 +276,12 @@ class Distill:
 
 
 def _check(model: Model, teacher: Teacher, data_name: str) -> None:
-    """Fill in the solver's steps; refuse a teacher of other data, and settings out of range."""
+    """Refuse a teacher of other data, and settings out of range."""
     if teacher.data_name != data_name:
         raise ConfigError(
             f"model.teacher = {model.teacher!r} makes samples of {teacher.data_name!r}, not of "
             f"{data_name!r}; set data.name={teacher.data_name}"
         )
-    model.solver_steps = model.solver_steps or teacher.euler_steps
     require_at_least("model.student_steps", model.student_steps, 1)
     require_at_least("model.solver_steps", model.solver_steps, 1)
     require_at_least("model.adversarial", model.adversarial, 0)

@@ -6,14 +6,12 @@ classifier-free guidance, learns to do without. Its samples are of all classes a
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss
 
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
@@ -22,24 +20,20 @@ from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.flow import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.examination import share_above
 from fedwan.workloads.guidance import drop_labels
 from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
 from fedwan.workloads.sampling import sample_flow
 from fedwan.workloads.settings import (
-    fill_inner,
-    fill_training,
-    refuse_labels,
-    refuse_shown_samples,
     require_at_least,
     require_one_of,
 )
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
-SITE = (*Descent.SETTINGS, "partition=weights", "partition=tensor_parallel")
 
 
 @dataclass
@@ -72,36 +66,50 @@ _OWN = {"mlp": (256, 3, 5e-4), "dit": (64, 4, 3e-3)}
 """(width, depth, learning rate) of each network."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in sizes, batch, steps and the inner optimiser; refuse what cannot be built."""
+def _own(config: Config) -> tuple[int, int, float]:
+    require_one_of("model.network", config.model["network"], _OWN)
+    return _OWN[config.model["network"]]
+
+
+def _is_dit(config: Config, _: str) -> bool:
+    return bool(config.model["network"] == "dit")
+
+
+USES = (
+    *("site.*", Needs("data.labels", _is_dit, "model.network=dit")),
+    *(
+        Needs(f"model.{key}", _is_dit, "model.network=dit")
+        for key in ("patch", "heads", "label_dropout", "guidance")
+    ),
+)
+DEFAULTS = {
+    "data.batch": 64,
+    "steps": 4000,
+    "model.width": lambda config: _own(config)[0],
+    "model.depth": lambda config: _own(config)[1],
+    "inner.*": lambda config, kind: InnerConfig(lr=_own(config)[2], beta1=0.9, beta2=0.99),
+}
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_one_of("model.network", model.network, _OWN)
-    width, depth, lr = _OWN[model.network]
-    model.width = width if model.width is None else model.width
-    model.depth = depth if model.depth is None else model.depth
     require_at_least("model.width", model.width, 4)
     require_at_least("model.depth", model.depth, 1)
     require_at_least("model.euler_steps", model.euler_steps, 1)
     require_one_of("model.times", model.times, TIMES)
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
-    fill_training(config, batch=64, steps=4000)
-    refuse_shown_samples(config, from_inputs=False)
     if model.network == "dit":
         _check_patches(model, config.data)
         _check_guidance(model)
-    else:
-        _refuse_unused(model)
-        refuse_labels(config, "on a network that is told nothing", "model.network=dit")
     _check_cuts(model, config.site)
-    fill_inner(config, "velocity", InnerConfig(lr=lr, beta1=0.9, beta2=0.99))
-    config.model = dataclasses.asdict(model)
 
 
 def build(config: Config, device: torch.device | str) -> Flow:
     """The velocity network and its optimiser, the same at every site of a run."""
     model = Model(**config.model)
-    assert model.width and model.depth, "resolve() fills them in"
+    assert model.width and model.depth, "filled in by DEFAULTS"
     source = source_of(config.data)
     num_classes = num_labels(config) if model.network == "dit" else 0
     sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
@@ -109,19 +117,13 @@ def build(config: Config, device: torch.device | str) -> Flow:
         velocity = build_velocity(source.shape, num_labels(config), sizes)
     networks = {"velocity": velocity.to(device)}
     descent = Descent(config, networks)
-    return Flow(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, num_classes, torch.device(device)),
-    )
+    return Flow(descent, config, model, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Flow:
+class Flow(Descending):
     """See `fedwan.workloads.base.Workload`."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model
@@ -230,13 +232,3 @@ def _check_cuts(model: Model, site: SiteConfig) -> None:
             f"model.{key} = {number} cannot be shared out among site.processes={site.processes}; "
             f"set {mend}"
         )
-
-
-def _refuse_unused(model: Model) -> None:
-    """Refuse settings of `dit` that `mlp` would ignore."""
-    for key in ("patch", "heads", "label_dropout", "guidance"):
-        if getattr(model, key) != getattr(Model(), key):
-            raise ConfigError(
-                f"model.{key} = {getattr(model, key)!r} has no effect on model.network = 'mlp'; "
-                "leave it out, or set model.network=dit"
-            )

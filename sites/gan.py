@@ -9,12 +9,12 @@ average of the weights is the coordinator's to keep.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
@@ -23,23 +23,18 @@ from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.bounded import clamp_images
 from fedwan.models.gan import SIDES, build_discriminator, build_generator, normalize_spectra
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.settings import (
-    fill_inner,
-    fill_training,
-    refuse_labels,
-    refuse_shown_samples,
     require_at_least,
     require_one_of,
     require_parts,
 )
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
-# Compiled networks have no second derivative, which the penalties need; and these have no blocks.
-SITE = ("precision", "precision=bf16-true", "accumulate", "partition", "partition=weights")
 
 _LR, _LR_DEEP = 3e-3, 3e-4  # at 32 pixels a side 3e-3 diverges within 200 steps
 _MOST_PIXELS = 1 << 22
@@ -71,8 +66,25 @@ class Model:
     for the classes it has."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in batch, steps and inner optimisers; refuse what cannot be built."""
+def _lr(config: Config) -> float:
+    shape = source_of(config.data).shape
+    return _LR_DEEP if len(shape) == 3 and shape[-1] > min(SIDES) else _LR
+
+
+USES = (
+    *("site.precision*", "site.accumulate", "site.partition", "site.partition=weights"),
+    Needs("data.labels", lambda c, _: c.model["conditional"], "model.conditional=true"),
+    Needs("model.spectral_norm", lambda c, _: not c.site.cuts_weights, "site.partition=gradients"),
+)
+DEFAULTS = {
+    "data.batch": lambda config: 32 * config.model["n_critic"],
+    "steps": 2800,
+    "inner.*": lambda config, kind: InnerConfig(lr=_lr(config), beta1=0.0, beta2=0.99),
+}
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
     model = Model(**config.model)
     require_at_least("model.latents", model.latents, 1)
     require_at_least("model.width", model.width, 1)
@@ -80,10 +92,6 @@ def resolve(config: Config) -> None:
     require_at_least("model.gamma_fake", model.gamma_fake, 0)
     require_at_least("model.n_critic", model.n_critic, 1)
     require_one_of("model.loss", model.loss, LOSSES)
-    if not model.conditional:
-        refuse_labels(config, "unless networks are told it", "model.conditional=true")
-    fill_training(config, batch=32 * model.n_critic, steps=2800)
-    refuse_shown_samples(config, from_inputs=False)
     shape = source_of(config.data).shape
     if len(shape) == 3:
         _check_side(config.data.name, shape[1:])
@@ -93,16 +101,7 @@ def resolve(config: Config) -> None:
             f"data.batch={config.data.batch} cannot be shared out evenly among "
             f"model.n_critic={model.n_critic} steps; set data.batch={nearest}"
         )
-    if model.spectral_norm and config.site.cuts_weights:
-        raise ConfigError(
-            "model.spectral_norm = True needs the discriminator's weights whole, which "
-            "site.partition=weights cuts; set site.partition=gradients"
-        )
     require_parts(config, model.n_critic)
-    is_deep = len(shape) == 3 and shape[-1] > min(SIDES)
-    for network in NETWORKS:
-        lr = _LR_DEEP if is_deep else _LR
-        fill_inner(config, network, InnerConfig(lr=lr, beta1=0.0, beta2=0.99))
 
 
 def _check_side(name: str, size: tuple[int, ...]) -> None:
@@ -134,19 +133,13 @@ def build(config: Config, device: torch.device | str) -> Gan:
             normalize_spectra(discriminator)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
     descent = Descent(config, networks, twice=("discriminator",))
-    return Gan(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, num_classes, torch.device(device)),
-    )
+    return Gan(descent, config, model, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Gan:
+class Gan(Descending):
     """See `fedwan.workloads.base.Workload`."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model

@@ -9,18 +9,17 @@ one exchange, and strategies that exchange gradients need all of them at once.
 
 Images are made as in training, with the statistics of their own batch (section 3.3), but without
 dropout, so that the same inputs give the same images. Running statistics do not belong to weights
-that were merged or averaged: with them, distances of short runs were four to eight times as large,
-unless they are taken anew (`model.statistics=running eval.recalibrate=20`).
+that were merged or averaged: with them (`model.statistics=running`), distances of short runs were
+four to eight times as large.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
@@ -30,20 +29,17 @@ from fedwan.errors import ConfigError
 from fedwan.metrics.translation import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
+from fedwan.uses import Needs
 from fedwan.workloads.adversarial import discriminator_loss, generator_loss
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent
+from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import spread
 from fedwan.workloads.settings import (
-    fill_inner,
-    fill_training,
-    refuse_labels,
     require_at_least,
     require_one_of,
 )
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
-SITE = (*Descent.SETTINGS, "partition=weights")
 
 
 @dataclass
@@ -66,8 +62,21 @@ class Model:
     `running`."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in batch, steps and inner optimisers; refuse what cannot be built."""
+USES = (
+    *("site.precision*", "site.accumulate", "site.recompute"),
+    *("site.partition", "site.partition=weights"),
+    Needs("model.statistics", lambda c, _: c.model["norm"] == "batch", "model.norm=batch"),
+)
+DEFAULTS = {
+    "data.batch": 16,
+    "steps": 2000,
+    "inner.*": InnerConfig(lr=2e-4, beta1=0.5, beta2=0.999),
+}
+PAIRS = True
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
     model = Model(**config.model)
     require_at_least("model.width", model.width, 1)
     require_at_least("model.depth", model.depth, 2)
@@ -76,18 +85,6 @@ def resolve(config: Config) -> None:
         raise ConfigError(f"model.dropout = {model.dropout!r} is out of range; choose 0 to 0.9")
     require_one_of("model.norm", model.norm, ("batch", "instance"))
     require_one_of("model.statistics", model.statistics, ("batch", "running"))
-    if model.norm == "instance" and model.statistics == "running":
-        raise ConfigError(
-            "model.statistics = 'running' has no effect with model.norm=instance, which keeps "
-            "none; leave it out"
-        )
-    if config.eval.recalibrate and (model.norm, model.statistics) == ("batch", "batch"):
-        raise ConfigError(
-            f"eval.recalibrate={config.eval.recalibrate} has no effect on images that are made "
-            "with statistics of their own batch; add model.statistics=running"
-        )
-    refuse_labels(config, "on networks that are told nothing", "workload=gan")
-    fill_training(config, batch=16, steps=2000, pairs=True)
     side = source_of(config.data).shape[-1]
     if side % 2**model.depth:
         deepest = (side & -side).bit_length() - 1  # the power of 2 in it
@@ -95,8 +92,6 @@ def resolve(config: Config) -> None:
             f"model.depth = {model.depth} halves images more often than the {side} pixels a side "
             f"of {config.data.name} allow; choose {deepest} or less"
         )
-    for network in NETWORKS:
-        fill_inner(config, network, InnerConfig(lr=2e-4, beta1=0.5, beta2=0.999))
 
 
 def build(config: Config, device: torch.device | str) -> Pix2Pix:
@@ -110,19 +105,13 @@ def build(config: Config, device: torch.device | str) -> Pix2Pix:
         generator = UNetGenerator(source.inputs, channels - source.inputs, *sizes)
     networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
     descent = Descent(config, networks)
-    return Pix2Pix(
-        *(networks, descent.optimizers, descent.kept, descent),
-        *(config, model, source, torch.device(device)),
-    )
+    return Pix2Pix(descent, config, model, source, torch.device(device))
 
 
 @dataclass(frozen=True)
-class Pix2Pix:
+class Pix2Pix(Descending):
     """See `fedwan.workloads.base.Workload`."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
-    kept: Mapping[str, Tensor]
     descent: Descent
     config: Config
     model: Model

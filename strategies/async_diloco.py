@@ -8,32 +8,18 @@ deltas bear less momentum than fresh ones: 0.7, where `diloco` has 0.9 (docs/log
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
-from fedwan.recipes import (
-    codec,
-    fill_arrival,
-    fill_codec,
-    fill_nesterov,
-    fill_schedule,
-    refuse_stream,
-)
+from fedwan.recipes import ARRIVAL, LOCAL_STEPS, codec, nesterov
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20, 5 rounds of warm-up, steps by speed, and each network's outer settings."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config)
-    fill_nesterov(config, networks, momentum=0.7)
-    refuse_stream(config)
-    fill_arrival(config, warmup=5, least_steps=1)
+USES = (*LOCAL_STEPS, "outer.*", "round.max_staleness", "round.least_steps")
+DEFAULTS = {"h": 20, "outer.*": nesterov(0.7), **ARRIVAL, "round.least_steps": 1}
+WARMUP = 5
+"""Rounds that wait for every site before updates are made on arrival."""
 
 
 def build(config: Config) -> Strategy:
@@ -57,7 +43,7 @@ def build(config: Config) -> Strategy:
             rounds.quorum,
             rounds.patience_s,
             rounds.max_staleness,
-            warmup=rounds.warmup,
+            warmup=WARMUP,
         ),
         clock="samples",
         least_steps=rounds.least_steps,

@@ -7,32 +7,14 @@ state stays at its site.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import (
-    barrier_policy,
-    codec,
-    cut,
-    fill_barrier,
-    fill_codec,
-    fill_nesterov,
-    fill_schedule,
-    refuse_stream,
-)
+from fedwan.recipes import APART, LOCAL_STEPS, WAITS, barrier_policy, codec, cut, nesterov
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20 and each network's outer settings."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config)
-    fill_nesterov(config, networks)
-    refuse_stream(config)
-    fill_barrier(config)
+USES = (*LOCAL_STEPS, APART, "outer.*", *WAITS, "round.least_steps")
+DEFAULTS = {"h": 20, "outer.*": nesterov()}
 
 
 def build(config: Config) -> Strategy:

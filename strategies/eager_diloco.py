@@ -8,41 +8,27 @@ before it is corrected swings (docs/log.md), so that long overlaps diverge with 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 
 from fedwan import outer
-from fedwan.config import Config
+from fedwan.config import Config, OuterConfig
 from fedwan.coordinator.server_step import step_outer
 from fedwan.overlap import Eager
 from fedwan.recipes import (
+    APART,
+    LOCAL_STEPS,
+    STREAM,
+    WAITS,
     barrier_policy,
     codec,
-    fill_barrier,
-    fill_codec,
-    fill_outer,
-    fill_schedule,
-    fill_stream,
     fragmentation,
     overlap,
-    refuse_alpha,
-    refuse_round,
-    require_overlap,
 )
+from fedwan.site.eager import LookAhead
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20, 4 strided fragments, τ = 5, and outer lr 1 without momentum."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config)
-    fill_barrier(config)
-    refuse_round(config, "least_steps", "has all sites follow one schedule", "diloco")
-    refuse_alpha(config, "keeps all of a site's progress")
-    require_overlap(config, "looks ahead of updates that are on their way")
-    fill_stream(config, fragments=4, tau=5)
-    for network in networks:
-        fill_outer(config, network, lr=1.0, momentum=0.0)
+USES = (*LOCAL_STEPS, APART, "outer.*", "stream.fragments", "stream.tau", *WAITS)
+DEFAULTS = {"h": 20, **STREAM, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 
 
 def build(config: Config) -> Strategy:
@@ -61,5 +47,6 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up"),
         down=codec(config, "down"),
         policy=barrier_policy(config),
-        overlap=overlap(config, known),
+        overlap=overlap(config),
+        hook=partial(LookAhead, known),
     )

@@ -7,32 +7,14 @@ mean of the weights is the global weights minus the mean delta: outer SGD with l
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import (
-    barrier_policy,
-    codec,
-    cut,
-    fill_barrier,
-    fill_codec,
-    fill_schedule,
-    refuse_outer,
-    refuse_stream,
-)
+from fedwan.recipes import APART, LOCAL_STEPS, WAITS, barrier_policy, codec, cut
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20; averaging has no outer settings."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config)
-    refuse_outer(config, networks, "averages the weights")
-    refuse_stream(config)
-    fill_barrier(config)
+USES = (*LOCAL_STEPS, APART, *WAITS, "round.least_steps")
+DEFAULTS = {"h": 20}
 
 
 def build(config: Config) -> Strategy:

@@ -13,49 +13,16 @@ ways have error feedback. Where a quorum goes on, who is not in an update does n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedwan import outer
 from fedwan.codecs import with_feedback
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.errors import ConfigError
-from fedwan.recipes import (
-    barrier_policy,
-    codec,
-    cut,
-    fill_barrier,
-    fill_codec,
-    fill_schedule,
-    refuse_outer,
-    refuse_round,
-    refuse_stream,
-)
+from fedwan.recipes import APART, WAITS, barrier_policy, codec, cut
+from fedwan.site.variates import ControlVariates
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20; averaging has no outer settings."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config)
-    own = {f"network.{name}.codec_up": n.codec_up for name, n in config.network.items()}
-    for key, name in {"codec.up": config.codec.up, **own}.items():
-        if name == "topk2":
-            raise ConfigError(
-                f"{key}=topk2 leaves most of a site's steps owed, so that it cannot tell how they "
-                f"differ from the others'; set {key}=int4, or strategy=local_sgd"
-            )
-    if config.site.cuts_weights:
-        raise ConfigError(
-            f"site.partition={config.site.partition} keeps weights in pieces, which would have to "
-            "be put together after every step to be corrected; set site.partition=gradients"
-        )
-    refuse_outer(config, networks, "averages the weights")
-    refuse_stream(config)
-    fill_barrier(config)
-    refuse_round(config, "least_steps", "compares equal numbers of steps", "local_sgd")
-    refuse_round(config, "max_staleness", "compares steps from the same weights", "local_sgd")
+USES = ("h", "inner.*", "network.*.exclude", APART, "site.partition", "site.precision*", WAITS[0])
+DEFAULTS = {"h": 20}
 
 
 def build(config: Config) -> Strategy:
@@ -68,5 +35,5 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up", with_feedback),
         down=codec(config, "down", with_feedback),
         policy=barrier_policy(config),
-        corrects=True,
+        hook=ControlVariates,
     )

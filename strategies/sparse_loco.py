@@ -8,34 +8,14 @@ coded once for all sites.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import (
-    barrier_policy,
-    codec,
-    cut,
-    fill_barrier,
-    fill_codec,
-    fill_schedule,
-    refuse_outer,
-    refuse_round,
-    refuse_stream,
-)
+from fedwan.recipes import APART, LOCAL_STEPS, WAITS, barrier_policy, codec, cut
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20, `topk2` up and `int4` down; outer SGD has lr 1."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config, up="topk2", down="int4")
-    refuse_outer(config, networks, "takes plain outer steps with lr 1")
-    refuse_stream(config)
-    fill_barrier(config)
-    refuse_round(config, "least_steps", "owes what it did not send to equal steps", "diloco")
+USES = (*LOCAL_STEPS, APART, *WAITS)
+DEFAULTS = {"h": 20, "codec.up": "topk2", "codec.down": "int4"}
 
 
 def build(config: Config) -> Strategy:

@@ -9,35 +9,25 @@ a fragment's way there and back takes less than τ steps; with τ = 0 it waits f
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.recipes import (
+    APART,
+    LOCAL_STEPS,
+    STREAM,
+    WAITS,
     barrier_policy,
     codec,
-    fill_barrier,
-    fill_codec,
-    fill_nesterov,
-    fill_schedule,
-    fill_stream,
     fragmentation,
+    nesterov,
     overlap,
-    refuse_round,
 )
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import NetworkKind
 
-
-def resolve(config: Config, networks: Mapping[str, NetworkKind]) -> None:
-    """Fill in H = 20, 4 strided fragments, τ = 5, α = 0.5, and each network's outer settings."""
-    fill_schedule(config, h=20, checkpoint_every=1)
-    fill_codec(config)
-    fill_barrier(config)
-    refuse_round(config, "least_steps", "has all sites follow one schedule", "diloco")
-    fill_stream(config, fragments=4, tau=5, alpha=0.5)
-    fill_nesterov(config, networks)
+USES = (*LOCAL_STEPS, APART, "outer.*", "stream.*", *WAITS)
+DEFAULTS = {"h": 20, **STREAM, "outer.*": nesterov()}
+ALPHA = 0.5
 
 
 def build(config: Config) -> Strategy:
@@ -52,5 +42,5 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up"),
         down=codec(config, "down"),
         policy=barrier_policy(config),
-        overlap=overlap(config),
+        overlap=overlap(config, ALPHA),
     )

@@ -15,12 +15,13 @@ import torch
 from fedwan import outer
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.growing import GrowingPayload
-from fedwan.coordinator.desk import Desk
+from fedwan.coordinator.agreement import Agreement, Claim
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.server_step import step_outer
+from fedwan.coordinator.servicer import Servicer
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
@@ -30,6 +31,7 @@ from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
 from fedwan.strategy import Strategy
+from tests.support import read_all as read_all  # for tests of the link
 
 RUN = "run-1"
 SITES = ("s1", "s2", "s3")
@@ -57,7 +59,7 @@ def averaging(num_sites: int, quorum: int = 0, patience_s: float = 60.0) -> Stra
 
 
 class Bench:
-    """A desk with the events that it told."""
+    """A coordinator's servicer with the events that it told; the sites have agreed."""
 
     def __init__(
         self,
@@ -74,25 +76,24 @@ class Bench:
         self.events: list[tuple[str, str | None, str]] = []
         self.registry = Registry(sites, silence_s)
         self.intake = Intake(self.strategy.up, 0.0, folder / "spool")
-        self.desk = Desk(
+        self.claim = Claim.of(self.hello(sites[0]))
+        self.hub = Servicer(
             run_id,
             self.registry,
-            self.intake,
-            self.strategy.fragments,
+            Agreement(sites, len(sites), self.claim),
             lambda *event: self.events.append(event),
             chunk_bytes,
         )
+        self.hub.start(self.claim, self.intake, self.strategy)
 
     def set_model(self) -> GlobalModel:
         (spec,) = self.layout.values()
         model = GlobalModel({"net/w": torch.zeros(spec.shape)}, self.layout, self.strategy, 1e3)
-        self.desk.set_model(model)
-        self.desk.initial_sha256 = model.initial_sha256
-        self.desk.frozen_sha256 = hash_state({})
+        self.hub.set_model(model)
         return model
 
     def publish(self, version: int, payload: Payload) -> None:
-        self.desk.publish(0, version, payload)
+        self.hub.publish(0, version, payload)
 
     def hello(self, site: str, session: str = "") -> wire.Hello:
         (spec,) = self.layout.values()
@@ -108,7 +109,7 @@ class Bench:
         )
 
     def contribution(self, site: str, version: int = 0) -> Contribution | None:
-        with self.desk.changed:
+        with self.hub.changed:
             return self.intake.ready(Key(wire.UploadHeader.CONTRIBUTION, 0, version, site))
 
     def value(self, site: str, version: int = 0) -> float:
@@ -168,6 +169,7 @@ def dialling(
     heartbeat_s: float = 0.1,
     congestion: str = "auto",
     compression: str = "none",
+    pace_mbit: float = 0.0,
 ) -> Iterator[GrpcLink]:
     link = GrpcLink(
         f"127.0.0.1:{port}",
@@ -178,6 +180,7 @@ def dialling(
         patience_s=patience_s,
         congestion=congestion,
         compression=compression,
+        pace_mbit=pace_mbit,
     )
     try:
         yield link
@@ -200,10 +203,6 @@ def stub_of(port: int, folder: Path) -> Iterator[Stub]:
         yield Stub(channel)
     finally:
         channel.close()
-
-
-def read_all(payload: Any) -> bytes:
-    return bytes(payload.read(0, payload.num_bytes))
 
 
 def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:

@@ -1,30 +1,46 @@
-"""What several tests share: a workload of a few numbers, its shards, links that misbehave."""
+"""What several tests share: runs of a workload of a few numbers, and links that misbehave."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 
+from fedwan.app import load_strategy
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
-from fedwan.config import Config, InnerConfig
-from fedwan.data.shard import Shard
+from fedwan.config import Config, InnerConfig, merge
+from fedwan.coordinator import rounds
+from fedwan.coordinator import run as coordinated
+from fedwan.coordinator.servicer import Servicer
+from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
+from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators, seeded_init
-from fedwan.state import Layout, Role, State, TensorSpec
+from fedwan.simulation import Absence, SimulatedRun, simulate
+from fedwan.site import site as site_module
+from fedwan.site.group import Group
+from fedwan.site.joining import Place
+from fedwan.site.recipe import train
+from fedwan.state import Layout, Role, State, TensorSpec, hash_state
 from fedwan.strategy import Strategy
-from fedwan.workloads.base import Batch, Reduce
+from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizer, clip
 
+BATCH = 4
 ADAM = InnerConfig(name="adam", lr=1e-2)
 SGD = InnerConfig(name="sgd", lr=0.05, beta1=0.0)
+NET = {"velocity": ADAM}
+GAN = {"discriminator": ADAM, "generator": SGD}
 
 
 class TinyNetwork(nn.Module):
@@ -95,7 +111,26 @@ def tiny_shard(site: int, num: int = 20) -> Shard:
     generator = torch.Generator().manual_seed(site)
     x = torch.randn(num, 2, generator=generator) + site
     batch = Batch(x, torch.zeros(num, dtype=torch.int64))
-    return Shard(train=batch, held_out=batch, num_classes=1, public=False)
+    return Shard(train=InMemory(batch), held_out=batch, num_classes=1, public=False)
+
+
+def tiny_config(
+    strategy: str = "diloco",
+    inner: Mapping[str, InnerConfig] = NET,
+    *,
+    sites: int = 2,
+    h: int = 2,
+    steps: int = 8,
+    kind: NetworkKind = "adversarial",
+    **sections: Mapping[str, Any],
+) -> Config:
+    """A resolved configuration for tiny workloads; sections as in a YAML file."""
+    config = Config(strategy=strategy, sites=sites, h=h, steps=steps, inner=dict(inner))
+    config.data.batch, config.ema.half_life = BATCH, 100.0
+    config.eval.every = 0
+    config = merge(config, sections)
+    resolve_strategy(load_strategy(strategy), config, dict.fromkeys(inner, kind))
+    return config
 
 
 def build_strategy(
@@ -105,9 +140,91 @@ def build_strategy(
     config = Config(sites=sites, h=h, steps=8 * h, inner=dict(inner))
     config.codec.up = codec.get("up", "fp32")
     config.codec.down = codec.get("down", "fp32")
-    recipe.resolve(config, {name: "adversarial" for name in inner})
+    resolve_strategy(recipe, config, {name: "adversarial" for name in inner})
     strategy: Strategy = recipe.build(config)
     return strategy
+
+
+@dataclass
+class Ran:
+    """A run of tiny workloads that has ended."""
+
+    result: SimulatedRun
+    workloads: dict[str, TinyWorkload]
+    """Of each site, the last."""
+
+    @property
+    def state(self) -> State:
+        """Global weights."""
+        return self.result.model.state
+
+    @property
+    def hashes(self) -> set[str]:
+        """Of the coordinator's final weights and of every site's: one if all agree."""
+        return {hash_state(self.state), *self.result.site_sha256.values()}
+
+    def rounds(self, site: str = "") -> list[dict[str, Any]]:
+        """Rows of contributions, of one site or all."""
+        rows = [row for row in self.result.records if row["kind"] == "round"]
+        return [row for row in rows if site in ("", row["site"])]
+
+    def events(self, kind: str) -> list[str]:
+        """Texts of events."""
+        return [row["text"] for row in self.result.records if row.get("event") == kind]
+
+
+def take_part(place: Place, workload: Any, shard: Shard | None = None) -> str:
+    """A site's part in a run: its workload's steps to the end; the hash that it ended with."""
+    index = int(place.member.name[1:]) - 1
+    kinds: dict[str, NetworkKind] = dict.fromkeys(sorted(workload.networks), "regression")
+    return train(place, Group(), workload, shard or tiny_shard(index), kinds)
+
+
+def run_tiny(
+    folder: Path,
+    config: Config,
+    strategy: Strategy | None = None,
+    *,
+    norm: bool = False,
+    make: Callable[[], TinyWorkload] | None = None,
+    part: Callable[[Place, TinyWorkload], object] = take_part,
+    wrap: Callable[[str, Link], Link] = lambda _, link: link,
+    absences: Mapping[str, Absence] | None = None,
+) -> Ran:
+    """Simulate a run whose sites train tiny workloads.
+
+    Args:
+        folder: for checkpoints.
+        config: see `tiny_config`.
+        strategy: in place of the one that `config` names.
+        norm: whether networks have a batch norm.
+        make: what a site's process builds.
+        part: what it does then.
+        wrap: see `simulate`.
+        absences: see `simulate`.
+    """
+    workloads: dict[str, TinyWorkload] = {}
+
+    def live(place: Place) -> None:
+        workload = make() if make else TinyWorkload(config.inner, norm=norm)
+        workloads[place.member.name] = workload
+        part(place, workload)
+
+    strategy = strategy or load_strategy(config.strategy).build(config)
+    # Parties in one process need not wait half a second for one another.
+    with (
+        patch.object(rounds, "TICK_S", 0.02),
+        patch.object(coordinated, "TICK_S", 0.02),
+        patch.object(site_module, "ASK_AGAIN_S", 0.02),
+    ):
+        ran = simulate(config, folder, train=live, strategy=strategy, wrap=wrap, absences=absences)
+    return Ran(ran, workloads)
+
+
+def hub_of(link: Any) -> Servicer:
+    """The coordinator at the other end of a loopback link."""
+    hub: Servicer = link._hub
+    return hub
 
 
 class WrappedLink:

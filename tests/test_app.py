@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import importlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from fedwan import app
-from fedwan.config import Config, InnerConfig, OuterConfig, dump, half_lives
+from fedwan.config import Config, InnerConfig, OuterConfig, dump
 from fedwan.errors import ConfigError
 
 WORKLOAD = """
@@ -25,25 +28,21 @@ class Model:
     gamma: float = 1.0
     norm: str = "group"
 
-def resolve(config):
-    for network in NETWORKS:
-        config.inner.setdefault(network, InnerConfig(lr=2e-4, beta1=0.0))
-    config.data.batch = config.data.batch or 32
-    config.steps = config.steps or 100
+DEFAULTS = {"data.batch": 32, "steps": 100, "inner.*": InnerConfig(lr=2e-4, beta1=0.0)}
 
 def build(config, device):
     return None
 """
 STRATEGY = """
+from types import SimpleNamespace
+
 from fedwan.config import OuterConfig
 
-def resolve(config, networks):
-    for network in networks:
-        config.outer.setdefault(network, OuterConfig(lr=0.5, momentum=0.5))
-    config.h = config.h or 20
+USES = ("h", "outer.*", "inner.*", "network.*", "site.*")
+DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=0.5, momentum=0.5)}
 
 def build(config):
-    return None
+    return SimpleNamespace(contributes="delta", fragments=lambda layout: None)
 """
 
 
@@ -58,7 +57,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ("strategies", "gentle", STRATEGY),
         ("strategies", "__init__", ""),
         ("strategies", "server_app", ""),
-        ("strategies", "lacking", "def resolve(config, networks): ..."),
+        ("strategies", "lacking", "USES = ()"),
     ]:
         (tmp_path / folder).mkdir(exist_ok=True)
         (tmp_path / folder / f"{name}.py").write_text(text)
@@ -91,43 +90,97 @@ def test_the_present_folder_is_the_app_if_it_holds_recipes(root: Path) -> None:
     assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
 
 
-def test_a_process_that_runs_an_apps_code_stays_with_that_app(
+def test_recipes_of_an_imported_bundle_never_win_over_the_present_folder(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    app.load_workload("mine")
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    for folder in ("sites", "strategies"):
-        (elsewhere / folder).mkdir()
-    monkeypatch.chdir(elsewhere)
+    bundle = tmp_path_factory.mktemp("bundle") / "sites"
+    bundle.mkdir()
+    (bundle / "__init__.py").touch()
+    (bundle / "mine.py").write_text("raise AssertionError")
+    monkeypatch.syspath_prepend(bundle.parent)
+    assert importlib.import_module("sites").__file__ == str(bundle / "__init__.py")
+    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
+
+
+def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> None:
+    own = app.installed_app()
+    assert own == Path(app.__file__).resolve().parents[1]
+    assert app.app_folders() == [root, own]
+    assert app.load_strategy("diloco").__file__ == str(own / "strategies" / "diloco.py")
+    assert {"gentle", "diloco"} <= set(app.strategy_names())
+
+
+def test_a_folder_of_workloads_alone_is_an_app(root: Path) -> None:
+    shutil.rmtree(root / "strategies")
     assert app.find_app() == root
+    assert app.load_run(None, ["workload=mine", "strategy=local_sgd"]).steps == 100
 
 
-def test_without_recipes_here_the_checkout_is_the_app(
+def test_without_recipes_here_fedwans_own_are_the_app(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
     assert app.find_app() == Path(app.__file__).resolve().parents[1]
 
 
-def test_no_app_anywhere_is_one_clear_error(
+def test_an_installation_without_an_app_is_one_clear_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path / "sites")
     monkeypatch.setattr(app.fedwan, "__file__", str(tmp_path / "lib" / "fedwan" / "__init__.py"))
-    with pytest.raises(ConfigError, match="holds no strategies/ and sites/; change to a checkout"):
+    with pytest.raises(ConfigError, match="holds no app; install fedwan anew"):
         app.find_app()
 
 
+@pytest.fixture
+def package(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An installed package with recipes, one of them under an entry point."""
+    site = root / "site-packages"
+    for folder in ("my_pkg", "my_pkg-1.0.dist-info"):
+        (site / folder).mkdir(parents=True)
+    (site / "my_pkg" / "__init__.py").touch()
+    (site / "my_pkg" / "recipe.py").write_text(WORKLOAD)
+    (site / "my_pkg" / "lacking.py").write_text("import does_not_exist")
+    info = site / "my_pkg-1.0.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my_pkg\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[fedwan.workloads]\nplugged = my_pkg.recipe\n")
+    monkeypatch.syspath_prepend(site)
+    yield site / "my_pkg"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_pkg"]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("name", ["my_pkg.recipe", "plugged"])
+def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
+    package: Path, name: str
+) -> None:
+    module = app.load_workload(name)
+    assert module.__file__ == str(package / "recipe.py")
+    assert app.source_sha256(module) == hashlib.sha256(WORKLOAD.encode()).hexdigest()
+    assert load_run(f"workload={name}").workload == name
+
+
+@pytest.mark.parametrize("name", ["no_pkg.recipe", "my_pkg.no_recipe"])
+def test_a_recipe_that_is_not_installed_says_what_is_missing(package: Path, name: str) -> None:
+    assert "is installed here; install the package that holds it" in refusal(f"workload={name}")
+
+
+def test_an_unknown_name_is_told_the_entry_points_as_well(package: Path) -> None:
+    assert "did you mean 'plugged'?" in refusal("workload=pluged")
+
+
+def test_what_an_installed_recipe_fails_to_import_is_not_mistaken_for_it(package: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
+        app.load_workload("my_pkg.lacking")
+
+
 def test_an_unknown_recipe_names_the_nearest_one(root: Path) -> None:
-    assert "workload = 'mind' is none of mine in sites/; did you mean 'mine'?" in refusal(
-        "workload=mind"
-    )
+    assert " in sites/; did you mean 'mine'?" in refusal("workload=mind")
     assert "did you mean 'gentle'?" in refusal("strategy=gently")
 
 
 @pytest.mark.parametrize("name", ["client_app", "_helper", "../strategies/gentle", "__init__"])
 def test_what_is_no_recipe_is_never_imported(root: Path, name: str) -> None:
-    assert "is none of mine in sites/" in refusal(f"workload={name}")
+    assert "is none of distill, flow, gan, " in refusal(f"workload={name}")
 
 
 def test_a_recipe_that_lacks_a_part_is_named(root: Path) -> None:
@@ -141,38 +194,6 @@ def test_resolving_leaves_nothing_open(root: Path) -> None:
     assert config.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.0)
     assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
     assert config.ema.half_life == 100 * 2 * 32 / 10
-
-
-def test_a_network_may_have_a_half_life_of_its_own(root: Path) -> None:
-    config = load_run("network.generator.ema_half_life=70")
-    assert half_lives(config) == {"generator": 70.0}
-    assert config.ema.half_life == 100 * 4 * 32 / 10
-    assert app.resolve(config) == config
-
-
-def test_a_half_life_that_no_network_takes_is_refused(root: Path) -> None:
-    words = ["network.generator.ema_half_life=70", "network.discriminator.ema_half_life=7"]
-    config = load_run(*words)
-    assert app.resolve(config) == config
-    assert "ema.half_life=99 has no effect: every network has one of its own; leave it out" in (
-        refusal(*words, "ema.half_life=99")
-    )
-
-
-def test_a_network_s_codec_is_refused_where_a_recipe_does_not_ask_for_it(root: Path) -> None:
-    text = (
-        "from types import SimpleNamespace\nfrom fedwan.codecs import fp32\n"
-        "from strategies.gentle import resolve\n"
-        "def build(config):\n    return SimpleNamespace(up=fp32(), down=fp32())\n"
-    )
-    (root / "strategies" / "alike.py").write_text(text)
-    load_run("strategy=alike")
-    for way in ("up", "down"):
-        key = f"network.generator.codec_{way}"
-        assert refusal("strategy=alike", f"{key}=int4") == (
-            f"{key}=int4 has no effect: strategy 'alike' codes all networks alike; "
-            f"set codec.{way}=int4"
-        )
 
 
 def test_resolving_twice_changes_nothing(root: Path) -> None:
@@ -230,7 +251,6 @@ def test_settings_of_no_network_model_or_codec_are_refused(
     [
         ["strategy=diloco"],
         ["strategy=eager_diloco"],
-        ["strategy=streaming_diloco", "stream.alpha=0"],
         ["strategy=streaming_diloco", "stream.tau=0"],
     ],
     ids=" ".join,
@@ -258,12 +278,11 @@ def build(config, device):
 CUTTING = """
 from fedwan.codecs import fp32
 from fedwan.coordinator.policy import barrier
-from fedwan.recipes import fill_stream, fragmentation
+from fedwan.recipes import STREAM, fragmentation
 from fedwan.strategy import Strategy
 
-def resolve(config, networks):
-    config.h = config.h or 20
-    fill_stream(config, fragments=4, tau=5)
+USES = ("h", "stream.*")
+DEFAULTS = {"h": 20, **STREAM}
 
 def build(config):
     cut, policy = fragmentation(config), barrier(config.sites)
@@ -308,7 +327,7 @@ def test_statistics_that_no_network_keeps_are_not_taken_anew(root: Path) -> None
     assert load_run("model.width=1", "eval.recalibrate=5").eval.recalibrate == 5
 
 
-def test_a_package_that_hides_the_apps_own_is_named(
+def test_a_module_that_hides_a_recipe_is_named(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path_factory.mktemp("other") / "sites"
@@ -316,15 +335,14 @@ def test_a_package_that_hides_the_apps_own_is_named(
     (other / "mine.py").write_text(WORKLOAD)
     (other / "__init__.py").write_text("")
     monkeypatch.syspath_prepend(other.parent)
-    sys.path.append(str(root))
-    with pytest.raises(ConfigError, match="mine.py is hidden by another package 'sites' .*/other"):
-        app.load_workload("mine", root)
-
-
-def test_a_recipes_folder_without_init_is_hidden_by_a_package_that_has_one(root: Path) -> None:
-    (root / "sites" / "__init__.py").unlink()
-    with pytest.raises(ConfigError, match="see that sites/ has an __init__.py"):
+    importlib.import_module("sites.mine")
+    with pytest.raises(ConfigError, match="mine.py is hidden by .*/other"):
         app.load_workload("mine")
+
+
+def test_a_recipes_folder_needs_no_init(root: Path) -> None:
+    (root / "sites" / "__init__.py").unlink()
+    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
 
 
 def test_a_recipes_own_missing_import_is_not_mistaken_for_a_missing_recipe(root: Path) -> None:
@@ -339,11 +357,36 @@ def test_looking_for_an_app_does_not_load_torch() -> None:
 
 
 def test_how_a_site_computes_is_refused_where_the_recipe_does_not_follow_it(root: Path) -> None:
-    line = "site.precision = 'bf16-mixed' has no effect: the steps of workload 'mine'"
+    line = "site.precision = 'bf16-mixed' has no effect with workload 'mine'"
     with pytest.raises(ConfigError, match=line):
         load_run("site.precision=bf16-mixed")
-    (root / "sites" / "mine.py").write_text(WORKLOAD + "\nSITE = ('precision',)\n")
+    (root / "sites" / "mine.py").write_text(WORKLOAD + "\nUSES = ('site.precision',)\n")
     sys.modules.pop("sites.mine")
     assert load_run("site.precision=bf16-mixed").site.precision == "bf16-mixed"
     with pytest.raises(ConfigError, match="site.accumulate = 2 has no effect"):
         load_run("site.accumulate=2")
+
+
+BARE = """
+from types import SimpleNamespace
+from torch import nn
+from fedwan.workloads.optim import build_optimizers
+
+def build(config, device):
+    networks = {name: nn.Linear(2, 2) for name in %s}
+    return SimpleNamespace(
+        networks=networks, optimizers=build_optimizers(config.inner, networks)
+    )
+"""
+
+
+@pytest.mark.parametrize("names", [["velocity"], ["generator", "critic"]])
+def test_a_page_that_only_builds_gets_everything_else(root: Path, names: list[str]) -> None:
+    (root / "sites" / "mine.py").write_text(BARE % names)
+    config = load_run()
+    assert list(config.inner) == names and config.inner[names[0]] == InnerConfig()
+    assert (config.steps, config.data.batch, config.model) == (2000, 32, {})
+    from fedwan.workloads.settings import networks_of
+
+    kind = "regression" if len(names) == 1 else "adversarial"
+    assert networks_of(app.load_workload("mine"), config) == dict.fromkeys(names, kind)

@@ -1,16 +1,13 @@
-"""What strategy recipes fill in, and what they refuse."""
+"""What strategies declare, and what they share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from fedwan.app import load_run
+from fedwan.app import load_run, load_strategies
 from fedwan.config import (
     Config,
     InnerConfig,
@@ -21,23 +18,12 @@ from fedwan.config import (
     dump,
 )
 from fedwan.errors import ConfigError
-from fedwan.overlap import Overlap
-from fedwan.recipes import (
-    cut,
-    fill_arrival,
-    fill_barrier,
-    fill_outer,
-    fill_schedule,
-    fill_stream,
-    fragmentation,
-    overlap,
-    refuse_h,
-    refuse_outer,
-    refuse_state,
-    refuse_stream,
-)
-from strategies import parameter_server, sync
+from fedwan.recipes import OPTIONAL, cut, fragmentation, resolve_strategy
+from fedwan.uses import Needs
+from strategies import diloco, parameter_server, scaffnew, streaming_diloco, sync
 from tests.support import spec
+
+NETWORKS = {"velocity": "regression"}
 
 
 def message(raised: pytest.ExceptionInfo[ConfigError]) -> str:
@@ -46,17 +32,34 @@ def message(raised: pytest.ExceptionInfo[ConfigError]) -> str:
     return text
 
 
-def test_an_open_schedule_is_filled_in() -> None:
-    config = Config(steps=100)
-    fill_schedule(config, h=20, checkpoint_every=3)
-    assert (config.h, config.checkpoint.every) == (20, 3)
+def resolved(page: ModuleType, config: Config) -> Config:
+    config.strategy = page.__name__.rpartition(".")[2]
+    config.inner = config.inner or {"velocity": InnerConfig()}
+    resolve_strategy(page, config, dict.fromkeys(config.inner, "regression"))  # type: ignore[arg-type]
+    return config
 
 
-def test_what_the_user_named_is_kept() -> None:
-    config = Config(steps=100, h=25)
-    config.checkpoint.every = 7
-    fill_schedule(config, h=20, checkpoint_every=3)
-    assert (config.h, config.checkpoint.every) == (25, 7)
+def refusal(page: ModuleType, config: Config) -> str:
+    with pytest.raises(ConfigError) as raised:
+        resolved(page, config)
+    return message(raised)
+
+
+def test_what_was_left_open_is_filled_in_and_what_the_user_named_is_kept() -> None:
+    config = resolved(diloco, Config(steps=100))
+    assert (config.h, config.checkpoint.every, config.codec.up) == (20, 1, "fp32")
+    assert config.outer == {"velocity": OuterConfig(0.6, 0.9)}
+    named = Config(steps=100, h=25, outer={"velocity": OuterConfig(0.25, 0.75)})
+    named.checkpoint.every = 7
+    named = resolved(diloco, named)
+    assert (named.h, named.checkpoint.every) == (25, 7)
+    assert named.outer == {"velocity": OuterConfig(0.25, 0.75)}
+
+
+def test_a_page_without_declarations_uses_what_every_strategy_does() -> None:
+    page = SimpleNamespace(__name__="plain")
+    assert resolved(page, Config(steps=7)).h == 1  # type: ignore[arg-type]
+    assert "h = 5 has no effect with strategy 'plain'" in refusal(page, Config(h=5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -65,171 +68,119 @@ def test_what_the_user_named_is_kept() -> None:
 def test_steps_that_are_no_multiple_of_h_are_refused_with_the_nearest(
     steps: int, mend: str
 ) -> None:
-    with pytest.raises(ConfigError) as raised:
-        fill_schedule(Config(steps=steps), h=20, checkpoint_every=1)
-    assert message(raised).endswith(f"set {mend}") and f"steps={steps} " in message(raised)
-
-
-def test_open_outer_settings_are_filled_in_and_named_ones_kept() -> None:
-    config = Config(outer={"velocity": OuterConfig(0.25, 0.75)})
-    fill_outer(config, "velocity", lr=0.5, momentum=0.5)
-    fill_outer(config, "generator", lr=0.5, momentum=0.5)
-    assert config.outer == {
-        "velocity": OuterConfig(0.25, 0.75),
-        "generator": OuterConfig(0.5, 0.5),
-    }
+    text = refusal(diloco, Config(steps=steps))
+    assert text.endswith(f"set {mend}") and f"steps={steps} " in text
 
 
 @pytest.mark.parametrize(
-    ("outer", "key"),
+    ("words", "mend"),
     [
-        (OuterConfig(0.0, 0.5), "outer.velocity.lr=0;"),
-        (OuterConfig(-1.0, 0.5), "outer.velocity.lr=-1;"),
-        (OuterConfig(float("nan"), 0.5), "outer.velocity.lr=nan;"),
-        (OuterConfig(0.5, 1.0), "outer.velocity.momentum=1;"),
-        (OuterConfig(0.5, -0.1), "outer.velocity.momentum=-0.1;"),
-        (OuterConfig(0.5, float("nan")), "outer.velocity.momentum=nan;"),
+        ("strategy=sync h=20", "strategy=local_sgd"),
+        ("strategy=local_sgd outer.generator.lr=0.3", "strategy=diloco"),
+        ("strategy=diloco stream.tau=0", "strategy=streaming_diloco"),
+        ("strategy=diloco stream.fragments=2 stream.tau=3", "strategy="),
+        ("strategy=eager_diloco stream.tau=0", "strategy=streaming_diloco"),
+        ("strategy=async_diloco network.discriminator.h=5", "strategy=diloco"),
+        ("strategy=sync inner.generator.state=reset", "strategy="),
+        ("strategy=parameter_server network.generator.exclude=['*.bias']", "strategy="),
+        ("strategy=parameter_server site.processes=2 site.partition=gradients", "strategy=sync"),
+        ("strategy=sync site.precision=bf16-true", "strategy=local_sgd"),
     ],
 )
-def test_outer_settings_out_of_range_are_refused(outer: OuterConfig, key: str) -> None:
+def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
+    words: str, mend: str
+) -> None:
+    with pytest.raises(ConfigError, match=r"has no effect with|does not go with") as raised:
+        load_run(None, words.split())
+    for line in str(raised.value).splitlines():
+        assert f"; leave it out, or set {mend}" in line
+    other = str(raised.value).rpartition("strategy=")[2]
+    load_run(None, [*words.split(), f"strategy={other}"])
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    words = "strategy=sync h=10 round.grace=3 outer.generator.lr=0.3 model.width=0 data.labels=site"
     with pytest.raises(ConfigError) as raised:
-        fill_outer(Config(outer={"velocity": outer}), "velocity", lr=0.5, momentum=0.5)
-    assert message(raised).startswith(key)
+        load_run(None, words.split())
+    keys = {line.partition(" ")[0] for line in str(raised.value).splitlines()}
+    assert keys == {word.partition("=")[0] for word in words.split()[1:]}
 
 
-def test_outer_settings_without_effect_are_refused() -> None:
-    config = Config(strategy="sync", outer={"velocity": OuterConfig()})
-    with pytest.raises(ConfigError) as raised:
-        refuse_outer(config, {"velocity": "regression"}, "has none")
-    assert "outer.velocity has no effect: strategy 'sync' has none;" in message(raised)
-    refuse_outer(Config(), {"velocity": "regression"}, "has none")
+def test_every_declaration_is_of_a_setting_that_may_be_declared() -> None:
+    from fnmatch import fnmatchcase
+
+    for page in load_strategies().values():
+        for use in page.USES:
+            pattern = use.key if isinstance(use, Needs) else use
+            assert any(fnmatchcase(entry, pattern) for entry in OPTIONAL), pattern
 
 
-def test_an_h_without_effect_is_refused() -> None:
-    with pytest.raises(ConfigError) as raised:
-        refuse_h(Config(strategy="sync", h=20), "has no local steps")
-    assert "h=20 has no effect" in message(raised)
+@pytest.mark.parametrize("page", [sync, parameter_server])
+def test_an_h_that_holds_anyway_is_no_mistake(page: ModuleType) -> None:
     for h in (0, 1):
-        refuse_h(Config(h=h), "has no local steps")
-
-
-def test_what_becomes_of_moments_is_refused_where_no_update_leaves_any_behind() -> None:
-    inner = {"generator": InnerConfig(), "discriminator": InnerConfig(state="average")}
-    with pytest.raises(ConfigError) as raised:
-        refuse_state(Config(strategy="sync", inner=inner), "has the same ones everywhere")
-    assert "inner.discriminator.state=average has no effect" in message(raised)
-    refuse_state(Config(strategy="sync", inner={"generator": InnerConfig()}), "has the same")
-
-
-@pytest.mark.parametrize("recipe", [sync, parameter_server], ids=["sync", "parameter_server"])
-def test_strategies_that_exchange_gradients_refuse_it(recipe: ModuleType) -> None:
-    config = Config(strategy="x", steps=20, inner={"generator": InnerConfig(state="reset")})
-    with pytest.raises(ConfigError, match=r"inner.generator.state=reset has no effect"):
-        recipe.resolve(config, {"generator": "adversarial"})
-
-
-def stream_config(**stream: Any) -> Config:
-    return Config(strategy="streaming_diloco", h=10, steps=20, stream=StreamConfig(**stream))
+        assert resolved(page, Config(h=h, steps=100)).h == 1
 
 
 def test_a_stream_gets_what_was_left_open_and_keeps_what_was_not() -> None:
-    config = stream_config(tau=7)
-    fill_stream(config, fragments=4, tau=5, alpha=0.5)
-    assert config.stream == StreamConfig(4, "strided", 7, 0.5)
-
-
-def test_no_overlap_and_no_share_can_be_asked_for_and_stay_asked_for() -> None:
     for asked, found in (
-        ({"alpha": 0.0}, StreamConfig(4, "strided", 5, 0.0)),
-        ({"tau": 0}, StreamConfig(4, "strided", 0, 0.0)),
-        ({"tau": 0, "alpha": 0.0}, StreamConfig(4, "strided", 0, 0.0)),
+        (StreamConfig(tau=7), StreamConfig(4, 7)),
+        (StreamConfig(tau=0), StreamConfig(4, 0)),
+        (StreamConfig(fragments=2), StreamConfig(2, 5)),
     ):
-        config = stream_config(**asked)
-        for _ in "12":
-            fill_stream(config, fragments=4, tau=5, alpha=0.5)
-            assert config.stream == found
-        assert overlap(config) == Overlap(found.tau or 0, 0.0)
-
-
-def test_a_share_without_effect_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"stream.alpha=0.3 has no effect with stream.tau=0"):
-        fill_stream(stream_config(tau=0, alpha=0.3), fragments=4, tau=5, alpha=0.5)
+        config = resolved(streaming_diloco, Config(h=10, steps=20, stream=asked))
+        assert config.stream == found
+        assert resolved(streaming_diloco, config).stream == found
+        overlap = streaming_diloco.build(config).overlap
+        assert overlap.alpha == (0.5 if found.tau else 0.0)
 
 
 def test_a_streams_defaults_fit_a_short_round() -> None:
-    config = stream_config()
-    config.h = 2
-    fill_stream(config, fragments=4, tau=5, alpha=0.5)
-    assert (config.stream.fragments, config.stream.tau) == (2, 1)
+    assert resolved(streaming_diloco, Config(h=2, steps=20)).stream == StreamConfig(2, 1)
 
 
 @pytest.mark.parametrize(
     ("stream", "text"),
     [
-        ({"tau": 10}, r"stream.tau=10 is not below h=10, .* set stream.tau=9"),
-        ({"fragments": 11}, r"stream.fragments=11 is more than h=10, .* set stream.fragments=10"),
+        (StreamConfig(tau=10), "stream.tau=10 is not below h=10, "),
+        (StreamConfig(fragments=11), "stream.fragments=11 is more than h=10, "),
     ],
 )
-def test_a_stream_that_cannot_flow_is_refused_with_what_can(
-    stream: dict[str, int], text: str
-) -> None:
-    with pytest.raises(ConfigError, match=text):
-        fill_stream(stream_config(**stream), fragments=4, tau=5, alpha=0.5)
-
-
-def test_stream_settings_are_refused_where_nothing_streams() -> None:
-    config = stream_config(alpha=0.5)
-    config.strategy = "diloco"
-    with pytest.raises(ConfigError, match=r"stream.alpha=0.5 has no effect: strategy 'diloco'"):
-        refuse_stream(config)
-    refuse_stream(Config())
-    for key in ("alpha", "tau"):
-        zero = stream_config(**{key: 0})
-        zero.strategy = "diloco"
-        with pytest.raises(ConfigError, match=rf"stream.{key}=0 has no effect"):
-            refuse_stream(zero)
+def test_a_stream_that_cannot_flow_is_refused(stream: StreamConfig, text: str) -> None:
+    assert text in refusal(streaming_diloco, Config(h=10, steps=20, stream=stream))
 
 
 def test_the_cut_is_the_one_asked_for() -> None:
     layout = {f"net/{i}.weight": spec((4,)) for i in range(4)}
-    for pattern, first in (("strided", ["0", "2"]), ("blocks", ["0", "1"])):
-        config = stream_config(fragments=2, pattern=pattern)
-        fragments = fragmentation(config)(layout)
-        assert list(fragments[0].layout) == [f"net/{i}.weight" for i in first]
-        assert [f.offset for f in fragments] == [0, 5]
+    config = Config(h=10, stream=StreamConfig(fragments=2))
+    fragments = fragmentation(config)(layout)
+    assert list(fragments[0].layout) == ["net/0.weight", "net/2.weight"]
+    assert [f.offset for f in fragments] == [0, 5]
 
 
-def test_a_barrier_s_settings_without_effect_are_refused_with_what_would_give_them_one() -> None:
+def test_what_needs_a_quorum_is_refused_without_one() -> None:
     for key, value in (("grace", 3.0), ("max_staleness", 2)):
-        config = Config(strategy="diloco", steps=100, h=20)
-        setattr(config.round, key, value)
-        with pytest.raises(ConfigError) as raised:
-            fill_barrier(config)
-        assert message(raised).endswith("waits for all 4 sites; set round.quorum=3")
+        config = Config(steps=100, round=RoundConfig(**{key: value}))
+        assert "needs round.quorum=3; set that" in refusal(diloco, config)
         config.round.quorum = 3
-        fill_barrier(config)
+        resolved(diloco, config)
 
 
-def test_a_warm_up_is_refused_where_all_rounds_wait() -> None:
-    config = Config(strategy="diloco", steps=100, h=20, round=RoundConfig(warmup=3))
-    with pytest.raises(ConfigError, match="round.warmup=3 has no effect.*strategy=async_diloco"):
-        fill_barrier(config)
+def test_a_least_above_h_is_refused() -> None:
+    config = Config(steps=100, round=RoundConfig(least_steps=21))
+    assert "least_steps=21 is above h=20" in refusal(diloco, config)
 
 
-@pytest.mark.parametrize("fill", [fill_barrier, partial(fill_arrival, warmup=0, least_steps=1)])
-def test_a_least_above_h_is_refused(fill: Callable[[Config], None]) -> None:
-    config = Config(strategy="diloco", steps=100, h=20, round=RoundConfig(least_steps=21))
-    with pytest.raises(ConfigError, match="least_steps=21 is above h=20.*least_steps=20 or less"):
-        fill(config)
+def test_scaffnew_bears_neither_sparse_uploads_nor_weights_in_pieces() -> None:
+    config = Config(steps=100)
+    config.codec.up = "topk2"
+    assert "codec.up = 'topk2' does not go with strategy 'scaffnew'" in refusal(scaffnew, config)
 
 
 def test_on_arrival_two_sites_must_be_live_unless_the_user_says_otherwise() -> None:
     for sites, asked, quorum in ((4, 0, 2), (1, 0, 1), (4, 1, 1), (4, 3, 3)):
-        config = Config(sites=sites, h=20, round=RoundConfig(quorum=asked))
-        fill_arrival(config, warmup=5, least_steps=1)
-        rounds = config.round
-        assert (rounds.quorum, rounds.warmup, rounds.least_steps) == (quorum, 5, 1)
-        assert rounds.max_staleness == 4 * sites
+        config = Config(sites=sites, steps=100, round=RoundConfig(quorum=asked))
+        rounds = resolved(parameter_server, config).round
+        assert (rounds.quorum, rounds.max_staleness) == (quorum, 4 * sites)
 
 
 def gan_config(discriminator: int, generator: int = 0, h: int = 12) -> Config:
@@ -245,25 +196,22 @@ def gan_config(discriminator: int, generator: int = 0, h: int = 12) -> Config:
 )
 def test_a_network_s_own_h_says_how_often_it_travels(h: int, times: list[int]) -> None:
     config = gan_config(h)
-    fill_schedule(config, h=20, checkpoint_every=1)
+    resolved(diloco, config)
     layout = {"discriminator/a": spec((2,)), "generator/a": spec((2,))}
     assert [fragment.times for fragment in cut(config)(layout)] == times
 
 
 def test_an_h_that_does_not_fit_into_the_run_s_is_refused_with_one_that_does() -> None:
-    with pytest.raises(ConfigError) as raised:
-        fill_schedule(gan_config(5), h=20, checkpoint_every=1)
-    assert "network.discriminator.h=5 does not divide h=12" in message(raised)
-    assert message(raised).endswith("set network.discriminator.h=4")
-    with pytest.raises(ConfigError, match=r"every network has an h of its own below h=12"):
-        fill_schedule(gan_config(4, 6), h=20, checkpoint_every=1)
+    text = refusal(diloco, gan_config(5))
+    assert "network.discriminator.h=5 does not divide h=12" in text
+    assert text.endswith("set network.discriminator.h=4")
+    assert "every network has an h of its own below h=12" in refusal(diloco, gan_config(4, 6))
 
 
 def test_networks_apart_and_sites_at_their_own_pace_do_not_go_together() -> None:
     config = gan_config(4)
     config.round = RoundConfig(least_steps=2)
-    with pytest.raises(ConfigError, match=r"network.discriminator.h=4 has no effect with round"):
-        fill_barrier(config)
+    assert "network.discriminator.h = 4 needs round.least_steps=0" in refusal(diloco, config)
 
 
 # What stays at sites ------------------------------------------------------------------------------
@@ -288,8 +236,8 @@ def test_patterns_of_what_stays_at_sites_are_read_back_as_they_were_written(tmp_
         (["exclude=['*']"], r"exclude = \['\*'\] matches all parameters"),
         (["exclude=['']"], "network.velocity.exclude = '' says nothing"),
         (["exclude=read.*"], "exclude = 'read.*' is no list"),
-        (["exclude=[read.*]", "strategy=sync"], "exclude does not go with strategy 'sync'"),
-        (["exclude=[read.*]", "strategy=parameter_server"], "not go with strategy 'parameter_"),
+        (["exclude=[read.*]", "strategy=sync"], "has no effect with strategy 'sync'"),
+        (["exclude=[read.*]", "strategy=parameter_server"], "no effect with strategy 'parameter_"),
     ],
     ids=" ".join,
 )

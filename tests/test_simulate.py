@@ -2,89 +2,56 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import fedwan
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import step_outer
-from fedwan.data.stream import BatchStream
-from fedwan.errors import JoinRefused
-from fedwan.link.base import Link
+from fedwan.errors import JoinRefused, RunStopped, UserError
 from fedwan.outer import nesterov
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedRun, SimulatedSite, simulate
-from fedwan.state import State, hash_state, layout_of, state_of
+from fedwan.site.joining import Place
+from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import keep_local
 from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
+    BATCH,
+    GAN,
+    NET,
     SGD,
     DawdlingLink,
     PoisoningLink,
+    TinyNetwork,
     TinyWorkload,
     build_strategy,
+    run_tiny,
     same_bits,
+    take_part,
+    tiny_config,
     tiny_shard,
 )
-
-BATCH = 4
-NET = {"velocity": ADAM}
-GAN = {"discriminator": ADAM, "generator": SGD}
-
-
-class Ran(NamedTuple):
-    """A run and the workloads that it trained."""
-
-    result: SimulatedRun
-    workloads: dict[str, TinyWorkload]
-
-    @property
-    def state(self) -> State:
-        return self.result.model.state
-
-    @property
-    def hashes(self) -> set[str]:
-        """Of the coordinator's final weights and of every site's: one if all agree."""
-        return {hash_state(self.state), *self.result.site_sha256.values()}
-
-
-def run(
-    folder: Path,
-    strategy: Strategy,
-    inner: Mapping[str, InnerConfig],
-    *,
-    sites: int = 2,
-    steps: int = 8,
-    norm: bool = False,
-    wrap: Callable[[str, Link], Link] = lambda _, link: link,
-) -> Ran:
-    workloads = {f"s{i + 1}": TinyWorkload(inner, norm=norm) for i in range(sites)}
-    members = {
-        name: SimulatedSite(workload, tiny_shard(index))
-        for index, (name, workload) in enumerate(workloads.items())
-    }
-    result = simulate(members, strategy, folder, num_steps=steps, batch=BATCH, wrap=wrap)
-    return Ran(result, workloads)
 
 
 def train_plainly(inner: Mapping[str, InnerConfig], sites: int, steps: int) -> TinyWorkload:
     """One process that steps on the batches of all sites at once: large-batch training."""
     workload = TinyWorkload(inner)
     rngs = [NamedGenerators(0, f"s{index + 1}") for index in range(sites)]
-    streams = [
-        BatchStream(tiny_shard(index).train, BATCH, rng["data"]) for index, rng in enumerate(rngs)
-    ]
+    streams = [tiny_shard(index).loader(BATCH, rng["data"]) for index, rng in enumerate(rngs)]
     for _ in range(steps):
         parts: list[Tensor] = []
         for stream, rng in zip(streams, rngs, strict=True):
-            x = stream.next_batch().x
+            x = stream.__next__().x
             workload.batches.append(x)
             parts.append(x + 0.01 * torch.randn(x.shape, generator=rng["noise"]))
         workload.step_on(torch.cat(parts), keep_local)
@@ -94,10 +61,6 @@ def train_plainly(inner: Mapping[str, InnerConfig], sites: int, steps: int) -> T
 
 def weights(workload: TinyWorkload) -> State:
     return {name: value.clone() for name, value in state_of(workload.networks).items()}
-
-
-def rounds(run: Ran) -> list[dict[str, object]]:
-    return [row for row in run.result.records if row["kind"] == "round"]
 
 
 def averaging_by_nesterov(h: int) -> Strategy:
@@ -111,20 +74,41 @@ def averaging_by_nesterov(h: int) -> Strategy:
 
 @pytest.mark.parametrize("h", [1, 4, 8])
 def test_one_site_with_outer_lr_1_is_plain_training_at_any_h(h: int, tmp_path: Path) -> None:
-    ran = run(tmp_path, averaging_by_nesterov(h), NET, sites=1)
-    plain = train_plainly(NET, sites=1, steps=8)
-    mine = ran.workloads["s1"]
+    ran = run_tiny(tmp_path, tiny_config(sites=1, h=h), averaging_by_nesterov(h))
+    plain, mine = train_plainly(NET, sites=1, steps=8), ran.workloads["s1"]
     torch.testing.assert_close(ran.state, weights(plain), rtol=1e-5, atol=1e-6)
     assert len(mine.batches) == 8
     assert all(torch.equal(a, b) for a, b in zip(mine.batches, plain.batches, strict=True))
     assert mine.rng is not None and plain.rng is not None
-    assert same_bits(mine.rng.state(), plain.rng.state())
+    assert same_bits(mine.rng.state_dict(), plain.rng.state_dict())
     assert len(ran.hashes) == 1
+
+
+def test_a_plain_torch_loop_in_fedwan_join_is_the_same_training(tmp_path: Path) -> None:
+    def part(place: Place, workload: TinyWorkload) -> None:
+        network, optimizer = workload.networks["velocity"], workload.optimizers["velocity"]
+        rng = NamedGenerators(0, "s1")
+        batches = tiny_shard(0).loader(BATCH, rng["data"])
+        with fedwan.join(networks={"velocity": network}, optimizers={"any": optimizer}) as site:
+            for _ in site:
+                x = batches.__next__().x
+                x = x + 0.01 * torch.randn(x.shape, generator=rng["noise"])
+                optimizer.zero_grad()
+                loss = (network(x) - x.flip(1)).square().mean()
+                loss.backward()
+                site.reduce()
+                optimizer.step()
+                site.log(loss=loss)
+
+    ran = run_tiny(tmp_path, tiny_config(sites=1, h=4), averaging_by_nesterov(4), part=part)
+    recipe = run_tiny(tmp_path / "recipe", tiny_config(sites=1, h=4), averaging_by_nesterov(4))
+    assert ran.hashes == recipe.hashes and len(ran.hashes) == 1
+    assert ran.rounds()[-1]["losses"]["loss"] > 0
 
 
 def test_local_sgd_with_h_1_and_inner_sgd_is_large_batch_training(tmp_path: Path) -> None:
     inner = {"velocity": SGD}
-    ran = run(tmp_path, build_strategy(local_sgd, inner, sites=3, h=1), inner, sites=3)
+    ran = run_tiny(tmp_path, tiny_config("local_sgd", inner, sites=3, h=1))
     plain = train_plainly(inner, sites=3, steps=8)
     torch.testing.assert_close(ran.state, weights(plain), rtol=1e-4, atol=1e-5)
     assert len(ran.hashes) == 1
@@ -135,79 +119,71 @@ def test_sync_is_large_batch_training_with_one_optimiser_everywhere(
     clip_norm: float, tmp_path: Path
 ) -> None:
     inner = {"velocity": InnerConfig(name="adamw", lr=1e-2, clip_norm=clip_norm)}
-    ran = run(tmp_path, build_strategy(sync, inner, sites=3, h=1), inner, sites=3)
+    ran = run_tiny(tmp_path, tiny_config("sync", inner, sites=3, h=1))
     plain = train_plainly(inner, sites=3, steps=8)
     torch.testing.assert_close(ran.state, weights(plain), rtol=1e-3, atol=1e-4)
     assert len(ran.hashes) == 1
     states = [w.optimizers["velocity"].state_dict()["state"] for w in ran.workloads.values()]
     for index, fields in states[0].items():
-        for other in states[1:]:
-            assert same_bits(fields, other[index])
+        assert all(same_bits(fields, other[index]) for other in states[1:])
 
 
-# Agreement ---------------------------------------------------------------------------------------
+# What all parties end on -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("norm", [False, True], ids=["plain", "batch_norm"])
-@pytest.mark.parametrize("down", ["fp32", "bf16"])
-@pytest.mark.parametrize(("recipe", "h"), [(diloco, 2), (local_sgd, 2), (sync, 1)])
-def test_every_site_ends_on_the_coordinators_bits(
-    recipe: object, h: int, down: str, norm: bool, tmp_path: Path
-) -> None:
-    strategy = build_strategy(recipe, GAN, sites=2, h=h, up="bf16", down=down)  # type: ignore[arg-type]
-    ran = run(tmp_path, strategy, GAN, norm=norm, steps=4)
-    assert len(ran.hashes) == 1
-
-
-@pytest.mark.parametrize(("recipe", "h"), [(diloco, 2), (sync, 1)])
-def test_the_order_of_arrival_does_not_change_a_bit(recipe: object, h: int, tmp_path: Path) -> None:
-    strategy = build_strategy(recipe, NET, sites=3, h=h)  # type: ignore[arg-type]
+@pytest.mark.parametrize(("name", "h"), [("diloco", 2), ("sync", 1)])
+def test_the_order_of_arrival_does_not_change_a_bit(name: str, h: int, tmp_path: Path) -> None:
     hashes = set()
     for attempt in range(3):
-        ran = run(
+        ran = run_tiny(
             tmp_path / str(attempt),
-            strategy,
-            NET,
-            sites=3,
-            wrap=lambda name, link, attempt=attempt: DawdlingLink(link, (name, attempt)),  # type: ignore[misc]
+            tiny_config(name, sites=3, h=h),
+            wrap=lambda site, link, attempt=attempt: DawdlingLink(link, (site, attempt)),  # type: ignore[misc]
         )
         hashes |= ran.hashes
+        assert [row["site"] for row in ran.rounds()] == ["s1", "s2", "s3"] * (8 // h)
     assert len(hashes) == 1
 
 
 def test_h_counts_steps_and_rounds_count_versions(tmp_path: Path) -> None:
-    ran = run(tmp_path, build_strategy(diloco, NET, sites=2, h=4), NET, steps=12)
-    assert ran.result.model.versions == [3]
-    assert ran.result.totals.contributions == 6
-    assert [(r["version"], r["site"], r["step"], r["samples"]) for r in rounds(ran)] == [
+    ran = run_tiny(tmp_path, tiny_config(h=4, steps=12))
+    assert ran.result.model.versions == [3] and ran.result.totals.contributions == 6
+    assert [(r["version"], r["site"], r["step"], r["samples"]) for r in ran.rounds()] == [
         (version, site, 4 * version, 4 * BATCH) for version in (1, 2, 3) for site in ("s1", "s2")
     ]
 
 
-# Buffers -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("recipe", "h"), [(diloco, 2), (local_sgd, 4), (sync, 1)])
-def test_batch_norm_statistics_stay_sound(recipe: object, h: int, tmp_path: Path) -> None:
-    strategy = build_strategy(recipe, NET, sites=3, h=h)  # type: ignore[arg-type]
-    ran = run(tmp_path, strategy, NET, sites=3, norm=True)
+def test_batch_norm_statistics_stay_sound(recipe: ModuleType, h: int, tmp_path: Path) -> None:
+    name = recipe.__name__.rpartition(".")[2]
+    ran = run_tiny(tmp_path, tiny_config(name, sites=3, h=h), norm=True)
     for state in (ran.state, ran.result.model.ema):
         assert bool((state["velocity/norm.running_var"] > 0).all())
         assert int(state["velocity/norm.num_batches_tracked"]) == 8
-    for workload in ran.workloads.values():
-        assert same_bits(weights(workload), ran.state)
+    assert all(same_bits(weights(workload), ran.state) for workload in ran.workloads.values())
 
 
 def test_running_variances_contain_the_distance_between_sites(tmp_path: Path) -> None:
     """Sites whose data lie apart: the merged variance is that of all data, not the mean of two."""
-    apart = run(
-        tmp_path / "a", build_strategy(local_sgd, NET, sites=3, h=8), NET, sites=3, norm=True
-    )
-    alone = run(
-        tmp_path / "b", build_strategy(local_sgd, NET, sites=1, h=8), NET, sites=1, norm=True
+    apart, alone = (
+        run_tiny(tmp_path / str(n), tiny_config("local_sgd", sites=n, h=8), norm=True).state
+        for n in (3, 1)
     )
     name = "velocity/norm.running_var"
-    assert float(apart.state[name].sum()) > float(alone.state[name].sum())
+    assert float(apart[name].sum()) > float(alone[name].sum())
+
+
+def test_a_network_s_moving_average_has_its_own_half_life_throughout_a_run(tmp_path: Path) -> None:
+    usual, other = (
+        run_tiny(
+            tmp_path / str(index),
+            tiny_config("local_sgd", GAN, sites=1, ema={"half_life": 30.0}, network=own),
+        ).result.model
+        for index, own in enumerate(({}, {"generator": {"ema_half_life": 1e-3}}))
+    )
+    changed = {name for name in usual.ema if not torch.equal(usual.ema[name], other.ema[name])}
+    assert changed == {name for name in usual.ema if name.startswith("generator/")}
+    assert all(torch.equal(other.ema[name], other.state[name]) for name in changed)
 
 
 # Faults ------------------------------------------------------------------------------------------
@@ -215,10 +191,9 @@ def test_running_variances_contain_the_distance_between_sites(tmp_path: Path) ->
 
 def test_a_contribution_that_is_not_finite_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
     layout = layout_of(TinyWorkload(NET).networks)
-    ran = run(
+    ran = run_tiny(
         tmp_path,
-        build_strategy(diloco, NET, sites=2, h=2),
-        NET,
+        tiny_config(),
         wrap=lambda name, link: PoisoningLink(link, layout, 1) if name == "s2" else link,
     )
     totals = ran.result.totals
@@ -226,40 +201,18 @@ def test_a_contribution_that_is_not_finite_is_refused_and_the_run_goes_on(tmp_pa
     assert len(ran.hashes) == 1
     for state in (ran.state, ran.result.model.ema):
         assert all(bool(value.isfinite().all()) for value in state.values())
-    (event,) = [r for r in ran.result.records if r.get("event") == "rejected"]
-    assert event["site"] == "s2" and "not finite" in event["text"] and "\n" not in event["text"]
+    (text,) = ran.events("rejected")
+    assert "s2" in text and "not finite" in text and "\n" not in text
 
 
 def test_a_refused_contribution_leaves_the_global_weights_as_they_were(tmp_path: Path) -> None:
     """The site tries again from the same weights: only its data have moved on."""
-    layout = layout_of(TinyWorkload(NET).networks)
-    strategy = build_strategy(diloco, NET, sites=1, h=2)
-    poisoned = run(
-        tmp_path / "a",
-        strategy,
-        NET,
-        sites=1,
-        steps=4,
-        wrap=lambda _, k: PoisoningLink(k, layout, 1),
-    )
-    first = [row["norms"] for row in rounds(poisoned)][0]
-    clean = run(tmp_path / "b", strategy, NET, sites=1, steps=4)
-    assert first == [row["norms"] for row in rounds(clean)][0]
+    layout, config = layout_of(TinyWorkload(NET).networks), tiny_config(sites=1, steps=4)
+    poisoned = run_tiny(tmp_path / "a", config, wrap=lambda _, k: PoisoningLink(k, layout, 1))
+    clean = run_tiny(tmp_path / "b", config)
+    assert poisoned.rounds()[0]["norms"] == clean.rounds()[0]["norms"]
     assert len(poisoned.workloads["s1"].batches) == len(clean.workloads["s1"].batches) + 2
     assert len(poisoned.hashes) == 1
-
-
-def test_sites_that_begin_with_other_weights_are_refused_at_once(tmp_path: Path) -> None:
-    strategy = build_strategy(diloco, NET, sites=2, h=2)
-    members = {
-        name: SimulatedSite(TinyWorkload(NET, seed=seed), tiny_shard(seed))
-        for seed, name in enumerate(("s1", "s2"))
-    }
-    began = time.monotonic()
-    with pytest.raises(JoinRefused, match="initial weights hash to .*use the same seed") as raised:
-        simulate(members, strategy, tmp_path, num_steps=4, batch=BATCH)
-    assert "\n" not in str(raised.value)
-    assert time.monotonic() - began < 10
 
 
 @pytest.mark.parametrize("at", [0, 3], ids=["in_the_first_step", "later"])
@@ -267,42 +220,147 @@ def test_a_workloads_own_error_ends_the_simulation_and_is_the_one_that_is_raised
     at: int, tmp_path: Path
 ) -> None:
     class Broken(TinyWorkload):
-        def step_on(self, x: Tensor, reduce: object) -> dict[str, Tensor]:
-            if len(self.batches) > at:
+        def step_on(self, x: Tensor, reduce: Any) -> dict[str, Tensor]:
+            if len(self.batches) > at and threading.current_thread().name == "s2":
                 raise ZeroDivisionError("a bug in the workload")
-            return super().step_on(x, reduce)  # type: ignore[arg-type]
+            return super().step_on(x, reduce)
 
-    members = {
-        "s1": SimulatedSite(TinyWorkload(NET), tiny_shard(0)),
-        "s2": SimulatedSite(Broken(NET), tiny_shard(1)),
-    }
     began = time.monotonic()
     with pytest.raises(ZeroDivisionError, match="a bug in the workload"):
-        simulate(
-            members, build_strategy(sync, NET, sites=2, h=1), tmp_path, num_steps=8, batch=BATCH
-        )
+        run_tiny(tmp_path, tiny_config("sync", h=1), make=lambda: Broken(NET))
     assert time.monotonic() - began < 10
 
 
 def test_a_coordinators_own_error_is_the_one_that_is_raised(tmp_path: Path) -> None:
-    def broken(model: State, layout: object) -> object:
+    def broken(model: State, layout: object) -> Any:
         raise ZeroDivisionError("a bug in the strategy")
 
-    strategy = build_strategy(diloco, NET, sites=2, h=2)._replace(server_step=broken)  # type: ignore[arg-type]
+    strategy = build_strategy(diloco, NET, sites=2, h=2)._replace(server_step=broken)
     with pytest.raises(ZeroDivisionError, match="a bug in the strategy"):
-        run(tmp_path, strategy, NET)
+        run_tiny(tmp_path, tiny_config(), strategy)
 
 
-def test_a_network_s_moving_average_has_its_own_half_life_throughout_a_run(tmp_path: Path) -> None:
-    strategy = build_strategy(local_sgd, GAN, sites=1, h=2)
-    averages: list[State] = []
-    for own in ({}, {"generator": 1e-3}):
-        members = {"s1": SimulatedSite(TinyWorkload(GAN), tiny_shard(0))}
-        folder = tmp_path / str(len(averages))
-        numbers = {"num_steps": 8, "batch": BATCH, "ema_half_life": 30.0}
-        model = simulate(members, strategy, folder, ema_half_lives=own, **numbers).model  # type: ignore[arg-type]
-        averages.append(model.ema)
-    usual, other = averages
-    changed = {name for name in usual if not torch.equal(usual[name], other[name])}
-    assert changed == {name for name in usual if name.startswith("generator/")}
-    assert all(torch.equal(other[name], model.state[name]) for name in changed)
+# Agreement ---------------------------------------------------------------------------------------
+
+
+def differing(place: Place, workload: TinyWorkload, *odd: str) -> str:
+    """A part in which some sites begin with other weights."""
+    name = place.member.name
+    return take_part(place, TinyWorkload(NET, seed=int(name[1:])) if name in odd else workload)
+
+
+def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
+    refused: list[str] = []
+
+    def part(place: Place, workload: TinyWorkload) -> None:
+        try:
+            differing(place, workload, "s2")
+        except JoinRefused as error:
+            refused.append(str(error))
+
+    config = tiny_config(sites=3, round={"quorum": 2, "patience_s": 0.5})
+    ran = run_tiny(tmp_path, config, part=part)
+    assert {row["site"] for row in ran.rounds()} == {"s1", "s3"} and len(ran.hashes) == 1
+    (text,) = refused
+    mine, theirs = ran.result.model.initial_sha256[:12], TinyWorkload(NET, seed=2)
+    assert f"the run's to {mine}" in text and "site s2: its initial weights hash to " in text
+    assert theirs is not None and "\n" not in text and "seed" in text
+
+
+def test_of_two_sites_that_differ_nobody_decides_and_one_line_names_both(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises((UserError, JoinRefused), match="differs from") as raised:
+        run_tiny(tmp_path, tiny_config(), part=lambda place, w: differing(place, w, "s2"))
+    text = str(raised.value)
+    assert "s1" in text and "s2" in text and "initial weights hash to" in text and "\n" not in text
+    assert time.monotonic() - began < 10
+
+
+def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_come, first_step = threading.Event(), []
+
+    def part(place: Place, workload: TinyWorkload) -> None:
+        if place.member.name == "s2":
+            assert may_come.wait(20)
+            first_step.append(len(workload.batches))
+        take_part(place, workload)
+
+    with caplog.at_level("INFO", "fedwan.site.site"):
+        threading.Timer(0.5, may_come.set).start()
+        ran = run_tiny(tmp_path, tiny_config(), part=part)
+    told = [r.getMessage() for r in caplog.records if "waiting" in r.getMessage()]
+    assert "waiting: 1 of 2 sites are here, not s2" in told
+    assert {row["site"] for row in ran.rounds()} == {"s1", "s2"}
+
+
+def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path: Path) -> None:
+    def part(place: Place, workload: TinyWorkload) -> None:
+        if place.member.name == "s1":
+            take_part(place, workload)
+
+    with pytest.raises((RunStopped, JoinRefused), match="1 of 2 sites are here, not s2, after 0.5"):
+        run_tiny(tmp_path, tiny_config(round={"patience_s": 0.5}), part=part)
+
+
+def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None:
+    config = fedwan_command_config(sites=2)
+
+    def script(place: Place) -> None:
+        network = TinyWorkload({"unet": ADAM}).networks["unet"]
+        optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
+        join = {"networks": {"unet": network}, "optimizers": {"unet": optimizer}}
+        with fedwan.join(**join, steps=40) as site:
+            for _ in site:
+                loss = network(torch.randn(4, 2)).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+
+    ran = fedwan.simulate(config, tmp_path, train=script)
+    assert ran.model.versions == [2] and len(set(ran.site_sha256.values())) == 1
+
+
+def fedwan_command_config(sites: int) -> Any:
+    from fedwan.app import load_run
+
+    return load_run(None, ["workload=command", f"sites={sites}", "eval.every=0"])
+
+
+def test_sites_must_take_steps_of_one_number_and_kind(tmp_path: Path) -> None:
+    def script(place: Place) -> None:
+        workload = TinyWorkload({"unet": ADAM})
+        steps = 20 if place.member.name == "s1" else 40
+        networks, optimizers = workload.networks, workload.optimizers
+        with fedwan.join(networks=networks, optimizers=optimizers, steps=steps):
+            raise AssertionError("joined")
+
+    with pytest.raises((UserError, JoinRefused), match="for (20|40) steps, the run's for"):
+        fedwan.simulate(fedwan_command_config(2), tmp_path, train=script)
+
+
+def test_a_script_that_leaves_its_loop_early_is_told_so(tmp_path: Path) -> None:
+    def part(place: Place, workload: TinyWorkload) -> None:
+        with fedwan.join(networks=workload.networks, optimizers=workload.optimizers) as site:
+            for _ in site:
+                break
+
+    with pytest.raises(UserError, match="left its loop at step 0 of 8, before the run was over"):
+        run_tiny(tmp_path, tiny_config(sites=1), part=part)
+
+
+def test_networks_of_another_shape_are_named_by_tensor_and_both_shapes(tmp_path: Path) -> None:
+    def part(place: Place, workload: TinyWorkload) -> None:
+        if place.member.name == "s2":
+            network = workload.networks["velocity"]
+            assert isinstance(network, TinyNetwork)
+            network.first = torch.nn.Linear(2, 7)
+            network.again = torch.nn.Linear(7, 2)
+            workload.optimizers["velocity"] = torch.optim.SGD(network.parameters(), 0.1)
+        take_part(place, workload)
+
+    with pytest.raises((UserError, JoinRefused), match=r"'velocity/again.weight' is 2x7 .* 2x6 "):
+        run_tiny(tmp_path, tiny_config(), part=part)

@@ -159,7 +159,7 @@ def remember(part: Part, context: Context) -> None:
     content = {
         "optimizers": {n: o.state_dict() for n, o in part.workload.optimizers.items()},
         "rng": part.rng.state(),
-        "stream": part.stream.state(),
+        "stream": part.stream.state_dict(),
     }
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -176,7 +176,7 @@ def restore(part: Part, context: Context) -> None:
     for name, state in content["optimizers"].items():
         part.workload.optimizers[name].load_state_dict(state)
     part.rng.load_state(content["rng"])
-    part.stream.load_state(content["stream"])
+    part.stream.load_state_dict(content["stream"])
 
 
 def gather(spec: Spec, folder: Path) -> None:

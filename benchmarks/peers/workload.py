@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -17,8 +16,8 @@ from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from benchmarks.peers.spec import Spec
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, site_names
+from fedwan.data.loader import Loader
 from fedwan.data.shard import Shard, open_shard
-from fedwan.data.stream import BatchStream
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, state_of
 from fedwan.workloads.base import keep_local
@@ -37,7 +36,7 @@ class Part:
     workload: Watched
     shard: Shard
     rng: NamedGenerators
-    stream: BatchStream
+    stream: Loader
 
     @property
     def state(self) -> State:
@@ -51,7 +50,7 @@ class Part:
 
     def step(self) -> None:
         """One inner step on the next batch."""
-        self.workload.step(self.stream.next_batch(), self.rng, keep_local)
+        self.workload.step(next(self.stream), self.rng, keep_local)
 
 
 def config_of(spec: Spec) -> Config:
@@ -79,10 +78,10 @@ def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
     """
     torch.set_num_threads(1)
     config = config or config_of(spec)
-    workload = load_workload(spec.workload, Path.cwd()).build(config, "cpu")
+    workload = load_workload(spec.workload).build(config, "cpu")
     shard = open_shard(config.data, site, spec.sites, spec.seed)
     rng = NamedGenerators(spec.seed, site_names(config)[site])
-    stream = shard.batches(config.data.batch, rng["data"])
+    stream = shard.loader(config.data.batch, rng["data"])
     return Part(config, workload, shard, rng, stream)
 
 

@@ -6,10 +6,10 @@ import torch
 
 from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from fedwan.config import Config
-from sites.flow import NETWORKS, Model, resolve
+from sites.flow import DEFAULTS, NETWORKS, USES, Model, check
 from sites.flow import build as build_flow
 
-__all__ = ["NETWORKS", "Model", "build", "resolve"]
+__all__ = ["DEFAULTS", "NETWORKS", "USES", "Model", "build", "check"]
 
 
 def build(config: Config, device: torch.device | str) -> Watched:

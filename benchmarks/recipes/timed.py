@@ -23,7 +23,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
-from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.settings import require_at_least
 
 NETWORKS: dict[str, NetworkKind] = {"generator": "adversarial", "discriminator": "adversarial"}
 
@@ -50,14 +50,15 @@ class Model:
     """Seconds of a step."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in batch, steps and optimisers, which only mark the end of a step."""
+# The optimisers only mark the end of a step.
+DEFAULTS = {"data.batch": 1, "steps": 300, "inner.*": InnerConfig(name="sgd", lr=1e-3)}
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
     model = Model(**config.model)
     require_at_least("model.width", model.width, 1)
     require_at_least("model.step_s", model.step_s, 0)
-    fill_training(config, batch=1, steps=300)
-    for network in NETWORKS:
-        fill_inner(config, network, InnerConfig(name="sgd", lr=1e-3))
 
 
 def build(config: Config, device: torch.device | str) -> Watched:

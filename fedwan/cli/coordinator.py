@@ -12,7 +12,6 @@ from rich.console import Console
 from fedwan.cli.launch import launch, load_config, show_summary
 from fedwan.cli.run import ConfigPath, Resume, Words
 from fedwan.config import Config
-from fedwan.errors import ConfigError
 
 __all__ = ["coordinator"]
 
@@ -42,20 +41,14 @@ def coordinator(
     Identity.load(identity, "coordinator")
     console = Console()
     config = load_config(config_path, words or [], resume=resume)
-    if config.data.show_samples:
-        raise ConfigError(
-            "data.show_samples = True is not the coordinator's to say: each site's owner does, in "
-            "SITE.yaml, as in data: {show_samples: true}; leave it out here"
-        )
     out = Path(config.out)
     if resume and (out / "summary.json").exists():
         show_summary(out, console)
         return
 
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.app import find_app
         from fedwan.flower.coordinator import serve_coordinator
 
-        serve_coordinator(config, identity.absolute(), app=find_app(), resume=resume, stop=stop)
+        serve_coordinator(config, identity.absolute(), resume=resume, stop=stop)
 
     launch(config, services, console)

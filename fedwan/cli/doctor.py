@@ -22,16 +22,12 @@ from fedwan.names import nearest
 
 if TYPE_CHECKING:
     from fedwan.link.advice import Advice
-    from fedwan.link.measure import Machine, Measurement, Way
+    from fedwan.link.measure import Measurement, Way
 
 __all__ = ["app", "link"]
 
-CHANNELS = 8
 KEYS = ("link.congestion", "link.pace_mbit", "link.channels")
-MOST_CHANNELS = 16
-MOST_SECONDS = 10.0
-PACED_CHANNELS = 1
-"""As `fedwan.link.probe` and `stripes` have them, which are loaded only when they are needed."""
+MOST_SECONDS = 30.0
 
 
 class _RunOrCommand(typer.core.TyperGroup):
@@ -77,15 +73,7 @@ def link(
             show_default=False,
         ),
     ] = None,
-    channels: Annotated[
-        int | None,
-        typer.Option(
-            "--channels",
-            help="Channels of the second try; 8, or as many as a site has that keeps a pace.",
-            show_default=False,
-        ),
-    ] = None,
-    seconds: Annotated[float, typer.Option("--seconds", help="Of each of the four tries.")] = 3.0,
+    seconds: Annotated[float, typer.Option("--seconds", help="Of a transfer each way.")] = 3.0,
     rate: Annotated[
         float, typer.Option("--rate", metavar="MBIT", help="What the path should carry, if known.")
     ] = 0.0,
@@ -98,16 +86,11 @@ def link(
 
     It measures as the run's file or words such as link.congestion=cubic link.pace_mbit=97 say.
 
-    The coordinator must be running. A run that is going on is slowed for some seconds, and makes
-    the link look slower than it is.
+    The coordinator must be running; up to 256 MiB go each way. A run that is going on is slowed for
+    some seconds, and makes the link look slower than it is.
     """
     check_address("HOST:PORT", address)
     settings = _link_settings(config_path, words or [])
-    if channels is None:
-        channels = min(settings.channels, MOST_CHANNELS) or (
-            PACED_CHANNELS if settings.pace_mbit else CHANNELS
-        )
-    _check("--channels", channels, 1, MOST_CHANNELS)
     _check("--seconds", seconds, 0.5, MOST_SECONDS)
     _check("--rate", rate, 0, 1e6)
     if json_path is not None:
@@ -118,10 +101,7 @@ def link(
     from fedwan.link.measure import measure
     from fedwan.link.tls import Identity
 
-    found = measure(
-        *(address, Identity.load(identity), channels, seconds),
-        *(settings.congestion, settings.pace_mbit),
-    )
+    found = measure(address, Identity.load(identity), settings, seconds)
     advice = advise(found, rate)
     for line in _lines(found, advice):
         typer.echo(line)
@@ -135,7 +115,7 @@ def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
     """A run's link, as far as a file and words say.
 
     Raises:
-        ConfigError: see `fedwan.config.load`; or a word says what no measurement heeds.
+        ConfigError: a file or word is wrong, or says what no measurement heeds.
     """
     for word in words:
         key, equals, _ = word.partition("=")
@@ -153,15 +133,21 @@ def _check(name: str, value: float, least: float, most: float) -> None:
 
 
 def _lines(found: Measurement, advice: Advice | None) -> list[str]:
-    loaded_ms = max(found.up.rtt_ms, found.down.rtt_ms)
     pace = f", up at {found.pace_mbit:g} Mbit/s at most" if found.pace_mbit else ""
+    channels = "1 channel" if found.channels == 1 else f"{found.channels} channels"
+    buffers = [
+        f"{x[-1] / 1e6:.1f} MB" if x else "?" for x in (found.machine.receive, found.machine.send)
+    ]
     rows = [
-        ("link", f"{found.site} to {found.address}{pace}"),
-        ("round trip", f"{found.rtt_ms:.1f} ms, {loaded_ms:.1f} ms under load"),
-        ("up", _way(found.up, found.channels)),
-        ("down", _way(found.down, found.channels)),
-        ("site", _machine(found.here)),
-        ("coordinator", _machine(found.there)),
+        ("link", f"{found.site} to {found.address}, {channels}{pace}"),
+        ("round trip", f"{found.rtt_ms:.1f} ms, {found.loaded_ms:.1f} ms while uploading"),
+        ("up", _way(found.up)),
+        ("down", _way(found.down)),
+        (
+            "site",
+            f"allows {' '.join(found.machine.allowed) or 'unknown'}; buffers up to {buffers[0]} "
+            f"to receive, {buffers[1]} to send",
+        ),
     ]
     if advice is None:
         rows.append(("advice", "nothing to mend"))
@@ -170,18 +156,9 @@ def _lines(found: Measurement, advice: Advice | None) -> list[str]:
     return [f"{name:<11}  {text}" for name, text in rows]
 
 
-def _way(way: Way, channels: int) -> str:
-    again = "?" if way.again is None else f"{way.again:.3%}"
-    return (
-        f"{way.one_mbit:8.1f} Mbit/s on 1 channel, {way.all_mbit:8.1f} on {channels}; "
-        f"{again} sent again; {way.congestion or 'unknown'}"
-    )
-
-
-def _machine(machine: Machine) -> str:
-    allowed = " ".join(machine.allowed) or "unknown"
-    sizes = [f"{x[-1] / 1e6:.1f} MB" if x else "unknown" for x in (machine.receive, machine.send)]
-    return f"allows {allowed}; buffers up to {sizes[0]} to receive, {sizes[1]} to send"
+def _way(way: Way) -> str:
+    again = "" if way.again is None else f", {way.again:.3%} sent again"
+    return f"{way.mbit:8.1f} Mbit/s{again}; {way.congestion or 'unknown'}"
 
 
 @contextmanager

@@ -12,9 +12,23 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import coordinator, demo, doctor, pki, plan, report, run, site
+from fedwan.cli import (
+    config,
+    coordinator,
+    demo,
+    doctor,
+    export,
+    launch_script,
+    new,
+    pki,
+    plan,
+    report,
+    run,
+    sample,
+    site,
+)
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import ConfigError, FedwanError, UserError
 
 __all__ = ["app", "main"]
 
@@ -28,12 +42,17 @@ app = typer.Typer(
 )
 app.command("demo", epilog=run.KEYS)(demo.demo)
 app.command("run", epilog=run.KEYS)(run.run)
+app.command("launch", epilog=run.KEYS)(launch_script.launch_script)
 app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
+app.command("config")(config.config)
 app.command("site")(site.site)
 app.command("plan", epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
 app.command("report")(report.report)
 app.add_typer(doctor.app, name="doctor")
+app.command("sample")(sample.sample)
+app.command("export")(export.export)
+app.command("new")(new.new)
 
 
 @app.callback(invoke_without_command=True)
@@ -60,7 +79,8 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         with crash_reports(Path(tempfile.gettempdir())):
             result = app(words, prog_name="fedwan", standalone_mode=False)
     except FedwanError as error:
-        say(str(error))
+        for line in str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]:
+            say(line)
         return error.exit_code
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.format_message())

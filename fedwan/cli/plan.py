@@ -29,7 +29,7 @@ __all__ = ["KEYS", "plan"]
 KEYS = (
     "Keys of a plan alone: params step_s loss usd_per_gb. Keys of a run: strategy (or all) sites "
     "steps h codec.up codec.down stream.fragments stream.tau round.quorum link.rate_mbit "
-    "link.rtt_ms link.congestion link.compression link.pace_mbit. A wrong key is refused with the "
+    "link.rtt_ms link.congestion link.pace_mbit. A wrong key is refused with the "
     "nearest valid one."
 )
 """Below the help."""
@@ -37,8 +37,6 @@ DEFAULT_STEPS = 10_000
 YOURS = "your_workload"
 """In what `--yaml` writes where no file named a workload: to be filled in before it is run."""
 EMULATED = "# link.* emulates this link on one machine; take it out where the link is real."
-PROBE_CHANNELS = 8
-PROBE_S = 1.0
 
 
 def plan(
@@ -152,17 +150,18 @@ def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
         link,
         config.steps or DEFAULT_STEPS,
         config.usd_per_gb,
-        Costs(packs=link.packs(config.link.compression)),
+        Costs(packs=link.packs()),
     )
     return question, lambda question: question
 
 
 def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
     """The real workload's tensors; its steps and the codecs will be timed."""
-    from fedwan.app import load_workload, networks_of, resolve_workload
+    from fedwan.app import load_workload, resolve_workload
     from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
     from fedwan.planner.costs import Costs
     from fedwan.planner.question import Question
+    from fedwan.workloads.settings import networks_of
 
     run = resolve_workload(run_config(config))
     workload = open_workload(run)
@@ -175,7 +174,7 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
         link,
         run.steps,
         config.usd_per_gb,
-        Costs(packs=link.packs(config.link.compression)),
+        Costs(packs=link.packs()),
     )
 
     def calibrate(question: Question) -> Question:
@@ -220,9 +219,7 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
     from fedwan.link.tls import Identity
 
     loaded = Identity.load(identity)
-    return measured_link(
-        measure(link, loaded, PROBE_CHANNELS, PROBE_S, run.congestion, run.pace_mbit)
-    )
+    return measured_link(measure(link, loaded, run))
 
 
 # What is told ----------------------------------------------------------------------------------
@@ -255,7 +252,7 @@ def _yaml_of(best: Prediction, path: Path | None, words: list[str]) -> str:
         "codec": {"up": strategy.up.name, "down": strategy.down.name},
     }
     if strategy.overlap.tau:
-        keys = ("fragments", "pattern", "tau")
+        keys = ("fragments", "tau")
         tree["stream"] = {key: getattr(chosen.stream, key) for key in keys}
     if chosen.link.loss:
         tree["link"] = {"loss": chosen.link.loss}

@@ -18,16 +18,10 @@ COMPARED = ("strategy", "h", "codec", "stream", "outer")
 """Open unless a word settles them, whatever the file has."""
 WITHOUT_WORKLOAD = frozenset(
     "params step_s loss usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
-    "stream.pattern stream.tau stream.alpha round.quorum round.patience_s link.rate_mbit "
-    "link.rtt_ms link.loss link.congestion link.compression link.pace_mbit link.channels".split()
+    "stream.tau round.quorum round.patience_s link.rate_mbit "
+    "link.rtt_ms link.loss link.congestion link.pace_mbit link.channels".split()
 )
 """Keys that mean something where no workload is given."""
-_TAKEN_FOR_GRANTED = {
-    "h": "travel together",
-    "codec_up": "be coded alike",
-    "codec_down": "be coded alike",
-}
-"""Settings of a single network, and what a plan has all of them do."""
 
 
 @dataclass
@@ -74,12 +68,11 @@ def read_settings(
         config.link.loss = config.loss
     run_config(config)  # ranges
     for network, special in config.network.items():
-        for key, what in _TAKEN_FOR_GRANTED.items():
-            if value := getattr(special, key):
-                raise ConfigError(
-                    f"network.{network}.{key}={value} cannot be planned for: a plan takes all "
-                    f"networks to {what}; leave it out"
-                )
+        if special.h:
+            raise ConfigError(
+                f"network.{network}.h={special.h} cannot be planned for: a plan takes all networks "
+                "to travel together; leave it out"
+            )
     for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
         value = getattr(config, key)
         if key in named and not (math.isfinite(value) and value >= least):

@@ -12,7 +12,7 @@ from rich.console import Console
 from fedwan.cli.launch import launch, load_config, show_summary
 from fedwan.config import Config
 
-__all__ = ["KEYS", "ConfigPath", "Resume", "Words", "run", "run_here"]
+__all__ = ["KEYS", "ConfigPath", "Resume", "Words", "path_and_words", "run", "run_here"]
 
 KEYS = (
     "Keys that are always there: workload strategy sites steps h seed data.name data.split "
@@ -37,14 +37,32 @@ Resume = Annotated[
 ]
 
 
-def run(config_path: ConfigPath, words: Words = None, resume: Resume = False) -> None:
+def run(
+    config_path: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG.yaml]", show_default=False)
+    ] = None,
+    words: Words = None,
+    resume: Resume = False,
+) -> None:
     """Train with a coordinator and all sites on this machine.
 
-    KEY=VALUE words, such as h=50 outer.generator.lr=0.3, beat the file.
+    KEY=VALUE words, such as h=50 outer.generator.lr=0.3, beat the file, which may be left out.
 
     A run that was stopped goes on with: fedwan run OUT/config.yaml --resume
     """
-    run_here(config_path, words or [], resume=resume)
+    run_here(*path_and_words(config_path, words), resume=resume)
+
+
+def path_and_words(first: str | None, words: list[str] | None) -> tuple[Path | None, list[str]]:
+    """A command's arguments: CONFIG.yaml, which may be left out, and `key=value` words.
+
+    >>> path_and_words("h=50", ["steps=100"])
+    (None, ['h=50', 'steps=100'])
+    """
+    given = list(words or [])
+    if first is None or ("=" in first and not Path(first).is_file()):
+        return None, ([] if first is None else [first]) + given
+    return Path(first), given
 
 
 def run_here(path: Path | None, words: list[str], *, resume: bool) -> None:
@@ -62,10 +80,14 @@ def run_here(path: Path | None, words: list[str], *, resume: bool) -> None:
         show_summary(out, console)
         return
 
+    from fedwan.preflight import preflight
+
+    if not resume:
+        preflight(config)
+
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.app import find_app
         from fedwan.flower.local import run_local
 
-        run_local(config, app=find_app(), resume=resume, stop=stop)
+        run_local(config, resume=resume, stop=stop)
 
     launch(config, services, console)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
@@ -13,35 +12,11 @@ from fedwan._config_tree import overlay, parse_words, read_yaml
 from fedwan.cli.failures import crash_reports
 from fedwan.cli.run import Words
 from fedwan.errors import ConfigError
+from fedwan.flower.site_file import SiteFile
 
-__all__ = ["SiteData", "SiteFile", "load_site", "site"]
+__all__ = ["load_site", "site"]
 
 _NEEDED = ("site", "identity", "door", "dir")
-
-
-@dataclass
-class SiteData:
-    """Where this site's data are, and what of them may be shown."""
-
-    path: str = ""
-    """Their folder, in place of the run's `data.path`."""
-    show_samples: bool = False
-    """Whether pictures that are made of them, as `pix2pix` makes them, may leave the site."""
-
-
-@dataclass
-class SiteFile:
-    """What SITE.yaml holds; relative paths begin at the file's own folder."""
-
-    site: str = ""
-    """The site's name, the common name of its certificate."""
-    identity: str = ""
-    """Folder with `ca.crt`, `identity.crt` and `identity.key`, made by `fedwan pki issue`."""
-    door: str = ""
-    """`host:port` of the coordinator's front door."""
-    dir: str = ""
-    """Folder for the site's checkpoints and logs."""
-    data: SiteData = field(default_factory=SiteData)
 
 
 def site(
@@ -52,7 +27,7 @@ def site(
 ) -> None:
     """Serve a site: take part in whatever the coordinator runs, until stopped.
 
-    SITE.yaml has four keys, and may have a fifth:
+    SITE.yaml has four keys, and may have more:
 
     site: its name, as in its certificate
 
@@ -65,22 +40,17 @@ def site(
     data.path: the folder of this site's data, in place of the run's
 
     data.show_samples: true lets pictures that are made of them leave the site
+
+    command: the training script of runs with workload=command, started in the file's folder
+
+    recipes: names of the recipes that may run here; all that are installed if left out
     """
     settings = load_site(path, words or [])
     # Imported late, so that a wrong file is told at once.
-    from fedwan.flower.site import SiteServiceConfig, serve_site
+    from fedwan.flower.site import serve_site
 
     with crash_reports(Path(settings.dir)):
-        serve_site(
-            SiteServiceConfig(
-                name=settings.site,
-                identity=Path(settings.identity),
-                dir=Path(settings.dir),
-                door=settings.door,
-                data_path=settings.data.path,
-                show_samples=settings.data.show_samples,
-            )
-        )
+        serve_site(settings)
 
 
 def load_site(path: Path, words: list[str]) -> SiteFile:
@@ -100,6 +70,7 @@ def load_site(path: Path, words: list[str]) -> SiteFile:
             raise ConfigError(f"{str(path)!r} has no {key!r}; add a line {key}: …")
     check_address("door", settings.door)
     base = path.parent.absolute()
+    settings.folder = str(base)
     settings.identity = str(base / settings.identity)
     settings.dir = str(base / settings.dir)
     if settings.data.path:

@@ -2,7 +2,6 @@
 
 from fedwan.codecs.base import Codec
 from fedwan.codecs.bf16 import bf16
-from fedwan.codecs.by_network import by_network
 from fedwan.codecs.coded import Coded, Plain, plain
 from fedwan.codecs.feedback import with_feedback
 from fedwan.codecs.float4 import float4
@@ -22,7 +21,6 @@ __all__ = [
     "Payload",
     "Plain",
     "bf16",
-    "by_network",
     "codec_by_name",
     "float4",
     "fp32",

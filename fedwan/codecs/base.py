@@ -10,7 +10,6 @@ variances, counters) is written raw, since it is small and must arrive exactly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 from torch import Tensor
@@ -31,7 +30,7 @@ from fedwan.codecs.payload import (
     tensor_from_bytes,
 )
 from fedwan.errors import PayloadError
-from fedwan.state import Layout, Role, State, TensorSpec, network_of
+from fedwan.state import Layout, Role, State, TensorSpec
 
 __all__ = ["Codec"]
 
@@ -55,12 +54,6 @@ class Codec(NamedTuple):
     """Whether fp32 values come out as they went in, bit for bit."""
     has_feedback: bool = False
     """Whether it keeps a residual: what it did not send now, it sends later."""
-    networks: Mapping[str, Codec] = MappingProxyType({})
-    """Of networks whose parameters are written in another way, see `by_network`."""
-
-    def of(self, name: str) -> Codec:
-        """How a network's parameters are written; `name` is its own, or that of a tensor of it."""
-        return self.networks.get(network_of(name), self)
 
     def encode(
         self, tensors: Mapping[str, Tensor], residual: State, layout: Layout
@@ -117,7 +110,7 @@ class Codec(NamedTuple):
             if tuple(value.shape) != spec.shape:
                 raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
             if spec.role is Role.PARAMETER:
-                data, rest = self.of(name).encode_tensor(value, residual.get(name))
+                data, rest = self.encode_tensor(value, residual.get(name))
                 if rest is not None:
                     owed[name] = rest
             else:
@@ -125,11 +118,11 @@ class Codec(NamedTuple):
             yield Record(name, self._encoding_of(name, spec), spec, data)
 
     def _encoding_of(self, name: str, spec: TensorSpec) -> int:
-        return self.of(name).encoding if spec.role is Role.PARAMETER else RAW
+        return self.encoding if spec.role is Role.PARAMETER else RAW
 
     def _bytes_of(self, name: str, spec: TensorSpec) -> int:
         if spec.role is Role.PARAMETER:
-            return self.of(name).record_bytes(spec)
+            return self.record_bytes(spec)
         return spec.num_values * spec.dtype.itemsize
 
     def payload_bytes(self, layout: Layout) -> int:
@@ -148,7 +141,7 @@ class Codec(NamedTuple):
             PayloadError: see `read_records`; a wrong checksum shows only after the last tensor. Or
                 a record claims what cannot be: scales that are not finite, indices out of range.
         """
-        known = {RAW, self.encoding, *(codec.encoding for codec in self.networks.values())}
+        known = {RAW, self.encoding}
         for entry, data in read_records(payload, layout, known):
             name, spec = entry.name, entry.spec
             encoding, num_bytes = self._encoding_of(name, spec), self._bytes_of(name, spec)
@@ -165,7 +158,7 @@ class Codec(NamedTuple):
                 yield name, Plain(tensor_from_bytes(data, spec.dtype, spec.shape))
                 continue
             try:
-                coded = self.of(name).read_tensor(data, spec)
+                coded = self.read_tensor(data, spec)
             except PayloadError as error:
                 raise PayloadError(f"tensor {name!r} {error}") from None
             yield name, coded

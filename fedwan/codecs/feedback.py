@@ -22,7 +22,6 @@ def with_feedback(codec: Codec) -> Codec:
 
     Memory: the residual, fp32, on the device of what is encoded. Time: a codec's decoding besides.
     """
-    assert not codec.networks, "give it to each part of `by_network`"
     if codec.is_exact or codec.has_feedback:
         return codec
 

@@ -6,9 +6,7 @@ depend on how many steps, sites or samples make a round.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fedwan.state import Layout, Role, State, network_of
+from fedwan.state import Layout, Role, State
 
 __all__ = ["update_ema"]
 
@@ -19,7 +17,6 @@ def update_ema(
     layout: Layout,
     samples: int,
     half_life: float,
-    half_lives: Mapping[str, float] | None = None,
 ) -> None:
     """Move `ema` towards `state`, in place. Counters are copied.
 
@@ -29,11 +26,9 @@ def update_ema(
         layout: for the tensors' roles.
         samples: over all sites since the last call.
         half_life: samples after which an old state counts half; above 0.
-        half_lives: the same by network, of those that have one of their own.
     """
-    own = half_lives or {}
+    weight = 1.0 - 0.5 ** (samples / half_life)
     for name, value in state.items():
-        weight = 1.0 - 0.5 ** (samples / own.get(network_of(name), half_life))
         if layout[name].role is Role.COUNTER:
             ema[name].copy_(value)
         else:

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from fedwan.coordinator.desk import Desk
 from fedwan.coordinator.intake import Contribution, Key
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.policy import Verdict
+from fedwan.coordinator.servicer import Servicer
 from fedwan.doctor.sampling import Sample
 from fedwan.fragments import Fragment
 from fedwan.state import State
@@ -48,7 +48,7 @@ class Gathering:
     """One round of one fragment.
 
     Args:
-        desk: where contributions lie.
+        servicer: where contributions lie.
         strategy: says how they are coded, and when the round closes.
         merger: the fragment's.
         site_names: in merge order.
@@ -58,7 +58,7 @@ class Gathering:
 
     def __init__(
         self,
-        desk: Desk,
+        servicer: Servicer,
         strategy: Strategy,
         merger: Merger,
         site_names: Sequence[str],
@@ -70,7 +70,7 @@ class Gathering:
         self.merged: list[Merged] = []
         self.last_s = 0.0
         """When the last contribution came that was in time, in seconds from the beginning."""
-        self._desk = desk
+        self._servicer = servicer
         self._policy = strategy.policy
         self._up = strategy.up
         self._merger = merger
@@ -93,9 +93,9 @@ class Gathering:
             tidy: called after each contribution.
         """
         elapsed_s = time.monotonic() - self._began
-        with self._desk.changed:
-            whole = self._desk.intake.whole(self._fragment.index)
-            num_live = len(self._desk.registry.live())
+        with self._servicer.changed:
+            whole = self._servicer.intake.whole(self._fragment.index)
+            num_live = len(self._servicer.registry.live())
         if self.is_on_arrival:
             verdict = self._decide(len(whole), elapsed_s, num_live)
             if verdict == "close":
@@ -140,21 +140,21 @@ class Gathering:
         self.merged.append(Merged(contribution, key.version, staleness, sample))
 
     def is_idle(self) -> bool:
-        """Whether nothing is here that could be merged; the desk's lock is held."""
-        whole = self._desk.intake.whole(self._fragment.index)
+        """Whether nothing is here that could be merged; the servicer's lock is held."""
+        whole = self._servicer.intake.whole(self._fragment.index)
         if self.is_on_arrival:
             return not whole
         first = self.waiting[:1]
         return not any(key.version == self._version and key.site in first for key, _ in whole)
 
     def missing(self) -> list[str]:
-        """Sites that were here, are not any more, and are waited for; the desk's lock is held."""
-        registry = self._desk.registry
+        """Sites that were here, are not any more, and are waited for; the lock is held."""
+        registry = self._servicer.registry
         return [n for n in self.waiting if registry.sites[n].joins and not registry.is_live(n)]
 
     def owing(self) -> list[str]:
-        """Sites without which the round could not close; the desk's lock is held."""
-        registry = self._desk.registry
+        """Sites without which the round could not close; the servicer's lock is held."""
+        registry = self._servicer.registry
         absent = [n for n in self.waiting if not registry.is_live(n)]
         return absent if absent and self.is_on_arrival else self.waiting
 

@@ -2,7 +2,7 @@
 
 Every contribution is idempotent under (kind, fragment, version, site): sending it again, whole or
 in part, from the same process or from its successor, changes nothing once it was accepted.
-Not locked: the desk holds its lock around every call but `inspect`.
+Not locked: the servicer holds its lock around every call but `inspect`.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import safetensors.torch
 import xxhash
 
 from fedwan.codecs import Payload, fp32, plain
+from fedwan.config import Config
 from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
@@ -30,15 +31,25 @@ from fedwan.state import (
     layout_from_json,
     layout_to_json,
     read_tensors,
+    read_tensors_meta,
     select_prefix,
     write_tensors,
 )
 from fedwan.strategy import Strategy
 from fedwan.workloads.moments import is_moment
 
-__all__ = ["GlobalModel"]
+__all__ = ["GlobalModel", "read_meta"]
 
 CHECKPOINT = "coordinator.safetensors"
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What was given to `GlobalModel.save` beside the model.
+
+    Raises:
+        CheckpointError: the checkpoint is missing or truncated.
+    """
+    return read_tensors_meta(folder / CHECKPOINT)
 
 
 class GlobalModel:
@@ -49,7 +60,6 @@ class GlobalModel:
         layout: their shapes, dtypes and roles.
         strategy: the run's recipe.
         ema_half_life: in samples, above 0.
-        ema_half_lives: by network, of those that have one of their own.
     """
 
     def __init__(
@@ -58,7 +68,6 @@ class GlobalModel:
         layout: Layout,
         strategy: Strategy,
         ema_half_life: float,
-        ema_half_lives: Mapping[str, float] | None = None,
     ) -> None:
         self.layout = layout
         self.state: State = {
@@ -74,7 +83,6 @@ class GlobalModel:
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
-        self._half_lives = ema_half_lives
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
 
@@ -118,7 +126,6 @@ class GlobalModel:
                 self.layout,
                 samples,
                 self._half_life,
-                self._half_lives,
             )
             self.versions[fragment.index] += 1
         return payload
@@ -160,7 +167,7 @@ class GlobalModel:
             return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write a checkpoint atomically; `meta` is given back by `load`."""
+        """Write a checkpoint atomically; `meta` is given back by `read_meta`."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -181,9 +188,8 @@ class GlobalModel:
         cls,
         folder: Path,
         strategy: Strategy,
-        ema_half_life: float,
-        ema_half_lives: Mapping[str, float] | None = None,
-    ) -> tuple[GlobalModel, dict[str, Any]]:
+        config: Config,
+    ) -> GlobalModel:
         """Read a checkpoint.
 
         Raises:
@@ -198,7 +204,7 @@ class GlobalModel:
                     f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
                 )
             weights = select_prefix("global", tensors)
-            model = cls(weights, layout, strategy, ema_half_life, ema_half_lives)
+            model = cls(weights, layout, strategy, config.ema.half_life)
             ema = select_prefix("ema", tensors)
             model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))
@@ -215,4 +221,4 @@ class GlobalModel:
                 f"checkpoint {path} has {len(model.versions)} fragments where the strategy has "
                 f"{len(model.fragments)}; resume with the settings that it began with"
             )
-        return model, meta
+        return model

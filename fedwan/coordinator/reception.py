@@ -29,8 +29,8 @@ class ChunkedReception:
     def __init__(self, header: wire.UploadHeader, folder: Path) -> None:
         if header.chunk_bytes < MIN_CHUNK_BYTES:
             raise PayloadError(
-                f"chunks of {header.chunk_bytes} bytes are too small; set link.chunk_bytes to "
-                f"{MIN_CHUNK_BYTES} or more"
+                f"chunks of {header.chunk_bytes} bytes are too small; the least are "
+                f"{MIN_CHUNK_BYTES}"
             )
         self.header = header
         self._chunk_bytes = header.chunk_bytes

@@ -1,26 +1,38 @@
 """Data shards: what each site trains on, and the held-out real data that quality is judged on."""
 
-from fedwan.data.files import FILE_NAMES, FileSource
-from fedwan.data.shard import AnyShard, FileShard, Shard, check_data, data_at_site, open_shard
-from fedwan.data.sources import Source, find_source, held_out_of, pair_names, source_of
-from fedwan.data.splits import split_indices
-from fedwan.data.stream import BatchStream, Stream
-from fedwan.data.telling import num_labels
+from fedwan.data.batches import InMemory, first_leaf, num_samples_in
+from fedwan.data.checks import check_data
+from fedwan.data.file_source import FILE_NAMES, FileSource, data_at_site
+from fedwan.data.loader import Loader
+from fedwan.data.preflight import check_files
+from fedwan.data.shard import Shard, dataset_of, open_shard
+from fedwan.data.sources import (
+    Source,
+    find_source,
+    held_out_of,
+    num_labels,
+    pair_names,
+    source_of,
+)
+from fedwan.data.splits import has_own_data, split_indices
 
 __all__ = [
     "FILE_NAMES",
-    "AnyShard",
-    "BatchStream",
-    "FileShard",
     "FileSource",
+    "InMemory",
+    "Loader",
     "Shard",
     "Source",
-    "Stream",
     "check_data",
+    "check_files",
     "data_at_site",
+    "dataset_of",
     "find_source",
+    "first_leaf",
+    "has_own_data",
     "held_out_of",
     "num_labels",
+    "num_samples_in",
     "open_shard",
     "pair_names",
     "source_of",

@@ -58,7 +58,7 @@ def parse_classes(text: str) -> Classes:
     ('0', '1', '2')
 
     Raises:
-        ConfigError: no names, a single one, or one twice.
+        ConfigError: an empty name, a single one, or one twice.
     """
     if not text:
         return Classes(())
@@ -66,8 +66,11 @@ def parse_classes(text: str) -> Classes:
         names = tuple(str(number) for number in range(int(text)))
     else:
         names = tuple(name.strip() for name in text.split(","))
-    if len(names) < 2 or not all(names):
-        raise ConfigError(f"data.classes is {text!r}, which are no classes; give {_FORMS}")
+    if len(names) < 2:
+        what = "a single class" if names and not names[0].isdecimal() else f"{len(names)} classes"
+        raise ConfigError(f"data.classes is {text!r}, {what}; give two or more, {_FORMS}")
+    if not all(names):
+        raise ConfigError(f"data.classes is {text!r}, in which a name is empty; give {_FORMS}")
     (name, times), *_ = Counter(names).most_common(1)
     if times > 1:
         raise ConfigError(

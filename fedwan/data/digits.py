@@ -7,9 +7,9 @@ different runs compare.
 from __future__ import annotations
 
 import torch
-from sklearn.datasets import load_digits as load_bundled_digits
 from torch import Tensor
 
+from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
@@ -26,8 +26,11 @@ def load_digits() -> tuple[Batch, Batch]:
 
     Returns:
         Two batches: x (N, 1, 8, 8) float32 in [-1, 1], y (N,) int64; 1397 and 400 images.
+
+    Raises:
+        ConfigError: scikit-learn is not installed.
     """
-    bundled = load_bundled_digits()
+    bundled = require("sklearn.datasets", "demo").load_digits()
     x = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) * (2 / _MAX_INK) - 1
     y = torch.tensor(bundled.target, dtype=torch.int64)
     held_out = _stratified_mask(y)

@@ -11,10 +11,10 @@ crop alone. So no pixel is in both parts.
 from __future__ import annotations
 
 import torch
-from skimage import data as bundled
 from torch import Tensor
 from torch.nn.functional import conv2d, pad
 
+from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
@@ -38,7 +38,11 @@ def load_photo_edges() -> tuple[Batch, Batch]:
     Returns:
         Two batches: x (N, 4, 32, 32) float32 in [-1, 1], the edges in channel 0 and the photograph
         in the others; y (N,) int64, which photograph.
+
+    Raises:
+        ConfigError: scikit-image is not installed.
     """
+    bundled = require("skimage.data", "demo")
     crops: list[Tensor] = []
     labels: list[Tensor] = []
     shares: list[Tensor] = []

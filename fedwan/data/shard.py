@@ -2,312 +2,115 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
+from itertools import islice
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.data import default_collate
 
-from fedwan.config import DataConfig, nearest
-from fedwan.data.file_stream import FileStream
-from fedwan.data.files import FILE_NAMES, PAIRS, FileSet, open_files
-from fedwan.data.images import to_unit
-from fedwan.data.reader import Reader
-from fedwan.data.sources import find_source, source_of
-from fedwan.data.splits import has_own_data, parse_split, split_indices
-from fedwan.data.stream import BatchStream, Stream
-from fedwan.data.telling import LABELS, tell, tell_labels
+from fedwan.config import Config, DataConfig
+from fedwan.data.batches import InMemory, tell
+from fedwan.data.checks import check_data
+from fedwan.data.file_source import FILE_NAMES
+from fedwan.data.files import open_files
+from fedwan.data.loader import Fetch, Loader, copied, is_stream
+from fedwan.data.order import Draw
+from fedwan.data.sources import find_source
+from fedwan.data.splits import split_indices
 from fedwan.errors import ConfigError
-from fedwan.workloads.base import Batch
+from fedwan.rng import derive_seed
 
-__all__ = [
-    "AnyShard",
-    "FileShard",
-    "Shard",
-    "check_data",
-    "data_at_site",
-    "mean_shard_samples",
-    "open_shard",
-]
+__all__ = ["Shard", "dataset_of", "open_shard", "too_large"]
 
-SITE = "{site}"
-"""What stands for the site's name in `data.path`."""
-_LEAST_PAIR_SIZE = 32
-
-
-class AnyShard(Protocol):
-    """What one site holds."""
-
-    @property
-    def held_out(self) -> Batch:
-        """Real data that the site does not train on, the same for every seed.
-
-        Of data that all sites could read, they are the same at every site, and none trains on them.
-        """
-        ...
-
-    @property
-    def num_classes(self) -> int:
-        """Labels are 0 … num_classes - 1, here or at other sites."""
-        ...
-
-    @property
-    def num_samples(self) -> int:
-        """That the site trains on."""
-        ...
-
-    @property
-    def public(self) -> bool:
-        """Held-out samples may be shown beside generated ones, in pictures that leave the site."""
-        ...
-
-    def some(self, num: int) -> Batch:
-        """Training samples at even distances, `num` or all if there are fewer, on the CPU."""
-        ...
-
-    def drawn(self, num: int, seed: int) -> Batch:
-        """Training samples drawn without replacement, `num` or all if there are fewer, in order."""
-        ...
-
-    def file_keys(self, num: int, num_bytes: int, seed: int) -> Tensor:
-        """A number for the file of each of some training samples, the same for equal ones.
-
-        Nothing is decoded. Files that cannot be read are left out.
-
-        Args:
-            num: most samples, which are drawn without replacement.
-            num_bytes: no further file is read after as many.
-            seed: of the draw.
-
-        Returns:
-            (n,), int64; none of a shard in memory.
-        """
-        ...
-
-    def batches(
-        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
-    ) -> Stream:
-        """An endless reshuffled stream of this shard, with the labels that networks are told."""
-        ...
-
-    def tell(self, batch: Batch) -> Batch:
-        """`held_out` and `some` have classes: samples with the labels that networks are told."""
-        ...
+_MOST_HELD_OUT = 512
 
 
 @dataclass(frozen=True)
 class Shard:
-    """What one site holds in memory; see `AnyShard`."""
+    """What one site holds."""
 
-    train: Batch
-    """This site's training samples and labels, on the CPU."""
-    held_out: Batch
-    num_classes: int
-    public: bool
+    train: Any
+    """A torch `Dataset` that the site trains on, by number or (`IterableDataset`) as a stream."""
+    held_out: Any = None
+    """A batch of real data that the site does not train on, on the CPU; None if there is none.
+
+    Of data that all sites could read, it is the same at every site and for every seed."""
+    num_classes: int = 1
+    """Labels are 0 … num_classes - 1, here or at other sites."""
+    public: bool = False
+    """Held-out samples may be shown beside generated ones, in pictures that leave the site."""
     told: int | None = None
     """The site's number, where networks are told that and not classes."""
+    workers: int = 0
+    """Processes that read ahead."""
+    flip: bool = False
+    """Whether half of all pictures are mirrored."""
 
     @property
     def num_samples(self) -> int:
-        """See `AnyShard`."""
-        return len(self.train.y)
-
-    def some(self, num: int) -> Batch:
-        """See `AnyShard`."""
-        chosen = _evenly(self.num_samples, num)
-        return Batch(self.train.x[chosen], self.train.y[chosen])
-
-    def drawn(self, num: int, seed: int) -> Batch:
-        """See `AnyShard`."""
-        chosen = _any_order(self.num_samples, seed)[:num].sort().values
-        return Batch(self.train.x[chosen], self.train.y[chosen])
-
-    def file_keys(self, num: int, num_bytes: int, seed: int) -> Tensor:
-        """None."""
-        return torch.empty(0, dtype=torch.int64)
-
-    def batches(
-        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
-    ) -> BatchStream:
-        """See `BatchStream`."""
-        return BatchStream(self.tell(self.train), batch_size, generator, device)
-
-    def tell(self, batch: Batch) -> Batch:
-        """See `AnyShard`."""
-        return tell(batch, self.told)
-
-
-@dataclass(frozen=True)
-class FileShard:
-    """What one site holds in files; see `AnyShard`."""
-
-    files: FileSet
-    index: Tensor
-    """The site's training samples among `files`, ascending, int64."""
-    held_out: Batch
-    num_classes: int
-    public: bool
-    cache_mb: int
-    workers: int
-    told: int | None = None
-    """As in `Shard`."""
-
-    @property
-    def num_samples(self) -> int:
-        """See `AnyShard`."""
-        return len(self.index)
-
-    def some(self, num: int) -> Batch:
-        """See `AnyShard`."""
-        return self._read(_evenly(self.num_samples, num))
-
-    def drawn(self, num: int, seed: int) -> Batch:
-        """See `AnyShard`."""
-        return self._read(_any_order(self.num_samples, seed)[:num].sort().values)
-
-    def file_keys(self, num: int, num_bytes: int, seed: int) -> Tensor:
-        """See `AnyShard`."""
-        keys: list[int] = []
-        for place in _any_order(self.num_samples, seed)[:num].tolist():
-            try:
-                data = self.files.items.read(int(self.index[place]))
-            except OSError:
-                continue  # training names it
-            digest = hashlib.blake2b(data, digest_size=8).digest()
-            keys.append(int.from_bytes(digest, "little", signed=True))
-            num_bytes -= len(data)
-            if num_bytes <= 0:
-                break
-        return torch.tensor(keys, dtype=torch.int64)
-
-    def batches(
-        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
-    ) -> FileStream:
-        """See `FileStream`; each has a cache of its own."""
-        reader = self._reader(self.cache_mb, self.told)
-        return FileStream(reader, batch_size, generator, device, self.workers)
-
-    def tell(self, batch: Batch) -> Batch:
-        """See `AnyShard`."""
-        return tell(batch, self.told)
-
-    def _read(self, places: Tensor) -> Batch:
-        batch = self._reader(cache_mb=0).read(places.tolist())
-        return Batch(to_unit(batch.x), batch.y)
-
-    def _reader(self, cache_mb: int, told: int | None = None) -> Reader:
-        return Reader(
-            lambda place: self.files.decode(int(self.index[place])),
-            tell_labels(self.files.items.labels[self.index], told),
-            self.files.source.shape,
-            cache_mb << 20,
+        """That the site trains on; 0 of a stream that does not say."""
+        return (
+            int(getattr(self.train, "num_samples", 0)) if is_stream(self.train) else len(self.train)
         )
+
+    def loader(
+        self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
+    ) -> Loader:
+        """Endless reshuffled batches, with the labels that networks are told; see `Loader`."""
+        return Loader(
+            *(self.train, batch_size, generator, device),
+            workers=min(self.workers, getattr(self.train, "num_shards", self.workers)),
+            told=self.told,
+            flip=self.flip,
+        )
+
+    def some(self, num: int) -> Any:
+        """Training samples at even distances, `num` or all if there are fewer, on the CPU.
+
+        Of a stream the first ones. Their labels are classes, as those of `held_out`: see `tell`.
+        """
+        return self._read(num, _evenly(self.num_samples, num), seed=0)
+
+    def drawn(self, num: int, seed: int, start: int = 0) -> Any:
+        """Training samples drawn without replacement, `num` or all if there are fewer, in order.
+
+        The same seed and another start give others. Of a stream the first from `start` on.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(self.num_samples, generator=generator)
+        return self._read(num, order[start : start + num].sort().values, seed, start)
+
+    def tell(self, batch: Any) -> Any:
+        """`held_out`, `some` and `drawn` have classes: samples with what networks are told."""
+        return tell(batch, self.told)
+
+    def _read(self, num: int, places: Tensor, seed: int, start: int = 0) -> Any:
+        if is_stream(self.train):
+            return default_collate(list(islice(copied(self.train), start, start + num)))
+        return Fetch(self.train).__getitems__(Draw(places, derive_seed(seed, "read")))
+
+
+def too_large(batch_size: int, num_samples: int) -> list[str]:
+    """What is wrong with a batch for a site of so many samples, 0 where that is not known."""
+    if not 0 < num_samples < batch_size:
+        return []
+    return [
+        f"data.batch = {batch_size} is more than the {num_samples} samples that a site trains on; "
+        f"set data.batch={num_samples} or less, or give each site more"
+    ]
 
 
 def _evenly(num_samples: int, num: int) -> Tensor:
-    return torch.arange(num_samples)[:: -(-num_samples // num)]
+    """Places at even distances, `num` or all if there are fewer, (n,) int64."""
+    return torch.arange(num_samples)[:: max(1, -(-num_samples // num))]
 
 
-def _any_order(num_samples: int, seed: int) -> Tensor:
-    return torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
-
-
-def check_data(config: DataConfig, num_sites: int) -> None:
-    """Refuse, without reading any data, settings that cannot work.
-
-    Raises:
-        ConfigError: unknown name or split, a setting of files unasked or missing, negative batch,
-            more sites than labels, or a split that one site alone makes meaningless.
-    """
-    source = source_of(config)
-    split = parse_split(config.split)
-    if config.name in FILE_NAMES:
-        _check_files(config, split.kind == "own")
-    else:
-        _check_small(config, split.kind == "own")
-    if config.batch < 0:
-        raise ConfigError(
-            f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
-        )
-    if config.labels not in LABELS:
-        raise ConfigError(
-            f"data.labels is {config.labels!r}{nearest(config.labels, LABELS)}; valid: "
-            f"{', '.join(LABELS)}"
-        )
-    if config.labels == "site" and num_sites == 1:
-        raise ConfigError(
-            "data.labels is 'site', which tells the same of every sample at one site; leave it out"
-        )
-    if split.kind == "by_label" and num_sites > source.num_classes:
-        raise ConfigError(
-            f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "
-            f"{source.num_classes} labels; take at most {source.num_classes} sites, or dirichlet:A"
-        )
-    if split.kind not in ("iid", "own") and num_sites == 1:
-        raise ConfigError(
-            f"data.split is {config.split!r}, which has no effect with one site; take iid"
-        )
-
-
-def _check_small(config: DataConfig, is_own: bool) -> None:
-    """Refuse what only files have."""
-    for key in ("path", "size", "direction", "classes", "cache_mb", "workers", "show_samples"):
-        value = getattr(config, key)
-        if value != getattr(DataConfig(), key):
-            names = PAIRS if key == "direction" else " or ".join(FILE_NAMES)
-            raise ConfigError(
-                f"data.{key} = {value!r} has no effect on {config.name}; "
-                f"leave it out, or set data.name={names}"
-            )
-    if is_own:
-        raise ConfigError(
-            f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
-            f"data.name={' or '.join(FILE_NAMES)}"
-        )
-
-
-def _check_files(config: DataConfig, is_own: bool) -> None:
-    """Refuse paths and sizes that cannot be."""
-    if config.direction and config.name != PAIRS:
-        raise ConfigError(
-            f"data.direction = {config.direction!r} has no effect on {config.name}; leave it out, "
-            f"or set data.name={PAIRS}"
-        )
-    if config.name == PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
-        raise ConfigError(
-            f"data.size = {config.size} is out of range for pairs; choose 0, or "
-            f"{_LEAST_PAIR_SIZE} to 1024"
-        )
-    if not is_own and SITE in config.path:
-        raise ConfigError(
-            f"data.path is {config.path!r}, another folder at each site, of which nothing can be "
-            f"dealt by data.split = {config.split!r}; set data.split=own"
-        )
-    if not Path(config.path).is_absolute() and not (is_own and not config.path):
-        raise ConfigError(
-            f"data.path is {config.path!r}; name the folder of images from the root, as in "
-            "/data/facades: sites run in folders of their own"
-        )
-
-
-def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfig:
-    """A run's data as one site has them.
-
-    Args:
-        config: of the run.
-        site: the site's name, which takes the place of `{site}` in `data.path`.
-        own_path: that the site's own file names in place of the run's; it does not matter to data
-            that come with fedwan.
-    """
-    if config.name not in FILE_NAMES:
-        return config
-    return dataclasses.replace(config, path=own_path or config.path.replace(SITE, site))
-
-
-def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -> AnyShard:
+def open_shard(
+    config: DataConfig, site_index: int, num_sites: int, seed: int, *, captions: bool = False
+) -> Shard:
     """Open one site's shard.
 
     Args:
@@ -315,6 +118,7 @@ def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -
         site_index: which site, 0 … num_sites - 1.
         num_sites: number of sites of the run.
         seed: the run's seed; it deals the training data, and does not touch the held-out data.
+        captions: whether batches are dicts of `x`, `y` and `caption`, a list of text.
 
     Raises:
         ConfigError: see `check_data`; some site would be left without data; or of files, what is
@@ -322,52 +126,57 @@ def open_shard(config: DataConfig, site_index: int, num_sites: int, seed: int) -
     """
     assert 0 <= site_index < num_sites
     check_data(config, num_sites)
-    if config.name in FILE_NAMES:
-        return _open_files(config, site_index, num_sites, seed)
-    source = find_source(config.name)
-    train, held_out = source.load()
-    mine = split_indices(train.y, config.split, num_sites, seed)[site_index]
-    return Shard(
-        train=Batch(train.x[mine], train.y[mine]),
-        held_out=held_out,
-        num_classes=source.num_classes,
-        public=source.public,
-        told=_told(config, site_index),
-    )
-
-
-def mean_shard_samples(config: DataConfig, num_sites: int) -> float:
-    """Training samples of the mean site; of data that are sites' own, those of this one."""
+    told = site_index if config.labels == "site" else None
     if config.name not in FILE_NAMES:
-        return len(find_source(config.name).load()[0].y) / num_sites
-    num_here = len(open_files(config).train_index)
-    return num_here / (1 if has_own_data(config) else num_sites)
-
-
-def _open_files(config: DataConfig, site_index: int, num_sites: int, seed: int) -> FileShard:
-    if not config.path:
-        raise ConfigError(
-            "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "
-            "as in data: {path: /data/images}"
+        source = find_source(config.name)
+        train, held_out = source.load()
+        mine = split_indices(train.y, config.split, num_sites, seed)[site_index]
+        part = InMemory(InMemory(train).take(mine))
+        return _checked(
+            Shard(part, held_out, source.num_classes, source.public, told), config.batch
         )
-    files = open_files(config)
-    index = files.train_index
-    if not has_own_data(config):
-        index = index[
-            split_indices(files.items.labels[index], config.split, num_sites, seed)[site_index]
-        ]
-    files.check(index)
-    return FileShard(
-        files=files,
-        index=index,
-        held_out=files.held_out,
-        num_classes=files.source.num_classes,
-        public=files.source.public,
-        cache_mb=config.cache_mb,
-        workers=config.workers,
-        told=_told(config, site_index),
+    files = open_files(config, captions)
+    shard = Shard(
+        files.train(config.split, site_index, num_sites, seed),
+        files.held_out,
+        files.source.num_classes,
+        files.source.public,
+        told,
+        config.workers,
+        config.flip,
     )
+    return _checked(shard, config.batch)
 
 
-def _told(config: DataConfig, site_index: int) -> int | None:
-    return site_index if config.labels == "site" else None
+def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
+    """A recipe's own data: what its `dataset(config, site)` returns, as a shard.
+
+    That is a torch `Dataset` or `IterableDataset` of samples that `default_collate` can stack, or a
+    pair of it and of held-out samples to measure by.
+
+    Args:
+        module: the recipe's page.
+        config: of the run.
+        site: the site's name.
+
+    Raises:
+        ConfigError: it returns something else, or no samples.
+    """
+    made = module.dataset(config, site)
+    train, held_out = made if isinstance(made, tuple) else (made, None)
+    for data in (train,) if held_out is None else (train, held_out):
+        by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+        if not is_stream(data) and not (by_number and len(data)):
+            what = "nothing" if by_number else f"a {type(data).__name__}"
+            raise ConfigError(
+                f"dataset() of workload {config.workload!r} returned {what} for site {site!r}; "
+                "return a torch Dataset with samples, or a pair of two"
+            )
+    measured = None if held_out is None else Shard(held_out).some(_MOST_HELD_OUT)
+    return _checked(Shard(train, measured, workers=config.data.workers), config.data.batch)
+
+
+def _checked(shard: Shard, batch_size: int) -> Shard:
+    for fault in too_large(batch_size, shard.num_samples):
+        raise ConfigError(fault)
+    return shard

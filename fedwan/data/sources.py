@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib import import_module
 
-from fedwan.config import DataConfig, nearest
+from fedwan.config import Config, DataConfig, nearest
 from fedwan.data import grid25, ring8, stacked_digits
-from fedwan.data.files import FILE_NAMES, PAIRS, FileSource, file_source, open_files
+from fedwan.data.file_source import FILE_NAMES, PAIRS, FileSource, file_source
+from fedwan.data.files import open_files
 from fedwan.data.mixture import Mixture
 from fedwan.errors import ConfigError
 from fedwan.workloads.base import Batch
 
-__all__ = ["Source", "find_source", "held_out_of", "pair_names", "source_of"]
+__all__ = ["Source", "find_source", "held_out_of", "num_labels", "pair_names", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -38,53 +40,29 @@ class Source:
     """Channels at the front of a sample that are given; a workload learns to make the others."""
 
 
-@cache
-def _load_digits() -> tuple[Batch, Batch]:
-    # Here and not above: scikit-learn takes a second to import, and ring8 does without.
-    from fedwan.data.digits import load_digits
+def _loaded(module: str, function: str) -> Callable[[], tuple[Batch, Batch]]:
+    """Imported when it is called: scikit-learn takes a second, and ring8 does without."""
 
-    return load_digits()
+    @cache
+    def load() -> tuple[Batch, Batch]:
+        made: tuple[Batch, Batch] = getattr(import_module(f"fedwan.data.{module}"), function)()
+        return made
 
-
-@cache
-def _load_ring8() -> tuple[Batch, Batch]:
-    return ring8.load_ring8()
+    return load
 
 
-@cache
-def _load_grid25() -> tuple[Batch, Batch]:
-    return grid25.load_grid25()
-
-
-@cache
-def _load_stacked_digits() -> tuple[Batch, Batch]:
-    return stacked_digits.stack_digits(*_load_digits())
-
-
-@cache
-def _load_photo_edges() -> tuple[Batch, Batch]:
-    # Here and not above, like scikit-learn: scikit-image takes a while to import.
-    from fedwan.data.photo_edges import load_photo_edges
-
-    return load_photo_edges()
-
-
+_digits = _loaded("digits", "load_digits")
 _SOURCES = (
-    Source("digits", (1, 8, 8), 10, public=True, load=_load_digits),
+    Source("digits", (1, 8, 8), 10, True, _digits),
     Source(
-        "ring8",
-        ring8.SHAPE,
-        ring8.NUM_MODES,
-        public=True,
-        load=_load_ring8,
-        mixture=ring8.ring8_mixture,
+        "ring8", ring8.SHAPE, ring8.NUM_MODES, True, cache(ring8.load_ring8), ring8.ring8_mixture
     ),
     Source(
         "grid25",
         grid25.SHAPE,
         grid25.NUM_MODES,
         public=True,
-        load=_load_grid25,
+        load=cache(grid25.load_grid25),
         mixture=grid25.grid25_mixture,
     ),
     Source(
@@ -92,10 +70,12 @@ _SOURCES = (
         stacked_digits.SHAPE,
         stacked_digits.NUM_MODES,
         public=True,
-        load=_load_stacked_digits,
+        load=cache(lambda: stacked_digits.stack_digits(*_digits())),
         stack_of="digits",
     ),
-    Source("photo_edges", (4, 32, 32), 5, public=True, load=_load_photo_edges, inputs=1),
+    Source(
+        "photo_edges", (4, 32, 32), 5, True, _loaded("photo_edges", "load_photo_edges"), inputs=1
+    ),
 )
 
 
@@ -124,6 +104,13 @@ def source_of(config: DataConfig) -> Source | FileSource:
     return file_source(config) if config.name in FILE_NAMES else find_source(config.name)
 
 
+def num_labels(config: Config) -> int:
+    """Labels that networks are told are 0 … num_labels - 1: those of classes, or of sites."""
+    if config.data.labels == "site":
+        return config.sites
+    return source_of(config.data).num_classes
+
+
 def held_out_of(config: DataConfig) -> Batch:
     """The held-out data of a configuration, with the path that files have at this site.
 
@@ -131,7 +118,8 @@ def held_out_of(config: DataConfig) -> Batch:
         ConfigError: see `open_files`.
     """
     if config.name in FILE_NAMES:
-        return open_files(config).held_out
+        held_out: Batch = open_files(config).held_out
+        return held_out
     return find_source(config.name).load()[1]
 
 

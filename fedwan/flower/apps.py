@@ -18,17 +18,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedwan.errors import ConfigError, FedwanError, WireError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.flower import marks
 from fedwan.flower.errand import Errand
 from fedwan.flower.logs import clientapp_log, serverapp_log
+from fedwan.flower.site_file import SiteFile
 from fedwan.flower.tickets import RECORD
 from fedwan.link.ticket import Ticket
-from fedwan.site.settings import SiteSettings
 
 __all__ = ["answer_ticket", "errand_of"]
 
@@ -65,45 +64,29 @@ def errand_of(context: Context) -> Iterator[tuple[str, Errand]]:
 
 
 def answer_ticket(
-    message: Message, context: Context, run: Callable[[Ticket, SiteSettings], Any]
+    message: Message, context: Context, run: Callable[[Ticket, SiteFile], None]
 ) -> Message:
     """Take part in the run that a ticket is for, and answer how it ended.
 
     Args:
         message: the ticket.
-        context: Flower's context; `site`, `identity`, `dir`, if the site has data of its own
-            `data_path`, and if it shows pictures of them `show_samples`, come from the SuperNode.
+        context: Flower's context; `settings` of its node config is a path that `SiteFile` reads.
         run: does the site's work; returns when the coordinator says that the run is over.
 
     Returns:
         The answer, with the site's name, `outcome` (see `marks.Outcome`) and the error's line.
     """
-    settings = _site_settings(context)
+    site = SiteFile.read(Path(str(context.node_config.get("settings", ""))))
     ticket = Ticket.from_dict(message.content.config_records.get(RECORD, ConfigRecord()))
     ended = marks.Mark(0, 0, ticket.run_id, "done")
     try:
-        path = marks.clientapp_mark(settings.dir)
-        with _process(clientapp_log(settings.dir), path, ticket.run_id):
-            run(ticket, settings)
+        path = marks.clientapp_mark(Path(site.dir))
+        with _process(clientapp_log(Path(site.dir)), path, ticket.run_id):
+            run(ticket, site)
     except FedwanError as error:
         ended = marks.ended(ended, error)
-    record = {"site": settings.name, "outcome": ended.outcome, "text": ended.text}
+    record = {"site": site.site, "outcome": ended.outcome, "text": ended.text}
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
-
-
-def _site_settings(context: Context) -> SiteSettings:
-    values = {key: context.node_config.get(key) for key in ("site", "identity", "dir")}
-    if missing := [key for key, value in values.items() if not value]:
-        raise WireError(
-            f"this SuperNode's node config lacks {missing[0]!r}; start it with `fedwan site`"
-        )
-    return SiteSettings(
-        str(values["site"]),
-        Path(str(values["identity"])),
-        Path(str(values["dir"])),
-        str(context.node_config.get("data_path", "")),
-        context.node_config.get("show_samples") == "true",
-    )
 
 
 @contextmanager

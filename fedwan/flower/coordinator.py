@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from fedwan.app import find_app
+from fedwan.app import installed_app
 from fedwan.config import Config, to_json
 from fedwan.errors import ConfigError, FedwanError, RunStopped
 from fedwan.flower.door import FrontDoor
@@ -51,20 +51,16 @@ class Coordinator:
         config: the resolved configuration; `config.out` is the run's folder.
         door: the front door; opened by `run` and closed at exit.
         identity: the coordinator's identity folder.
-        app: folder of the app's code, with `pyproject.toml`.
         resume: go on with the run in `config.out`.
 
     Raises:
         CheckpointError: there is no run to resume.
     """
 
-    def __init__(
-        self, config: Config, door: FrontDoor, identity: Path, app: Path, *, resume: bool
-    ) -> None:
+    def __init__(self, config: Config, door: FrontDoor, identity: Path, *, resume: bool) -> None:
         self._config = config
         self._out = Path(config.out)
         self._door = door
-        self._app = app
         self._errand = Errand.begin(self._out, identity, resume=resume)
         self._mark_path = serverapp_mark(self._out)
         self._mark_path.unlink(missing_ok=True)
@@ -121,7 +117,7 @@ class Coordinator:
         from fedwan.flower.control import Control
         from fedwan.flower.fab import build_fab
 
-        fab = build_fab(self._app)
+        fab = build_fab(installed_app())
         self._superlink.wait_until_ready()
         self._door.open(f"http://{self._superlink.address}")
         self._control = Control(self._superlink.address)
@@ -160,7 +156,6 @@ def serve_coordinator(
     config: Config,
     identity: Path,
     *,
-    app: Path | None = None,
     resume: bool = False,
     on_started: Callable[[Started], None] | None = None,
     stop: threading.Event | None = None,
@@ -170,7 +165,6 @@ def serve_coordinator(
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
         identity: the coordinator's identity folder, made by `fedwan pki init`.
-        app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
@@ -194,6 +188,6 @@ def serve_coordinator(
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, link.host, link.door_port)) as door,
-            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
+            Coordinator(config, door, identity, resume=resume) as coordinator,
         ):
             coordinator.run(on_started, stop)

@@ -82,7 +82,8 @@ class FrontDoor:
         return None
 
     def _report(self, trouble: Trouble) -> None:
-        _log.warning("SuperLink did not answer %s: %r", trouble.path.decode(), trouble.error)
+        cause = repr(trouble.error) if trouble.error else "it has an error of its own, see its log"
+        _log.warning("SuperLink did not answer %s: %s", trouble.path.decode(), cause)
 
 
 def _site(scope: Scope) -> str:

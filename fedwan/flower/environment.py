@@ -8,6 +8,7 @@ from pathlib import Path
 
 __all__ = ["flower_environment"]
 
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 # Seconds between two looks of a SuperExec for a task to start; Flower's own is 1.
 _TASK_POLL_S = 0.5
 
@@ -28,6 +29,10 @@ def flower_environment(home: Path) -> dict[str, str]:
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": str(_TASK_POLL_S),
         # SuperExec finds the apps' commands by name: this Python's come first.
+        # The bundle carries no library: the apps run the fedwan that is running now.
+        "PYTHONPATH": os.pathsep.join(
+            part for part in (_PACKAGE_ROOT, env.get("PYTHONPATH", "")) if part
+        ),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")]),
         # All of it talks over loopback, which a company's proxy must not see.
         "NO_PROXY": _with_loopback(env.get("NO_PROXY", "")),

@@ -1,7 +1,9 @@
-"""The app bundle (FAB): the exact code that the coordinator and every site run.
+"""The app bundle (FAB): the two entry points that Flower starts, and nothing else.
 
-Built from the folders that `fab-include` names and nothing else, so that neither the size of a
-virtual environment nor a deep folder beside the code can slow it or make Flower refuse it.
+What they call is the fedwan, and the recipes, that are installed at the coordinator and each site:
+no code travels. The same version makes the same bundle from a checkout and from a wheel.
+
+Built from what `fab-include` names, so that nothing beside it can slow it or make Flower refuse it.
 """
 
 from __future__ import annotations
@@ -29,9 +31,9 @@ def code_files(app: Path) -> dict[str, Path]:
     except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
         raise ConfigError(
             f"{app} is no fedwan app ({project.name}: {type(error).__name__} {error}); "
-            "run inside a checkout of fedwan, the folder that holds strategies/ and sites/"
+            "install fedwan anew (pip install fedwan)"
         ) from error
-    files = {name: app / name for name in ("pyproject.toml", ".gitignore") if (app / name).exists()}
+    files = {project.name: project}
     for pattern in settings.get("fab-include", ["**/*.py"]):
         for path in sorted(_below(app, pattern)):
             files[path.relative_to(app).as_posix()] = path

@@ -6,35 +6,38 @@ SuperLink through the front door with a certificate made for the run.
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from os import cpu_count, environ, pathsep
 from pathlib import Path
 
-from fedwan.app import find_app
 from fedwan.config import Config, site_names
 from fedwan.errors import ConfigError, UserError
 from fedwan.flower.coordinator import Coordinator, Started
 from fedwan.flower.door import FrontDoor
 from fedwan.flower.lock import only_one
 from fedwan.flower.logs import log_to, stop_on_sigterm
-from fedwan.flower.marks import end_orphan, serverapp_mark
+from fedwan.flower.marks import clientapp_mark, end_orphan, read_mark, serverapp_mark
 from fedwan.flower.processes import Service, last_line, stop_all
+from fedwan.flower.site_file import SiteData, SiteFile
 from fedwan.link import pki
 
 __all__ = ["run_local", "site_dir"]
 
 _HOST = "127.0.0.1"
 _GRACE_S = 8.0
+_LAST_WORDS_S = 60.0
 
 
 def run_local(
     config: Config,
     *,
-    app: Path | None = None,
+    command: Sequence[str] = (),
     resume: bool = False,
     on_started: Callable[[Started], None] | None = None,
     stop: threading.Event | None = None,
@@ -43,7 +46,7 @@ def run_local(
 
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
-        app: folder of the app's code; `fedwan.app.find_app` finds it if not given.
+        command: every site's training script, of `workload=command`.
         resume: go on with the run in `config.out`.
         on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
@@ -66,10 +69,20 @@ def run_local(
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
             closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
-            Coordinator(config, door, identity, app or find_app(), resume=resume) as coordinator,
-            _site_services(config, names, door.port) as sites,
+            Coordinator(config, door, identity, resume=resume) as coordinator,
+            _site_services(config, names, door.port, command) as sites,
         ):
             coordinator.run(on_started, stop, check=lambda: _check(sites))
+            _let_end([clientapp_mark(site_dir(out, name)) for name in names], stop)
+
+
+def _let_end(marks: Sequence[Path], stop: threading.Event) -> None:
+    """The run is over: let the sites' processes end by themselves; scripts may have more to do."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while time.monotonic() < deadline and not stop.wait(0.1):
+        present = [read_mark(path) for path in marks]
+        if all(mark is None or mark.gone or mark.outcome != "running" for mark in present):
+            return
 
 
 def site_dir(out: Path, name: str) -> Path:
@@ -89,7 +102,9 @@ def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> Path:
 
 
 @contextmanager
-def _site_services(config: Config, names: Sequence[str], door_port: int) -> Iterator[list[Service]]:
+def _site_services(
+    config: Config, names: Sequence[str], door_port: int, command: Sequence[str]
+) -> Iterator[list[Service]]:
     out = Path(config.out)
     services: list[Service] = []
     # The services must find the very package that is running now, installed or not.
@@ -101,16 +116,18 @@ def _site_services(config: Config, names: Sequence[str], door_port: int) -> Iter
     try:
         for name in names:
             folder = site_dir(out, name)
-            words = {
-                "name": name,
-                "identity": str(out / "pki" / name),
-                "dir": str(folder),
-                "door": f"{_HOST}:{door_port}",
-            }
-            argv = [sys.executable, "-P", "-m", "fedwan.flower.site"]
-            argv += [word for key, value in words.items() for word in (f"--{key}", value)]
-            if config.data.show_samples:  # who starts all sites speaks for their owners
-                argv.append("--show-samples")
+            site = SiteFile(
+                site=name,
+                identity=str(out / "pki" / name),
+                door=f"{_HOST}:{door_port}",
+                dir=str(folder),
+                # Who starts all sites speaks for their owners.
+                data=SiteData(show_samples=True),
+                command=shlex.join(command),
+                folder=str(Path.cwd()),
+            )
+            site.write(folder / "site.json")
+            argv = [sys.executable, "-P", "-m", "fedwan.flower.site", str(folder / "site.json")]
             services.append(Service(f"site {name}", argv, folder / "logs" / "service.log", env))
         yield services
     finally:

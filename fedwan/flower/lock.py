@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from fedwan.errors import ConfigError
 
@@ -24,21 +24,19 @@ def only_one(folder: Path, key: str) -> Iterator[None]:
     Raises:
         ConfigError: another service holds it, or it cannot be written.
     """
+    lock = FileLock(folder / "lock")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"{key} {folder} is in use by another service; stop that one or set another {key}"
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"{key} {folder} cannot be written: {error.strerror}; give a folder of this user's"
         ) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
-        raise ConfigError(
-            f"{key} {folder} is in use by another service; stop that one or set another {key}"
-        ) from None
-    try:
         yield
     finally:
-        os.close(lock)
+        lock.release()

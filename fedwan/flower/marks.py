@@ -16,9 +16,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+import psutil
+
 from fedwan import errors
 from fedwan.errors import FedwanError, RunStopped, UserError
-from fedwan.flower import procfs
+from fedwan.flower.processes import is_running, started_s
 
 __all__ = [
     "Mark",
@@ -39,6 +41,8 @@ repeat."""
 
 
 _ORPHAN_S = 5.0
+_SAME_S = 2.0
+"""Start times of one process differ by less: the kernel tells its boot in whole seconds."""
 
 
 class Signalled(RunStopped):
@@ -50,8 +54,8 @@ class Mark:
     """One process of a run."""
 
     pid: int
-    started: int
-    """Its start time, in the kernel's ticks; 0 where unknown."""
+    started_s: float
+    """When it started, in seconds since boot; with `pid` it names a process for good."""
     run_id: str
     outcome: Outcome
     error: str = ""
@@ -62,10 +66,13 @@ class Mark:
     @property
     def gone(self) -> bool:
         """Whether the process has ended, in whatever way."""
-        if not procfs.is_known():
-            return not _exists(self.pid)
-        found = procfs.stat(self.pid)
-        return found is None or not found.alive or found.started != self.started
+        try:
+            return (
+                not is_running(self.pid)
+                or abs(started_s(psutil.Process(self.pid)) - self.started_s) > _SAME_S
+            )
+        except psutil.NoSuchProcess:
+            return True
 
     @property
     def silent(self) -> bool:
@@ -96,8 +103,7 @@ def clientapp_mark(state: Path) -> Path:
 
 def start(path: Path, run_id: str) -> Mark:
     """Mark this process as running."""
-    found = procfs.stat(os.getpid())
-    mark = Mark(os.getpid(), found.started if found else 0, run_id, "running")
+    mark = Mark(os.getpid(), started_s(psutil.Process()), run_id, "running")
     write_mark(path, mark)
     return mark
 
@@ -125,7 +131,7 @@ def end_orphan(path: Path) -> None:
     while holding the folder's lock: the service is dead then.
     """
     mark = read_mark(path)
-    if mark is None or not procfs.is_known():
+    if mark is None:
         return
     deadline = time.monotonic() + _ORPHAN_S
     while not mark.gone and time.monotonic() < deadline:
@@ -149,13 +155,3 @@ def read_mark(path: Path) -> Mark | None:
         return Mark(**values)
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True

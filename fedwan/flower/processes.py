@@ -1,4 +1,4 @@
-"""Long-lived child processes: started on a leash, logged to a file, ended with all their children.
+"""Long-lived child processes: logged to a file, ended with us and with all their children.
 
 Each service leads a session of its own, so a Ctrl-C at the terminal reaches only us and we end the
 services in order. Flower's SuperLink starts its SuperExec in yet another session, and a
@@ -16,15 +16,66 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
+
 from fedwan.errors import FedwanError, UserError
-from fedwan.flower import procfs
 
-__all__ = ["Service", "find_tool", "last_line", "stop_all"]
+__all__ = [
+    "Service",
+    "find_tool",
+    "in_sessions",
+    "is_running",
+    "last_line",
+    "started_s",
+    "stop_all",
+]
 
-_LEASH = Path(__file__).with_name("leash.py")
+_STARTER = Path(__file__).with_name("die_with_parent.py")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def started_s(process: psutil.Process) -> float:
+    """When a process started, in seconds since boot: a clock that is set does not change it.
+
+    Raises:
+        psutil.NoSuchProcess: it is gone.
+    """
+    return float(process.create_time() - psutil.boot_time())
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process has not ended; one that is not yet reaped has."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    return False
+
+
+def in_sessions(sessions: set[int], since_s: float = 0.0) -> list[int]:
+    """Ids of the live processes of these sessions, their descendants, and the sessions they opened.
+
+    Args:
+        sessions: ids of session leaders; sessions that are found on the way are added to it, so
+            that a later call finds their members even when the process that linked them is gone.
+        since_s: as `started_s`; processes that started more than a second before are not ours.
+    """
+    session_of: dict[int, int] = {}
+    parent_of: dict[int, int] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            if started_s(process) > since_s - 1.0:
+                session_of[process.pid] = os.getsid(process.pid)
+                parent_of[process.pid] = process.ppid()
+    while True:
+        members = {pid for pid, session in session_of.items() if session in sessions}
+        grown = sessions | {
+            session_of[pid] for pid, parent in parent_of.items() if parent in members
+        }
+        if grown == sessions:
+            return [pid for pid in members if is_running(pid)]
+        sessions |= grown
 
 
 def find_tool(name: str) -> str:
@@ -63,31 +114,37 @@ class Service:
         argv: the program and its arguments.
         log: file that takes its output; appended to, folders are made.
         env: its whole environment, None for ours.
+        folder: where it starts, None for ours.
 
     The kernel ends the child when the *thread* that made it ends: start services from a thread
     that lives as long as they should.
     """
 
     def __init__(
-        self, name: str, argv: Sequence[str], log: Path, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        argv: Sequence[str],
+        log: Path,
+        env: Mapping[str, str] | None = None,
+        folder: str | None = None,
     ) -> None:
         self.name = name
         self.log = log
         self.started_at = time.monotonic()
         log.parent.mkdir(parents=True, exist_ok=True)
-        leash = [sys.executable, "-I", "-S", str(_LEASH), str(os.getpid())]
+        starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid())]
         with log.open("ab") as output:
             self._process = subprocess.Popen(
-                [*leash, *argv],
+                [*starter, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=None if env is None else dict(env),
+                cwd=folder,
                 start_new_session=True,
             )
         self._sessions = {self._process.pid}
-        root = procfs.stat(self._process.pid)
-        self._since = root.started if root else 0
+        self._since_s = started_s(psutil.Process(self._process.pid))
 
     @property
     def pid(self) -> int:
@@ -98,9 +155,9 @@ class Service:
         """Exit status once it has ended, None while it runs."""
         return self._process.poll()
 
-    def processes(self) -> list[procfs.ProcessStat]:
-        """Its live processes, the service included; also learns the sessions they opened."""
-        return procfs.in_sessions(self._sessions, self._since)
+    def processes(self) -> list[int]:
+        """Ids of its live processes, its own included; also learns the sessions they opened."""
+        return in_sessions(self._sessions, self._since_s)
 
     def death(self) -> FedwanError:
         """The error that says that it ended, how, and its last words."""
@@ -110,15 +167,14 @@ class Service:
         return FedwanError(f"{self.name} ended with {how}; last words: {words} (see {self.log})")
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """End it and everything it started; see `stop_all`."""
+        """End it and everything it started: SIGTERM, a grace, then SIGKILL."""
         stop_all([self], grace_s)
 
     def send(self, number: int) -> None:
         """Send a signal to each of its processes."""
-        if not procfs.is_known():
-            _signal_group(self.pid, number)
-        for process in self.processes():
-            _signal(process.pid, number)
+        for pid in self.processes():
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, number)
 
     def gone(self) -> bool:
         """Whether nothing of it is left."""
@@ -144,17 +200,3 @@ def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
         for service in left:
             service.send(signal.SIGKILL)
         time.sleep(0.05)
-
-
-def _signal(pid: int, number: int) -> None:
-    try:
-        os.kill(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass
-
-
-def _signal_group(pid: int, number: int) -> None:
-    try:
-        os.killpg(pid, number)
-    except (ProcessLookupError, PermissionError):
-        pass

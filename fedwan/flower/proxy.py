@@ -23,6 +23,7 @@ __all__ = ["MAX_BODY", "FleetProxy", "Scope", "Trouble", "reply"]
 
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _REFUSED = (b"fedwan-refused", b"1")
+_UNDONE = (httpx.codes.INTERNAL_SERVER_ERROR, httpx.codes.SERVICE_UNAVAILABLE)
 MAX_BODY = 16 << 20
 """Longest body of a call, in bytes; one carries a ticket or its answer, a few kilobytes."""
 
@@ -63,7 +64,9 @@ class FleetProxy:
     """An ASGI app that passes Fleet calls on and refuses everything else.
 
     A call that never left us is answered 503, and one whose answer was lost 502: the first may be
-    repeated by anyone, the second only by who knows that doing it twice is harmless.
+    repeated by anyone, the second only by who knows that doing it twice is harmless. SuperLink's
+    own 500, as of a full disk or a locked database, undid the call: it is answered 503 as well,
+    since Flower gives up at 500.
 
     Args:
         target: where to, `http://host:port` or `https://host:port`.
@@ -165,7 +168,7 @@ class FleetProxy:
         while True:
             try:
                 response = await self._client.send(request, stream=True)
-                if response.status_code != httpx.codes.SERVICE_UNAVAILABLE:
+                if response.status_code not in _UNDONE:
                     return response
                 await response.aclose()
                 self._on_trouble(Trouble(path, sent=False, error=None))

@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from fedwan.errors import FedwanError, IdentityError
@@ -23,11 +22,11 @@ from fedwan.flower.lock import only_one
 from fedwan.flower.logs import clientapp_log, log_to, stop_on_sigterm
 from fedwan.flower.marks import Mark, clientapp_mark, end_orphan, read_mark
 from fedwan.flower.processes import Service, last_line
+from fedwan.flower.site_file import SiteFile
 from fedwan.flower.supernode import start_supernode
 from fedwan.link.tls import Identity
-from fedwan.site.settings import SiteSettings
 
-__all__ = ["SiteServiceConfig", "main", "serve_site"]
+__all__ = ["main", "serve_site"]
 
 _TICK_S = 0.5
 _GRACE_S = 4.0
@@ -38,29 +37,11 @@ _LONGEST_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class SiteServiceConfig:
-    """What `fedwan site SITE.yaml` reads."""
-
-    name: str
-    """The site's name, the common name of its certificate."""
-    identity: Path
-    """Folder with `ca.crt`, `identity.crt` and `identity.key`."""
-    dir: Path
-    """Folder of the site's state and logs; one service at a time."""
-    door: str
-    """`host:port` of the coordinator's front door."""
-    data_path: str = ""
-    """Folder of the site's data, in place of the run's `data.path`."""
-    show_samples: bool = False
-    """Whether samples that are made of the site's own inputs may leave it."""
-
-
-def serve_site(settings: SiteServiceConfig, *, stop: threading.Event | None = None) -> None:
+def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
     """Keep a site at the coordinator's disposal until told to stop, run after run.
 
     Args:
-        settings: who and where.
+        site: who, where, and what may run there.
         stop: ends the service when set; SIGTERM does too, if called from the main thread.
 
     Raises:
@@ -69,23 +50,24 @@ def serve_site(settings: SiteServiceConfig, *, stop: threading.Event | None = No
         UserError: the coordinator refused this site.
     """
     stop = stop or threading.Event()
-    identity = Identity.load(settings.identity, role="site")
-    if identity.name != settings.name:
+    folder = Path(site.dir)
+    identity = Identity.load(Path(site.identity), role="site")
+    if identity.name != site.site:
         raise IdentityError(
-            f"site is {settings.name!r} but {settings.identity} is the identity of "
-            f"{identity.name!r}; give the folder that was issued to {settings.name!r}"
+            f"site is {site.site!r} but {site.identity} is the identity of "
+            f"{identity.name!r}; give the folder that was issued to {site.site!r}"
         )
     with (
-        only_one(settings.dir, "dir"),
-        log_to(settings.dir / "logs" / "site.log", echo=True),
+        only_one(folder, "dir"),
+        log_to(folder / "logs" / "site.log", echo=True),
         stop_on_sigterm(stop),
     ):
-        end_orphan(clientapp_mark(settings.dir))
-        forwarder = Forwarder(settings.identity, settings.door)
+        end_orphan(clientapp_mark(folder))
+        forwarder = Forwarder(Path(site.identity), site.door)
         forwarder.start()
-        warden = _Warden(settings, forwarder)
+        warden = _Warden(site, forwarder)
         try:
-            _log.info("site %s serves front door %s", settings.name, settings.door)
+            _log.info("site %s serves front door %s", site.site, site.door)
             while not stop.wait(_TICK_S):
                 warden.look()
         finally:
@@ -96,16 +78,10 @@ def serve_site(settings: SiteServiceConfig, *, stop: threading.Event | None = No
 class _Warden:
     """Watches over a SuperNode and its ClientApp."""
 
-    def __init__(self, settings: SiteServiceConfig, forwarder: Forwarder) -> None:
-        self._settings = SiteSettings(
-            settings.name,
-            settings.identity,
-            settings.dir,
-            settings.data_path,
-            settings.show_samples,
-        )
+    def __init__(self, site: SiteFile, forwarder: Forwarder) -> None:
+        self._site = site
         self._forwarder = forwarder
-        self._mark_path = clientapp_mark(settings.dir)
+        self._mark_path = clientapp_mark(Path(site.dir))
         self._mark_path.unlink(missing_ok=True)
         self._deaths = 0
         self._node: Service | None = None
@@ -131,7 +107,7 @@ class _Warden:
             self._node.stop(_GRACE_S)
 
     def _start(self) -> None:
-        self._node = start_supernode(self._settings, self._forwarder.address)
+        self._node = start_supernode(self._site, self._forwarder.address)
 
     def _why_restart(self, node: Service, mark: Mark | None) -> str | None:
         if node.poll() is not None:
@@ -158,7 +134,7 @@ class _Warden:
         now = time.monotonic()
         self._refused_at = self._refused_at or now
         if now - self._refused_at > 2.0:
-            raise mark.exception(clientapp_log(self._settings.dir))
+            raise mark.exception(clientapp_log(Path(self._site.dir)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -168,20 +144,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status.
     """
     parser = argparse.ArgumentParser(prog="python -m fedwan.flower.site", description=__doc__)
-    for name in ("name", "identity", "dir", "door"):
-        parser.add_argument(f"--{name}", required=True)
-    parser.add_argument("--show-samples", action="store_true")
+    parser.add_argument("settings", type=Path, help="JSON that `SiteFile.write` wrote")
     words = parser.parse_args(argv)
     try:
-        serve_site(
-            SiteServiceConfig(
-                words.name,
-                Path(words.identity),
-                Path(words.dir),
-                words.door,
-                show_samples=words.show_samples,
-            )
-        )
+        serve_site(SiteFile.read(words.settings))
     except FedwanError as error:
         print(f"fedwan: {error}", file=sys.stderr)
         return error.exit_code

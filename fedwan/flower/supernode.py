@@ -3,33 +3,35 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 from fedwan.errors import ConfigError
 from fedwan.flower.environment import flower_environment
 from fedwan.flower.ports import free_port
 from fedwan.flower.processes import Service, find_tool
-from fedwan.site.settings import SiteSettings
+from fedwan.flower.site_file import SiteFile
 
-__all__ = ["node_config", "start_supernode"]
+__all__ = ["start_supernode"]
 
 _HOST = "127.0.0.1"
 
 
-def start_supernode(settings: SiteSettings, superlink: str) -> Service:
+def start_supernode(site: SiteFile, superlink: str) -> Service:
     """Start a SuperNode for a site.
 
     Args:
-        settings: passed on to the ClientApp, with absolute paths.
+        site: passed on to the ClientApp, in a file.
         superlink: `host:port` of the forwarder.
 
     Raises:
-        ConfigError: a path cannot be passed on.
+        ConfigError: the path of that file cannot be passed on.
     """
-    home = settings.dir / "flower"
+    home = Path(site.dir) / "flower"
     # A ClientApp that was killed while it unpacked the app leaves half of it, which Flower would
     # take for the whole.
     shutil.rmtree(home / "apps", ignore_errors=True)
-    home.mkdir(parents=True, exist_ok=True)
+    settings = home / "site.json"
+    site.write(settings)
     argv = [
         find_tool("flower-supernode"),
         "--insecure",
@@ -40,28 +42,10 @@ def start_supernode(settings: SiteSettings, superlink: str) -> Service:
         "--port",
         str(free_port(_HOST)),
         "--node-config",
-        node_config(settings),
+        f"settings={_quoted('dir', str(settings.absolute()))}",
     ]
-    log = settings.dir / "logs" / "supernode.log"
-    return Service(f"SuperNode of {settings.name}", argv, log, flower_environment(home))
-
-
-def node_config(settings: SiteSettings) -> str:
-    """A site's settings in the form of `flower-supernode --node-config`.
-
-    Raises:
-        ConfigError: a value holds both kinds of quotes.
-    """
-    values = {
-        "site": settings.name,
-        "identity": str(settings.identity.absolute()),
-        "dir": str(settings.dir.absolute()),
-    }
-    if settings.data_path:
-        values["data_path"] = settings.data_path
-    if settings.show_samples:
-        values["show_samples"] = "true"
-    return " ".join(f"{key}={_quoted(key, value)}" for key, value in values.items())
+    log = Path(site.dir) / "logs" / "supernode.log"
+    return Service(f"SuperNode of {site.site}", argv, log, flower_environment(home))
 
 
 def _quoted(key: str, value: str) -> str:

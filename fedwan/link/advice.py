@@ -5,19 +5,16 @@ for a full link. At a loss of p one flow gets no more than MSS / RTT · √(3/2)
 1997), or with cubic 1.054 · MSS · (RTT / p)^(3/4) / RTT (RFC 9438, section 5.1, C = 0.4, β = 0.7);
 bbr follows the rate at which packets arrive instead (Cardwell et al. 2016). And socket buffers: a
 flow has no more under way than they hold, about half of their size in data, in a round trip.
-
-A gain is told only as far as it was seen: a path that carried more for a second than it carried in
-the long run, or one whose rate the user knows. What was sent again is no proof of a bad path by
-itself: a full one loses packets too, so many that theory agrees. But there packets queue first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedwan.link.measure import Machine, Measurement, Way
+from fedwan.link.measure import Measurement
 from fedwan.link.shaped import MSS_BYTES, goodput_mbit
+from fedwan.link.tcp import TcpSettings
 
 __all__ = ["Advice", "advise", "flow_mbit"]
 
@@ -28,13 +25,14 @@ HELD = 2.0
 """How far above theory a flow may be that loss holds back: losses come in bursts."""
 QUEUED = 1.5
 """Above this many idle round trips packets wait in a queue: the path is full."""
-LIMITED = 0.3
-"""Share of the time from which buffers are said to limit."""
+FILLED = 0.7
+"""Share of what the buffers can carry, from which on they are said to limit."""
 GROWTH = 4
 """How much larger buffers are proposed where the rate of the path is not known."""
 LARGEST_BUFFER = 1 << 30
 TCP_SHARE = 0.5
 """Of a socket buffer, what holds data; the rest is the kernel's book-keeping."""
+_ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Advice:
     command: str
     """For a shell of that machine, or a setting."""
     gain: float
-    """How many times the goodput of `way` may be expected."""
+    """How many times the goodput of `way` may be expected; 1 if that is not known."""
     way: str
     """`up` or `down`."""
     text: str
@@ -60,14 +58,11 @@ def advise(found: Measurement, rate_mbit: float = 0.0) -> Advice | None:
         found: the measurement.
         rate_mbit: what the path is known to carry, as by contract; 0 if that is not known.
     """
-    ways = (
-        ("up", found.up, ("site", found.here), ("coordinator", found.there)),
-        ("down", found.down, ("coordinator", found.there), ("site", found.here)),
-    )
-    candidates: list[Advice] = []
-    for name, way, sender, receiver in ways:
-        candidates += _other_control(found, name, way, sender, rate_mbit)
-        candidates += _larger_buffers(found, name, way, sender, receiver, rate_mbit)
+    candidates = [
+        *_bbr_up(found, rate_mbit),
+        *_bbr_down(found, rate_mbit),
+        *_buffers(found, rate_mbit),
+    ]
     return max(candidates, key=lambda candidate: candidate.gain, default=None)
 
 
@@ -84,106 +79,79 @@ def flow_mbit(congestion: str, rtt_ms: float, loss: float) -> float:
     return max(reno, packets * MSS_BYTES * 8 / 1e6 / (rtt_ms / 1e3))
 
 
-def _other_control(
-    found: Measurement, name: str, way: Way, sender: tuple[str, Machine], rate_mbit: float
-) -> Iterator[Advice]:
-    """bbr, where loss holds another one back."""
-    if not way.congestion or way.congestion.startswith("bbr") or not way.all_mbit:
+def _bbr_up(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+    """Where loss holds the site's uploads back."""
+    way, loss = found.up, found.up.again or 0.0
+    if not way.congestion or way.congestion.startswith("bbr") or loss < LEAST_LOSS:
         return
-    if way.loss is None or way.loss < LEAST_LOSS or way.window + way.buffer > 0.5:
+    bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, loss)
+    is_full = found.loaded_ms > QUEUED * found.rtt_ms
+    gain = rate_mbit / way.mbit if rate_mbit else 1.0
+    if gain < LEAST_GAIN if rate_mbit else is_full or way.mbit > HELD * bound:
         return
-    bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, way.loss)
-    reach = rate_mbit or way.best_mbit
-    gain = reach / way.all_mbit
-    is_full = way.rtt_ms > QUEUED * found.rtt_ms
-    grows = found.channels == 1 or way.all_mbit >= 1.5 * way.one_mbit
-    is_held = way.all_mbit <= HELD * bound and grows
-    if (is_full and not rate_mbit) or (gain < LEAST_GAIN and (rate_mbit or not is_held)):
-        return
-    why = (
-        f"{way.loss:.2%} of the {name}load is sent again on one channel, and {way.congestion} "
-        f"takes that for a full link: {_mbit(way.all_mbit)} on {found.channels} channels"
-    )
-    if is_held:
-        why += f", where theory gives {_mbit(bound)}"
-    if gain >= LEAST_GAIN:
-        hope = f"expect {_least(rate_mbit)}{gain:.1f} times that, {_mbit(reach)}"
-    else:
-        hope = "expect more than that; --rate MBIT, what the path should carry, tells how much"
-    machine, settings = sender
-    command = _allow_bbr(settings)
-    if command:
-        yield Advice(machine, command, max(gain, 1.0), name, f"{why}; {hope}")
-
-
-def _allow_bbr(settings: Machine) -> str:
-    if "bbr" in settings.allowed:
-        return "link.congestion=auto"
-    if "bbr" in settings.available:
-        allowed = " ".join((*settings.allowed, "bbr"))
-        return f"sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed}'"
-    # Once loaded, any user may take it. Without a list the kernel is none that has modules.
-    return "sudo modprobe tcp_bbr" if settings.available else ""
-
-
-def _larger_buffers(
-    found: Measurement,
-    name: str,
-    way: Way,
-    sender: tuple[str, Machine],
-    receiver: tuple[str, Machine],
-    rate_mbit: float,
-) -> Iterator[Advice]:
-    """Larger limits of socket buffers, where flows wait for them and they are really short."""
-    cases = (
-        (way.window, "tcp_rmem", receiver[0], receiver[1].receive),
-        (way.buffer, "tcp_wmem", sender[0], sender[1].send),
-    )
-    for share, key, machine, sizes in cases:
-        if share < LIMITED or len(sizes) != 3 or not found.rtt_ms or not way.all_mbit:
-            continue
-        cap = found.channels * _buffer_mbit(sizes[2], found.rtt_ms)
-        size = _enough(found, sizes[2], rate_mbit)
-        # Waiting alone is no proof: a receiver that is slow to read makes a sender wait as well.
-        if way.all_mbit < 0.5 * cap or size <= sizes[2]:
-            continue
-        gain = min(size / sizes[2], rate_mbit / way.all_mbit if rate_mbit else GROWTH)
-        if gain < LEAST_GAIN:
-            continue
+    hope = f"expect up to {gain:.1f} times that" if rate_mbit else "expect more than that"
+    if command := _allow_bbr(found.machine):
         yield Advice(
-            machine,
-            f"sudo sysctl -w net.ipv4.{key}='{_words((*sizes[:2], size))}'",
-            gain,
-            name,
-            f"the {name}load waits {share:.0%} of the time for socket buffers of "
-            f"{sizes[2] / 1e6:.1f} MB, which carry {_mbit(cap)} on {found.channels} channels at "
-            f"{found.rtt_ms:.0f} ms; expect up to {gain:.1f} times the {_mbit(way.all_mbit)} "
-            "measured",
+            *("site", command, gain, "up"),
+            f"{loss:.2%} of the upload is sent again, and {way.congestion} takes that for a full "
+            f"link: {_mbit(way.mbit)}, where theory gives {_mbit(bound)}; {hope}",
         )
 
 
-def _buffer_mbit(size: int, rtt_ms: float) -> float:
-    return size * TCP_SHARE * 8 / 1e6 / (rtt_ms / 1e3)
+def _bbr_down(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+    """Where the coordinator, whose losses are not seen here, sends more slowly than it might."""
+    way = found.down
+    reach = rate_mbit or found.up.mbit
+    gain = reach / way.mbit
+    if not way.congestion or way.congestion.startswith("bbr") or gain < LEAST_GAIN:
+        return
+    why = "the path should carry" if rate_mbit else "the upload gets"
+    yield Advice(
+        "coordinator",
+        f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'",
+        gain,
+        "down",
+        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where {why} "
+        f"{_mbit(reach)}; expect up to {gain:.1f} times that under bbr",
+    )
 
 
-def _enough(found: Measurement, size: int, rate_mbit: float) -> int:
-    """Bytes of a buffer for the channel's share of the rate, a power of two; or just more."""
-    wanted = float(size * GROWTH)
-    if rate_mbit:
-        wanted = rate_mbit / found.channels * 1e6 / 8 * found.rtt_ms / 1e3 / TCP_SHARE
-    enough = 1 << 16
-    while enough < wanted:
-        enough *= 2
-    return min(enough, LARGEST_BUFFER)
+def _allow_bbr(machine: TcpSettings) -> str:
+    if "bbr" in machine.allowed:
+        return "link.congestion=auto"
+    if "bbr" in machine.available:
+        return f"sudo sysctl -w {_ALLOWED}='{' '.join((*machine.allowed, 'bbr'))}'"
+    # Once loaded, any user may take it. Without a list the kernel is none that has modules.
+    return "sudo modprobe tcp_bbr" if machine.available else ""
 
 
-def _least(rate_mbit: float) -> str:
-    return "up to " if rate_mbit else "at least "
+def _buffers(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+    """Larger limits of the site's socket buffers, where transfers fill them."""
+    cases = (
+        ("up", found.up, "tcp_wmem", found.machine.send),
+        ("down", found.down, "tcp_rmem", found.machine.receive),
+    )
+    for name, way, key, sizes in cases:
+        if len(sizes) != 3 or not found.rtt_ms:
+            continue
+        limit = found.channels * sizes[2] * TCP_SHARE * 8 / 1e6 / (found.rtt_ms / 1e3)
+        size = sizes[2] * GROWTH
+        if rate_mbit:
+            size = round(sizes[2] * rate_mbit / limit)
+        size = min(1 << (size - 1).bit_length(), LARGEST_BUFFER)
+        gain = min(size / sizes[2], rate_mbit / way.mbit if rate_mbit else GROWTH)
+        if not FILLED * limit <= way.mbit <= limit / FILLED or gain < LEAST_GAIN:
+            continue
+        yield Advice(
+            "site",
+            f"sudo sysctl -w net.ipv4.{key}='{sizes[0]} {sizes[1]} {size}'",
+            gain,
+            name,
+            f"socket buffers of {sizes[2] / 1e6:.1f} MB carry {_mbit(limit)} on {found.channels} "
+            f"channels at {found.rtt_ms:.0f} ms, and the {name}load gets {_mbit(way.mbit)}; "
+            f"expect up to {gain:.1f} times that",
+        )
 
 
 def _mbit(rate: float) -> str:
     return f"{rate:.3g} Mbit/s" if rate < 1000 else f"{rate:.0f} Mbit/s"
-
-
-def _words(sizes: Sequence[int]) -> str:
-    return " ".join(str(size) for size in sizes)

@@ -16,7 +16,7 @@ from fedwan.link import wire_pb2 as wire
 
 __all__ = ["PROTOCOL", "Delivery", "Hub", "Link", "Reception", "Signals"]
 
-PROTOCOL = 5
+PROTOCOL = 6
 """Version of the wire protocol; Join refuses any other."""
 
 Signals = SimpleQueue[wire.CoordinatorSignal]

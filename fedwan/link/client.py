@@ -1,8 +1,12 @@
 """A site's end of the data plane: mutual TLS gRPC, striped, resumable, patient."""
 
+# ruff: noqa: D102 (methods are those of `fedwan.link.base.Link`)
+
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -11,19 +15,18 @@ from fedwan.codecs.payload import Source
 from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
-from fedwan.link.congestion import Congestion
+from fedwan.link.byte_counter import ByteCounter
+from fedwan.link.channels import ChannelPool, Direction, num_channels
 from fedwan.link.control import ControlStream
 from fedwan.link.download import download
 from fedwan.link.handshake import handshake_complaint
-from fedwan.link.lanes import Lanes, Trunk
 from fedwan.link.methods import Stub
 from fedwan.link.packing import Packing
 from fedwan.link.retry import Patience
 from fedwan.link.server import MAX_MESSAGE_BYTES
-from fedwan.link.stripes import PACED_CHANNELS, Stripes, most_stripes
+from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
 from fedwan.link.upload import upload
-from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["GrpcLink"]
 
@@ -44,6 +47,11 @@ CLIENT_OPTIONS = [
     ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
 
+CHUNK_BYTES = 1 << 20
+"""Of payload in one message."""
+HEARTBEAT_S = 2.0
+"""Seconds between heartbeats."""
+
 
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
@@ -54,15 +62,14 @@ class GrpcLink:
     Args:
         address: `host:port` of the coordinator's data plane.
         identity: this site's certificate, key and authority.
-        channels: TCP connections for payloads, beside the one for Control; 0 finds out how many
-            are best, see `fedwan.link.stripes`.
+        channels: TCP connections for payloads, beside the one for Control; 0 takes 4, or 1 under
+            bbr or a pace.
         chunk_bytes: bytes of payload in one message.
         heartbeat_s: seconds between heartbeats.
         patience_s: how long to keep trying while nothing comes through.
-        congestion: control of those connections, see `fedwan.link.congestion`.
-        compression: of their chunks, see `fedwan.link.packing`.
-        pace_mbit: most that they may carry up together, Mbit/s with all headers; 0 sets no limit,
-            and any other is for one connection, if `channels` does not say how many.
+        congestion: control of those connections: `auto`, `bbr`, `cubic` or `system`.
+        compression: of their chunks: `auto`, `zstd` or `none`.
+        pace_mbit: most that they may carry up together, Mbit/s with all headers; 0 sets no limit.
     """
 
     def __init__(
@@ -70,9 +77,9 @@ class GrpcLink:
         address: str,
         identity: Identity,
         *,
-        channels: int = 2,
-        chunk_bytes: int = 1 << 20,
-        heartbeat_s: float = 2.0,
+        channels: int = 0,
+        chunk_bytes: int = CHUNK_BYTES,
+        heartbeat_s: float = HEARTBEAT_S,
         patience_s: float = 300.0,
         congestion: str = "auto",
         compression: str = "auto",
@@ -85,26 +92,22 @@ class GrpcLink:
         self._patience_s = patience_s
         self._credentials = identity.grpc_channel_credentials()
         self._channel = self._dial()
-        self._words = Stub(self._channel)
+        self._stub = Stub(self._channel)
         self._counter = ByteCounter()
-        self._trunk = Trunk(self._dial)
-        if pace_mbit:
-            channels = channels or PACED_CHANNELS
-        choice = Congestion(congestion, pace_mbit / max(1, channels))
+        tcp = Congestion(congestion)
+        self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
+        """For payloads."""
+        tcp.pace_mbit = pace_mbit / self.num_channels
+        self._pool = ChannelPool(self._dial, self.num_channels)
 
-        def lanes(name: str) -> Lanes:
-            return Lanes(
-                self._trunk,
-                Stripes(channels, choice.yields_to_loss),
-                Packing(compression),
-                self._counter,
-                lambda: choice.apply_to_peer(address),
-                most_stripes(channels),
-                name,
-            )
+        def direction(name: str) -> Direction:
+            # Threads for two transfers: the next one begins before the last has arrived.
+            threads = ThreadPoolExecutor(2 * self.num_channels, thread_name_prefix=name)
+            on_connected = partial(tcp.apply_to_peer, address)
+            return Direction(self._pool, threads, Packing(compression), self._counter, on_connected)
 
         # A download must not wait until an upload's stripes have left their threads.
-        self.up, self.down = lanes("stripe-up"), lanes("stripe-down")
+        self._up, self._down = direction("stripe-up"), direction("stripe-down")
         self._control: ControlStream | None = None
         self._session = ""
 
@@ -113,74 +116,66 @@ class GrpcLink:
 
     @property
     def signals(self) -> Signals:
-        """See `Link`."""
         assert self._control is not None, "join first"
         return self._control.signals
 
     @property
     def bytes_up(self) -> int:
-        """See `Link`."""
         return self._counter.up
 
     @property
     def bytes_down(self) -> int:
-        """See `Link`."""
         return self._counter.down
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
-        """See `Link`."""
         self._session = hello.session
-        welcome: wire.Welcome = self._patiently(
-            lambda: self._counter.received(self._words.Join(self._counter.sent(hello)))
+        welcome: wire.Welcome = self._retrying(
+            lambda: self._counter.received(self._stub.Join(self._counter.sent(hello)))
         )
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
+        if welcome.is_waiting:
+            return welcome
         if self._control is not None:
             self._control.close()
-        self._control = ControlStream(self._words, hello.session, self._heartbeat_s, self._counter)
+        self._control = ControlStream(self._stub, hello.session, self._heartbeat_s, self._counter)
         return welcome
 
     def heartbeat(self, step: int) -> None:
-        """See `Link`."""
         if self._control is not None:
             self._control.step = step
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        """See `Link`."""
         header.session = self._session
         header.chunk_bytes = self._chunk_bytes
         header.num_bytes = payload.num_bytes
-        return upload(self.up, self._patience(), header, payload)
+        return upload(self._up, self._patience(), header, payload)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        """See `Link`."""
-        return download(self.down, self._patience(), request)
+        return download(self._down, self._patience(), request)
 
     def report(self, report: wire.QualityReport) -> None:
-        """See `Link`."""
-        self._patiently(
-            lambda: self._counter.received(self._words.Report(self._counter.sent(report)))
+        self._retrying(
+            lambda: self._counter.received(self._stub.Report(self._counter.sent(report)))
         )
 
     def leave(self, farewell: wire.Farewell) -> None:
-        """See `Link`."""
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.
-        self._patiently(
-            lambda: self._counter.received(self._words.Leave(self._counter.sent(farewell))),
+        self._retrying(
+            lambda: self._counter.received(self._stub.Leave(self._counter.sent(farewell))),
             min(self._patience_s, LEAVE_PATIENCE_S),
         )
 
     def close(self) -> None:
-        """See `Link`."""
         if self._control is not None:
             self._control.close()
-        self.up.close()
-        self.down.close()
-        self._trunk.close()
+        for direction in (self._up, self._down):
+            direction.threads.shutdown(wait=False, cancel_futures=True)
+        self._pool.close()
         self._channel.close()
 
-    def _patiently(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+    def _retrying(self, call: Callable[[], T], patience_s: float | None = None) -> T:
         patience = self._patience(patience_s)
         while True:
             try:

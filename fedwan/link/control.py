@@ -11,8 +11,8 @@ import grpc
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
+from fedwan.link.byte_counter import ByteCounter
 from fedwan.link.methods import Stub
-from fedwan.link.wiretap import ByteCounter
 
 __all__ = ["ControlStream"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from functools import partial
 
 import grpc
@@ -13,84 +13,121 @@ import grpc
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.framing import Part
-from fedwan.link.incoming import Incoming
-from fedwan.link.lanes import Lanes
+from fedwan.link.buffer import Buffer
+from fedwan.link.channels import Direction
+from fedwan.link.framing import Chunk, Part, is_intact
 from fedwan.link.methods import Stub
+from fedwan.link.packing import unpack
 from fedwan.link.retry import Patience
-from fedwan.link.stripes import Stretch
 
 __all__ = ["download"]
 
 Parts = Iterator[Part[wire.DownloadHeader]]
 
 
-def download(lanes: Lanes, patience: Patience, request: wire.DownloadRequest) -> Delivery:
+def download(down: Direction, patience: Patience, request: wire.DownloadRequest) -> Delivery:
     """Fetch what is asked for, or the coordinator's reason why there is none yet.
 
     Memory: one block of the payload's size.
 
     Args:
-        lanes: the site's, downwards.
+        down: the direction.
         patience: how long to try.
-        request: what to fetch; `deal`, `packed`, `chunks` and `checksum` are filled in here.
+        request: what to fetch; `transfer`, `packed`, `chunks` and `checksum` are filled in here.
 
     Raises:
-        LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
+        LinkLost, SessionLost, IdentityError, PayloadError: as `Patience.failed` does.
     """
     incoming: Incoming | None = None
-    stretch = Stretch()
     began = 0.0
-    with lanes.lease() as stubs, ExitStack() as measuring:
-        while True:
-            try:
-                if incoming is None:
-                    wanted = _ask(request, None, lanes)
-                    parts = _stream(stubs[0], lanes, wanted)
-                    first, header = _header(parts)
-                    if header.status != wire.DownloadHeader.READY:
-                        return Delivery(header, None)
-                    # What was waited for before the payload existed is no part of its transfer.
-                    stretch = measuring.enter_context(lanes.stripes.measured())
-                    began = time.monotonic()
-                    incoming = Incoming(header)
-                    wanted.checksum = header.checksum
-                    num_others = len(incoming.missing()) - 1
-                    finish = _start(stubs[1:], num_others, lanes, wanted, incoming)
-                    _store([first], incoming)
-                    is_held = _both(partial(_store, parts, incoming), finish)
-                else:
-                    wanted, num = _ask(request, incoming, lanes), len(incoming.missing())
-                    is_held = _start(stubs, num, lanes, wanted, incoming)()
-                patience.succeeded()
-                if not is_held:
-                    incoming = None
-                    measuring.close()
-                elif not incoming.missing():
-                    stretch.num_bytes = incoming.header.num_bytes
-                    stretch.is_clean = not patience.num_failures
-                    lanes.packing.note(stretch.num_bytes, time.monotonic() - began)
-                    return Delivery(incoming.header, incoming.buffer)
-            except grpc.RpcError as error:
-                patience.failed(error)
+    stubs = down.pool.stubs()
+    while True:
+        try:
+            if incoming is None:
+                wanted = _ask(request, None, down)
+                parts = _stream(stubs[0], down, wanted)
+                first, header = _header(parts)
+                if header.status != wire.DownloadHeader.READY:
+                    return Delivery(header, None)
+                # What was waited for before the payload existed is no part of its transfer.
+                began = time.monotonic()
+                incoming = Incoming(header)
+                wanted.checksum = header.checksum
+                num_others = len(incoming.missing()) - 1
+                finish = _start(stubs[1:], num_others, down, wanted, incoming)
+                _store([first], incoming)
+                is_held = _both(partial(_store, parts, incoming), finish)
+            else:
+                wanted, num = _ask(request, incoming, down), len(incoming.missing())
+                is_held = _start(stubs, num, down, wanted, incoming)()
+            patience.succeeded()
+            if not is_held:
+                incoming = None
+            elif not incoming.missing():
+                down.packing.note(incoming.header.num_bytes, time.monotonic() - began)
+                return Delivery(incoming.header, incoming.buffer)
+        except grpc.RpcError as error:
+            patience.failed(error)
+
+
+class Incoming:
+    """What has arrived of one payload.
+
+    Args:
+        header: that announced it.
+
+    Raises:
+        PayloadError: no such payload can be.
+    """
+
+    def __init__(self, header: wire.DownloadHeader) -> None:
+        if not header.chunk_bytes:
+            raise PayloadError("a download announces chunks of 0 bytes; refused")
+        self.header = header
+        self.buffer = Buffer(header.num_bytes)
+        self._num_chunks = -(-header.num_bytes // header.chunk_bytes)
+        self._received: set[int] = set()
+
+    def store(self, chunk: Chunk) -> None:
+        """Put a chunk in its place.
+
+        Raises:
+            PayloadError: it was damaged, cannot be unpacked, or does not lie where a chunk can.
+        """
+        if not is_intact(chunk):
+            raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
+        data = unpack(chunk, self.header.chunk_bytes)
+        index, rest = divmod(chunk.offset, self.header.chunk_bytes)
+        expected = min(self.header.chunk_bytes, self.header.num_bytes - chunk.offset)
+        if rest or len(data) != expected:
+            raise PayloadError(
+                f"chunk of {len(data)} bytes at {chunk.offset} does not fit a payload of "
+                f"{self.header.num_bytes} bytes; refused"
+            )
+        self.buffer.write(chunk.offset, data)
+        self._received.add(index)
+
+    def missing(self) -> list[int]:
+        """Chunks that have not come, in order."""
+        return [index for index in range(self._num_chunks) if index not in self._received]
 
 
 def _ask(
-    request: wire.DownloadRequest, incoming: Incoming | None, lanes: Lanes
+    request: wire.DownloadRequest, incoming: Incoming | None, down: Direction
 ) -> wire.DownloadRequest:
-    """The request of a new deal, for everything or for what is still missing."""
+    """The request of a new transfer, for everything or for what is still missing."""
     wanted = wire.DownloadRequest()
     wanted.CopyFrom(request)
-    wanted.deal = secrets.randbits(63) + 1
-    wanted.packed = lanes.packing.is_on
+    wanted.transfer = secrets.randbits(63) + 1
+    wanted.packed = down.packing.is_on
     if incoming is not None:
         wanted.checksum = incoming.header.checksum
         wanted.chunks.extend(incoming.missing())
     return wanted
 
 
-def _stream(stub: Stub, lanes: Lanes, wanted: wire.DownloadRequest) -> Parts:
-    return lanes.counter.receiving(stub.Download(lanes.counter.sent(wanted)))
+def _stream(stub: Stub, down: Direction, wanted: wire.DownloadRequest) -> Parts:
+    return down.counter.receiving(stub.Download(down.counter.sent(wanted)))
 
 
 def _header(parts: Parts) -> tuple[Part[wire.DownloadHeader], wire.DownloadHeader]:
@@ -114,24 +151,24 @@ def _store(parts: Iterable[Part[wire.DownloadHeader]], incoming: Incoming) -> bo
 def _start(
     stubs: Sequence[Stub],
     most: int,
-    lanes: Lanes,
+    down: Direction,
     wanted: wire.DownloadRequest,
     incoming: Incoming,
 ) -> Callable[[], bool]:
-    """Begin to fetch a deal's chunks; the returned call waits for the end, and says if all held.
+    """Begin to fetch a transfer's chunks; the returned call waits, and says if all were held.
 
     Args:
         stubs: one per channel.
         most: channels at most, since there are no more chunks.
-        lanes: the site's, downwards.
+        down: the direction.
         wanted: the request, the same on every channel.
         incoming: where chunks go.
     """
 
     def fetch(stub: Stub) -> bool:
-        return _store(_stream(stub, lanes, wanted), incoming)
+        return _store(_stream(stub, down, wanted), incoming)
 
-    futures = [lanes.pool.submit(fetch, stub) for stub in stubs[: max(0, most)]]
+    futures = [down.threads.submit(fetch, stub) for stub in stubs[: max(0, most)]]
 
     def finish() -> bool:
         errors = [error for future in futures if (error := future.exception()) is not None]

@@ -1,15 +1,15 @@
 """Why there is no TLS session: gRPC only says `unavailable`, the TLS library knows more.
 
-A gRPC server that refuses a site's certificate closes the connection without a word. In TLS 1.3
-the site's handshake is over by then, so that it shows as an end of file where HTTP/2's greeting
-belongs.
+A refusal is final, so only TLS's own words count: a certificate that is not accepted here, or an
+alert from there. A connection that is merely closed may be a coordinator that ends, or the path. A
+gRPC server closes it, too, without an alert, where it refuses a site's certificate. But if its own
+certificate is accepted here, both are of one authority, and only expiry is left as a reason.
 """
 
 from __future__ import annotations
 
 import socket
 import ssl
-import time
 
 from fedwan.link.certificates import now
 from fedwan.link.tls import Identity
@@ -18,9 +18,8 @@ __all__ = ["handshake_complaint"]
 
 TIMEOUT_S = 5.0
 GREETING_S = 2.0
-PAUSE_S = 0.3
 
-_DROPPED = "dropped"
+_CLOSED = "closed"
 
 
 def handshake_complaint(address: str, identity: Identity) -> str | None:
@@ -35,14 +34,10 @@ def handshake_complaint(address: str, identity: Identity) -> str | None:
         succeeds, or if the address cannot be reached at all.
     """
     reason = _try(address, identity)
-    if reason == _DROPPED:
-        # A coordinator that ends in this very moment looks the same, but only once.
-        time.sleep(PAUSE_S)
-        reason = _try(address, identity)
+    if reason == _CLOSED:
+        reason = "our certificate is not accepted there" if identity.expires < now() else None
     if reason is None:
         return None
-    if reason == _DROPPED:
-        reason = "our certificate is not accepted there"
     if identity.expires < now():
         reason += f" (it expired on {identity.expires:%Y-%m-%d %H:%M} UTC)"
     return (
@@ -63,7 +58,7 @@ def _try(address: str, identity: Identity) -> str | None:
             context.wrap_socket(raw, server_hostname=host) as tls,
         ):
             tls.settimeout(GREETING_S)
-            return None if tls.recv(1) else _DROPPED
+            return None if tls.recv(1) else _CLOSED
     except ssl.SSLCertVerificationError as error:
         return f"its certificate is not accepted here: {error.verify_message}"
     except ssl.SSLError as error:

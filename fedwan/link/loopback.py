@@ -4,6 +4,8 @@ For tests of workloads and strategies, and for simulations. Payloads are copied 
 wire, so that what a site does to its tensors afterwards cannot reach the coordinator.
 """
 
+# ruff: noqa: D102 (methods are those of `fedwan.link.base.Link`)
+
 from __future__ import annotations
 
 from queue import SimpleQueue
@@ -37,34 +39,30 @@ class LoopbackLink:
 
     @property
     def signals(self) -> Signals:
-        """See `Link`."""
         return self._signals
 
     @property
     def bytes_up(self) -> int:
-        """See `Link`."""
         return self._bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """See `Link`."""
         return self._bytes_down
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
-        """See `Link`."""
         welcome = self._hub.join(self._site, hello)
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
+        if welcome.is_waiting:
+            return welcome
         self._session = hello.session
         self._signals = self._hub.attach(self._site, hello.session)
         return welcome
 
     def heartbeat(self, step: int) -> None:
-        """See `Link`."""
         self._hub.heard(self._site, wire.SiteSignal(session=self._session, step=step))
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        """See `Link`."""
         header.chunk_bytes = self._chunk_bytes
         header.session = self._session
         reception = self._hub.open_upload(self._site, header)
@@ -77,7 +75,6 @@ class LoopbackLink:
         return self._hub.close_stripe(self._site, header)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        """See `Link`."""
         header, payload = self._hub.download(self._site, request)
         if payload is None:
             return Delivery(header, None)
@@ -87,14 +84,11 @@ class LoopbackLink:
         return Delivery(header, copy)
 
     def report(self, report: wire.QualityReport) -> None:
-        """See `Link`."""
         self._hub.report(self._site, report)
 
     def leave(self, farewell: wire.Farewell) -> None:
-        """See `Link`."""
         farewell.session = self._session
         self._hub.leave(self._site, farewell)
 
     def close(self) -> None:
-        """See `Link`."""
         self._hub.detach(self._site, self._session)

@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.framing import download_part, serialize, upload_part
+from fedwan.link.framing import parser, serialize
 
 __all__ = ["SERVICE", "Stub", "handlers"]
 
@@ -39,17 +39,7 @@ class Stub:
         self.Download = channel.unary_stream(
             f"/{SERVICE}/Download",
             request_serializer=wire.DownloadRequest.SerializeToString,
-            response_deserializer=download_part,
-        )
-        self.ProbeUp = channel.stream_unary(
-            f"/{SERVICE}/ProbeUp",
-            request_serializer=wire.ProbePart.SerializeToString,
-            response_deserializer=wire.ProbeReply.FromString,
-        )
-        self.ProbeDown = channel.unary_stream(
-            f"/{SERVICE}/ProbeDown",
-            request_serializer=wire.ProbeRequest.SerializeToString,
-            response_deserializer=wire.ProbePart.FromString,
+            response_deserializer=parser(wire.DownloadHeader),
         )
 
 
@@ -87,23 +77,13 @@ def handlers(servicer: Any) -> grpc.GenericRpcHandler:
             ),
             "Upload": grpc.stream_unary_rpc_method_handler(
                 _all_checked(servicer.Upload),
-                request_deserializer=_tolerant(upload_part),
+                request_deserializer=_tolerant(parser(wire.UploadHeader)),
                 response_serializer=wire.Receipt.SerializeToString,
             ),
             "Download": grpc.unary_stream_rpc_method_handler(
                 _checked(servicer.Download),
                 request_deserializer=_tolerant(wire.DownloadRequest.FromString),
                 response_serializer=serialize,
-            ),
-            "ProbeUp": grpc.stream_unary_rpc_method_handler(
-                _all_checked(servicer.ProbeUp),
-                request_deserializer=_tolerant(wire.ProbePart.FromString),
-                response_serializer=wire.ProbeReply.SerializeToString,
-            ),
-            "ProbeDown": grpc.unary_stream_rpc_method_handler(
-                _checked(servicer.ProbeDown),
-                request_deserializer=_tolerant(wire.ProbeRequest.FromString),
-                response_serializer=wire.ProbePart.SerializeToString,
             ),
         },
     )

@@ -22,7 +22,7 @@ from fedwan.link.framing import Chunk, make_chunk
 __all__ = ["PackedOnce", "Packing", "pack", "unpack"]
 
 COMPRESSIONS = ("auto", "zstd", "none")
-"""Of `link.compression`."""
+"""What a link may be told."""
 LEVEL = 1
 """Zstandard's lowest that codes entropy; higher ones look longer for repeats that are not there."""
 WORTH = 0.97

@@ -89,7 +89,7 @@ class Patience:
             raise LinkLost(
                 f"the coordinator at {self._address} could not be reached for "
                 f"{self._patience_s:g} s ({text}); check its address, its service and the "
-                "firewall, or raise link.patience_s"
+                "firewall, or raise round.patience_s"
             ) from None
         self._sleep(self._wait_s)
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)

@@ -20,18 +20,16 @@ from cryptography import x509
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Signals
-from fedwan.link.congestion import Congestion
-from fedwan.link.dealing import Deals
+from fedwan.link.channels import num_channels, window_options
 from fedwan.link.framing import Part, is_intact, make_chunk
-from fedwan.link.limits import window_options
+from fedwan.link.measured_payload import Discard, noise_delivery
 from fedwan.link.methods import handlers
 from fedwan.link.packing import PackedOnce, pack, unpack
-from fedwan.link.probe import MAX_STREAMS, Probes
-from fedwan.link.stripes import START_CHANNELS, most_stripes
+from fedwan.link.scheduler import SharedQueues, TransferQueue
+from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
-from fedwan.link.turns import Line
 
-__all__ = ["MAX_MESSAGE_BYTES", "DataPlane", "threads_per_site"]
+__all__ = ["MAX_MESSAGE_BYTES", "DataPlane"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -39,8 +37,6 @@ log = logging.getLogger(__name__)
 MAX_MESSAGE_BYTES = 32 << 20
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
-MAX_WAITING = 16
-"""Fragments of one site whose updates it waits for at once, unless there are more."""
 SERVER_OPTIONS = [
     ("grpc.so_reuseport", 0),  # a port in use must be an error, not a port shared with a stranger
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -50,15 +46,6 @@ SERVER_OPTIONS = [
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
 ]
-
-
-def threads_per_site(channels: int, num_fragments: int = 0) -> int:
-    """Calls that a site may have open at once; a thread is made when none is idle.
-
-    Control, words, downloads that wait for a round, stripes in both directions, and a probe.
-    """
-    waiting = max(MAX_WAITING, num_fragments)
-    return 2 + waiting + 2 * most_stripes(channels) + MAX_STREAMS
 
 
 class DataPlane:
@@ -72,10 +59,11 @@ class DataPlane:
         num_threads: calls served at once; every stripe, every waiting download and every Control
             stream holds one.
         heartbeat_s: seconds between heartbeats.
-        congestion: control of the sites' connections, see `fedwan.link.congestion`.
-        pace_mbit: most that one of them may carry down, Mbit/s with all headers; 0 sets no limit.
+        congestion: control of the sites' connections: `auto`, `bbr`, `cubic` or `system`.
+        pace_mbit: most that those of one site may carry down together, Mbit/s with all headers; 0
+            sets no limit.
         num_sites: how many share the memory for what arrives.
-        channels: of each site, as a rule.
+        channels: of each site; 0 as its own default, by a kernel that is taken to be like this one.
 
     Raises:
         ConfigError: the port is in use.
@@ -92,16 +80,18 @@ class DataPlane:
         congestion: str = "auto",
         pace_mbit: float = 0.0,
         num_sites: int = 1,
-        channels: int = START_CHANNELS,
+        channels: int = 0,
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
         self._heartbeat_s = heartbeat_s
-        self._deals = Deals()
+        self._chunk_queues = SharedQueues()
         self._packed = PackedOnce()
-        self._lines: dict[str, Line] = {}
-        self._probes = Probes()
+        self._update_queues: dict[str, TransferQueue] = {}
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
+        self._congestion = Congestion(congestion)
+        channels = num_channels(channels, self._congestion.is_bbr, bool(pace_mbit))
+        self._congestion.pace_mbit = pace_mbit / channels
         options = [*SERVER_OPTIONS, *window_options(num_sites, channels)]
         self._server = grpc.server(self._pool, options=options)
         self._server.add_generic_rpc_handlers((handlers(self),))
@@ -116,7 +106,6 @@ class DataPlane:
                 f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
                 "of this machine; set link.port to a free port, or link.host"
             )
-        self._congestion = Congestion(congestion, pace_mbit)
 
     def start(self) -> None:
         """Begin to serve."""
@@ -173,7 +162,8 @@ class DataPlane:
         first = next(parts, None)
         if first is None or first.header is None:
             raise PayloadError("an upload began without its header; refused")
-        reception = self._hub.open_upload(site, first.header)
+        is_measurement = first.header.kind == wire.UploadHeader.MEASUREMENT
+        reception = Discard() if is_measurement else self._hub.open_upload(site, first.header)
         if isinstance(reception, wire.Receipt):
             return reception
         most_bytes = min(first.header.chunk_bytes, MAX_MESSAGE_BYTES)
@@ -184,37 +174,44 @@ class DataPlane:
                     raise PayloadError(f"chunk at {part.chunk.offset} was damaged on the way")
                 reception.write(part.chunk.offset, unpack(part.chunk, most_bytes))
             part = next(parts, None)
+        if is_measurement:
+            return wire.Receipt(status=wire.Receipt.ACCEPTED)
         return self._hub.close_stripe(site, first.header)
 
     def Download(  # noqa: N802, D102
         self, request: wire.DownloadRequest, context: Any
     ) -> Iterator[Part[wire.DownloadHeader]]:
         site = self._site(context)
-        delivery = _guard(context, lambda: self._hub.download(site, request))
+        delivery = _guard(context, lambda: self._fetch(site, request))
         parts = _send(
             delivery,
             request,
-            lambda chunks: self._deal(site, request, chunks, context),
+            lambda chunks: self._share(site, request, chunks, context),
             self._packed,
         )
         while (part := _guard(context, lambda: next(parts, None))) is not None:
             yield part
 
-    def _deal(
+    def _fetch(self, site: str, request: wire.DownloadRequest) -> Delivery:
+        if request.kind == wire.DownloadRequest.MEASUREMENT:
+            return noise_delivery(request, self._congestion.in_use)
+        return self._hub.download(site, request)
+
+    def _share(
         self, site: str, request: wire.DownloadRequest, chunks: Iterable[int], context: Any
     ) -> Iterable[int]:
         """A call's share of the chunks; updates of one site go out one after the other."""
-        if not request.deal:
+        if not request.transfer:
             return chunks
-        dealer = self._deals.join(site, request.deal, chunks)
+        shared = self._chunk_queues.join(site, request.transfer, chunks)
         if request.kind != wire.DownloadRequest.UPDATE:
-            return dealer
-        line, key = self._lines.setdefault(site, Line()), request.deal
-        line.enter(key)
-        if not context.add_callback(lambda: line.leave(key)):
-            line.leave(key)  # the call is over already
-        line.wait(key, lambda: context.is_active() and not dealer.is_through)
-        return line.following(key, dealer)
+            return shared
+        queue, key = self._update_queues.setdefault(site, TransferQueue()), request.transfer
+        queue.enter(key)
+        if not context.add_callback(lambda: queue.leave(key)):
+            queue.leave(key)  # the call is over already
+        queue.wait(key, lambda: context.is_active() and not shared.is_empty)
+        return queue.following(key, shared)
 
     def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.report(self._site(context), request))
@@ -223,18 +220,6 @@ class DataPlane:
     def Leave(self, request: wire.Farewell, context: Any) -> wire.Ack:  # noqa: N802, D102
         _guard(context, lambda: self._hub.leave(self._site(context), request))
         return wire.Ack()
-
-    def ProbeUp(  # noqa: N802, D102
-        self, parts: Iterator[wire.ProbePart], context: Any
-    ) -> wire.ProbeReply:
-        return _guard(context, lambda: self._probes.receive(self._site(context), parts, context))
-
-    def ProbeDown(  # noqa: N802, D102
-        self, request: wire.ProbeRequest, context: Any
-    ) -> Iterator[wire.ProbePart]:
-        parts = self._probes.send(self._site(context), request, context)
-        while (part := _guard(context, lambda: next(parts, None))) is not None:
-            yield part
 
     def _site(self, context: Any) -> str:
         """The name in the peer's certificate, which TLS has verified."""
@@ -260,7 +245,7 @@ def _serial(pem: bytes) -> int:
 def _send(
     delivery: Delivery,
     request: wire.DownloadRequest,
-    deal: Callable[[Iterable[int]], Iterable[int]],
+    share: Callable[[Iterable[int]], Iterable[int]],
     packed: PackedOnce,
 ) -> Iterator[Part[wire.DownloadHeader]]:
     header, payload = delivery
@@ -276,7 +261,7 @@ def _send(
     num_chunks = -(-payload.num_bytes // size)
     if len(request.chunks) > num_chunks:
         raise PayloadError(f"{len(request.chunks)} chunks asked for where there are {num_chunks}")
-    chunks = deal(request.chunks or range(num_chunks))
+    chunks = share(request.chunks or range(num_chunks))
     shown: wire.DownloadHeader | None = header
     for index in chunks:
         offset = index * size

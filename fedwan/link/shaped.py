@@ -5,6 +5,8 @@ Loss lowers the rate to what one TCP flow gets (Mathis et al. 1997: MSS / RTT ·
 An estimate for trying things out; the benchmarks emulate the network itself.
 """
 
+# ruff: noqa: D102 (methods are those of `fedwan.link.base.Link`)
+
 from __future__ import annotations
 
 import math
@@ -63,36 +65,31 @@ class ShapedLink:
 
     @property
     def signals(self) -> Signals:
-        """See `Link`."""
         return self._inner.signals
 
     @property
     def bytes_up(self) -> int:
-        """See `Link`."""
         return self._inner.bytes_up
 
     @property
     def bytes_down(self) -> int:
-        """See `Link`."""
         return self._inner.bytes_down
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
-        """See `Link`."""
         return self._inner.join(hello)
 
     def heartbeat(self, step: int) -> None:
-        """See `Link`."""
         self._inner.heartbeat(step)
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        """See `Link`; takes a round trip and the time of the bytes."""
+        """Takes a round trip and the time of the bytes."""
         began = self._clock()
         receipt = self._inner.upload(header, payload)
         self._wait_out(self._rtt_s + payload.num_bytes / self._bytes_per_s, began)
         return receipt
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        """See `Link`; a payload takes a round trip and the time of its bytes."""
+        """A payload takes a round trip and the time of its bytes."""
         delivery = self._inner.download(request)
         if delivery.payload is not None:
             # What was waited for before the payload existed is no part of its transfer.
@@ -102,15 +99,12 @@ class ShapedLink:
         return delivery
 
     def report(self, report: wire.QualityReport) -> None:
-        """See `Link`."""
         self._inner.report(report)
 
     def leave(self, farewell: wire.Farewell) -> None:
-        """See `Link`."""
         self._inner.leave(farewell)
 
     def close(self) -> None:
-        """See `Link`."""
         self._inner.close()
 
     def _wait_out(self, duration_s: float, began: float) -> None:

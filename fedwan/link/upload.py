@@ -10,12 +10,12 @@ import grpc
 
 from fedwan.codecs.payload import Bytes, Source
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.dealing import Dealer
+from fedwan.link.channels import Direction
 from fedwan.link.framing import Part, make_chunk
-from fedwan.link.lanes import Lanes
 from fedwan.link.methods import Stub
 from fedwan.link.packing import pack
 from fedwan.link.retry import Patience
+from fedwan.link.scheduler import ChunkQueue
 
 __all__ = ["upload"]
 
@@ -41,34 +41,31 @@ class _Remembering:
 
 
 def upload(
-    lanes: Lanes, patience: Patience, header: wire.UploadHeader, payload: Source
+    up: Direction, patience: Patience, header: wire.UploadHeader, payload: Source
 ) -> wire.Receipt:
     """Send until the coordinator's receipt is final.
 
     One chunk per stripe is in memory at a time, packed and not; the payload itself is only read.
 
     Args:
-        lanes: the site's, upwards.
+        up: the direction.
         patience: how long to try.
         header: complete but for nothing; its `chunk_bytes` cuts the payload.
         payload: what to send.
 
     Raises:
-        LinkLost, SessionLost, IdentityError, PayloadError: see `Patience.failed`.
+        LinkLost, SessionLost, IdentityError, PayloadError: as `Patience.failed` does.
         FedwanError: the payload cannot be read, as when encoding it failed.
     """
-    with lanes.lease() as stubs, lanes.stripes.measured() as stretch:
-        stretch.num_bytes = payload.num_bytes
-        began = time.monotonic()
-        receipt = _send_until_final(stubs, lanes, patience, header, payload)
-        lanes.packing.note(payload.num_bytes, time.monotonic() - began)
-        stretch.is_clean = not patience.num_failures
-        return receipt
+    began = time.monotonic()
+    receipt = _send_until_final(up.pool.stubs(), up, patience, header, payload)
+    up.packing.note(payload.num_bytes, time.monotonic() - began)
+    return receipt
 
 
 def _send_until_final(
     stubs: Sequence[Stub],
-    lanes: Lanes,
+    up: Direction,
     patience: Patience,
     header: wire.UploadHeader,
     payload: Source,
@@ -77,7 +74,7 @@ def _send_until_final(
     missing: Sequence[int] = range(-(-payload.num_bytes // header.chunk_bytes))
     while True:
         try:
-            receipts = _send_stripes(stubs, lanes, header, payload, missing)
+            receipts = _send_stripes(stubs, up, header, payload, missing)
             patience.succeeded()
         except grpc.RpcError as error:
             if payload.error is not None:
@@ -95,33 +92,32 @@ def _send_until_final(
 
 def _send_stripes(
     stubs: Sequence[Stub],
-    lanes: Lanes,
+    up: Direction,
     header: wire.UploadHeader,
     payload: Source,
     chunks: Sequence[int],
 ) -> list[wire.Receipt]:
     """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE.
 
-    Chunks wait for their turn, after those of uploads that began before; a question does not.
+    Chunks wait for those of uploads that began before; a question does not.
     """
 
     def send(stub: Stub, shared: Iterable[int]) -> wire.Receipt:
-        parts = lanes.counter.sending(_parts(header, payload, shared, lanes.packing.is_on))
-        receipt: wire.Receipt = stub.Upload(_tell_second(parts, lanes))
+        parts = up.counter.sending(_parts(header, payload, shared, up.packing.is_on))
+        receipt: wire.Receipt = stub.Upload(_tell_second(parts, up))
         if len(chunks) <= len(stubs):
-            lanes.on_connected()  # there may have been no second message
-        return lanes.counter.received(receipt)
+            up.on_connected()  # there may have been no second message
+        return up.counter.received(receipt)
 
     if not chunks:
         return [send(stubs[0], ())]
-    shared = Dealer(chunks)
-    with lanes.line.turn() as key:
+    shared = ChunkQueue(chunks)
+    with up.queue.first() as key:
         count = min(len(stubs), len(chunks))
         if count == 1:
-            return [send(stubs[0], lanes.line.following(key, shared))]
+            return [send(stubs[0], up.queue.following(key, shared))]
         futures = [
-            lanes.pool.submit(send, stub, lanes.line.following(key, shared))
-            for stub in stubs[:count]
+            up.threads.submit(send, stub, up.queue.following(key, shared)) for stub in stubs[:count]
         ]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
@@ -129,11 +125,11 @@ def _send_stripes(
         return [future.result() for future in futures]
 
 
-def _tell_second(parts: Iterator[T], lanes: Lanes) -> Iterator[T]:
+def _tell_second(parts: Iterator[T], up: Direction) -> Iterator[T]:
     """The same; gRPC asks for the second message when it has sent the first: it is connected."""
     for number, part in enumerate(parts):
         if number == 1:
-            lanes.on_connected()
+            up.on_connected()
         yield part
 
 

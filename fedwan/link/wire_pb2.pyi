@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint")
+    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -17,6 +17,9 @@ class Hello(_message.Message):
     INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
     FROZEN_SHA256_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    KINDS_JSON_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    SOURCES_JSON_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     site: str
@@ -25,21 +28,30 @@ class Hello(_message.Message):
     initial_sha256: str
     frozen_sha256: str
     checkpoint: int
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ...) -> None: ...
+    kinds_json: str
+    num_steps: int
+    sources_json: str
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step")
+    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step", "is_waiting", "text", "num_steps")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
     IS_REJOIN_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
+    IS_WAITING_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     versions: _containers.RepeatedScalarFieldContainer[int]
     send_initial: bool
     is_rejoin: bool
     run_step: int
-    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ...) -> None: ...
+    is_waiting: bool
+    text: str
+    num_steps: int
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., num_steps: _Optional[int] = ...) -> None: ...
 
 class SiteSignal(_message.Message):
     __slots__ = ("session", "step")
@@ -77,8 +89,10 @@ class UploadHeader(_message.Message):
         __slots__ = ()
         CONTRIBUTION: _ClassVar[UploadHeader.Kind]
         INITIAL: _ClassVar[UploadHeader.Kind]
+        MEASUREMENT: _ClassVar[UploadHeader.Kind]
     CONTRIBUTION: UploadHeader.Kind
     INITIAL: UploadHeader.Kind
+    MEASUREMENT: UploadHeader.Kind
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
@@ -135,26 +149,6 @@ class Work(_message.Message):
     figures: _containers.ScalarMap[str, float]
     def __init__(self, step: _Optional[int] = ..., steps: _Optional[int] = ..., samples: _Optional[int] = ..., losses: _Optional[_Mapping[str, float]] = ..., compute_s: _Optional[float] = ..., wait_s: _Optional[float] = ..., bytes_up: _Optional[int] = ..., bytes_down: _Optional[int] = ..., figures: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
-class Chunk(_message.Message):
-    __slots__ = ("offset", "checksum", "raw_bytes", "data")
-    OFFSET_FIELD_NUMBER: _ClassVar[int]
-    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    RAW_BYTES_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    offset: int
-    checksum: int
-    raw_bytes: int
-    data: bytes
-    def __init__(self, offset: _Optional[int] = ..., checksum: _Optional[int] = ..., raw_bytes: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
-
-class UploadPart(_message.Message):
-    __slots__ = ("header", "chunk")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
-    header: UploadHeader
-    chunk: Chunk
-    def __init__(self, header: _Optional[_Union[UploadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
-
 class Receipt(_message.Message):
     __slots__ = ("status", "text", "missing")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -176,17 +170,19 @@ class Receipt(_message.Message):
     def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "deal", "packed")
+    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "transfer", "packed")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UPDATE: _ClassVar[DownloadRequest.Kind]
         GLOBAL: _ClassVar[DownloadRequest.Kind]
         EMA: _ClassVar[DownloadRequest.Kind]
         OUTER: _ClassVar[DownloadRequest.Kind]
+        MEASUREMENT: _ClassVar[DownloadRequest.Kind]
     UPDATE: DownloadRequest.Kind
     GLOBAL: DownloadRequest.Kind
     EMA: DownloadRequest.Kind
     OUTER: DownloadRequest.Kind
+    MEASUREMENT: DownloadRequest.Kind
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
@@ -194,7 +190,7 @@ class DownloadRequest(_message.Message):
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     CHUNKS_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    DEAL_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     kind: DownloadRequest.Kind
@@ -203,12 +199,12 @@ class DownloadRequest(_message.Message):
     wait_s: float
     chunks: _containers.RepeatedScalarFieldContainer[int]
     checksum: int
-    deal: int
+    transfer: int
     packed: bool
-    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., deal: _Optional[int] = ..., packed: _Optional[bool] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "variates_from")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "congestion")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -230,7 +226,8 @@ class DownloadHeader(_message.Message):
     MERGED_INTO_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
     RUN_STEP_FIELD_NUMBER: _ClassVar[int]
-    VARIATES_FROM_FIELD_NUMBER: _ClassVar[int]
+    ANEW_FROM_FIELD_NUMBER: _ClassVar[int]
+    CONGESTION_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
     num_bytes: int
@@ -242,16 +239,9 @@ class DownloadHeader(_message.Message):
     merged_into: int
     steps: int
     run_step: int
-    variates_from: int
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., variates_from: _Optional[int] = ...) -> None: ...
-
-class DownloadPart(_message.Message):
-    __slots__ = ("header", "chunk")
-    HEADER_FIELD_NUMBER: _ClassVar[int]
-    CHUNK_FIELD_NUMBER: _ClassVar[int]
-    header: DownloadHeader
-    chunk: Chunk
-    def __init__(self, header: _Optional[_Union[DownloadHeader, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
+    anew_from: int
+    congestion: str
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., congestion: _Optional[str] = ...) -> None: ...
 
 class QualityReport(_message.Message):
     __slots__ = ("run_id", "version", "figures_json", "samples")
@@ -280,63 +270,3 @@ class Farewell(_message.Message):
 class Ack(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
-
-class ProbeRequest(_message.Message):
-    __slots__ = ("probe", "seconds")
-    PROBE_FIELD_NUMBER: _ClassVar[int]
-    SECONDS_FIELD_NUMBER: _ClassVar[int]
-    probe: int
-    seconds: float
-    def __init__(self, probe: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
-
-class ProbePart(_message.Message):
-    __slots__ = ("request", "data", "reply")
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    REPLY_FIELD_NUMBER: _ClassVar[int]
-    request: ProbeRequest
-    data: bytes
-    reply: ProbeReply
-    def __init__(self, request: _Optional[_Union[ProbeRequest, _Mapping]] = ..., data: _Optional[bytes] = ..., reply: _Optional[_Union[ProbeReply, _Mapping]] = ...) -> None: ...
-
-class ProbeReply(_message.Message):
-    __slots__ = ("ticks", "tcp", "settings")
-    TICKS_FIELD_NUMBER: _ClassVar[int]
-    TCP_FIELD_NUMBER: _ClassVar[int]
-    SETTINGS_FIELD_NUMBER: _ClassVar[int]
-    ticks: _containers.RepeatedScalarFieldContainer[int]
-    tcp: TcpState
-    settings: TcpSettings
-    def __init__(self, ticks: _Optional[_Iterable[int]] = ..., tcp: _Optional[_Union[TcpState, _Mapping]] = ..., settings: _Optional[_Union[TcpSettings, _Mapping]] = ...) -> None: ...
-
-class TcpState(_message.Message):
-    __slots__ = ("congestion", "bytes_sent", "bytes_again", "busy_us", "window_us", "buffer_us", "rtt_us", "least_rtt_us")
-    CONGESTION_FIELD_NUMBER: _ClassVar[int]
-    BYTES_SENT_FIELD_NUMBER: _ClassVar[int]
-    BYTES_AGAIN_FIELD_NUMBER: _ClassVar[int]
-    BUSY_US_FIELD_NUMBER: _ClassVar[int]
-    WINDOW_US_FIELD_NUMBER: _ClassVar[int]
-    BUFFER_US_FIELD_NUMBER: _ClassVar[int]
-    RTT_US_FIELD_NUMBER: _ClassVar[int]
-    LEAST_RTT_US_FIELD_NUMBER: _ClassVar[int]
-    congestion: str
-    bytes_sent: int
-    bytes_again: int
-    busy_us: int
-    window_us: int
-    buffer_us: int
-    rtt_us: int
-    least_rtt_us: int
-    def __init__(self, congestion: _Optional[str] = ..., bytes_sent: _Optional[int] = ..., bytes_again: _Optional[int] = ..., busy_us: _Optional[int] = ..., window_us: _Optional[int] = ..., buffer_us: _Optional[int] = ..., rtt_us: _Optional[int] = ..., least_rtt_us: _Optional[int] = ...) -> None: ...
-
-class TcpSettings(_message.Message):
-    __slots__ = ("allowed", "available", "receive", "send")
-    ALLOWED_FIELD_NUMBER: _ClassVar[int]
-    AVAILABLE_FIELD_NUMBER: _ClassVar[int]
-    RECEIVE_FIELD_NUMBER: _ClassVar[int]
-    SEND_FIELD_NUMBER: _ClassVar[int]
-    allowed: _containers.RepeatedScalarFieldContainer[str]
-    available: _containers.RepeatedScalarFieldContainer[str]
-    receive: _containers.RepeatedScalarFieldContainer[int]
-    send: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., available: _Optional[_Iterable[str]] = ..., receive: _Optional[_Iterable[int]] = ..., send: _Optional[_Iterable[int]] = ...) -> None: ...

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import Config
+from fedwan.config import Config, load
 from fedwan.output.board import Board, SiteRow
 from fedwan.output.records import Record, Tail
-from fedwan.output.units import bytes_text, duration_text, number_text, percent_text
+from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, subject
 
 __all__ = ["render_board", "watch"]
 
@@ -46,6 +46,7 @@ class _Follower:
     """A board that follows a file."""
 
     def __init__(self, out: Path, config: Config) -> None:
+        self._out = out
         self._config = config
         self._tail = Tail(out / "metrics.jsonl")
         self._generation = 0
@@ -60,6 +61,8 @@ class _Follower:
             self._generation = self._tail.generation
             self.board = Board(self._config, self._since)
         for record in records:
+            if getattr(record, "event", "") == "agreed":  # their script's steps are known now
+                self._config = self.board.config = load(self._out / "config.yaml")
             self.board.take(record)
         return records
 
@@ -143,8 +146,8 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
     config = board.config
     title = Text.assemble(
         ("fedwan ", "bold cyan"),
-        (f"{config.workload} · {config.strategy}", "bold"),
-        f" · {config.sites} sites · H = {config.h} · {config.data.name} {config.data.split}",
+        (f"{subject(config)} · {config.strategy}", "bold"),
+        f" · {config.sites} sites · H = {config.h}",
     )
     left = board.remaining_s
     times = f"{duration_text(elapsed_s)} elapsed"

@@ -13,11 +13,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from fedwan.config import Config, dump
+from fedwan.errors import ConfigError
 from fedwan.output.records import Record, Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
 from fedwan.output.sinks import Sink, open_sinks
 from fedwan.output.summary import Summary, write_summary
+from fedwan.output.units import subject
 
 if TYPE_CHECKING:
     from fedwan.coordinator.totals import Totals
@@ -69,6 +71,17 @@ class Outputs:
         self._each_sink(lambda sink: sink.close())
         write_report(self._out)
 
+    def agreed(self, config: Config) -> None:
+        """The sites agree on what they train: nothing is left open in the configuration."""
+        if config == self._config:
+            return
+        self._config = config
+        dump(config, self._out / "config.yaml")
+        networks = ", ".join(config.inner)
+        self.event(
+            "agreed", None, f"sites agree on {networks}: {config.steps} steps, H = {config.h}"
+        )
+
     def record(self, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`; see `fedwan.output.records`."""
         record: Record = self._recorder.write(row)
@@ -90,7 +103,7 @@ class Outputs:
         """
         config = self._config
         title = (
-            f"{config.workload} on {config.data.name} · {config.strategy} · {config.sites} sites · "
+            f"{subject(config)} · {config.strategy} · {config.sites} sites · "
             f"H = {config.h} · seed {config.seed} · version {version}"
         )
         path = self._out / "samples.png"
@@ -100,7 +113,7 @@ class Outputs:
                 self._say_kept()
                 return
             draw_samples(path, tensors["generated"], tensors.get("real"), title)
-        except (SafetensorError, ValueError) as error:
+        except (SafetensorError, ValueError, ConfigError) as error:
             text = f"samples of version {version} cannot be drawn: {' '.join(str(error).split())}"
             self.event("warning", None, text)
             return

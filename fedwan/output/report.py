@@ -18,7 +18,7 @@ from fedwan.output.files import replace_text
 from fedwan.output.page import card, page, section, table
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
 from fedwan.output.summary import Summary, read_summary, sync_bytes
-from fedwan.output.units import bytes_text, duration_text, number_text, percent_text
+from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, subject
 
 __all__ = ["write_report"]
 
@@ -85,7 +85,7 @@ def _read(out: Path) -> _Run:
 
 def _render(run: _Run) -> str:
     config = run.config
-    title = f"{config.workload} on {config.data.name} · {config.strategy}"
+    title = f"{subject(config)} · {config.strategy}"
     subtitle = (
         f"{config.sites} sites · H = {config.h} · {config.steps:,} steps per site · "
         f"seed {config.seed} · {_started(run)}"

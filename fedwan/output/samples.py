@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedwan.extras import require
 from fedwan.output.files import replace_bytes
 
 __all__ = ["SAMPLES_KEPT", "draw_samples"]
@@ -49,6 +50,7 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
 
     Raises:
         ValueError: samples are neither images nor points, or the two do not match.
+        ConfigError: matplotlib is not installed.
     """
     ours = _as_array(generated)
     panels = [("generated", ours)]
@@ -142,11 +144,10 @@ def _draw_points(panels: list[tuple[str, Floats]], title: str) -> bytes:
 
 def _figure(width: int, height: int, title: str) -> Any:
     # Figures without pyplot: no global state, so any thread may draw.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=_PAPER)
-    FigureCanvasAgg(figure)
+    figure = require("matplotlib.figure", "report").Figure(
+        figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=_PAPER
+    )
+    require("matplotlib.backends.backend_agg", "report").FigureCanvasAgg(figure)
     widest = (width - 2 * _MARGIN_PX) * 72 / _DPI / (0.68 * max(1, len(title)))
     figure.text(
         _MARGIN_PX / width,

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from fedwan.config import Config
 from fedwan.errors import ConfigError
+from fedwan.extras import require
 from fedwan.output.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
 
@@ -39,7 +40,8 @@ def open_sinks(config: Config, out: Path) -> list[Sink]:
     """The sinks that a configuration asks for.
 
     Raises:
-        ConfigError: `log.wandb=online` without a login, or Weights & Biases cannot be reached.
+        ConfigError: wandb is not installed or cannot be reached, or `log.wandb=online` without a
+            login.
     """
     return [] if config.log.wandb == "disabled" else [WandbSink(config, out)]
 
@@ -54,8 +56,7 @@ class WandbSink:
 
     def __init__(self, config: Config, out: Path) -> None:
         # Imported only when asked for: it takes half a second, and starts a service.
-        import wandb
-
+        wandb = require("wandb", "wandb")
         self._wandb = wandb
         settings = wandb.Settings(
             console="off",
@@ -67,7 +68,7 @@ class WandbSink:
         )
         try:
             self._run = wandb.init(
-                project=config.log.project,
+                project="fedwan",
                 mode="online" if config.log.wandb == "online" else "offline",
                 dir=str(out),
                 id=_run_id(out),

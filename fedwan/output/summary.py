@@ -162,8 +162,17 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> list[tuple
     return lines
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _quality_text(summary: Summary, records: Sequence[Record]) -> str:
     fd, floor = summary.quality.get("fd"), summary.quality.get("fd_floor")
+    if fd is None:
+        others = [
+            f"{name} {number_text(v)}" for name, v in summary.quality.items() if _is_number(v)
+        ]
+        return "; ".join(others) or "not measured: the script gives no evaluate="
     text = f"Fréchet distance [bold]{number_text(fd)}[/]; real data itself {number_text(floor)}"
     if fd and floor:
         text += f" ({fd / floor:.1f} times the floor)"

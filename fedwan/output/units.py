@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["bytes_text", "duration_text", "number_text", "percent_text"]
+from fedwan.config import COMMAND, Config
+
+__all__ = ["bytes_text", "duration_text", "number_text", "percent_text", "subject"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
@@ -66,3 +68,11 @@ def percent_text(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return "–"
     return f"{100 * share:.0f} %"
+
+
+def subject(config: Config) -> str:
+    """What a run trains, in a few words."""
+    if config.workload == COMMAND:
+        return "a script of the sites' own"
+    split = "" if config.data.split == "iid" else f", {config.data.split}"
+    return f"{config.workload} on {config.data.name}{split}"

@@ -14,12 +14,14 @@ import torch
 
 from fedwan.app import load_workload
 from fedwan.codecs import Codec, codec_by_name
-from fedwan.config import Config, InnerConfig, LinkConfig, site_names
-from fedwan.data.shard import data_at_site, open_shard
+from fedwan.config import Config, InnerConfig, site_names
+from fedwan.data import data_at_site, open_shard
+from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.packing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
-from fedwan.site.service import choose_device
+from fedwan.site.inner import InnerOptimizers
+from fedwan.site.joining import choose_device
 from fedwan.state import Layout, Role, State, layout_of
 from fedwan.workloads.base import Workload, keep_local
 from fedwan.workloads.home import staying_home
@@ -33,7 +35,6 @@ BUDGET_S = 2.0
 """Of steps, after the warm-up."""
 SAMPLE_VALUES = 1 << 22
 """That codecs are timed with, at most: 16 MiB."""
-CHUNK_BYTES = LinkConfig().chunk_bytes
 REPEATS = 3
 
 
@@ -60,8 +61,9 @@ def trained_layout(
         ConfigError: patterns in `exclude` match nothing, or all of a network.
     """
     networks, optimizers = workload.networks, workload.optimizers
-    home = staying_home(networks, optimizers, exclude or {})
-    layout = layout_of({name: networks[name] for name in networks if name in optimizers}, home)
+    trained = {name: networks[name] for name in networks if name in optimizers}
+    home = staying_home(trained, InnerOptimizers(networks, optimizers).held(), exclude or {})
+    layout = layout_of(trained, home)
     return dict(sorted((layout | moment_layout(layout, inner)).items()))
 
 
@@ -79,10 +81,10 @@ def step_seconds(config: Config, workload: Workload) -> float:
     data = data_at_site(config.data, site_names(config)[0])
     shard = open_shard(data, 0, config.sites, config.seed)
     rng = NamedGenerators(config.seed, "calibration")
-    stream = shard.batches(config.data.batch, rng["data"], device)
+    stream = shard.loader(config.data.batch, rng["data"], device)
 
     def step() -> None:
-        workload.step(stream.next_batch(), rng, keep_local)
+        workload.step(next(stream), rng, keep_local)
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 

@@ -17,12 +17,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import ModuleType
 
-from fedwan._recipe_checks import check_excluded
 from fedwan.app import load_strategy, strategy_names
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import most_fragments
 from fedwan.planner.question import ALL, Question
+from fedwan.recipes import resolve_strategy
 from fedwan.strategy import Strategy
 
 __all__ = ["Candidate", "candidates", "with_tau"]
@@ -145,15 +145,14 @@ def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
 def _build(recipe: ModuleType, config: Config, question: Question) -> Strategy:
     """The strategy, once its recipe has filled in the rest of a copy of these settings."""
     config = copy.deepcopy(config)
-    recipe.resolve(config, question.networks)
+    resolve_strategy(recipe, config, question.networks)
     strategy: Strategy = recipe.build(config)
-    check_excluded(config, strategy)
     return strategy
 
 
 def _candidate(recipe: ModuleType, config: Config, question: Question) -> Candidate:
     config = copy.deepcopy(config)
-    recipe.resolve(config, question.networks)
+    resolve_strategy(recipe, config, question.networks)
     strategy: Strategy = recipe.build(config)
     return Candidate(
         config,

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedwan.errors import ConfigError
-from fedwan.link.measure import Machine, Measurement, Way
+from fedwan.link.measure import Measurement, Way
+from fedwan.link.tcp import TcpSettings
 from fedwan.planner.wire_model import ACK_SHARE, Pipe, WireLink
 
 __all__ = ["measured_link", "read_measurement"]
@@ -23,8 +24,9 @@ def measured_link(found: Measurement) -> WireLink:
 
 
 def _measured_pipe(way: Way, rtt_s: float) -> Pipe:
-    mbit = max(way.one_mbit, way.all_mbit, LEAST_MBIT)
-    return Pipe(mbit * ACK_SHARE * 1e6 / 8, rtt_s, not way.congestion.startswith("bbr"))
+    return Pipe(
+        max(way.mbit, LEAST_MBIT) * ACK_SHARE * 1e6 / 8, rtt_s, not way.congestion.startswith("bbr")
+    )
 
 
 def read_measurement(path: Path) -> Measurement:
@@ -37,7 +39,7 @@ def read_measurement(path: Path) -> Measurement:
         figures: dict[str, Any] = json.loads(path.read_text())
         figures.pop("advice")
         figures |= {way: Way(**figures[way]) for way in ("up", "down")}
-        figures |= {place: Machine(**figures[place]) for place in ("here", "there")}
+        figures["machine"] = TcpSettings(**figures["machine"])
         return Measurement(**figures)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         raise ConfigError(

@@ -116,7 +116,7 @@ def _course(candidate: Candidate, question: Question, cache: dict[object, Course
     key = (
         *(strategy.contributes, strategy.h, strategy.overlap.tau, candidate.num_fragments),
         strategy.clock,
-        *(strategy.up.name, strategy.down.name, candidate.config.stream.pattern, strategy.policy),
+        *(strategy.up.name, strategy.down.name, strategy.policy),
     )
     if key not in cache:
         count = min(question.config.sites, MOST_SITES)
@@ -136,7 +136,9 @@ def _of_few_sites(candidate: Candidate, count: int) -> Strategy:
     """The same strategy, whose policy knows of so many sites, and has no warm-up."""
     config = copy.deepcopy(candidate.config)
     config.round.quorum = math.ceil(config.round.quorum * count / config.sites)
-    config.round.warmup = 0
     config.sites, config.site_names = count, []
     strategy: Strategy = load_strategy(config.strategy).build(config)
-    return strategy
+    policy = strategy.policy
+    if policy.arrivals_from is None:
+        return strategy
+    return strategy._replace(policy=policy._replace(arrivals_from=0))

@@ -78,11 +78,11 @@ def _is_welcome(prediction: Prediction, question: Question) -> bool:
 
 
 def _is_codec_shown(strategy: Strategy) -> bool:
-    return strategy.corrects or not strategy.up.has_feedback
+    return _corrects(strategy) or not strategy.up.has_feedback
 
 
 def _most_h(strategy: Strategy) -> int:
-    return MOST_CORRECTED_H if strategy.corrects else MOST_H
+    return MOST_CORRECTED_H if _corrects(strategy) else MOST_H
 
 
 def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
@@ -94,7 +94,7 @@ def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
         prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
         *(strategy.overlap.tau, prediction.bytes_per_step),
         # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
-        *(bool(strategy.overlap.eager), not prediction.candidate.config.outer),
+        *(bool(strategy.hook and strategy.overlap.tau), not prediction.candidate.config.outer),
     )
 
 
@@ -133,3 +133,8 @@ def _limit(best: Prediction, question: Question) -> str:
             f"link's fuller way{ways}, merging {best.coordinator_s:.3g} s{round_trips}"
         )
     return f"{what}, its steps {steps_s:.3g} s"
+
+
+def _corrects(strategy: Strategy) -> bool:
+    """Whether a site's steps are corrected by what landed before."""
+    return strategy.hook is not None and not strategy.overlap.tau

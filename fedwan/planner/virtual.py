@@ -9,7 +9,7 @@
 
 What arrives for a round that is over is merged into the fragment's next version, if the policy
 bears its staleness, or dropped; its site gets the update if it is still out, else the global
-weights, as from `fedwan.coordinator.outbox`.
+weights, as from `fedwan.coordinator.updates`.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class OwnPaceCoordinator(RoundLoop):
         super().__init__(strategy, table, num_sites, clock, course)
         (load,) = table.loads
         self._table = table
-        # As `fedwan.coordinator.desk` has it: past updates stay out up to the weights' own size.
+        # As in `fedwan.coordinator.updates`: past updates stay out up to the weights' own size.
         keeps = strategy.policy.arrivals_from is not None
         self._num_kept = max(1, table.global_bytes // load.down_bytes) if keeps else 1
         self._paces = Paces([str(n) for n in range(num_sites)], table.h, strategy.least_steps)

@@ -23,9 +23,9 @@ from typing import NamedTuple
 
 from fedwan.config import LinkConfig
 from fedwan.link.advice import flow_mbit
+from fedwan.link.channels import num_channels
 from fedwan.link.packing import FAST
 from fedwan.link.shaped import MSS_BYTES
-from fedwan.link.stripes import MAX_CHANNELS, PACED_CHANNELS
 
 __all__ = ["ACK_SHARE", "Pipe", "WireLink", "modelled_link"]
 
@@ -89,10 +89,9 @@ class WireLink(NamedTuple):
     up: Pipe
     down: Pipe
 
-    def packs(self, compression: str) -> bool:
-        """Whether payloads are packed on it, given `link.compression`."""
-        is_slow = min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
-        return compression == "zstd" or (compression == "auto" and is_slow)
+    def packs(self) -> bool:
+        """Whether payloads are packed on it."""
+        return min(self.up.bytes_per_s, self.down.bytes_per_s) < FAST
 
 
 def modelled_link(link: LinkConfig) -> WireLink:
@@ -117,7 +116,7 @@ def modelled_link(link: LinkConfig) -> WireLink:
         mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
         mbit *= 1.0 if is_paced else 1 - OVERSHOOT
     else:
-        channels = link.channels or (PACED_CHANNELS if link.pace_mbit else MAX_CHANNELS)
+        channels = num_channels(link.channels, is_bbr, bool(link.pace_mbit))
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
     pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
     return WireLink(pipe, pipe)

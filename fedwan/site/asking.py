@@ -11,7 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 
 from fedwan.site.beside import beside_steps
-from fedwan.site.courier import Arrival, Courier
+from fedwan.site.stub import Arrival, CoordinatorStub
 
 __all__ = ["Asked", "Asker"]
 
@@ -27,11 +27,11 @@ class Asked:
     """A question that was put.
 
     Args:
-        outcome: of it.
+        outcome: of it; None at ranks that ask nothing.
         is_vain: set when the answer is of no use any more.
     """
 
-    def __init__(self, outcome: Future[Arrival], is_vain: threading.Event) -> None:
+    def __init__(self, outcome: Future[Arrival] | None, is_vain: threading.Event) -> None:
         self._outcome = outcome
         self._is_vain = is_vain
 
@@ -47,6 +47,20 @@ class Asked:
         """Let the question end by itself, within a poll."""
         self._is_vain.set()
 
+    def poll(self) -> bool:
+        """Whether the answer is here; waits for it a little."""
+        assert self._outcome is not None, "rank 0 has asked"
+        return bool(wait([self._outcome], POLL_S).done)
+
+    def result(self) -> Arrival:
+        """The answer, once it is here.
+
+        Raises:
+            FedwanError: the run ended without it, or the coordinator cannot be reached.
+        """
+        assert self._outcome is not None, "rank 0 has asked"
+        return self._outcome.result()
+
     def wait(self, heed: Callable[[], None]) -> Arrival:
         """The answer.
 
@@ -54,12 +68,12 @@ class Asked:
             heed: called every now and then in this thread; may raise to end the wait.
 
         Raises:
-            FedwanError: see `Courier.fetch_update`.
+            FedwanError: see `result`.
         """
         try:
-            while not wait([self._outcome], POLL_S).done:
+            while not self.poll():
                 heed()
-            return self._outcome.result()
+            return self.result()
         except BaseException:
             self.give_up()
             raise
@@ -69,24 +83,26 @@ class Asker:
     """Puts questions, each in a thread of its own.
 
     Args:
-        courier: who carries them.
+        stub: who carries them.
         count: questions at once.
     """
 
-    def __init__(self, courier: Courier, count: int) -> None:
-        self._courier = courier
+    def __init__(self, stub: CoordinatorStub, count: int) -> None:
+        self._stub = stub
         self._threads = beside_steps(count, "update")
         self._is_closed = threading.Event()
 
-    def ask(self, fragment: int, version: int) -> Asked:
-        """Ask for the update of a fragment that leads to a version."""
+    def ask(self, fragment: int, version: int, is_leader: bool = True) -> Asked:
+        """Ask for the update of a fragment that leads to a version; at rank 0 alone."""
         is_vain = threading.Event()
+        if not is_leader:
+            return Asked(None, is_vain)
 
         def between() -> None:
             if is_vain.is_set() or self._is_closed.is_set():
                 raise _InVain
 
-        fetch = self._courier.fetch_update
+        fetch = self._stub.fetch_update
         return Asked(self._threads.submit(fetch, fragment, version, between), is_vain)
 
     def close(self) -> None:

@@ -1,41 +1,52 @@
 """A site's own checkpoint: all that the coordinator does not have.
 
 The checkpoint of a version is taken when the steps that lead to it are complete, before their
-contribution leaves: networks, inner optimisers, random generators, the loader's position, and what
-error feedback owes. So whenever a site dies, its successor either sends the same contribution again
-or goes on from the version that it became part of; no step is lost, and none is taken twice.
+contribution leaves: networks, inner optimisers, random generators, what the script names as its
+`state`, and what error feedback owes. So whenever a site dies, its successor either sends the same
+contribution again or goes on from the version that it became part of; no step is lost, and none is
+taken twice.
 
 Where sites go on stepping while bytes travel, a successor sends nothing again: it takes the global
 weights, and of its nearest checkpoint the rest. There the checkpoint is written beside the steps.
+
+Each process of a site writes its own file, with its own pieces; a version counts once all have one.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from fedwan.data.stream import Stream
-from fedwan.rng import NamedGenerators, load_torch_random_state, torch_random_state
+from fedwan.errors import CheckpointError
 from fedwan.site.beside import beside_steps
+from fedwan.site.group import Group, local
 from fedwan.site.host_copy import HostCopy
 from fedwan.site.replica import Replica
-from fedwan.state import State, add_prefix, read_tensors, select_prefix, write_tensors
-from fedwan.workloads.moments import is_moment
+from fedwan.site.stateful import (
+    Stateful,
+    load_random_state,
+    pack,
+    pack_value,
+    random_state,
+    unpack,
+    unpack_value,
+)
+from fedwan.state import (
+    State,
+    add_prefix,
+    read_tensors,
+    read_tensors_meta,
+    select_prefix,
+    write_tensors,
+)
 
 __all__ = ["Ledger", "SiteCheckpoints", "Work"]
 
 log = logging.getLogger(__name__)
-
-
-class _Parts(NamedTuple):
-    replica: Replica
-    stream: Stream
-    rng: NamedGenerators
 
 
 class Work(NamedTuple):
@@ -53,7 +64,7 @@ class Ledger(NamedTuple):
     """What a checkpoint says beside the state of networks, optimisers and data."""
 
     residual: State
-    """What error feedback owed before the contribution was encoded."""
+    """What error feedback owed before the contribution was encoded; at rank 0, as the next."""
     owed: State
     """What it owes afterwards."""
     work: Work
@@ -62,44 +73,69 @@ class Ledger(NamedTuple):
 
 
 class SiteCheckpoints:
-    """Checkpoints of one site in one run.
+    """Checkpoints of one process of a site in one run.
 
     Written beside the steps, a checkpoint costs the step loop a copy of what goes into it. Memory:
     that copy, as large as the file, kept until `close`; and while the file is written, what error
     feedback owed when it was taken. One is written at a time. A disk that takes longer than the
     time between two makes the next `save` wait: none is left out, so that it depends on versions
-    alone what a successor finds. Where other processes of the site hold moments, the steps wait for
-    the file: it gets each moment as it is fetched, and no copy of all of them is made.
+    alone what a successor finds.
 
     Args:
-        folder: theirs alone.
+        folder: of the site and run.
+        group: the site's processes.
         replica: networks and optimisers.
-        stream: of batches.
-        rng: of draws.
+        hook_state: of the strategy's hook; written in place when it is put back.
+        state: what the script names, by name.
         is_beside: write from a copy, in a thread; else `save` returns with the file on disk.
     """
 
     def __init__(
         self,
         folder: Path,
+        group: Group,
         replica: Replica,
-        stream: Stream,
-        rng: NamedGenerators,
+        hook_state: State,
+        state: Mapping[str, Stateful],
         *,
         is_beside: bool = False,
     ) -> None:
         self._folder = folder
-        self._parts = _Parts(replica, stream, rng)
+        self._group = group
+        self._replica = replica
+        self._hook_state = hook_state
+        self._state = state
+        self._ending = ".safetensors" if group.rank == 0 else f".rank{group.rank}.safetensors"
         self._writer = beside_steps(1, "checkpoint") if is_beside else None
         self._writing: Future[None] | None = None
         self._copy = HostCopy()
 
     def versions(self) -> list[int]:
-        """Versions that there are whole checkpoints of, in order."""
-        return sorted(int(path.stem[5:]) for path in self._folder.glob("site-*.safetensors"))
+        """Versions that all processes have whole checkpoints of, in order; collective.
+
+        Raises:
+            CheckpointError: they are of another number of processes.
+        """
+        own = self._group.collect(self._own_versions())
+        if own[0]:
+            self._group.lead(lambda: self._check_processes(max(own[0])))
+        return sorted(set.intersection(*own))
+
+    def _check_processes(self, version: int) -> None:
+        num = read_tensors_meta(self._path(version)).get("processes")
+        if num != self._group.size:
+            raise CheckpointError(
+                f"checkpoint {self._path(version)} is of {num} processes, this site has "
+                f"{self._group.size}; start as many, or move the folder away"
+            )
+
+    def _own_versions(self) -> set[int]:
+        length = len("site-") + 8
+        names = [path.name for path in self._folder.glob(f"site-*{self._ending}")]
+        return {int(n[5:length]) for n in names if n[length:] == self._ending}
 
     def _path(self, version: int) -> Path:
-        return self._folder / f"site-{version:08d}.safetensors"
+        return self._folder / f"site-{version:08d}{self._ending}"
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """Write the checkpoint of a version, and drop those that nobody can need any more.
@@ -111,24 +147,34 @@ class SiteCheckpoints:
 
         Raises:
             OSError: it cannot be written; or the one before could not, beside the steps.
+            UserError: a `state_dict` of the script cannot be kept; processes of the site differ.
         """
         self.settle()
-        replica, stream, rng = self._parts
+        if self._group.size > 1:
+            self._group.agree("weights", self._replica.same_sha256())
+        inner = self._replica.inner
         moving = (
-            add_prefix("model", {n: v for n, v in replica.live.items() if not is_moment(n)})
-            | add_prefix("local", replica.local)
-            | add_prefix("optimizer", replica.optimizer_state())
-            | add_prefix("kept", replica.kept)
-            | add_prefix("stream", stream.state())
-            | add_prefix("rng", rng.state())
-            | add_prefix("torch", torch_random_state())
+            add_prefix("model", self._replica.pieces())
+            | add_prefix("optimizer", {n: local(v) for n, v in inner.state().items()})
+            | add_prefix("hook", self._hook_state)
         )
         # Where nothing was sent since, both are the same tensors: written once.
         owed = {n: v for n, v in ledger.owed.items() if v is not ledger.residual.get(n)}
-        # Codecs make what is owed anew each time: it needs no copy.
-        still = add_prefix("residual", ledger.residual) | add_prefix("owed", owed)
-        meta = {"version": version, "versions": ledger.versions, **ledger.work._asdict()}
-        if self._writer is None or any(value.is_meta for value in moving.values()):
+        # Made anew each time: these need no copy.
+        still = (
+            add_prefix("residual", ledger.residual)
+            | add_prefix("owed", owed)
+            | add_prefix("random", random_state())
+            | {"groups:": pack_value("an optimiser's param_groups", inner.groups())}
+            | {f"state:{name}": pack(name, item) for name, item in self._state.items()}
+        )
+        meta = {
+            "version": version,
+            "versions": ledger.versions,
+            "processes": self._group.size,
+            **ledger.work._asdict(),
+        }
+        if self._writer is None:
             self._write(version, durable_version, moving | still, meta)
         else:
             tensors = self._copy.take(moving) | still
@@ -139,17 +185,11 @@ class SiteCheckpoints:
     def _write(
         self, version: int, durable_version: int, tensors: State, meta: Mapping[str, Any]
     ) -> None:
-        write_tensors(self._path(version), tensors, meta, self._fetch)
-        for old in self.versions():
+        write_tensors(self._path(version), tensors, meta)
+        for old in self._own_versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
-
-    def _fetch(self, name: str) -> Tensor:
-        """What of a checkpoint lies with other processes of the site."""
-        replica = self._parts.replica
-        part, _, name = name.partition(":")
-        return replica.holding.take(name) if part == "optimizer" else replica.take(name)
 
     def settle(self) -> None:
         """Wait until nothing is being written.
@@ -191,17 +231,23 @@ class SiteCheckpoints:
         Raises:
             CheckpointError: the file is truncated, or of another model or shard.
         """
-        replica, stream, rng = self._parts
+        began = time.monotonic()
         tensors, meta = read_tensors(self._path(version))
-        replica.load_local(select_prefix("local", tensors))
-        if with_model:
-            replica.load_live(select_prefix("model", tensors))
+        replica = self._replica
+        replica.load_pieces(select_prefix("model", tensors), with_model=with_model)
         replica.load_optimizers(select_prefix("optimizer", tensors))
-        replica.load_kept(select_prefix("kept", tensors))
-        rng.load_state(select_prefix("rng", tensors))
-        stream.load_state(select_prefix("stream", tensors))
-        load_torch_random_state(select_prefix("torch", tensors))
+        groups = unpack_value("an optimiser's param_groups", tensors["groups:"])
+        replica.inner.load_groups(groups)
+        hook = select_prefix("hook", tensors)
+        for name in self._hook_state.keys() & hook.keys():
+            self._hook_state[name].copy_(hook[name])
+        kept = select_prefix("state", tensors)
+        for name, item in self._state.items():
+            if name in kept:
+                unpack(name, item, kept[name])
+        load_random_state(select_prefix("random", tensors))
         residual = select_prefix("residual", tensors)
+        log.info("checkpoint of version %d read in %.2f s", version, time.monotonic() - began)
         return Ledger(
             residual,
             residual | select_prefix("owed", tensors),

@@ -1,38 +1,22 @@
-"""What the step loop sees of an exchange of fragments, and what both kinds of exchange share.
+"""What the step loop sees of an exchange of fragments.
 
-`fedwan.site.delta` sends deltas after H steps, `fedwan.site.gradient` gradients in every step.
+`fedwan.site.delta` sends deltas after H steps, `gradient` gradients in every step, `own_pace` and
+`push_pull` the same where no site waits for the others. Every process of a site runs the exchange;
+rank 0 alone encodes, sends and receives.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Protocol
 
-from fedwan.fragments import Fragment
+from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger
-from fedwan.site.courier import Courier
-from fedwan.site.meter import Meter
-from fedwan.site.replica import Replica
-from fedwan.strategy import Strategy
 
-__all__ = ["Exchange", "Keeper", "Station"]
-
+__all__ = ["MAX_REJECTIONS", "Exchange", "Inexact"]
 
 MAX_REJECTIONS = 3
 """Contributions refused in a row, after which a site gives up."""
-
-
-class Keeper(Protocol):
-    """Remembers what a successor of this process would need."""
-
-    def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
-        """The steps that lead to a version are complete; see `SiteCheckpoints.save`."""
-        ...
-
-    def discard(self, version: int) -> None:
-        """What led to this version was refused: nobody shall send it again."""
-        ...
 
 
 class Exchange(Protocol):
@@ -48,8 +32,13 @@ class Exchange(Protocol):
         """Per fragment, what this site will hold once all that is in flight has landed."""
         ...
 
-    def reduce(self, networks: Sequence[str]) -> None:
-        """Called inside a step, once these networks' gradients are complete."""
+    @property
+    def is_exact(self) -> bool:
+        """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        ...
+
+    def reduce(self) -> None:
+        """Called inside a step, once all gradients are complete."""
         ...
 
     def after_step(self, step: int) -> int:
@@ -64,6 +53,26 @@ class Exchange(Protocol):
         """Go on from these versions, with what a predecessor of this process left."""
         ...
 
+    def send_again(self, ledger: Ledger, step: int) -> int:
+        """Where `is_exact`: send the contribution that a checkpoint was taken for."""
+        ...
+
+    def catch_up(self, ledger: Ledger) -> None:
+        """Where `is_exact`: the global weights hold an update that a predecessor contributed to.
+
+        The local weights still are the predecessor's.
+        """
+        ...
+
+    def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
+        """After a checkpoint was taken over: a hook begins anew if all did since.
+
+        Args:
+            header: of the global weights.
+            checkpoint: its version; 0 for none.
+        """
+        ...
+
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""
         ...
@@ -73,19 +82,17 @@ class Exchange(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Station:
-    """What an exchange works with."""
+class Inexact:
+    """What exchanges have in common whose contributions no successor can send again."""
 
-    replica: Replica
-    fragments: Sequence[Fragment]
-    strategy: Strategy
-    courier: Courier
-    meter: Meter
-    listen: Callable[[], None]
-    """Acts on the coordinator's signals; to be called while waiting, in the step loop's thread."""
-    keeper: Keeper
-    num_steps: int
-    """Of the run."""
-    is_over: Callable[[], bool]
-    """Whether the coordinator has said that the run is complete."""
+    is_exact = False
+
+    def send_again(self, ledger: Ledger, step: int) -> int:
+        """Never called."""
+        return step
+
+    def catch_up(self, ledger: Ledger) -> None:
+        """Never called."""
+
+    def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
+        """There is no hook."""

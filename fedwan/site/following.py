@@ -9,12 +9,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedwan.errors import FedwanError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.asking import Asked, Asker
-from fedwan.site.exchange import MAX_REJECTIONS, Station
+from fedwan.site.exchange import MAX_REJECTIONS
+
+if TYPE_CHECKING:
+    from fedwan.site.site import Site
 
 __all__ = ["Follower", "Over"]
 
@@ -29,25 +33,25 @@ class Follower:
     """What a site has of the global weights.
 
     Args:
-        station: what it works with; its strategy has one fragment.
+        site: whose strategy has one fragment.
     """
 
-    def __init__(self, station: Station) -> None:
-        assert len(station.fragments) == 1, "sites at a pace of their own send the whole model"
+    def __init__(self, site: Site) -> None:
+        assert len(site.fragments) == 1, "sites at a pace of their own send the whole model"
         self.version = 0
         self.durable_version = 0
-        self.steps = station.strategy.h
+        self.steps = site.strategy.h
         """That this site shall take until its next upload."""
         self.run_step = 0
         """Where the run stood at the latest update: where this site stands, too."""
         self._rejections = 0
-        self._station = station
-        self._asker = Asker(station.courier, 2)  # one may still end that was given up
+        self._site = site
+        self._asker = Asker(site.stub, 2)  # one may still end that was given up
 
     @property
     def fragment(self) -> Fragment:
         """The whole model."""
-        return self._station.fragments[0]
+        return self._site.fragments[0]
 
     def take_over(self, versions: Sequence[int]) -> None:
         """The weights at hand are of this version."""
@@ -55,7 +59,8 @@ class Follower:
 
     def ask(self) -> Asked:
         """Ask for the next update."""
-        return self._asker.ask(self.fragment.index, self.version + 1)
+        is_leader = self._site.group.rank == 0
+        return self._asker.ask(self.fragment.index, self.version + 1, is_leader)
 
     def catch_up(self, sent: int | None, asked: Asked) -> None:
         """Fetch updates until this site's contribution is in them, and put them into both weights.
@@ -72,41 +77,42 @@ class Follower:
             asked.give_up()
             self.take_weights()
             return
-        station = self._station
+        site = self._site
         # One that could not be merged any more is not waited for.
-        last = sent + 1 + station.strategy.policy.max_staleness
+        last = sent + 1 + site.strategy.policy.max_staleness
         while True:
             header = self._take(asked)
             is_merged = header.merged_into > 0 and header.merged_from >= sent
             if is_merged and self.version >= header.merged_into or self.version > last:
                 break
             asked = self.ask()
-        station.replica.land(self.fragment, 0.0)
+        site.replica.land(self.fragment, 0.0)
 
     def take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
-        weights, header = self._station.courier.fetch_present()
-        self._station.replica.adopt(weights)
+        weights, header = self._site.fetch_present()
+        self._site.replica.adopt(weights)
         (self.version,) = header.versions
         self._note(header)
         return header
 
     def _take(self, asked: Asked) -> wire.DownloadHeader:
         """One update, or, where it is held no longer, the whole weights."""
-        station = self._station
-        arrival = asked.wait(self._heed)
+        site = self._site
+        arrival = site.receive(asked, self._heed)
         header = arrival.header
-        if arrival.payload is None:
+        if arrival.is_superseded:
             # Its own contribution may be in them, and was not when the question was answered.
             header = self.take_weights()
         else:
-            station.replica.advance(arrival.payload, self.fragment, station.strategy.down)
+            assert arrival.payload is not None
+            site.replica.advance(arrival.payload, self.fragment, site.strategy.down)
             self.version, self.durable_version = arrival.version, arrival.durable_version
         self._note(header)
         return header
 
     def _note(self, header: wire.DownloadHeader) -> None:
-        self.steps = int(header.steps) or self._station.strategy.h
+        self.steps = int(header.steps) or self._site.strategy.h
         self.run_step = int(header.run_step)
 
     def settle(self, receipt: wire.Receipt) -> int | None:
@@ -123,7 +129,7 @@ class Follower:
                     f"{self._rejections} contributions in a row were refused: {receipt.text}"
                 )
             # Moments that are not finite would spoil every later step.
-            self._station.replica.reset_optimizers()
+            self._site.replica.reset_optimizers()
             return None
         self._rejections = 0
         return self.version if receipt.status == wire.Receipt.ACCEPTED else None
@@ -133,6 +139,5 @@ class Follower:
         self._asker.close()
 
     def _heed(self) -> None:
-        self._station.listen()
-        if self._station.is_over():
+        if self._site.is_stopped:
             raise Over

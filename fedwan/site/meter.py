@@ -18,16 +18,16 @@ __all__ = ["Meter"]
 class Meter:
     """Counts what a site does.
 
-    Computing is what happens inside a step, less what is spent waiting there. Everything else in
-    the loop (coding, sending, waiting, applying, checkpoints) counts as waiting; measuring quality
-    (`aside`) counts as neither, wherever it happens.
+    Computing is what happens inside a step, reading its data included, less what is spent waiting
+    there. What the engine does between steps (coding, sending, waiting, applying, checkpoints)
+    counts as waiting; measuring quality (`aside`) counts as neither, wherever it happens.
 
     Args:
-        link: whose bytes to count.
+        link: whose bytes to count; None at ranks that have none.
         clock: monotonic seconds.
     """
 
-    def __init__(self, link: Link, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, link: Link | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._link = link
         self._clock = clock
         self._compute_s = 0.0
@@ -36,16 +36,9 @@ class Meter:
         self._marks = (0.0, 0.0, 0, 0)
         self._steps = 0
         self._samples = 0
-        self._num_losses = 0
-        self._losses: dict[str, Tensor] = {}
+        self._losses: dict[str, tuple[Tensor, int]] = {}
+        self._step_began = (0.0, 0.0)
         self._figures: dict[str, Tensor] = {}
-
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Time spent here is computing, except inside `waiting`."""
-        began, other = self._clock(), self._wait_s + self._aside_s
-        yield
-        self._compute_s += self._clock() - began - (self._wait_s + self._aside_s - other)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -69,17 +62,23 @@ class Meter:
         """A step begins; it counts from here, since its gradients may leave before it ends."""
         self._steps += 1
         self._samples += samples
+        self._step_began = (self._clock(), self._wait_s + self._aside_s)
+
+    def end_step(self) -> None:
+        """It is over: its time, less what was spent waiting or aside in it, was computing."""
+        began, other = self._step_began
+        self._compute_s += self._clock() - began - (self._wait_s + self._aside_s - other)
 
     @property
     def total(self) -> Work:
         """Steps and samples so far."""
         return Work(self._steps, self._samples)
 
-    def add_losses(self, losses: dict[str, Tensor]) -> None:
-        """Losses of a completed step, summed where they are: no transfer from a GPU."""
-        self._num_losses += 1
+    def add_losses(self, losses: Mapping[str, Tensor]) -> None:
+        """Losses of a step, summed where they are: no transfer from a GPU."""
         for name, value in losses.items():
-            self._losses[name] = self._losses[name] + value if name in self._losses else value
+            total, count = self._losses.get(name, (None, 0))
+            self._losses[name] = (value if total is None else total + value, count + 1)
 
     def set_figures(self, figures: Mapping[str, Tensor]) -> None:
         """Figures of the site's vitals; the latest of each name go with the next contribution."""
@@ -92,13 +91,15 @@ class Meter:
             step: completed steps since the run began.
             done: steps and samples in this contribution.
         """
-        now = (self._compute_s, self._wait_s, self._link.bytes_up, self._link.bytes_down)
+        link = self._link
+        num_bytes = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
+        now = (self._compute_s, self._wait_s, *num_bytes)
         before, self._marks = self._marks, now
         work = wire.Work(
             step=step,
             steps=done.steps,
             samples=done.samples,
-            losses={k: float(v) / self._num_losses for k, v in self._losses.items()},
+            losses={name: float(total) / n for name, (total, n) in self._losses.items()},
             compute_s=now[0] - before[0],
             wait_s=now[1] - before[1],
             bytes_up=now[2] - before[2],
@@ -106,6 +107,5 @@ class Meter:
             figures={k: float(v) for k, v in self._figures.items()},
         )
         self._figures = {}
-        self._num_losses = 0
         self._losses = {}
         return work

@@ -8,77 +8,82 @@ the weights that it pulled last, which others have moved since.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from fedwan.site.checkpoint import Ledger, Work
-from fedwan.site.exchange import Station
+from fedwan.site.exchange import Inexact
 from fedwan.site.following import Follower, Over
-from fedwan.site.gradient import check_networks
 from fedwan.site.residuals import Residuals
+from fedwan.state import State
+
+if TYPE_CHECKING:
+    from fedwan.site.site import Site
 
 __all__ = ["PushPullExchange"]
 
 
-class PushPullExchange:
+class PushPullExchange(Inexact):
     """Implements `fedwan.site.exchange.Exchange`: the site's own optimisers never step.
 
     Memory besides the replica: the encoded gradients until they are accepted, then an update.
     """
 
-    def __init__(self, station: Station) -> None:
-        self._station = station
-        self._follower = Follower(station)
+    def __init__(self, site: Site) -> None:
+        self._site = site
+        self._follower = Follower(site)
         self._residuals = Residuals(1)
         self._mark = Work(0, 0)
         self._step = 0
+        self._is_reduced = False
 
     @property
     def versions(self) -> list[int]:
-        """See `Exchange`."""
+        """Per fragment, what this site holds."""
         return [self._follower.version]
 
     @property
     def expected(self) -> list[int]:
-        """See `Exchange`."""
+        """Per fragment, what this site holds."""
         return self.versions
 
-    def reduce(self, networks: Sequence[str]) -> None:
-        """Push gradients, pull weights, and leave no gradients for the workload to step on.
-
-        Raises:
-            FedwanError: the workload reduces its networks in parts.
-        """
-        station = self._station
-        check_networks(networks, station.replica.layout)
-        with station.meter.waiting():
+    def reduce(self) -> None:
+        """Push gradients, pull weights, and leave no gradients for optimisers to step on."""
+        self._is_reduced = True
+        with self._site.meter.waiting():
             try:
                 self._swap()
             except Over:
                 pass  # the step loop ends by itself
-        for optimizer in station.replica.workload.optimizers.values():
+        for optimizer in self._site.replica.inner.optimizers.values():
             optimizer.zero_grad(set_to_none=True)
 
     def _swap(self) -> None:
-        station, follower = self._station, self._follower
+        site, follower = self._site, self._follower
         fragment = follower.fragment
-        total = station.meter.total
+        total = site.meter.total
         residual = self._residuals.of(fragment)
-        payload, owed = station.strategy.up.encode(
-            station.replica.gradients(), residual, fragment.layout
-        )
-        work = station.meter.work(self._step + 1, total.since(self._mark))
+        gradients = site.replica.gradients(fragment)
+        payload, owed = None, State()
+        if site.group.rank == 0:
+            payload, owed = site.strategy.up.encode(gradients, residual, fragment.layout)
+        work = site.meter.work(self._step + 1, total.since(self._mark))
         self._mark = total
         start = follower.version
         with follower.ask() as asked:
-            receipt = station.courier.send_contribution(fragment.index, start, payload, work)
+            receipt = site.group.lead(
+                lambda: site.stub.send_contribution(fragment.index, start, payload, work)
+            )
         sent = follower.settle(receipt)
         follower.catch_up(sent, asked)
         self._residuals.settle(fragment, follower.version, residual if sent is None else owed)
 
     def after_step(self, step: int) -> int:
-        """Remember the place in the data; see `Exchange`."""
+        """Remember the place in the data; the step of the run."""
+        self._site.require_reduced(self._is_reduced)
+        self._is_reduced = False
         self._step = step = self._follower.run_step
-        with self._station.meter.waiting():
-            self._station.keeper.save(
+        with self._site.meter.waiting():
+            self._site.save(
                 self._follower.version,
                 self._follower.durable_version,
                 self._residuals.ledger({}, {}, Work(0, 0)),
@@ -86,13 +91,13 @@ class PushPullExchange:
         return step
 
     def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
-        """See `Exchange`."""
+        """Go on from these versions, with what a predecessor of this process left."""
         self._follower.take_over(versions)
-        self._residuals.restore(self._station.fragments, versions, ledger)
-        self._mark = self._station.meter.total
+        self._residuals.restore(self._site.fragments, versions, ledger)
+        self._mark = self._site.meter.total
 
     def finish(self) -> None:
-        """See `Exchange`."""
+        """Take the weights that the run ended with."""
         self._follower.take_weights()
 
     def close(self) -> None:

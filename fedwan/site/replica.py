@@ -1,13 +1,16 @@
-"""What trains at a site: the workload's live tensors beside the global weights they started from.
+"""What trains at a site: the live tensors of its networks beside the global weights.
 
-Memory: the model and its optimisers, which the workload owns, and one copy of the global weights.
-Where the site's processes share moments or gradients out, those that lie with others are on torch's
-`meta` device here, and had one at a time.
+Each process holds the pieces that it trains, and the same pieces of the global weights: all of
+them, or under FSDP2 and tensor parallel its part. A tensor is whole only while it travels, one at a
+time. Methods that read or write whole tensors are collective (`fedwan.site.group`).
+
+Memory: one fp32 copy of this process's pieces, the global weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +21,8 @@ from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.fragments import Fragment
-from fedwan.site.holding import GRADIENT, WEIGHT, holding_of, parameter_of
+from fedwan.site.group import Group, is_cut, local, piece_like, reshard, whole
+from fedwan.site.inner import InnerOptimizers
 from fedwan.state import (
     Layout,
     OnDemand,
@@ -26,19 +30,13 @@ from fedwan.state import (
     State,
     hash_state,
     layout_of,
+    layout_to_json,
     network_of,
     refresh_spectral_norm,
     state_of,
 )
-from fedwan.workloads.base import Keeping, Workload
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.moments import (
-    averaged,
-    is_moment,
-    model_name,
-    moment_layout,
-    optimizer_name,
-)
+from fedwan.workloads.moments import averaged, is_moment, model_name, moment_layout
 
 __all__ = ["Replica"]
 
@@ -47,56 +45,58 @@ class Replica:
     """A site's copy of the networks.
 
     Args:
-        workload: freshly built, holding the initial weights.
+        networks: by name, holding the initial weights.
+        optimizers: by any name; a network that none of them steps is frozen.
         inner: by network: what becomes of its moments when an update lands; kept if not named.
         exclude: by network: patterns of names of its tensors that stay at this site.
+        group: the site's processes.
 
     Raises:
-        ConfigError: of `exclude`, or of networks that have nothing to train: see `staying_home`.
+        ConfigError: of `exclude`, or of networks that have nothing to train.
+        UserError: an optimiser holds a parameter of no network.
     """
 
     def __init__(
         self,
-        workload: Workload,
+        networks: Mapping[str, nn.Module],
+        optimizers: Mapping[str, torch.optim.Optimizer],
         inner: Mapping[str, InnerConfig] | None = None,
         exclude: Mapping[str, Sequence[str]] | None = None,
+        group: Group | None = None,
     ) -> None:
-        self.workload = workload
-        self._inner = inner or {}
-        trained = {n: m for n, m in workload.networks.items() if n in workload.optimizers}
-        frozen = {n: m for n, m in workload.networks.items() if n not in workload.optimizers}
-        self._trained = trained
-        home = staying_home(workload.networks, workload.optimizers, exclude or {})
-        self.live: State = state_of(trained, home)
+        self.group = group or Group()
+        self.inner = InnerOptimizers(networks, optimizers)
+        self._config = inner or {}
+        held = self.inner.held()
+        names = {network_of(name) for name in held}
+        self.trained = {n: m for n, m in networks.items() if n in names}
+        frozen = {n: m for n, m in networks.items() if n not in names}
+        home = staying_home(self.trained, held, exclude or {})
+        self.live: State = state_of(self.trained, home)
+        named = dict(_named(self.trained))
         self.local: State = {
             name: tensor
-            for name, tensor in _named(trained)
+            for name, tensor in named.items()
             if name not in self.live and home.get(name) is not Role.FROZEN
         }
         """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
-        self._fixed = {n: t for n, t in _named(trained) if home.get(n) is Role.FROZEN}
-        self.kept: Mapping[str, Tensor] = workload.kept if isinstance(workload, Keeping) else {}
-        """What is kept beside networks and optimisers, sharing memory with who keeps it."""
-        self.layout: Layout = layout_of(trained, home)
-        self.layout = dict(sorted((self.layout | moment_layout(self.layout, self._inner)).items()))
-        self.holding = holding_of(workload)
-        pieces = self.holding.weights()
-        for here in (self.live, self.local, self._fixed):
-            here |= {name: pieces[name] for name in here.keys() & pieces.keys()}
+        self._fixed = {n: t for n, t in named.items() if home.get(n) is Role.FROZEN}
+        layout = layout_of(self.trained, home)
+        self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
+        self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
         self._share_moments()
-        self.base: State = {n: self._widen(n, self.take(n)).clone() for n in self.live}
-        self.initial_sha256 = hash_state(self.base)
-        others = state_of(frozen)
-        self.frozen_sha256 = hash_state(
-            OnDemand([*others, *self._fixed], lambda n: others[n] if n in others else self.take(n))
-        )
+        self.base: State = {n: self._widen(n, t).clone() for n, t in self.live.items()}
+        self.initial_sha256 = self._hash(self.base)
+        self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
         self._fixed_marks = _marks(self._fixed)
+        self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
+        """Whether no process has all tensors whole."""
+
+    def _hash(self, state: Mapping[str, Tensor]) -> str:
+        return hash_state(OnDemand(state, lambda name: whole(state[name])))
 
     def _check_fixed(self) -> None:
-        """Refuse to go on where frozen parameters have changed: they would never be merged.
-
-        Not of those that lie in pieces.
-        """
+        """Refuse to go on where frozen parameters have changed: they would never be merged."""
         marks = _marks(self._fixed)
         for name in (name for name, mark in marks.items() if mark != self._fixed_marks[name]):
             raise UserError(
@@ -111,60 +111,21 @@ class Replica:
 
     def _share_moments(self) -> None:
         """Have moments that travel among the live tensors; to be called when they were replaced."""
-        networks = averaged(self._inner)
-        self.holding.begin(networks)
-        moments = self.holding.moments() if networks else {}
-        self.live |= {
-            model_name(name): value
-            for name, value in moments.items()
-            if network_of(parameter_of(name)) in networks and model_name(name) in self.layout
-        }
+        networks = averaged(self._config)
+        if not networks:
+            return
+        self.inner.begin(networks)
+        named = {model_name(name): value for name, value in self.inner.state().items()}
+        self.live |= {name: value for name, value in named.items() if name in self.layout}
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
-        forgetful = {n for n, config in self._inner.items() if config.state == "reset"}
+        forgetful = {n for n, config in self._config.items() if config.state == "reset"}
         wanted = {name for name in names if network_of(name) in forgetful}
         if wanted:
-            self.holding.forget(wanted)
+            self.inner.forget(wanted)
 
-    def _find(self, name: str) -> Tensor:
-        for tensors in (self.live, self.local):
-            if name in tensors:
-                return tensors[name]
-        return self._fixed[name]
-
-    def take(self, name: str) -> Tensor:
-        """A tensor of the trained networks, or a moment that travels, wherever it lies."""
-        value = self._find(name)
-        return self.holding.take(_held(name)) if value.is_meta else value
-
-    def put(self, name: str, value: Tensor) -> None:
-        """Write a value into one, wherever it lies."""
-        if self._find(name).is_meta:
-            self.holding.put(_held(name), value)
-        else:
-            self._find(name).copy_(value)
-
-    @contextmanager
-    def _changing(self, name: str) -> Iterator[Tensor]:
-        """A live tensor to change in place, wherever it lies."""
-        value = self.take(name)
-        yield value
-        if self.live[name].is_meta:
-            self.put(name, value)
-
-    def delta(self) -> Mapping[str, Tensor]:
-        """Δ = global - local for parameters, local values for the rest; made when taken.
-
-        Raises:
-            UserError: a frozen parameter was changed.
-        """
-        self._check_fixed()
-        return OnDemand(self.layout, self._delta_of)
-
-    def _delta_of(self, name: str) -> Tensor:
-        is_parameter = self.layout[name].role is Role.PARAMETER
-        return self._landed(name) - self.take(name) if is_parameter else self.take(name)
+    # What leaves ---------------------------------------------------------------------------
 
     def _landed(self, name: str) -> Tensor:
         """A global weight in its own dtype, but rounded as it lands in the local one.
@@ -175,175 +136,279 @@ class Replica:
         base, dtype = self.base[name], self.live[name].dtype
         return base if base.dtype == dtype else base.to(dtype).to(base.dtype)
 
-    def take_delta(self, fragment: Fragment, room: State) -> None:
-        """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
+    def landed_piece(self, name: str) -> Tensor:
+        """This process's piece of a global weight, rounded as it lands in the local one."""
+        return local(self._landed(name))
 
-        One pass over the weights: a delta may wait for its encoding while training goes on.
+    def _delta_of(self, name: str) -> Tensor:
+        is_parameter = self.layout[name].role is Role.PARAMETER
+        return self._landed(name) - self.live[name] if is_parameter else self.live[name]
+
+    def delta(self, fragment: Fragment) -> Mapping[str, Tensor]:
+        """Δ = global - local for parameters, local values for the rest; made when taken.
+
+        Where tensors lie in pieces: made at once, for rank 0 alone.
 
         Raises:
             UserError: a frozen parameter was changed.
         """
         self._check_fixed()
-        for name, spec in fragment.layout.items():
-            if spec.role is Role.PARAMETER:
-                torch.sub(self._landed(name), self.take(name), out=room[name])
-            else:
-                room[name].copy_(self.take(name))
+        return self._gathered(fragment, self._delta_of)
 
-    def gradients(self) -> Mapping[str, Tensor]:
+    def gradients(self, fragment: Fragment) -> Mapping[str, Tensor]:
         """Gradients of parameters (zero where there is none), local values for the rest.
 
         Raises:
             UserError: a frozen parameter was changed.
         """
         self._check_fixed()
-        return OnDemand(self.live, self._gradient_of)
+        return self._gathered(fragment, self._gradient_of)
 
     def _gradient_of(self, name: str) -> Tensor:
-        is_parameter = self.layout[name].role is Role.PARAMETER
-        return self.holding.take(_gradient(name)) if is_parameter else self.take(name)
+        if self.layout[name].role is not Role.PARAMETER:
+            return self.live[name]
+        param = self.inner.params[name]
+        return torch.zeros_like(param).detach() if param.grad is None else param.grad.detach()
 
-    def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
+    def _gathered(self, fragment: Fragment, make: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
+        if not self.is_cut:
+            return OnDemand(fragment.layout, make)
+        taken: State = {}
+        for name in fragment.layout:
+            value = whole(make(name))
+            if self.group.rank == 0:
+                taken[name] = value
+        return taken
+
+    def take_delta(self, fragment: Fragment, room: State) -> None:
+        """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
+
+        One pass over the weights: a delta may wait for its encoding while training goes on.
+
+        Args:
+            fragment: which.
+            room: whole tensors; at rank 0 alone.
+
+        Raises:
+            UserError: a frozen parameter was changed.
+        """
+        self._check_fixed()
+        for name, spec in fragment.layout.items():
+            if is_cut(self.live[name]):
+                value = whole(self._delta_of(name))
+                if self.group.rank == 0:
+                    room[name].copy_(value)
+            elif self.group.rank:
+                continue
+            elif spec.role is Role.PARAMETER:
+                torch.sub(self._landed(name), self.live[name], out=room[name])
+            else:
+                room[name].copy_(self.live[name])
+
+    def whole_base(self) -> State:
+        """The global weights with the pieces of all processes, at rank 0; no copy if not cut."""
+        if not self.is_cut:
+            return self.base
+        taken: State = {}
+        for name, base in self.base.items():
+            value = whole(base)
+            if self.group.rank == 0:
+                taken[name] = value
+        return taken
+
+    # What lands ----------------------------------------------------------------------------
+
+    def advance(
+        self, payload: Source, fragment: Fragment, codec: Codec, *, is_waited: bool = False
+    ) -> bool:
         """Global += update, for every tensor of the fragment; the local weights stay.
+
+        Args:
+            payload: the update.
+            fragment: which.
+            codec: of updates.
+            is_waited: no step was taken since the contribution left.
+
+        Returns:
+            Whether the update is, bit for bit, what this site has sent: its local weights then are
+            the new global ones already, less what a subtraction and an addition round away.
 
         Raises:
             PayloadError: the payload is damaged. The replica is then in between two versions: end
                 this process; its successor takes the global weights.
         """
+        is_own = is_waited
         for name, coded in codec.read_each(payload, fragment.layout):
-            if self.layout[name].role is Role.PARAMETER:
-                coded.add_to(self.base[name])
-            else:
-                self.base[name].copy_(coded.tensor())
-
-    def land(self, fragment: Fragment, alpha: float, correction: State | None = None) -> None:
-        """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it.
-
-        Args:
-            fragment: which.
-            alpha: share of the local weights that is kept.
-            correction: if given, parameters are moved by it instead.
-        """
-        for name, spec in fragment.layout.items():
             base = self.base[name]
-            if spec.role is Role.PARAMETER and correction is not None:
-                with self._changing(name) as live:
-                    live.add_(correction[name])
-            elif spec.role is Role.PARAMETER and alpha:
-                with self._changing(name) as live:
-                    live.lerp_(base.to(live.dtype), 1.0 - alpha)
+            if is_own and self.layout[name].role is Role.PARAMETER:
+                mine = local(self._delta_of(name)).neg()
+                is_own = torch.equal(piece_like(coded.tensor(), base), mine)
+            if self.layout[name].role is not Role.PARAMETER:
+                local(base).copy_(piece_like(coded.tensor(), base))
+            elif is_cut(base):
+                local(base).add_(piece_like(coded.tensor(), base))
             else:
-                self.put(name, base)
+                coded.add_to(base)
+        return all(self.group.collect(is_own))
+
+    def land(self, fragment: Fragment, alpha: float) -> None:
+        """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
+        for name, spec in fragment.layout.items():
+            live, base = local(self.live[name]), local(self.base[name])
+            if spec.role is Role.PARAMETER and alpha:
+                live.lerp_(base.to(live.dtype), 1.0 - alpha)
+            else:
+                live.copy_(base)
+        self.landed(fragment)
+
+    def landed(self, fragment: Fragment) -> None:
+        """A fragment's local weights were written: what follows from them is made anew."""
         self._forget_moments(fragment.layout)
-        refresh_spectral_norm(self._trained)
+        self._refresh()
+
+    def _refresh(self) -> None:
+        """Make anew what follows from local weights that were written."""
+        refresh_spectral_norm(self.trained)
+        if self.is_cut:
+            reshard(self.trained.values())
 
     def owe(self, owed: State) -> None:
-        """L ← l - e: keep in the local weights what error feedback has not sent yet."""
-        for name, value in owed.items():
-            with self._changing(name) as live:
-                live.sub_(value.to(live.device, live.dtype))
-        if owed:
-            refresh_spectral_norm(self._trained)
+        """L ← l - e: keep in the local weights what error feedback has not sent yet.
+
+        Args:
+            owed: whole tensors at rank 0.
+        """
+        names = self.group.lead(lambda: list(owed))
+        for name in names:
+            live = local(self.live[name])
+            live.sub_(self.piece(name, owed.get(name)).to(live.device, live.dtype))
+        if names:
+            self._refresh()
+
+    def piece(self, name: str, value: Tensor | None) -> Tensor:
+        """This process's piece of a whole tensor that rank 0 has."""
+        spec = self.layout[name]
+        dtype = torch.float32 if spec.role is Role.PARAMETER else spec.dtype
+        return piece_like(self.group.spread(value, spec.shape, dtype), self.live[name])
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Put the mean gradient in place of the local one, and set merged buffers.
 
         Raises:
-            PayloadError: see `advance`.
+            PayloadError: the payload is damaged.
         """
         for name, value in codec.decode_each(payload, fragment.layout):
-            if self.layout[name].role is Role.PARAMETER:
-                self.holding.put(_gradient(name), value)
+            if self.layout[name].role is not Role.PARAMETER:
+                local(self.live[name]).copy_(piece_like(value, self.live[name]))
+                continue
+            param = self.inner.params[name]
+            # A clone: clipping writes to it, and what it came from must not change.
+            value = piece_like(value.detach().clone(), param).to(param.device, param.dtype)
+            if is_cut(param) and param.grad is not None:
+                local(param.grad).copy_(value)
             else:
-                self.put(name, value)
+                param.grad = value
 
     def reset(self) -> None:
         """Local = global: throw the steps since the last update away."""
-        for name in self.live:
-            self.put(name, self.base[name])
-        refresh_spectral_norm(self._trained)
+        for name, live in self.live.items():
+            local(live).copy_(local(self.base[name]))
+        self._refresh()
 
-    def load_base(self, weights: State) -> None:
-        """Set the global weights and leave the local ones."""
-        for name, value in weights.items():
-            self.base[name].copy_(value)
+    def load_base(self, weights: State | None) -> None:
+        """Set the global weights and leave the local ones.
 
-    def adopt(self, weights: State) -> None:
-        """Take global weights over as both global and local."""
+        Args:
+            weights: whole tensors by name; at rank 0 alone.
+        """
+        for name in self.group.lead(lambda: list(weights or {})):
+            local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
+
+    def adopt(self, weights: State | None) -> None:
+        """Take global weights over as both global and local; as `load_base`."""
         self.load_base(weights)
         self.reset()
-        self._forget_moments(weights)
-
-    def load_live(self, weights: State) -> None:
-        """Set the local weights and leave the global ones: steps taken since the last update."""
-        for name, value in weights.items():
-            self.put(name, value)
-
-    def load_local(self, tensors: State) -> None:
-        """Set those of `local` that are named."""
-        for name, value in tensors.items():
-            self.put(name, value)
-
-    def keep(self, tensors: State) -> None:
-        """Have checkpoints keep these as well, and write into them what they kept."""
-        self.kept = {**self.kept, **tensors}
-
-    def load_kept(self, tensors: State) -> None:
-        """Set what the workload keeps; what it keeps under no such name is left out."""
-        for name in self.kept.keys() & tensors.keys():
-            self.kept[name].copy_(tensors[name])
-
-    def global_sha256(self) -> str:
-        """Hash of the live weights as the coordinator would keep them.
-
-        It keeps what rounds to them, if that is what it sent last.
-        """
-        return hash_state(OnDemand(self.live, self._kept_as))
-
-    def _kept_as(self, name: str) -> Tensor:
-        value, base = self.take(name), self.base[name]
-        is_rounded = value.dtype != base.dtype and torch.equal(value, base.to(value.dtype))
-        return base if is_rounded else self._widen(name, value)
-
-    @contextmanager
-    def showing(self, weights: State) -> Iterator[None]:
-        """The networks hold other weights, in evaluation mode, for a while.
-
-        Costs a second copy of the model meanwhile.
-        """
-        both = self.live | self.local
-        present = {n: v for n, v in both.items() if not (is_moment(n) or v.is_meta)}
-        kept = {name: value.clone() for name, value in present.items()}
-        modules = [m for network in self._trained.values() for m in network.modules()]
-        modes = [module.training for module in modules]
-        try:
-            with self.holding.lending():
-                for name, value in weights.items():
-                    if not is_moment(name):
-                        self.put(name, value)
-                refresh_spectral_norm(self._trained)
-                for network in self._trained.values():
-                    network.eval()
-                yield
-        finally:
-            for name, value in kept.items():
-                present[name].copy_(value)
-            for module, mode in zip(modules, modes, strict=True):
-                module.training = mode
-
-    def optimizer_state(self) -> State:
-        """All inner optimisers' tensors, by network and parameter; no copies."""
-        return self.holding.moments()
+        self._forget_moments(self.layout)
 
     def reset_optimizers(self) -> None:
         """Forget all inner optimisers' state, as if they had never stepped."""
-        self.holding.forget()
+        self.inner.forget()
         self._share_moments()
 
-    def load_optimizers(self, flat: State) -> None:
-        """The inverse of `optimizer_state`."""
-        self.holding.load(flat)
+    def load_optimizers(self, flat: State, *, is_whole: bool = False) -> None:
+        """Have these moments and no others, as `InnerOptimizers.state` names them."""
+        self.inner.load(flat, is_whole=is_whole)
         self._share_moments()
+
+    # Checkpoints, hashes, and a look at other weights --------------------------------------
+
+    def pieces(self) -> State:
+        """What this process trains, without moments: its part of a checkpoint; no copies."""
+        both = self.live | {f"{_OWN}{name}": value for name, value in self.local.items()}
+        return {name: local(value) for name, value in both.items() if not is_moment(name)}
+
+    def load_pieces(self, pieces: State, *, with_model: bool) -> None:
+        """Put back what `pieces` gave; what is the site's own always, the rest if asked to."""
+        for name, value in pieces.items():
+            if name.startswith(_OWN):
+                if (own := self.local.get(name.removeprefix(_OWN))) is not None:
+                    local(own).copy_(value)
+            elif with_model:
+                local(self.live[name]).copy_(value)
+
+    def global_sha256(self, *, of_steps: bool = False) -> str:
+        """Hash of the global weights as the coordinator keeps them.
+
+        Args:
+            of_steps: they are what every site's own steps make, as where gradients are exchanged.
+        """
+        if not of_steps:
+            return self._hash(self.base)
+        return hash_state(
+            OnDemand(self.live, lambda name: whole(self._widen(name, self.live[name])))
+        )
+
+    def same_sha256(self) -> str:
+        """Hash of what every process of the site must have alike: parameters that are not cut."""
+        return hash_state(
+            {
+                name: value
+                for name, value in self.live.items()
+                if self.layout[name].role is Role.PARAMETER and not is_cut(value)
+            }
+        )
+
+    @contextmanager
+    def showing(self, weights: State | None) -> Iterator[None]:
+        """The networks hold other weights, in evaluation mode, for a while.
+
+        Costs a second copy of this process's pieces meanwhile.
+
+        Args:
+            weights: whole tensors by name; at rank 0 alone.
+        """
+        both = [*self.live.items(), *self.local.items()]
+        kept = [(local(t), local(t).clone()) for name, t in both if not is_moment(name)]
+        modules = [m for network in self.trained.values() for m in network.modules()]
+        modes = [module.training for module in modules]
+        try:
+            for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
+                local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
+            self._refresh()
+            for network in self.trained.values():
+                network.eval()
+            yield
+        finally:
+            for present, value in kept:
+                present.copy_(value)
+            if self.is_cut:
+                reshard(self.trained.values())
+            for module, mode in zip(modules, modes, strict=True):
+                module.training = mode
+
+
+_OWN = "own:"
+"""Before the name of a tensor that never travels, in a checkpoint."""
 
 
 def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
@@ -355,14 +420,4 @@ def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:
 
 def _marks(state: State) -> dict[str, tuple[int, int]]:
     """What tells whether a tensor was written to."""
-    return {name: (value.data_ptr(), value._version) for name, value in state.items()}
-
-
-def _held(name: str) -> str:
-    """The name in a holding of a tensor that lies elsewhere: a moment or a parameter."""
-    return optimizer_name(name if is_moment(name) else f"{name}|{WEIGHT}")
-
-
-def _gradient(parameter: str) -> str:
-    """Its name in a holding."""
-    return optimizer_name(f"{parameter}|{GRADIENT}")
+    return {n: (local(value).data_ptr(), value._version) for n, value in state.items()}

@@ -17,72 +17,65 @@ lands anyway, where SCAFFOLD (Karimireddy et al. 2019, 1910.06378) sends as much
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from fedwan.fragments import Fragment
-from fedwan.state import Layout, Role, State
+from fedwan.site.group import local
+from fedwan.site.hook import Landing, SiteHook
+from fedwan.site.replica import Replica
+from fedwan.state import Role
 
-__all__ = ["ControlVariates", "Sent"]
-
-
-class Sent(NamedTuple):
-    """What coding made of a contribution: less what is owed now, and what was owed before."""
-
-    residual: State
-    """Error feedback's, that was added to it; nothing for tensors that it does not name."""
-    owed: State
-    """The same afterwards."""
+__all__ = ["ControlVariates"]
 
 
-class ControlVariates:
+class ControlVariates(SiteHook):
     """Of one site's parameters.
 
     Memory: a copy of the parameters, on their device. Time: to add one to the other each step.
 
     Args:
-        live: the site's weights, changed in place.
-        base: the global weights, as they land.
-        layout: of both; parameters alone are corrected.
+        replica: whose local weights are corrected; parameters alone.
     """
 
-    def __init__(self, live: State, base: State, layout: Layout) -> None:
-        names = [name for name, spec in layout.items() if spec.role is Role.PARAMETER]
-        self._live = live
-        self._base = base
-        self.values: State = {name: torch.zeros_like(live[name]) for name in names}
-        """By parameter, what each step is corrected by: a checkpoint's to keep."""
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        names = [name for name, spec in replica.layout.items() if spec.role is Role.PARAMETER]
+        self._replica = replica
+        live = {name: local(replica.live[name]) for name in names}
+        self.state = {name: torch.zeros_like(value) for name, value in live.items()}
+        """By parameter, what each step is corrected by."""
         self._pairs: tuple[list[Tensor], list[Tensor]] = (
-            [live[name] for name in names],
-            list(self.values.values()),
+            list(live.values()),
+            list(self.state.values()),
         )
 
     def forget(self, fragment: Fragment) -> None:
         """E ← 0, as at the beginning of the run."""
-        for name in fragment.layout.keys() & self.values.keys():
-            self.values[name].zero_()
+        for name in fragment.layout.keys() & self.state.keys():
+            self.state[name].zero_()
 
     @torch.no_grad()
-    def correct(self) -> None:
+    def after_step(self) -> None:
         """L ← l + e, once after every step."""
         torch._foreach_add_(*self._pairs)
 
     @torch.no_grad()
-    def learn(self, fragment: Fragment, steps: int, sent: Sent) -> None:
-        """E ← e + (g - l) / H: to be called when the global weights have moved, before they land.
-
-        Args:
-            fragment: that is about to land, with this site's contribution in it.
-            steps: taken and corrected since it landed last.
-            sent: how coding changed the contribution.
-        """
-        for name in fragment.layout.keys() & self.values.keys():
-            live = self._live[name]
-            moved = self._base[name].to(live.dtype) - live
-            if name in sent.owed:
-                moved.sub_(sent.owed[name].to(live))
-            if name in sent.residual:
-                moved.add_(sent.residual[name].to(live))
-            self.values[name].add_(moved, alpha=1 / steps)
+    def on_land(self, fragment: Fragment, landing: Landing) -> bool:
+        """E ← e + (g - l) / H, where this site's contribution is in what lands."""
+        if not landing.is_merged:
+            return False
+        replica = self._replica
+        owed = set(replica.group.lead(lambda: list(landing.owed)))
+        added = set(replica.group.lead(lambda: list(landing.residual)))
+        for name in fragment.layout:
+            if name not in self.state:
+                continue
+            live = local(replica.live[name])
+            moved = local(replica.base[name]).to(live.dtype) - live
+            if name in owed:
+                moved.sub_(replica.piece(name, landing.owed.get(name)).to(live))
+            if name in added:
+                moved.add_(replica.piece(name, landing.residual.get(name)).to(live))
+            self.state[name].add_(moved, alpha=1 / landing.steps)
+        return False

@@ -22,15 +22,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedwan.data.shard import AnyShard
+from fedwan.data import Shard, first_leaf
 from fedwan.rng import derive_seed, lent_generators
-from fedwan.site.copies import distinct_share, pixel_keys
-from fedwan.site.holding import holding_of
+from fedwan.site.copies import COMPARED_AT_ONCE, distinct_share, pixel_keys
 from fedwan.workloads.base import Batch, Examinable, Workload
+from fedwan.workloads.optim import full_norm
 
 __all__ = ["Vitals", "data_figures", "shard_figures"]
 
@@ -43,7 +44,9 @@ FEWEST_EXAMINED, MOST_EXAMINED = 16, 64
 MOST_COMPARED = 4096
 """Samples of a shard that are kept, compared with each other and examined, at most."""
 MOST_BYTES = 64 << 20
-"""Of those; of images of 256 x 256 pixels they are some dozens, of their files some hundreds."""
+"""Of those that are kept; of images of 256 x 256 pixels they are some dozens."""
+LEAST_COMPARED = 512
+"""Samples that are compared though fewer are kept."""
 
 
 class Vitals:
@@ -57,17 +60,17 @@ class Vitals:
         site: its name.
     """
 
-    def __init__(self, workload: Workload, shard: AnyShard, h: int, seed: int, site: str) -> None:
+    def __init__(self, workload: Workload, shard: Shard, h: int, seed: int, site: str) -> None:
         self._workload = workload
         self._shard = shard
         self._every = h * -(-EVERY // h)
         self._steps = 0
         self._seed = (seed, site)
-        self._some: Batch | None = None
+        self._some: Any = None
         self._shard_figures: Mapping[str, Tensor] = {}
         self._has_failed = False
 
-    def after_step(self, batch: Batch) -> dict[str, Tensor]:
+    def after_step(self, batch: Any) -> dict[str, Tensor]:
         """Figures, scalars by name, if it is time for a look; else none.
 
         Args:
@@ -87,34 +90,46 @@ class Vitals:
             log.warning("no figures for the doctor from now on; training goes on", exc_info=True)
             return {}
 
-    def _look(self, batch: Batch) -> dict[str, Tensor]:
+    def _look(self, batch: Any) -> dict[str, Tensor]:
         if self._some is None:
-            bytes_each = 4 * self._shard.held_out.x[:1].numel() or MOST_BYTES
-            num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
-            seed = derive_seed(*self._seed, "shard")
-            self._some = self._shard.drawn(num, seed)
-            files = self._shard.file_keys(MOST_COMPARED, MOST_BYTES, seed)
-            self._shard_figures = shard_figures(self._some.x, self._shard.num_samples, files)
+            self._draw()
+        x = first_leaf(batch)
         return {
             **self._shard_figures,
-            **data_figures(batch.x),
+            **data_figures(x),
             **self._optimizers(),
-            **self._examine(self._some, len(batch.y), batch.x.device),
+            **self._examine(self._some, len(x), x.device),
         }
+
+    def _draw(self) -> None:
+        """Keep some samples, and count copies among these and some more."""
+        shard, seed = self._shard, derive_seed(*self._seed, "shard")
+        bytes_each = 4 * first_leaf(shard.drawn(1, seed)).numel()
+        num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
+        self._some = shard.drawn(num, seed)
+        keys = [pixel_keys(first_leaf(self._some))]
+        for start in range(num, min(LEAST_COMPARED, shard.num_samples), COMPARED_AT_ONCE):
+            more = shard.drawn(min(COMPARED_AT_ONCE, LEAST_COMPARED - start), seed, start)
+            keys.append(pixel_keys(first_leaf(more)))
+        if shard.num_samples:
+            self._shard_figures = shard_figures(torch.cat(keys), shard.num_samples)
 
     def _optimizers(self) -> dict[str, Tensor]:
         figures: dict[str, Tensor] = {}
         for network, optimizer in self._workload.optimizers.items():
             groups = optimizer.param_groups
             figures[f"lr/{network}"] = torch.as_tensor(float(groups[0]["lr"]))
-            norm = holding_of(self._workload).gradient_norm(network)
-            if norm is not None:
-                figures[f"gradient/{network}"] = norm
+            gradients = [p.grad for group in groups for p in group["params"] if p.grad is not None]
+            if gradients:
+                norms = torch.stack([full_norm(gradient) for gradient in gradients])
+                figures[f"gradient/{network}"] = torch.linalg.vector_norm(norms)
         return figures
 
-    def _examine(self, some: Batch, batch_size: int, device: torch.device) -> dict[str, Tensor]:
+    def _examine(self, some: Any, batch_size: int, device: torch.device) -> dict[str, Tensor]:
         workload, held_out = self._workload, self._shard.held_out
-        if not isinstance(workload, Examinable) or not len(held_out.y):
+        if not isinstance(workload, Examinable) or not isinstance(held_out, Batch):
+            return {}
+        if not len(held_out.y):
             return {}
         seed = derive_seed(*self._seed, "examine", self._steps)
         num = min(max(batch_size, FEWEST_EXAMINED), MOST_EXAMINED)
@@ -126,19 +141,16 @@ class Vitals:
             return workload.examine(parts[0], parts[1], seed)
 
 
-def shard_figures(x: Tensor, num_samples: int, files: Tensor | None = None) -> dict[str, Tensor]:
+def shard_figures(keys: Tensor, num_samples: int) -> dict[str, Tensor]:
     """How many samples there are, and which share of them is no copy of another.
 
     Args:
-        x: some of them, (n, …), drawn at random, or all.
+        keys: see `pixel_keys`, of some that were drawn at random, or of all.
         num_samples: that the shard has.
-        files: what stands for the files of some others, see `AnyShard.file_keys`: many more can be
-            looked at than images, but the same image may lie in files that differ.
     """
-    seen = [keys for keys in (pixel_keys(x), files) if keys is not None and len(keys)]
     return {
         "shard/samples": torch.tensor(float(num_samples)),
-        "shard/distinct": torch.tensor(min(distinct_share(keys, num_samples) for keys in seen)),
+        "shard/distinct": torch.tensor(distinct_share(keys, num_samples)),
     }
 
 

@@ -2,18 +2,15 @@
 
 A recipe is one page. The engine knows it only through the names below, and never by its own name:
 
-    NETWORKS: dict[str, NetworkKind]         the networks that are trained, and what kind each is;
-                                             a function of the configuration if they depend on it
-    Model: a dataclass                       the settings under `model.*`, a docstring under each
-    def resolve(config) -> None              fill in `inner.NETWORK.*`, `data.batch`, `steps`
     def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
-    SITE: tuple[str, ...]                    optional: the settings under `site.*` that its steps
-                                             follow; `Descent.SETTINGS` of what takes them for it;
-                                             `partition=weights` if it bears that, too,
-                                             `partition=tensor_parallel` if its networks do
+    NETWORKS, Model, USES, DEFAULTS, PAIRS,
+    check                                    optional: its settings, see `fedwan.workloads.settings`
     def steps_apart(config) -> bool          optional: whether some networks step before others have
                                              their gradients, so that no strategy that exchanges
                                              gradients, once a step, goes with it
+
+`fedwan.workloads.simple.Simple` is a workload of one network and its loss; one that takes its steps
+with `fedwan.workloads.descent.Descent` has its networks and optimisers from `Descending`.
 
 Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
 networks consist of: it should put no tensor into a cache.

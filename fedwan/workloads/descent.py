@@ -11,20 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config
+from fedwan.site.group import local
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.half import hold_in_half
 from fedwan.workloads.loss_scale import LossScale
 from fedwan.workloads.moments import keep_squares_in_full
 from fedwan.workloads.optim import build_optimizers, step_optimizers
 from fedwan.workloads.recompute import recompute_blocks
+from fedwan.workloads.sharding import Processes
 
-__all__ = ["Descending", "Descent", "Others", "autocast"]
+__all__ = ["Descending", "Descent", "autocast"]
 
 _HALF = {
     "bf16-mixed": torch.bfloat16,
@@ -42,38 +43,6 @@ def autocast(precision: str, device: torch.device, **options: bool) -> AbstractC
     return enabled
 
 
-class Others(Protocol):
-    """Processes that take each step with this one, where they share its gradients out."""
-
-    def leaves(self, network: str) -> Sequence[Tensor]:
-        """Tensors whose gradients a backward pass of one network makes."""
-        ...
-
-    def kept(self, networks: Sequence[str]) -> list[Tensor]:
-        """Complete gradients, or pieces of them, that this process keeps, sharing memory."""
-        ...
-
-    def forget(self) -> None:
-        """Gradients of the step are computed from the beginning, for whatever reason."""
-        ...
-
-    def collect(self, network: str) -> None:
-        """A backward pass of a network is over: its gradients leave `.grad` for who keeps them."""
-        ...
-
-    def settle(self, networks: Sequence[str]) -> None:
-        """All passes are over: what this process keeps, averaged over all, is in `.grad`."""
-        ...
-
-    def agree(self, is_fine: bool) -> bool:
-        """Whether it is, with all processes."""
-        ...
-
-    def norm(self, network: str) -> Tensor | None:
-        """Of a network's gradients at all processes together, (); None if there are none."""
-        ...
-
-
 class Descent:
     """Takes the steps of a workload's networks.
 
@@ -81,28 +50,28 @@ class Descent:
         config: resolved.
         networks: that are trained, on their device; changed in place.
         twice: those whose losses hold gradients, and are differentiated again.
+        frozen: other networks, which never step.
 
     Attributes:
-        networks: the same.
-        twice: the same.
-        optimizers: the inner optimiser of each.
-        others: who shares gradients out with this process; None where it keeps them.
+        networks: all of them.
+        optimizers: the inner optimiser of each that is trained.
+        processes: of the site, which take these steps together.
     """
 
-    SETTINGS = (
-        *("precision", "precision=bf16-true"),
-        *("accumulate", "recompute", "compile", "partition"),
-    )
-    """Under `site.*`, that it follows; for a recipe's `SITE`."""
-
     def __init__(
-        self, config: Config, networks: Mapping[str, nn.Module], twice: Collection[str] = ()
+        self,
+        config: Config,
+        networks: Mapping[str, nn.Module],
+        twice: Collection[str] = (),
+        frozen: Mapping[str, nn.Module] | None = None,
     ) -> None:
         if config.site.precision == "bf16-true":
             for network in networks.values():
                 hold_in_half(network)
-        self.networks = networks
-        self.twice = twice
+        self.networks = {**networks, **(frozen or {})}
+        device = next(p.device for network in networks.values() for p in network.parameters())
+        self.processes = Processes(config.site.partition, device)
+        self.processes.shard(networks, twice)
         self.optimizers = build_optimizers(config.inner, networks)
         if config.site.precision == "bf16-true":
             for optimizer in self.optimizers.values():
@@ -111,12 +80,8 @@ class Descent:
         self._site = config.site
         self._scale = LossScale() if config.site.precision == "16-mixed" else None
         self._weight = 1.0
-        self.others: Others | None = None
         if config.site.recompute:
             recompute_blocks(networks.values())
-        if config.site.compile:
-            for network in networks.values():
-                network.compile()
 
     @property
     def kept(self) -> Mapping[str, Tensor]:
@@ -145,13 +110,13 @@ class Descent:
         Raises:
             FedwanError: gradients are not finite at any loss scale.
         """
+        batch = self.processes.part(batch)
         losses = self._compute(names, batch, backward)
         while not self._unscale(names):
             losses = self._compute(names, batch, backward)
         reduce(names)
-        norm_of = None if self.others is None else self.others.norm
         networks = {name: self.networks[name] for name in names}
-        step_optimizers(self._inner, networks, self.optimizers, norm_of)
+        step_optimizers(self._inner, networks, self.optimizers)
         return losses
 
     def add_gradients(self, name: str, loss: Tensor, *, keep_graph: bool = False) -> None:
@@ -165,25 +130,19 @@ class Descent:
             loss: a scalar.
             keep_graph: another loss of the same graph is still to come.
         """
-        network, others = self.networks[name], self.others
-        trained = (param for param in network.parameters() if param.requires_grad)
-        params = list(trained) if others is None else others.leaves(name)
+        params = self.processes.leaves(name, self.networks[name])
         if self._weight != 1:
             loss = _full(loss) * self._weight
         # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.
         torch.autograd.backward(loss, inputs=params, retain_graph=keep_graph)
-        if self.others is not None:
-            self.others.collect(name)
 
     def _unscale(self, names: Sequence[str]) -> bool:
         """Whether the gradients are finite, and then unscaled."""
         if self._scale is None:
             return True
-        if self.others is None:
-            params = [p for name in names for p in self.networks[name].parameters()]
-            is_finite = self._scale.unscale([p.grad for p in params if p.grad is not None])
-        else:
-            is_finite = self.others.agree(self._scale.unscale(self.others.kept(names)))
+        grads = [p.grad for n in names for p in self.networks[n].parameters() if p.grad is not None]
+        is_finite = self._scale.unscale([local(gradient) for gradient in grads])
+        is_finite = self.processes.agree(is_finite)
         self._scale.update(is_finite)
         return is_finite
 
@@ -200,27 +159,35 @@ class Descent:
         chunks = zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True)
         for param in (p for name in names for p in self.networks[name].parameters()):
             param.grad = None
-        if self.others is not None:
-            self.others.forget()
         for part in (Batch(*chunk) for chunk in chunks):
             with autocast(self._site.precision, batch.x.device):
                 losses = backward(part)
             for name, loss in losses.items():
                 share = _full(loss.detach()) / num_parts
                 mean[name] = mean[name] + share if name in mean else share
-        if self.others is not None:
-            self.others.settle(names)
+        self.processes.settle(p for name in names for p in self.networks[name].parameters())
         return mean
 
 
-@runtime_checkable
-class Descending(Protocol):
-    """A workload whose steps a `Descent` takes: what follows `site.partition` is one."""
+class Descending:
+    """What a workload has of the `Descent` that takes its steps."""
+
+    descent: Descent
 
     @property
-    def descent(self) -> Descent:
-        """That takes them."""
-        ...
+    def networks(self) -> Mapping[str, nn.Module]:
+        """By name, frozen ones among them."""
+        return self.descent.networks
+
+    @property
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
+        """By the name of the network that each steps."""
+        return self.descent.optimizers
+
+    @property
+    def kept(self) -> Mapping[str, Tensor]:
+        """See `fedwan.workloads.base.Keeping`."""
+        return self.descent.kept
 
 
 def _full(loss: Tensor) -> Tensor:

@@ -12,10 +12,9 @@ as one of a GAN's networks in the other's turn, is trained all the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-import torch
 from torch import nn
 
 from fedwan.errors import ConfigError
@@ -26,15 +25,15 @@ __all__ = ["staying_home"]
 
 
 def staying_home(
-    networks: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
+    trained: Mapping[str, nn.Module],
+    held: Collection[str] | None,
     exclude: Mapping[str, Sequence[str]],
 ) -> dict[str, Role]:
     """The role, `EXCLUDED` or `FROZEN`, of each tensor of trained networks that has one of these.
 
     Args:
-        networks: by name, as they were built.
-        optimizers: of those that are trained; None where one was not made, which holds all.
+        trained: networks by name, as they were built.
+        held: names of the parameters that optimisers step; None where none was made yet.
         exclude: by network, patterns of the names of its parameters and buffers.
 
     Raises:
@@ -42,22 +41,20 @@ def staying_home(
             nothing of a network is left that is trained and travels.
     """
     for network in exclude:
-        if network not in optimizers:
-            known = nearest(network, optimizers)
-            raise ConfigError(
-                f"network.{network}.exclude: trained are {', '.join(optimizers)}{known}"
-            )
+        if network not in trained:
+            known = nearest(network, trained)
+            raise ConfigError(f"network.{network}.exclude: trained are {', '.join(trained)}{known}")
     home: dict[str, Role] = {}
-    for network, optimizer in optimizers.items():
-        home |= dict.fromkeys(_frozen(network, networks[network], optimizer), Role.FROZEN)
-        if not _parameters(network, networks[network], home):
+    for network, module in trained.items():
+        home |= dict.fromkeys(_frozen(network, module, held), Role.FROZEN)
+        if not _parameters(network, module, home):
             raise ConfigError(
                 f"network {network!r} has an optimiser but no parameter that it could step, all "
                 "are frozen; leave its optimiser out, or have some require a gradient"
             )
         patterns = exclude.get(network, ())
-        home |= dict.fromkeys(_matches(network, networks[network], patterns, home), Role.EXCLUDED)
-        if not _parameters(network, networks[network], home):
+        home |= dict.fromkeys(_matches(network, module, patterns, home), Role.EXCLUDED)
+        if not _parameters(network, module, home):
             raise ConfigError(
                 f"network.{network}.exclude = {list(patterns)} matches all parameters that are "
                 "trained, so that sites would share nothing of it; leave some to travel"
@@ -65,15 +62,9 @@ def staying_home(
     return home
 
 
-def _frozen(network: str, module: nn.Module, optimizer: torch.optim.Optimizer | None) -> list[str]:
-    held: set[int] | None = None
-    if optimizer is not None:
-        held = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    return [
-        f"{network}/{name}"
-        for name, param in module.named_parameters()
-        if not param.requires_grad or (held is not None and id(param) not in held)
-    ]
+def _frozen(network: str, module: nn.Module, held: Collection[str] | None) -> list[str]:
+    names = [(f"{network}/{name}", p.requires_grad) for name, p in module.named_parameters()]
+    return [name for name, moves in names if not moves or (held is not None and name not in held)]
 
 
 def _matches(

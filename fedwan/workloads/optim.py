@@ -7,7 +7,7 @@ optimiser that way where gradients, not deltas, are merged.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -75,7 +75,6 @@ def step_optimizers(
     inner: Mapping[str, InnerConfig],
     networks: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
-    norm_of: Callable[[str], Tensor | None] | None = None,
 ) -> None:
     """Clip the gradients of these networks as configured, and step them; to follow `reduce`.
 
@@ -83,14 +82,9 @@ def step_optimizers(
         inner: settings by network.
         networks: that step.
         optimizers: by network.
-        norm_of: a network's gradients have this norm, where this process does not hold them all.
     """
     for name, network in networks.items():
-        max_norm = inner[name].clip_norm
-        if max_norm > 0 and norm_of is not None:
-            scale_gradients(network.parameters(), max_norm, norm_of(name))
-        else:
-            clip(network.parameters(), max_norm)
+        clip(network.parameters(), inner[name].clip_norm)
         optimizers[name].step()
 
 
@@ -110,7 +104,8 @@ def full_norm(gradient: Tensor) -> Tensor:
     """The norm of one tensor, (), in fp32 at least."""
     dtype = torch.promote_types(gradient.dtype, torch.float32)
     norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
-    return norm
+    # Of pieces at several processes, the norm of all of them.
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
 def joint_norm(norms: Sequence[Tensor]) -> Tensor | None:

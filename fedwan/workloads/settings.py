@@ -1,48 +1,176 @@
-"""What workload recipes share when they resolve a configuration: fill in, or refuse."""
+"""What a workload's page may leave to the library, and how its settings are resolved and checked.
+
+A page needs `build(config, device)` alone. It may have, besides:
+
+    NETWORKS   kinds of the networks that are trained, by name, or a function of the configuration;
+               else they are those that `build` makes optimisers for: adversarial if several,
+               regression if one
+    Model      a dataclass, the settings under `model.*`; else there are none
+    USES       see `fedwan.uses`; what of `OPTIONAL` its steps follow, and conditions of `model.*`
+    DEFAULTS   what takes the place of open settings, over those here
+    PAIRS      whether it learns from pairs of an input and its target; None if from either
+    check      a function of the resolved configuration, for what is truly special
+"""
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+from fedwan._config_tree import overlay
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.data import check_data, pair_names, source_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
-from fedwan.workloads.moments import STATES, has_moments
-from fedwan.workloads.schedule import SCHEDULES
+from fedwan.uses import Faults, fill, unmet, unused
+
+if TYPE_CHECKING:
+    from fedwan.workloads.base import NetworkKind, Workload
 
 __all__ = [
-    "fill_inner",
-    "fill_training",
-    "refuse_labels",
-    "refuse_shown_samples",
+    "OPTIONAL",
+    "build_nowhere",
+    "check_networks",
+    "networks_of",
     "require_at_least",
     "require_one_of",
     "require_parts",
+    "resolve_page",
 ]
 
-_OPTIMIZERS = ("adam", "adamw", "muon", "sgd")
+OPTIONAL = (
+    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
+    *("data.labels", "inner.*.name=own"),
+)
+"""Settings that some workloads do not follow."""
+_DEFAULTS: Mapping[str, Any] = {"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()}
 
 
-def fill_training(config: Config, batch: int, steps: int, *, pairs: bool = False) -> None:
-    """Fill in `data.batch` and `steps` where the user named none, and check the data settings.
+@dataclasses.dataclass
+class _NoModel:
+    """Of a page without settings of its own."""
+
+
+class _AnyInner(dict[str, InnerConfig]):
+    """An inner optimiser for whatever network a page makes."""
+
+    def __missing__(self, name: str) -> InnerConfig:
+        return InnerConfig()
+
+
+def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
+    """Fill in what a workload's page has defaults for, and refuse what it does not follow.
 
     Args:
+        page: the recipe.
         config: changed in place.
-        batch: samples per site and step.
-        steps: per site.
-        pairs: the workload learns from pairs of an input and its target.
+
+    Returns:
+        The networks that are trained, with their kinds.
 
     Raises:
-        ConfigError: see `fedwan.data.check_data`; or the data are no pairs, or pairs unasked.
+        ConfigError: a line for each setting that is unknown, has no effect or goes with no other.
     """
-    check_data(config.data, config.sites)
-    _require_pairs(config, pairs)
-    config.data.batch = config.data.batch or batch
-    config.steps = config.steps or steps
-    require_parts(config)
+    faults = Faults()
+    uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
+    model = getattr(page, "Model", _NoModel)
+    for key, value, entry in unused(config, uses, OPTIONAL, defaults):
+        what = "does not go" if "=" in entry else "has no effect"
+        faults.add([f"{key} = {value!r} {what} with workload {config.workload!r}; leave it out"])
+    with faults.caught():
+        config.model = _resolve_model(model, config.model)
+    with faults.caught():
+        check_data(config.data, config.sites)
+        _require_pairs(config, getattr(page, "PAIRS", False))
+    faults.tell()
+    networks = networks_of(page, config)
+    check_networks(config, networks, faults)
+    with faults.caught():
+        fill(config, defaults, networks, model())
+        fill(config, _DEFAULTS, networks)
+        faults.add(unmet(config, uses, model()))
+        with faults.caught():
+            getattr(page, "check", lambda _: None)(config)
+        with faults.caught():
+            require_parts(config)
+        _check_warmup(config, faults)
+    faults.tell()
+    return networks
+
+
+def networks_of(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
+    """The networks that a workload trains, and what kind each is.
+
+    Args:
+        page: the recipe.
+        config: its `model` with every setting.
+
+    Raises:
+        ConfigError: they depend on settings of which they cannot be learned.
+    """
+    networks = getattr(page, "NETWORKS", None)
+    if networks is None:
+        built = build_nowhere(page, dataclasses.replace(config, inner=_AnyInner(config.inner)))
+        if built is None:
+            raise ConfigError(
+                f"workload {config.workload!r} says by no NETWORKS which networks it trains, and "
+                "cannot be built without memory to learn it; give it NETWORKS"
+            )
+        names = list(built.optimizers)
+        return dict.fromkeys(names, "adversarial" if len(names) > 1 else "regression")
+    found: Mapping[str, NetworkKind] = networks(config) if callable(networks) else networks
+    return found
+
+
+def build_nowhere(page: ModuleType, config: Config) -> Workload | None:
+    """The workload on torch's meta device, without memory; None if it must read its own values."""
+    try:
+        with torch.device("meta"):
+            built: Workload = page.build(config, torch.device("meta"))
+    except (RuntimeError, NotImplementedError):
+        return None
+    return built
+
+
+def _resolve_model(model: type, given: dict[str, Any]) -> dict[str, Any]:
+    """Every setting of the page's `Model`: given ones checked, the others at their default."""
+    # Wrapped, so that an error names the key as the user wrote it: model.width.
+    wrapper = dataclasses.make_dataclass(
+        "Recipe", [("model", model, dataclasses.field(default_factory=model))]
+    )
+    settings: Any = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
+    return dataclasses.asdict(settings)
+
+
+def check_networks(config: Config, networks: Collection[str], faults: Faults) -> None:
+    """Refuse sections of networks that are not trained.
+
+    Raises:
+        ConfigError: a line for each.
+    """
+    for section in ("init", "inner", "outer", "network"):
+        faults.add(
+            f"{section}.{network}: workload {config.workload!r} trains "
+            f"{', '.join(networks)}{nearest(network, networks)}"
+            for network in getattr(config, section)
+            if network not in networks
+        )
+    faults.tell()
+
+
+def _check_warmup(config: Config, faults: Faults) -> None:
+    faults.add(
+        f"inner.{network}.warmup_steps = {inner.warmup_steps} is more than the run's steps; choose "
+        f"{config.steps} or less"
+        for network, inner in config.inner.items()
+        if inner.warmup_steps > config.steps
+    )
 
 
 def require_parts(config: Config, turns: int = 1) -> None:
@@ -67,7 +195,7 @@ def require_parts(config: Config, turns: int = 1) -> None:
         )
 
 
-def _require_pairs(config: Config, pairs: bool) -> None:
+def _require_pairs(config: Config, pairs: bool | None) -> None:
     workload, name = config.workload, config.data.name
     is_pairs = source_of(config.data).inputs > 0
     if pairs and not is_pairs:
@@ -75,66 +203,10 @@ def _require_pairs(config: Config, pairs: bool) -> None:
             f"data.name = {name!r} holds no pairs of input and target, which workload "
             f"{workload!r} learns from; set data.name={pair_names()[0]}"
         )
-    if is_pairs and not pairs:
+    if is_pairs and pairs is False:
         raise ConfigError(
             f"data.name = {name!r} holds pairs of input and target, which workload {workload!r} "
             f"does not learn from; set data.name={DataConfig().name}"
-        )
-
-
-def fill_inner(config: Config, network: str, default: InnerConfig) -> None:
-    """Fill in a network's inner optimiser where the user named none.
-
-    Raises:
-        ConfigError: an unknown optimiser, schedule or state, a setting that it does not use, or a
-            warm-up that is longer than the run.
-    """
-    chosen = config.inner.setdefault(network, copy.copy(default))
-    key = f"inner.{network}"
-    require_one_of(f"{key}.name", chosen.name, _OPTIMIZERS)
-    if chosen.name == "sgd" and chosen.beta2 != InnerConfig().beta2:
-        raise ConfigError(
-            f"{key}.beta2 = {chosen.beta2!r} has no effect on sgd; leave it out, or set "
-            f"{key}.name=adam"
-        )
-    require_one_of(f"{key}.schedule", chosen.schedule, SCHEDULES)
-    require_one_of(f"{key}.state", chosen.state, STATES)
-    if chosen.state != "keep" and not has_moments(chosen):
-        raise ConfigError(
-            f"{key}.state = {chosen.state!r} has no effect on sgd without momentum; leave it out, "
-            f"or set {key}.beta1=0.9"
-        )
-    if chosen.warmup_steps > config.steps:
-        raise ConfigError(
-            f"{key}.warmup_steps = {chosen.warmup_steps} is more than the run's steps; choose "
-            f"{config.steps} or less"
-        )
-
-
-def refuse_labels(config: Config, why: str, mend: str) -> None:
-    """Refuse `data.labels=site` of networks that are not told any label.
-
-    Raises:
-        ConfigError: it is asked for.
-    """
-    if config.data.labels == "site":
-        raise ConfigError(f"data.labels=site has no effect {why}; leave it out, or set {mend}")
-
-
-def refuse_shown_samples(config: Config, from_inputs: bool) -> None:
-    """Refuse `data.show_samples` of a workload whose samples are shown anyway.
-
-    Args:
-        config: of the run.
-        from_inputs: the workload's samples are made of inputs that a site holds.
-
-    Raises:
-        ConfigError: it is asked for, and they are not.
-    """
-    if config.data.show_samples and not from_inputs:
-        raise ConfigError(
-            f"data.show_samples = True has no effect on workload {config.workload!r}, whose "
-            "pictures are made of no site's inputs and are shown anyway; leave it out"
         )
 
 

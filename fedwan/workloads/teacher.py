@@ -9,13 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import nn
 
 from fedwan.config import load
-from fedwan.errors import CheckpointError, ConfigError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.models.flow import VelocitySizes
-from fedwan.state import State, read_tensors
+from fedwan.trained import load as load_trained
 
 __all__ = ["Teacher", "load_teacher", "read_teacher"]
 
@@ -96,23 +95,12 @@ def load_teacher(teacher: Teacher, network: nn.Module) -> None:
     Raises:
         ConfigError: the file cannot be read, or is of another network.
     """
-    key = f"model.teacher = {str(teacher.folder)!r}"
     try:
-        tensors, _ = read_tensors(teacher.weights)
-    except CheckpointError:
+        missing = load_trained(teacher.folder).load_into(network, _NETWORK)
+    except FedwanError as error:
+        raise ConfigError(f"model.teacher: {error} (copy both files from one run)") from None
+    if missing:
         raise ConfigError(
-            f"{key}: {teacher.weights.name} is damaged or not one of fedwan's; copy it again"
-        ) from None
-    target: State = dict(network.named_parameters())
-    found = {name: tensors.get(f"ema:{_NETWORK}/{name}") for name in target}
-    for name, value in found.items():
-        if value is None or value.shape != target[name].shape:
-            shape = "missing" if value is None else f"of shape {tuple(value.shape)}"
-            raise ConfigError(
-                f"{key}: weight {name!r} is {shape}, where its config.yaml asks for "
-                f"{tuple(target[name].shape)}; copy both files from the same run"
-            )
-    with torch.no_grad():
-        for name, value in found.items():
-            assert value is not None
-            target[name].copy_(value)
+            f"model.teacher = {str(teacher.folder)!r}: weight {missing[0]!r} is missing; copy both "
+            "files from the same run"
+        )

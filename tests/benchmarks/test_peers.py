@@ -109,10 +109,10 @@ def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
 
     own = flow.build(part.config, "cpu")
     rng = NamedGenerators(3, "s2")
-    batches = open_shard(part.config.data, 1, 2, 3).batches(part.config.data.batch, rng["data"])
+    batches = open_shard(part.config.data, 1, 2, 3).loader(part.config.data.batch, rng["data"])
     for _ in range(3):
         part.step()
-        own.step(batches.next_batch(), rng, keep_local)
+        own.step(next(batches), rng, keep_local)
     assert hash_state(part.state) == hash_state(state_of(own.networks))
     assert part.config.data.batch == 64 and part.config.inner["velocity"].lr == 5e-4
 

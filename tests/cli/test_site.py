@@ -24,6 +24,7 @@ def test_relative_paths_begin_at_the_files_folder(tmp_path: Path) -> None:
         identity=str(tmp_path / "identity"),
         door="coordinator.example.com:7444",
         dir=str(tmp_path / "state"),
+        folder=str(tmp_path),
     )
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
-from fedwan.config import Config
 from fedwan.coordinator.model import GlobalModel
 from fedwan.state import hash_state
-from strategies import diloco, streaming_diloco, sync
-from tests.coordinator.test_model import HALF_LIFE, LAYOUT, make_model, random_state, strategy_of
-from tests.support import build_strategy, read_all
-from tests.test_simulate import GAN, run
+from tests.coordinator.test_model import CONFIG, LAYOUT, make_model, random_state, strategy_of
+from tests.support import GAN, read_all, run_tiny, tiny_config
 
 every_codec = pytest.mark.parametrize(
     "codec", [fp32(), bf16(), int8(), int4(), float4(), topk2()], ids=lambda codec: codec.name
@@ -23,36 +20,25 @@ every_codec = pytest.mark.parametrize(
 
 
 @every_codec
-@pytest.mark.parametrize(("recipe", "h"), [(diloco, 2), (sync, 1)], ids=["diloco", "sync"])
-def test_every_site_ends_on_the_coordinators_bits(
-    recipe: ModuleType, h: int, codec: Codec, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "sites", "more"),
+    [
+        ("diloco", 3, {"h": 2, "steps": 6}),
+        ("sync", 3, {"h": 1, "steps": 6}),
+        # Fragments are coded in threads, each with what it owes.
+        ("streaming_diloco", 2, {"h": 8, "steps": 32, "stream": {"fragments": 3, "tau": 2}}),
+    ],
+    ids=["diloco", "sync", "streaming"],
+)
+def test_every_site_ends_on_the_coordinators_bits_and_twice_on_the_same(
+    name: str, sites: int, more: dict[str, Any], codec: Codec, tmp_path: Path
 ) -> None:
-    strategy = build_strategy(recipe, GAN, sites=3, h=h, up=codec.name, down=codec.name)
-    ran = run(tmp_path, strategy, GAN, sites=3, norm=True, steps=6)
-    assert len(ran.hashes) == 1
+    coded = {"up": codec.name, "down": codec.name}
+    config = tiny_config(name, GAN, sites=sites, codec=coded, **more)
+    ran = run_tiny(tmp_path / "1", config, norm=True)
     assert all(bool(value.isfinite().all()) for value in ran.state.values())
-
-
-@every_codec
-def test_streamed_fragments_end_on_the_same_bits_everywhere(codec: Codec, tmp_path: Path) -> None:
-    """Fragments are coded in threads, each with what it owes."""
-    config = Config(sites=2, h=8, steps=32, inner=dict(GAN))
-    config.stream.fragments, config.stream.tau = 3, 2
-    config.codec.up = config.codec.down = codec.name
-    streaming_diloco.resolve(config, dict.fromkeys(GAN, "adversarial"))
-    strategy = streaming_diloco.build(config)
-    ran = run(tmp_path, strategy, GAN, norm=True, steps=32)
-    assert len(strategy.fragments(ran.result.model.layout)) == 3
-    assert len(ran.hashes) == 1
-
-
-@every_codec
-def test_the_same_run_twice_ends_on_the_same_bits(codec: Codec, tmp_path: Path) -> None:
-    hashes = set()
-    for attempt in range(2):
-        strategy = build_strategy(diloco, GAN, sites=2, h=2, up=codec.name, down=codec.name)
-        hashes |= run(tmp_path / str(attempt), strategy, GAN, steps=6).hashes
-    assert len(hashes) == 1
+    again = run_tiny(tmp_path / "2", config, norm=True)
+    assert ran.hashes == again.hashes and len(ran.hashes) == 1
 
 
 @every_codec
@@ -63,7 +49,7 @@ def test_a_coordinator_that_resumes_sends_the_same_updates(codec: Codec, tmp_pat
     for seed in range(1, 4):
         model.commit(model.fragments[0], random_state(seed), samples=30)
     model.save(tmp_path, {})
-    resumed, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    resumed = GlobalModel.load(tmp_path, strategy, CONFIG)
     for seed in range(4, 7):
         payloads = [m.commit(m.fragments[0], random_state(seed), 30) for m in (model, resumed)]
         assert read_all(payloads[0]) == read_all(payloads[1])

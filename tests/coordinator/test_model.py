@@ -13,7 +13,8 @@ from torch import Tensor
 from fedwan import state as state_module
 from fedwan._tensor_file import raw
 from fedwan.codecs import Codec, bf16, fp32
-from fedwan.coordinator.model import CHECKPOINT, GlobalModel
+from fedwan.config import Config, EmaConfig, NetworkConfig
+from fedwan.coordinator.model import CHECKPOINT, GlobalModel, read_meta
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
 from fedwan.state import Layout, Role, State, clone, hash_state
@@ -32,6 +33,7 @@ LAYOUT: Layout = {
 INNER = {"discriminator": ADAM, "generator": ADAM}
 RECIPES = {"diloco": diloco, "local_sgd": local_sgd, "sync": sync}
 HALF_LIFE = 100.0
+CONFIG = Config(ema=EmaConfig(HALF_LIFE))
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 
@@ -173,8 +175,8 @@ def test_a_checkpoint_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     model = make_model(strategy)
     advance(model, range(1, 4))
     model.save(tmp_path, {"totals": {"rejected": 2}})
-    loaded, meta = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
-    assert meta["totals"] == {"rejected": 2}
+    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
+    assert read_meta(tmp_path)["totals"] == {"rejected": 2}
     assert loaded.layout == model.layout and list(loaded.layout) == list(model.layout)
     for mine, theirs in zip(contents(loaded), contents(model), strict=True):
         if isinstance(mine, dict):
@@ -190,7 +192,7 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     model = make_model(strategy)
     advance(model, range(1, 4))
     model.save(tmp_path, {})
-    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
     advance(model, range(4, 8))
     advance(loaded, range(4, 8))
     assert same_bits(model.state, loaded.state)
@@ -202,7 +204,10 @@ def test_a_resumed_run_keeps_every_network_s_half_life(tmp_path: Path) -> None:
     model = GlobalModel(random_state(0), LAYOUT, strategy, HALF_LIFE, own)
     advance(model, range(1, 4))
     model.save(tmp_path, {})
-    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE, own)
+    config = Config(
+        ema=EmaConfig(HALF_LIFE), network={"generator": NetworkConfig(ema_half_life=7.0)}
+    )
+    loaded = GlobalModel.load(tmp_path, strategy, config)
     advance(model, range(4, 8))
     advance(loaded, range(4, 8))
     assert same_bits(model.ema, loaded.ema)
@@ -212,7 +217,7 @@ def test_a_resumed_run_keeps_every_network_s_half_life(tmp_path: Path) -> None:
 def test_a_checkpoint_of_version_0_can_be_resumed(name: str, tmp_path: Path) -> None:
     strategy = strategy_of(name)
     make_model(strategy).save(tmp_path, {})
-    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
     assert loaded.versions == [0]
 
 
@@ -220,7 +225,7 @@ def test_writing_over_a_loaded_checkpoint_leaves_what_was_loaded(tmp_path: Path)
     strategy = strategy_of("diloco")
     model = make_model(strategy)
     model.save(tmp_path, {})
-    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
     expected = hash_state(loaded.state)
     advance(model, range(1, 3))
     model.save(tmp_path, {})
@@ -236,19 +241,19 @@ def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:
     for length in [*range(0, 200), *range(200, len(data), 37), len(data) - 1]:
         (tmp_path / CHECKPOINT).write_bytes(data[:length])
         with pytest.raises(CheckpointError) as raised:
-            GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+            GlobalModel.load(tmp_path, strategy, CONFIG)
         assert "\n" not in str(raised.value) and CHECKPOINT in str(raised.value)
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint at .*without --resume"):
-        GlobalModel.load(tmp_path, strategy_of("diloco"), HALF_LIFE)
+        GlobalModel.load(tmp_path, strategy_of("diloco"), CONFIG)
 
 
 def test_another_safetensors_file_is_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file({"w": torch.zeros(2)}, tmp_path / CHECKPOINT)
     with pytest.raises(CheckpointError):
-        GlobalModel.load(tmp_path, strategy_of("diloco"), HALF_LIFE)
+        GlobalModel.load(tmp_path, strategy_of("diloco"), CONFIG)
 
 
 @every_recipe
@@ -258,10 +263,10 @@ def test_another_strategys_checkpoint_is_refused(name: str, other: str, tmp_path
     advance(model, range(1, 3))
     model.save(tmp_path, {})
     if other == name:
-        GlobalModel.load(tmp_path, strategy_of(other), HALF_LIFE)
+        GlobalModel.load(tmp_path, strategy_of(other), CONFIG)
         return
     with pytest.raises(CheckpointError, match="resume with the strategy") as raised:
-        GlobalModel.load(tmp_path, strategy_of(other), HALF_LIFE)
+        GlobalModel.load(tmp_path, strategy_of(other), CONFIG)
     assert "\n" not in str(raised.value)
 
 
@@ -273,7 +278,7 @@ def test_another_workloads_checkpoint_is_refused(name: str, tmp_path: Path) -> N
     model.commit(model.fragments[0], {"velocity/w": torch.ones(3)}, samples=1)
     model.save(tmp_path, {})
     with pytest.raises(CheckpointError):
-        GlobalModel.load(tmp_path, strategy_of(name), HALF_LIFE)
+        GlobalModel.load(tmp_path, strategy_of(name), CONFIG)
 
 
 def test_another_number_of_fragments_is_refused(tmp_path: Path) -> None:
@@ -288,7 +293,7 @@ def test_another_number_of_fragments_is_refused(tmp_path: Path) -> None:
     assert strategy.fragments is whole
     make_model(strategy._replace(fragments=halves)).save(tmp_path, {})
     with pytest.raises(CheckpointError, match="2 fragments where the strategy has 1"):
-        GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+        GlobalModel.load(tmp_path, strategy, CONFIG)
 
 
 def test_a_crash_while_writing_leaves_the_old_checkpoint(
@@ -312,6 +317,6 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
         patch.setattr(state_module, "raw", half_a_file)
         model.save(tmp_path, {})
-    loaded, _ = GlobalModel.load(tmp_path, strategy, HALF_LIFE)
+    loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
     assert (hash_state(loaded.state), loaded.versions) == (expected, [2])
     assert [path.name for path in tmp_path.iterdir()] == [CHECKPOINT]

@@ -1,160 +1,144 @@
-"""Whole runs over real mutual TLS: round loop, data plane, site loops, and a network that fails."""
+"""Runs over real mutual TLS: round loop, data plane, sites, and a network that fails."""
 
 from __future__ import annotations
 
 import os
 import threading
-import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from fedwan.app import load_strategy, resolve
-from fedwan.config import Config, LinkConfig, NetworkConfig
-from fedwan.coordinator import rounds, service
-from fedwan.coordinator.model import GlobalModel
+from fedwan.app import resolve
+from fedwan.config import Config, LinkConfig
+from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
-from fedwan.errors import ConfigError, LinkLost, RunStopped, SessionLost
+from fedwan.errors import ConfigError, LinkLost, SessionLost
 from fedwan.link.base import Link
-from fedwan.link.client import GrpcLink
-from fedwan.link.tls import Identity
+from fedwan.site.joining import Place
+from fedwan.site.site import Membership
 from fedwan.state import hash_state
-from tests.planes import eventually, serving
+from fedwan.strategy import Strategy
+from strategies import diloco
+from tests.planes import Bench, dialling, eventually, in_thread, serving
 from tests.proxies import FlakyProxy, flaky_proxy
-from tests.runs import GatedWorkload, H, TinyRun, delta_strategy
-from tests.support import spec
+from tests.support import NET, TinyWorkload, hub_of, run_tiny, take_part, tiny_config
 
 
-@pytest.fixture(autouse=True)
-def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "TICK_S", 0.05)
+class Wires:
+    """Real links to a simulated run's coordinator, one of them through a proxy."""
 
+    def __init__(self, identities: Path, proxied: str = "") -> None:
+        self.proxy: FlakyProxy | None = None
+        self._identities, self._proxied = identities, proxied
+        self._lock, self._stack, self._port = threading.Lock(), ExitStack(), 0
 
-def dialler(port: int, folder: Path) -> Callable[[], Link]:
-    def dial() -> Link:
-        return GrpcLink(
-            f"127.0.0.1:{port}",
-            Identity.load(folder),
-            chunk_bytes=1 << 10,
-            heartbeat_s=0.1,
-            patience_s=20.0,
-        )
+    def wrap(self, name: str, link: Link) -> Link:
+        with self._lock:
+            if not self._port:
+                plane = self._stack.enter_context(serving(hub_of(link), self._identities))
+                self._port = plane.port
+                if self._proxied:
+                    self.proxy = self._stack.enter_context(flaky_proxy(plane.port))
+            port = self.proxy.port if self.proxy and name == self._proxied else self._port
+            return self._stack.enter_context(
+                dialling(port, self._identities / name, chunk_bytes=1 << 10)
+            )
 
-    return dial
+    def __enter__(self) -> Wires:
+        return self
 
-
-def expected_hash(folder: Path) -> str:
-    run = TinyRun(folder, delta_strategy(2))
-    result = run.start()
-    for name in run.sites:
-        run.site(name)
-    return hash_state(result(20.0).state)
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
 
 
 def test_a_run_over_mutual_tls_gives_the_same_bits_though_connections_break(
     tmp_path: Path, identities: Path
 ) -> None:
-    expected = expected_hash(tmp_path / "a")
-    run = TinyRun(tmp_path / "b", delta_strategy(2))
-    with serving(run.desk, identities) as plane, flaky_proxy(plane.port) as proxy:
-        result = run.start()
-        stop = threading.Event()
-        saboteur = threading.Thread(target=sabotage, args=(proxy, stop))
-        saboteur.start()
-        sites = [
-            run.site("s1", dial=dialler(plane.port, identities / "s1")),
-            run.site("s2", dial=dialler(proxy.port, identities / "s2")),
-        ]
+    config = tiny_config(h=3, steps=60)
+    expected = run_tiny(tmp_path / "a", config).hashes
+    is_over = threading.Event()
+    with Wires(identities, "s2") as wires:
+
+        def sabotage() -> None:
+            while not is_over.wait(0.2):
+                if wires.proxy and wires.proxy.num_cuts < 4:
+                    wires.proxy.cut()
+
+        saboteur = in_thread(sabotage)
         try:
-            model = result(40.0)
-            assert hash_state(model.state) == expected
-            assert [site(20.0) for site in sites] == [expected, expected]
+            ran = run_tiny(tmp_path / "b", config, wrap=wires.wrap)
         finally:
-            stop.set()
-            saboteur.join()
-    assert run.rounds.totals.contributions == 2 * run.num_versions
-    assert run.rounds.totals.rejoins == run.desk.rejected == 0
-    assert proxy.num_cuts >= 3
+            is_over.set()
+            saboteur()
+    assert ran.hashes == expected and len(expected) == 1
+    totals = ran.result.totals
+    assert (totals.contributions, totals.rejoins, totals.rejected) == (40, 0, 0)
+    assert wires.proxy is not None and wires.proxy.num_cuts >= 1
 
 
-def sabotage(proxy: FlakyProxy, stop: threading.Event) -> None:
-    """A few cuts while the run is under way, with less and less time to recover."""
-    for pause_s in (0.2, 0.3, 0.3, 0.3):
-        if stop.wait(pause_s):
-            return
-        proxy.cut()
+@contextmanager
+def coordinator(
+    folder: Path, config: Config, identities: Path, port: int, resume: bool
+) -> Iterator[tuple[CoordinatedRun, int, Any]]:
+    """A coordinator that serves real links; its run, port and result."""
+    strategy: Strategy = diloco.build(config)
+    words = (config, "simulated", folder, lambda row: None, lambda *event: None, lambda *_: None)
+    run = CoordinatedRun(*words, strategy, 60.0)  # type: ignore[arg-type]
+    if resume:
+        run.resume()
+    with serving(run.hub, identities, port=port) as plane:
+        yield run, plane.port, in_thread(run.train)
 
 
-def test_a_stopped_run_ends_every_site_at_once_and_with_the_reason(
+def test_a_coordinator_that_is_killed_and_resumed_keeps_its_claim_and_its_bits(
     tmp_path: Path, identities: Path
 ) -> None:
-    run = TinyRun(tmp_path, delta_strategy(2))
-    workload = GatedWorkload()
-    with serving(run.desk, identities) as plane:
-        result = run.start()
-        sites = [
-            run.site("s1", dial=dialler(plane.port, identities / "s1")),
-            run.site("s2", workload, dial=dialler(plane.port, identities / "s2")),
-        ]
-        workload.allow(2 * H)
-        run.await_version(2)
-        began = time.monotonic()
-        run.desk.finish("enough")
-        workload.allow(3 * H)
-        with pytest.raises(RunStopped, match="enough"):
-            result(10.0)
-    for site in sites:
-        with pytest.raises(RunStopped, match="enough"):
-            site(10.0)
-    assert time.monotonic() - began < 5.0
-    assert sorted(run.desk.farewells) == ["s1", "s2"]
+    config = tiny_config(h=3, steps=18, checkpoint={"every": 1})
+    (expected,) = run_tiny(tmp_path / "a", config).hashes
+    may_go_on = threading.Event()
 
+    class Gated(TinyWorkload):
+        def step(self, *args: Any) -> Any:
+            assert len(self.batches) < 6 or may_go_on.wait(20)
+            return super().step(*args)
 
-def test_a_coordinator_that_is_killed_and_resumed_sends_old_sessions_back_to_join(
-    tmp_path: Path, identities: Path
-) -> None:
-    expected = expected_hash(tmp_path / "a")
-    run = TinyRun(tmp_path / "b", delta_strategy(2))
-    gated = GatedWorkload()
-    with serving(run.desk, identities) as plane:
-        port = plane.port
-        run.start()
-        old = [
-            run.site("s1", dial=dialler(port, identities / "s1")),
-            run.site("s2", gated, dial=dialler(port, identities / "s2")),
-        ]
-        gated.allow(2 * H)
-        run.await_version(2)
-        eventually(lambda: run.desk.outbox.durable_version == 2)
-    again = TinyRun(tmp_path / "b", delta_strategy(2))
-    again.resume()
-    with serving(again.desk, identities, port=port):
-        result = again.start()
-        gated.allow(6 * H)
-        for site in old:
+    def site(name: str, port: int, workload: TinyWorkload) -> Any:
+        def live() -> str:
+            with dialling(port, identities / name) as link:
+                member = Membership(config, "simulated", name, tmp_path / "b" / name)
+                return take_part(
+                    Place(member, lambda: link, strategy=diloco.build(config)), workload
+                )
+
+        return in_thread(live)
+
+    with coordinator(tmp_path / "b", config, identities, 0, False) as (run, port, _):
+        old = [site("s1", port, Gated(NET)), site("s2", port, Gated(NET))]
+        eventually(lambda: run.hub.updates.durable_version == 2, within_s=20.0)
+    with coordinator(tmp_path / "b", config, identities, port, True) as (again, _, result):
+        may_go_on.set()
+        for ended in old:
             with pytest.raises((SessionLost, LinkLost)) as caught:
-                site(20.0)
+                ended(20.0)
             assert isinstance(caught.value, SessionLost), caught.value
-        sites = [again.site(n, dial=dialler(port, identities / n)) for n in again.sites]
+        other = site("s1", port, TinyWorkload(NET, seed=5))
+        with pytest.raises(Exception, match="its initial weights hash to"):
+            other(20.0)
+        sites = [site(name, port, TinyWorkload(NET)) for name in ("s1", "s2")]
         assert hash_state(result(20.0).state) == expected
-        assert [site(10.0) for site in sites] == [expected, expected]
-    run.desk.finish("the first coordinator is dead")
+        assert [ended(10.0) for ended in sites] == [expected] * 2
+        assert again.site_sha256() == {"s1": expected, "s2": expected}
+    run.hub.finish("the first coordinator is dead")
 
 
 def test_nothing_is_left_behind_by_a_run(tmp_path: Path, identities: Path) -> None:
     def once(folder: Path) -> None:
-        run = TinyRun(folder, delta_strategy(2), num_versions=2)
-        with serving(run.desk, identities) as plane:
-            result = run.start()
-            sites = [
-                run.site(name, dial=dialler(plane.port, identities / name)) for name in run.sites
-            ]
-            result(20.0)
-            for site in sites:
-                site(10.0)
+        with Wires(identities) as wires:
+            run_tiny(folder, tiny_config(h=3, steps=6), wrap=wires.wrap)
 
     before = set(threading.enumerate())
 
@@ -173,45 +157,41 @@ def test_nothing_is_left_behind_by_a_run(tmp_path: Path, identities: Path) -> No
     eventually(lambda: len(os.listdir("/proc/self/fd")) <= descriptors + 2)
 
 
-def test_a_network_s_half_life_is_followed_before_and_after_a_crash(tmp_path: Path) -> None:
-    words = {"generator": NetworkConfig(ema_half_life=50.0)}
-    config = resolve(Config(workload="gan", strategy="local_sgd", sites=2, network=words))
-    plan, strategy = service._plan(config, tmp_path), load_strategy("local_sgd").build(config)
-    layout = {"discriminator/w": spec((2,)), "generator/w": spec((2,))}
-    model = GlobalModel(
-        {name: torch.zeros(2) for name in layout},
-        *(layout, strategy, plan.ema_half_life, plan.ema_half_lives),
-    )
-    model.save(plan.folder, {"totals": {}, "frozen_sha256": ""})
-    found = service._load(plan, strategy, resume=True)
-    assert found is not None
-    for each in (model, found[0]):
-        each.commit(each.fragments[0], {n: torch.full((2,), -8.0) for n in layout}, samples=50)
-        assert each.ema["generator/w"].tolist() == [4.0, 4.0]
-        share = 1 - 0.5 ** (50 / config.ema.half_life)
-        assert each.ema["discriminator/w"].tolist() == pytest.approx([8 * share] * 2)
+def test_totals_count_what_sites_did_after_their_last_contribution(tmp_path: Path) -> None:
+    links: list[Link] = []
+
+    def keep(_: str, link: Link) -> Link:
+        links.append(link)
+        return link
+
+    totals = run_tiny(tmp_path, tiny_config(), wrap=keep).result.totals
+    assert totals.bytes_up == sum(link.bytes_up for link in links)
+    assert totals.bytes_down == sum(link.bytes_down for link in links)
+
+
+def test_figures_of_a_site_cannot_pose_as_other_rows(tmp_path: Path) -> None:
+    class Liar(TinyWorkload):
+        def evaluate(self, *args: object) -> dict[str, Any]:
+            return {"fd": torch.tensor(float("nan")), "kind": "round", "site": "s9"}
+
+    ran = run_tiny(tmp_path, tiny_config(sites=1, steps=2), make=lambda: Liar(NET))
+    qualities = [row for row in ran.result.records if row["kind"] == "quality"]
+    assert len(qualities) == 2 and {row["site"] for row in qualities} == {"s1"}
+    assert any("measured an fd of nan" in text for text in ran.events("warning"))
 
 
 def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(
     tmp_path: Path, identities: Path
 ) -> None:
-    run = TinyRun(tmp_path / "other", delta_strategy(2))
-    with serving(run.desk, identities) as plane:
-        config = resolve(
-            Config(
-                workload="flow",
-                strategy="diloco",
-                sites=2,
-                out=str(tmp_path / "run"),
-                link=LinkConfig(port=plane.port),
-            )
-        )
-        announced: list[object] = []
+    announced: list[object] = []
 
-        def announce(ticket: object) -> nullcontext[None]:
-            announced.append(ticket)
-            return nullcontext()
+    def announce(ticket: object) -> nullcontext[None]:
+        announced.append(ticket)
+        return nullcontext()
 
+    with serving(Bench(tmp_path).hub, identities) as plane:
+        link = LinkConfig(port=plane.port)
+        config = resolve(Config(workload="flow", sites=2, out=str(tmp_path / "run"), link=link))
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{plane.port}"):
             run_coordinator(config, "run", identities / "coordinator", False, announce)
-        assert not announced
+    assert not announced

@@ -15,7 +15,7 @@ from PIL import Image
 from skimage import data as bundled
 
 from fedwan.config import DataConfig
-from fedwan.data import AnyShard, Stream, open_shard
+from fedwan.data import Loader, Shard, open_shard
 from fedwan.errors import ConfigError
 
 KINDS = {"png": "PNG", "jpg": "JPEG"}
@@ -65,39 +65,38 @@ def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
     return path
 
 
-def tar_sample(number: int, label: str = "", kind: str = "cls") -> dict[str, bytes]:
+def tar_sample(number: int, label: str = "", caption: str = "") -> dict[str, bytes]:
     """The files of one sample."""
-    image = kind_of(number)
-    files = {f"{number:04d}.{image}": encoded(number, image)}
+    files = {f"{number:04d}.jpg": encoded(number, "jpg")}
     if label:
-        text = label if kind == "cls" else json.dumps({"label": label, "by": "test"})
-        files[f"{number:04d}.{kind}"] = text.encode()
+        files[f"{number:04d}.json"] = json.dumps({"label": label, "by": "test"}).encode()
+    if caption:
+        files[f"{number:04d}.txt"] = caption.encode()
     return files
 
 
 def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = ()) -> Path:
-    """Ten samples a shard, labels in turn in `.cls` and in `.json` files."""
+    """Ten samples a shard."""
     listed = list(numbers)
     for start in range(0, len(listed), 10):
         files: dict[str, bytes] = {}
         for number in listed[start : start + 10]:
-            label = classes[number % len(classes)] if classes else ""
-            files |= tar_sample(number, label, ("cls", "json")[number % 2])
+            files |= tar_sample(number, classes[number % len(classes)] if classes else "")
         write_tar(folder / f"shard-{start:04d}.tar", files)
     return folder
 
 
-def open_one(config: DataConfig, site: int = 0, sites: int = 1, seed: int = 0) -> AnyShard:
+def open_one(config: DataConfig, site: int = 0, sites: int = 1, seed: int = 0) -> Shard:
     return open_shard(config, site, sites, seed)
 
 
-def stream_of(shard: AnyShard, batch: int = 7, seed: int = 3) -> Stream:
-    return shard.batches(batch, torch.Generator().manual_seed(seed))
+def stream_of(shard: Shard, batch: int = 7, seed: int = 3) -> Loader:
+    return shard.loader(batch, torch.Generator().manual_seed(seed))
 
 
-def take(stream: Stream, num: int) -> list[tuple[bytes, tuple[int, ...]]]:
+def take(stream: Loader, num: int) -> list[tuple[bytes, tuple[int, ...]]]:
     """The bits of some batches."""
-    batches = [stream.next_batch() for _ in range(num)]
+    batches = [next(stream) for _ in range(num)]
     return [(batch.x.numpy().tobytes(), tuple(batch.y.tolist())) for batch in batches]
 
 

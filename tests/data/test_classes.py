@@ -36,8 +36,8 @@ def test_what_is_no_class_is_told_with_those_that_are(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("cat", "are no classes"), ("1", "are no classes"), ("0", "are no classes")]
-    + [("cat,,dog", "are no classes"), ("cat,dog,cat", "holds 'cat' twice")],
+    [("astronaut", "a single class; give two or more"), ("1", "1 classes"), ("0", "0 classes")]
+    + [("cat,,dog", "a name is empty"), ("cat,dog,cat", "holds 'cat' twice")],
 )
 def test_what_names_no_classes_is_refused(text: str, says: str) -> None:
     refused(says, lambda: parse_classes(text))

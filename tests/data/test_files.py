@@ -1,27 +1,26 @@
-"""Shards of files: what each site reads, and that no other file is opened."""
+"""Data sets of files in every format."""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+import json
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pytest
 import torch
+from PIL import Image
 
-from fedwan.config import DataConfig, load
-from fedwan.data import (
-    FileShard,
-    check_data,
-    data_at_site,
-    files,
-    find_source,
-    held_out_of,
-    source_of,
-)
-from fedwan.data.images import to_unit
+from fedwan.config import DataConfig
+from fedwan.data import open_shard
+from fedwan.data import tars as tars_module
+from fedwan.data.files import hold_out
+from fedwan.data.pictures import Transform
 from tests.data.files import (
+    crop,
     encoded,
     open_one,
     refused,
@@ -33,224 +32,243 @@ from tests.data.files import (
     write_tar,
 )
 
-CLASSES = ("cat", "dog", "eel", "fox")
-Write = Callable[..., Path]
-FORMATS = [("folder", write_folder), ("webdataset", write_shards)]
+CLASSES = ("cat", "dog")
+NUM = 30
+
+
+def folder(path: Path) -> None:
+    write_folder(path, range(NUM), CLASSES)
+
+
+def table() -> datasets.Dataset:
+    images = [Image.fromarray(crop(number)) for number in range(NUM)]
+    labels = [number % 2 for number in range(NUM)]
+    features = datasets.Features(
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["dog", "cat"])}
+    )
+    data = {"image": images, "label": [1 - label for label in labels]}
+    return datasets.Dataset.from_dict(data, features=features)
+
+
+def parquet(path: Path) -> None:
+    path.mkdir(parents=True)
+    table().to_parquet(path / "part.parquet")
+
+
+def hf(path: Path) -> None:
+    datasets.DatasetDict(train=table(), test=table().select([0])).save_to_disk(path)
+
+
+def webdataset(path: Path) -> None:
+    write_shards(path, range(NUM), CLASSES)
+
+
+FORMATS: dict[str, Callable[[Path], None]] = {
+    "folder": folder,
+    "webdataset": webdataset,
+    "parquet": parquet,
+    "hf": hf,
+}
 
 
 @pytest.fixture(autouse=True)
-def forget() -> None:
-    """Folders change here under the same name."""
-    files._open.cache_clear()
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[Path]]:
-    """Every file that is opened for reading."""
-    seen: set[Path] = set()
-    real_open = builtins.open
-
-    def watch(file: Any, *args: Any, **settings: Any) -> Any:
-        if isinstance(file, str | Path):
-            seen.add(Path(file))
-        return real_open(file, *args, **settings)
-
-    monkeypatch.setattr(builtins, "open", watch)
-    yield seen
+def config(path: Path, name: str = "folder", **others: Any) -> DataConfig:
+    return DataConfig(name, path=str(path), **{"size": 16, **others})
 
 
-def shard(config: DataConfig, site: int = 0, sites: int = 1) -> FileShard:
-    opened = open_one(config, site, sites)
-    assert isinstance(opened, FileShard)
-    return opened
+def two_colours(x: torch.Tensor) -> set[bytes]:
+    return {sample.numpy().tobytes() for sample in x}
 
 
-def named(one: FileShard) -> set[str]:
-    return {one.files.items.names[index] for index in one.index.tolist()}
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_gives_its_pictures_with_the_run_s_classes(tmp_path: Path, name: str) -> None:
+    FORMATS[name](tmp_path / "data")
+    shard = open_one(config(tmp_path / "data", name, classes="cat,dog", split="own"))
+    assert shard.num_samples == 18 and shard.held_out.x.shape == (12, 3, 16, 16)
+    assert not shard.public and shard.num_classes == 2
+    seen = shard.some(18)
+    assert seen.x.abs().max() <= 1 and seen.x.dtype == torch.float32
+    assert not two_colours(seen.x) & two_colours(shard.held_out.x)
+    # A crop's class is its number's parity in every format.
+    means = torch.stack([Transform(16)(encoded(n, "png")).mean() for n in range(NUM)])
+    for x, y in zip(seen.x, seen.y, strict=True):
+        assert int((means - x.mean()).abs().argmin()) % 2 == int(y)
 
 
-@pytest.mark.parametrize(("name", "write"), FORMATS)
-def test_sites_share_out_common_files_and_hold_out_the_same(
-    tmp_path: Path, name: str, write: Write
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_loader_of_files_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
+    FORMATS[name](tmp_path / "data")
+    shard = open_one(config(tmp_path / "data", name, split="own", flip=True))
+    expected = take(stream_of(shard), 8)
+    first = stream_of(shard)
+    assert take(first, 3) == expected[:3]
+    state = first.state_dict()
+    again = stream_of(shard)
+    take(again, 1)
+    again.load_state_dict(state)
+    assert take(again, 5) == expected[3:]
+
+
+def test_a_stream_resumes_inside_a_window_that_begins_inside_a_tar_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(tmp_path, range(60), CLASSES)
-    config = DataConfig(name, path=str(tmp_path), size=16, classes=",".join(CLASSES))
-    for split in ("iid", "by_label", "dirichlet:0.5"):
-        config.split = split
-        shards = [shard(config, site, 3) for site in range(3)]
-        held = shards[0].files.is_held_out.nonzero().flatten().tolist()
-        assert len(held) == 12
-        everything = sorted(held + [i for one in shards for i in one.index.tolist()])
-        assert everything == list(range(60))
-        assert all(torch.equal(one.held_out.x, shards[0].held_out.x) for one in shards)
-    assert shards[0].num_classes == 4
-    assert not shards[0].public
+    monkeypatch.setattr(tars_module, "WINDOW", 7)
+    webdataset(tmp_path)
+    shard = open_one(config(tmp_path, "webdataset", split="own"))
+    expected = take(stream_of(shard, batch=3), 14)
+    for num in range(1, 13):
+        first = stream_of(shard, batch=3)
+        assert take(first, num) == expected[:num]
+        again = stream_of(shard, batch=3)
+        again.load_state_dict(first.state_dict())
+        assert take(again, 14 - num) == expected[num:]
+    epoch = [next(iter_) for iter_ in [iter(shard.train)] for _ in range(18)]
+    assert len(two_colours(torch.stack([sample.x for sample in epoch]))) == 18
 
 
-@pytest.mark.parametrize(("name", "write"), FORMATS)
-def test_batches_hold_the_images_that_lie_there_with_their_labels(
-    tmp_path: Path, name: str, write: Write
-) -> None:
-    write(tmp_path, range(30), CLASSES)
-    config = DataConfig(name, path=str(tmp_path), size=16, classes=",".join(CLASSES))
-    one = shard(config)
-    decode = one.files.source.decoder.decode
-    kinds = ("png", "jpg")
-    expected = {
-        decode(encoded(number, kinds[number % 2])).numpy().tobytes(): number % 4
-        for number in range(30)
-    }
-    stream = stream_of(one, len(one.index))
-    batch = stream.next_batch()
-    stream.close()
-    assert batch.x.shape == (18, 3, 16, 16)
-    for x, y in zip(
-        torch.cat([batch.x, one.held_out.x]), torch.cat([batch.y, one.held_out.y]), strict=True
-    ):
-        pixels = ((x + 1) * 127.5).round().to(torch.uint8)
-        assert expected.pop(pixels.numpy().tobytes()) == int(y)
-    assert not expected
+def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
+    folder(tmp_path)
+    plain, flipped = (
+        next(stream_of(open_one(config(tmp_path, flip=flip)), batch=18)).x for flip in (False, True)
+    )
+    mirrored = [torch.equal(a, b.flip(-1)) for a, b in zip(flipped, plain, strict=True)]
+    same = [torch.equal(a, b) for a, b in zip(flipped, plain, strict=True)]
+    assert all(a or b for a, b in zip(mirrored, same, strict=True))
+    assert 3 < sum(mirrored) < 15
 
 
-def test_a_site_opens_its_own_files_and_those_held_out_alone(
-    tmp_path: Path, opened: set[Path]
-) -> None:
-    write_folder(tmp_path, range(60))
-    opened.clear()
-    config = DataConfig("folder", path=str(tmp_path), size=16)
-    one = shard(config, 1, 3)
-    take(stream_of(one), 10)
-    held_out = {name for name, is_held in zip(*_parts(one), strict=True) if is_held}
-    assert {path.name for path in opened if tmp_path in path.parents} == named(one) | held_out
-    assert len(named(one)) == 16
+def test_sites_share_out_the_files_and_hold_out_the_same_ones(tmp_path: Path) -> None:
+    folder(tmp_path / "f")
+    webdataset(tmp_path / "w")
+    for name in ("folder", "webdataset"):
+        shards = [open_one(config(tmp_path / name[0], name), site, 2) for site in range(2)]
+        assert sum(shard.num_samples for shard in shards) == 18
+        seen = [two_colours(shard.some(30).x) for shard in shards]
+        assert torch.equal(shards[0].held_out.x, shards[1].held_out.x)
+        held = two_colours(shards[0].held_out.x)
+        assert not seen[0] & seen[1] and not held & (seen[0] | seen[1])
+    refused(
+        "sites is 4, but there are only 3 tar files",
+        lambda: open_one(config(tmp_path / "w", "webdataset"), 0, 4),
+    )
 
 
-def _parts(one: FileShard) -> tuple[list[str], list[bool]]:
-    return list(one.files.items.names), one.files.is_held_out.tolist()
+def captioned_folder(path: Path) -> None:
+    write_folder(path, range(NUM))
+    rows = [{"file_name": file.name, "text": f"crop {file.stem}"} for file in path.iterdir()]
+    (path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-@pytest.mark.parametrize(("name", "write"), FORMATS)
-def test_a_site_with_data_of_its_own_uses_all_of_them_and_opens_no_others(
-    tmp_path: Path, opened: set[Path], name: str, write: Write
-) -> None:
-    write(tmp_path / "s1", range(30))
-    write(tmp_path / "s2", range(30, 80))
-    config = DataConfig(name, path=f"{tmp_path}/{{site}}", size=16, split="own")
-    sizes = []
-    for index, site in enumerate(("s1", "s2")):
-        opened.clear()
-        one = shard(data_at_site(config, site), index, 2)
-        take(stream_of(one), 10)
-        own = {path for path in opened if tmp_path in path.parents}
-        assert own and all(tmp_path / site in path.parents for path in own)
-        sizes.append((len(one.index), len(one.held_out.x)))
-    assert sizes == [(18, 12), (38, 12)]
-
-
-def test_a_sites_own_path_goes_before_the_runs_and_leaves_small_data_alone() -> None:
-    config = DataConfig("folder", path="/data/{site}", split="own")
-    assert data_at_site(config, "s7").path == "/data/s7"
-    assert data_at_site(config, "s7", "/srv/mine").path == "/srv/mine"
-    assert data_at_site(DataConfig("digits"), "s7", "/srv/mine") == DataConfig("digits")
-    assert config.path == "/data/{site}"
-
-
-def test_a_path_with_the_sites_name_in_it_can_be_written_as_a_word() -> None:
-    words = ["data.name=folder", "data.path=/data/{site}/x", "data.split=own", "data.classes=10"]
-    data = load(None, words).data
-    assert (data.path, data.classes) == ("/data/{site}/x", "10")
-    check_data(data, 2)
-
-
-@pytest.mark.parametrize("bad", ["0007.jpg", "held out"])
-def test_a_damaged_file_is_refused_before_training(tmp_path: Path, bad: str) -> None:
-    write_folder(tmp_path, range(60))
-    config = DataConfig("folder", path=str(tmp_path), size=16)
-    one = shard(config)
-    if bad == "held out":
-        bad = one.files.items.names[int(one.files.is_held_out.nonzero()[0])]
-        (tmp_path / bad).write_bytes((tmp_path / bad).read_bytes()[:300])  # behind its header
-    else:
-        (tmp_path / bad).write_bytes(b"no image")
-    files._open.cache_clear()
-    refused(f"data.path: {tmp_path / bad} cannot be read as an image", lambda: shard(config))
-
-
-def test_a_damaged_sample_of_a_shard_is_named(tmp_path: Path) -> None:
-    write_shards(tmp_path, range(30))
-    write_tar(tmp_path / "bad.tar", tar_sample(40) | {"0041.png": b"no image"})
-    config = DataConfig("webdataset", path=str(tmp_path), size=16)
-    refused("bad.tar: sample '0041' cannot be read as an image", lambda: shard(config))
-
-
-def test_images_that_are_too_small_are_refused_before_training(tmp_path: Path) -> None:
-    write_folder(tmp_path, range(40))
-    config = DataConfig("folder", path=str(tmp_path), size=41)
-    refused(r"\.(png|jpg) is 48 x 40 pixels, smaller than data.size = 41", lambda: shard(config))
-
-
-def test_a_file_that_vanishes_is_an_error_of_that_file(tmp_path: Path) -> None:
-    write_folder(tmp_path, range(30))
-    one = shard(DataConfig("folder", path=str(tmp_path), size=16))
-    place = int(one.index[0])
-    name = one.files.items.names[place]
-    (tmp_path / name).unlink()
-    refused(f"{name} cannot be read .No such file", lambda: one.files.decode(place))
-
-
-def test_held_out_images_are_decoded_once(tmp_path: Path) -> None:
-    config = DataConfig("folder", path=str(write_folder(tmp_path, range(30))), size=16)
-    assert held_out_of(config) is shard(config).held_out
+def captioned_tars(path: Path) -> None:
+    files: dict[str, bytes] = {}
+    for number in range(NUM):
+        files |= tar_sample(number, caption=f"crop {number:04d}")
+    write_tar(path / "a.tar", files)
 
 
 @pytest.mark.parametrize(
-    ("config", "sites", "text"),
+    ("name", "write"), [("folder", captioned_folder), ("webdataset", captioned_tars)]
+)
+def test_captions_are_a_list_of_text_beside_their_pictures(
+    tmp_path: Path, name: str, write: Callable[[Path], None]
+) -> None:
+    write(tmp_path / "data")
+    asked = config(tmp_path / "data", name, size=40)
+    shard = open_shard(asked, 0, 1, 0, captions=True)
+    batch = next(stream_of(shard))
+    assert set(batch) == {"x", "y", "caption"} and len(batch["caption"]) == 7
+    if name == "folder":  # JPEG files are not what they were made of
+        for x, caption in zip(batch["x"], batch["caption"], strict=True):
+            if int(caption[5:]) % 2 == 0:
+                pixels = torch.from_numpy(crop(int(caption[5:]))[:, 4:44].copy())
+                assert torch.equal(x, pixels.permute(2, 0, 1).float() * (2 / 255) - 1)
+    assert next(stream_of(open_one(asked))).x.shape == (7, 3, 40, 40)
+
+
+def test_captions_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    folder(tmp_path)
+    refused(
+        "holds no column of captions where one is wanted, among image; name one 'caption'",
+        lambda: open_shard(config(tmp_path), 0, 1, 0, captions=True),
+    )
+
+
+def test_pairs_are_read_in_both_directions(tmp_path: Path) -> None:
+    write_folder(tmp_path, range(10))
+    there, back = (
+        open_one(config(tmp_path, "pairs", size=32, direction=direction)).held_out.x
+        for direction in ("a_to_b", "b_to_a")
+    )
+    assert there.shape == (5, 6, 32, 32)
+    assert torch.equal(there, torch.cat([back[:, 3:], back[:, :3]], dim=1))
+
+
+def test_what_is_held_out_stays_when_others_come() -> None:
+    few = [f"{number}.png" for number in range(1000)]
+    held = {few[number] for number in hold_out(few).nonzero().flatten().tolist()}
+    more = few + [f"new-{number}.png" for number in range(100)]
+    still = {more[number] for number in hold_out(more).nonzero().flatten().tolist()}
+    assert len(held) == 100 and len(still) == 110
+    assert len(held & still) > 90
+    assert int(hold_out(few[:30]).sum()) == 12 and int(hold_out(few[:8]).sum()) == 4
+    assert int(hold_out([str(number) for number in range(9000)]).sum()) == 512
+
+
+@pytest.mark.parametrize(
+    ("others", "text"),
     [
-        (DataConfig(split="own"), 2, "'own', but no site has digits of its own; take iid"),
-        (DataConfig(classes="a,b"), 2, "data.classes = 'a,b' has no effect on digits"),
-        (DataConfig(cache_mb=1), 2, "data.cache_mb = 1 has no effect on digits"),
-        (DataConfig(workers=0), 2, "data.workers = 0 has no effect on digits"),
-        (DataConfig("folder"), 2, "data.path is ''; name the folder"),
-        (DataConfig("folder", path="x", split="own"), 2, "data.path is 'x'; name the folder"),
-        (DataConfig("folder", path="/d/{site}"), 2, "another folder at each site.*split=own"),
-        (DataConfig("folder", path="/d", direction="a_to_b"), 2, "no effect on folder"),
-        (DataConfig("folder", path="/d", classes="a"), 2, "data.classes is 'a', which are no"),
-        (
-            DataConfig("hf", path="/d", classes="a,b", split="by_label"),
-            3,
-            "sites is 3, but hf has only 2 labels",
-        ),
+        ({"classes": "cat,fox"}, "dog/.* is of class 'dog', which data.classes does not name"),
+        ({"name": "webdataset"}, r"holds no .tar files; put shards there"),
+        ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
+        ({"name": "parquet"}, "cannot be read .*data.name=parquet takes a folder of parquet"),
+        ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
+        ({"batch": 19}, "data.batch = 19 is more than the 18 samples that a site trains on"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_without_looking_at_files(
-    config: DataConfig, sites: int, text: str
+def test_files_that_cannot_be_used_are_refused_in_one_line(
+    tmp_path: Path, others: dict[str, Any], text: str
 ) -> None:
-    refused(text, lambda: check_data(config, sites))
+    folder(tmp_path)
+    refused(text, lambda: open_one(config(**{"path": tmp_path, **others})))
 
 
-def test_a_path_may_be_left_to_each_sites_own_file_which_must_then_name_it() -> None:
-    config = DataConfig("folder", split="own")
-    check_data(config, 2)
-    refused(r"data.path is '' at this site.*SITE.yaml", lambda: open_one(config))
+def test_too_few_or_damaged_or_unlabelled_files_are_refused(tmp_path: Path) -> None:
+    write_folder(tmp_path / "few", range(7))
+    refused("holds 7 samples; put 8 or more", lambda: open_one(config(tmp_path / "few")))
+    write_folder(tmp_path / "flat", range(20))
+    refused(
+        "lies in no folder of a class",
+        lambda: open_one(config(tmp_path / "flat", classes="cat,dog")),
+    )
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "a.tar").write_bytes(b"x" * 2000)
+    refused(
+        "cannot be read as a tar file", lambda: open_one(config(tmp_path / "tars", "webdataset"))
+    )
+    wrong = table().rename_column("image", "picture").remove_columns("picture")
+    wrong.save_to_disk(tmp_path / "wrong")
+    refused(
+        "holds no column of images .*among label",
+        lambda: open_one(config(tmp_path / "wrong", "hf")),
+    )
 
 
-def test_what_networks_must_know_is_known_without_the_files() -> None:
-    source = source_of(DataConfig("webdataset", path="/not/here", classes="10", size=32))
-    assert (source.shape, source.num_classes, source.inputs) == ((3, 32, 32), 10, 0)
-    assert source_of(DataConfig("folder")).shape == (3, 64, 64)
-    assert source_of(DataConfig("pairs")).shape == (6, 256, 256)
+def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
 
+    def without(name: str, *args: Any, **others: Any) -> Any:
+        if name == "datasets":
+            raise ImportError(name)
+        return real(name, *args, **others)
 
-def test_some_samples_are_read_at_even_distances(tmp_path: Path) -> None:
-    write_folder(tmp_path, range(60), CLASSES)
-    config = DataConfig("folder", path=str(tmp_path), size=16, classes=",".join(CLASSES))
-    one = shard(config)
-    assert one.num_samples == 48
-    some = one.some(10)
-    chosen = one.index[::5].tolist()
-    assert len(some.x) == len(chosen) == 10
-    assert some.y.tolist() == one.files.items.labels[chosen].tolist()
-    assert torch.equal(some.x[3], to_unit(one.files.decode(chosen[3])))
-    assert len(one.some(100).x) == 48
-    small = open_one(DataConfig("digits"))
-    assert torch.equal(small.some(700).x, find_source("digits").load()[0].x[::2])
+    monkeypatch.delitem(sys.modules, "datasets")
+    monkeypatch.setattr(builtins, "__import__", without)
+    folder(tmp_path)
+    refused(
+        r"needs the package datasets.*pip install 'fedwan\[data\]'",
+        lambda: open_one(config(tmp_path)),
+    )

@@ -22,7 +22,9 @@ def test_the_held_out_data_are_the_same_everywhere_and_nobody_trains_on_them(nam
         assert torch.equal(shard.held_out.x, shards[0].held_out.x)
         assert torch.equal(shard.held_out.y, shards[0].held_out.y)
     # Two identical scans exist in no pair of the two parts; points repeat with probability zero.
-    assert not rows(shards[0].held_out) & set.union(*(rows(shard.train) for shard in shards[:3]))
+    assert not rows(shards[0].held_out) & set.union(
+        *(rows(shard.train.batch) for shard in shards[:3])
+    )
 
 
 @pytest.mark.parametrize(
@@ -32,22 +34,21 @@ def test_the_held_out_data_are_the_same_everywhere_and_nobody_trains_on_them(nam
 def test_sites_share_out_all_training_data(name: str, total: int) -> None:
     config = DataConfig(name, split="dirichlet:0.5")
     shards = [open_shard(config, site, 4, seed=5) for site in range(4)]
-    assert sum(len(shard.train.y) for shard in shards) == total
-    assert all(len(shard.train.x) == len(shard.train.y) for shard in shards)
+    assert sum(len(shard.train) for shard in shards) == total
 
 
 def test_a_shard_streams_its_own_data_only() -> None:
     shard = open_shard(DataConfig(split="by_label"), 2, 4, seed=0)
-    batch = shard.batches(64, torch.Generator().manual_seed(0)).next_batch()
+    batch = next(shard.loader(64, torch.Generator().manual_seed(0)))
     assert batch.x.shape == (64, 1, 8, 8)
-    assert set(batch.y.tolist()) <= set(shard.train.y.tolist())
-    assert len(set(shard.train.y.tolist())) in (2, 3)
+    assert set(batch.y.tolist()) <= set(shard.train.batch.y.tolist())
+    assert len(set(shard.train.batch.y.tolist())) in (2, 3)
 
 
 def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     shard = open_shard(DataConfig(split="by_label", labels="site"), 2, 4, seed=0)
     plain = open_shard(DataConfig(split="by_label"), 2, 4, seed=0)
-    batches = [s.batches(64, torch.Generator().manual_seed(0)).next_batch() for s in (shard, plain)]
+    batches = [next(s.loader(64, torch.Generator().manual_seed(0))) for s in (shard, plain)]
     assert torch.equal(batches[0].x, batches[1].x)
     assert batches[0].y.tolist() == [2] * 64
     # The doctor compares samples of the same classes, and then tells the network the site.

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import contextlib
 import http.server
-import shutil
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -19,9 +18,6 @@ with warnings.catch_warnings():
     import flwr.cli.build
     import flwr.serverapp
     import flwr.supercore.control  # noqa: F401
-
-REPOSITORY = Path(__file__).resolve().parents[2]
-STANDINS = Path(__file__).parent / "standin"
 
 
 @pytest.fixture(scope="session")
@@ -41,19 +37,6 @@ def foreign_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pki.init(folder, ["127.0.0.1"])
     pki.issue(folder, "s1")
     return folder
-
-
-@pytest.fixture(scope="session")
-def standin_app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The repository's app, with services in place of training that only wait."""
-    app = tmp_path_factory.mktemp("app")
-    junk = shutil.ignore_patterns("__pycache__")
-    for name in ("fedwan", "strategies", "sites"):
-        shutil.copytree(REPOSITORY / name, app / name, ignore=junk)
-    shutil.copy(REPOSITORY / "pyproject.toml", app)
-    shutil.copy(STANDINS / "coordinator_service.py", app / "fedwan" / "coordinator" / "service.py")
-    shutil.copy(STANDINS / "site_service.py", app / "fedwan" / "site" / "service.py")
-    return app
 
 
 class FakeSuperLink(http.server.ThreadingHTTPServer):

@@ -21,6 +21,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from fedwan.errors import JoinRefused, RunStopped
 from fedwan.flower.apps import answer_ticket
+from fedwan.flower.site_file import SiteFile
 from fedwan.link.ticket import Ticket
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
@@ -44,7 +45,8 @@ def run(ticket, settings):
             time.sleep(0.2)
             (folder / "cleaned-up").touch()
 
-config = {"site": "s1", "identity": "/pki/s1", "dir": str(folder)}
+SiteFile(site="s1", identity="/pki/s1", dir=str(folder)).write(folder / "site.json")
+config = {"settings": str(folder / "site.json")}
 context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config={})
 ticket = Ticket("127.0.0.1:1", "run-1", "{}")
 content = RecordDict({"fedwan": ConfigRecord(ticket.to_dict())})

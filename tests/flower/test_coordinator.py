@@ -1,23 +1,18 @@
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedwan.app import load_run
 from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, ConfigError, IdentityError
-from fedwan.flower import procfs
 from fedwan.flower.coordinator import serve_coordinator
 from fedwan.flower.lock import only_one
 from fedwan.flower.ports import free_port, listen
+from fedwan.flower.site_file import SiteFile
+from tests.flower.fleet import STANDIN, Fleet, joins, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -27,9 +22,9 @@ from pathlib import Path
 from fedwan.config import from_json
 from fedwan.flower.coordinator import serve_coordinator
 
-config, identity, app, resume = sys.argv[1:]
+config, identity, resume = sys.argv[1:]
 serve_coordinator(
-    from_json(Path(config).read_text()), Path(identity), app=Path(app), resume=resume == "resume"
+    from_json(Path(config).read_text()), Path(identity), resume=resume == "resume"
 )
 """
 
@@ -77,66 +72,46 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path, authority: Path) -> None:
 
 @pytest.mark.slow
 def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
-    tmp_path: Path, authority: Path, standin_app: Path
+    tmp_path: Path, authority: Path
 ) -> None:
     """Two services, each in its own folder, as docs/deploy.md has them."""
-    out = tmp_path / "run"
-    config = config_for(out)
+    out, fleet = tmp_path / "run", Fleet()
+    words = ("workload=command", "sites=1", "strategy=local_sgd", "h=2", "checkpoint.every=1")
+    config = load_run(None, [f"out={out}", f"link.door_port={free_port()}", *words])
     (tmp_path / "config.json").write_text(to_json(config))
-    words = [str(tmp_path / "config.json"), str(authority / "coordinator"), str(standin_app)]
-    site_words = {
-        "name": "s1",
-        "identity": str(authority / "s1"),
-        "dir": str(tmp_path / "state"),
-        "door": f"127.0.0.1:{config.link.door_port}",
-    }
+    coordinator = (str(tmp_path / "config.json"), str(authority / "coordinator"))
+    site = SiteFile(
+        site="s1",
+        identity=str(authority / "s1"),
+        dir=str(tmp_path / "state"),
+        door=f"127.0.0.1:{config.link.door_port}",
+        command=f"python {STANDIN / 'train.py'} {out}",
+        folder=str(tmp_path),
+    )
+    site.write(tmp_path / "site.json")
     services = [
         # The site first: it must not mind that there is no coordinator yet.
-        start("-m", "fedwan.flower.site", *(f"--{k}={v}" for k, v in site_words.items())),
-        start("-c", COORDINATOR, *words, "anew"),
+        fleet.start("-m", "fedwan.flower.site", str(tmp_path / "site.json")),
+        fleet.start("-c", COORDINATOR, *coordinator, "anew"),
     ]
     try:
-        wait_for(lambda: len(joins(out)) == 1)
+        wait_for(lambda: (out / "checkpoint" / "coordinator.safetensors").exists())
         services[1].kill()
         services[1].wait()
-        services.append(start("-c", COORDINATOR, *words, "resume"))
+        services.append(fleet.start("-c", COORDINATOR, *coordinator, "resume"))
         wait_for(lambda: len(joins(out)) == 2)
-        time.sleep(5)
-        first, second = joins(out)
-        assert first["pid"] == second["pid"]
         (out / "finish").touch()
-        assert services[2].wait(timeout=30) == 0
+        assert services[2].wait(timeout=60) == 0
         # The site's service stays for the next run, in another folder.
         config.out = str(tmp_path / "next")
         (tmp_path / "config.json").write_text(to_json(config))
-        services.append(start("-c", COORDINATOR, *words, "anew"))
-        wait_for(lambda: len(joins(tmp_path / "next")) == 1)
-        (tmp_path / "next" / "finish").touch()
-        assert services[3].wait(timeout=30) == 0
+        services.append(fleet.start("-c", COORDINATOR, *coordinator, "anew"))
+        assert services[3].wait(timeout=90) == 0
+        assert len(joins(out)) == 3
         assert services[0].poll() is None
         services[0].terminate()
         assert services[0].wait(timeout=30) == 0
     finally:
+        fleet.kill()
         for service in services:
-            for process in procfs.in_sessions({service.pid}, 0):
-                os.kill(process.pid, signal.SIGKILL)
-            service.wait()
-
-
-def start(*words: str) -> subprocess.Popen[bytes]:
-    env = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    return subprocess.Popen([sys.executable, *words], start_new_session=True, env=env)
-
-
-def joins(out: Path) -> list[dict[str, Any]]:
-    path = out / "seen.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [entry for line in lines if "joined" in (entry := json.loads(line))]
-
-
-def wait_for(what: Callable[[], object], patience_s: float = 90) -> None:
-    deadline = time.monotonic() + patience_s
-    while not what():
-        if time.monotonic() > deadline:
-            pytest.fail(f"it did not happen within {patience_s} s")
-        time.sleep(0.05)
+            service.communicate()

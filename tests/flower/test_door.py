@@ -197,6 +197,18 @@ def test_superlink_away_is_503_and_does_not_hang(authority: Path) -> None:
             assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 503
 
 
+def test_an_error_of_superlink_s_is_503_which_flower_tries_again(
+    authority: Path, superlink: Any
+) -> None:
+    """Its disk is full, or its database locked: a SuperNode that hears 500 asks no more."""
+    superlink.statuses = [500]
+    with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door:
+        door.open(f"http://127.0.0.1:{superlink.server_port}")
+        with client_of(authority / "s1") as client:
+            assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 503
+            assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 200
+
+
 def test_a_port_in_use_is_one_line_with_the_port_and_the_key(authority: Path) -> None:
     with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as first:
         port = first.port

@@ -94,6 +94,20 @@ def test_a_call_waits_for_a_superlink_that_comes_later(
         assert not forwarder.take_lost()
 
 
+def test_a_call_that_superlink_failed_at_is_repeated_until_it_succeeds(
+    authority: Path, superlink: Any
+) -> None:
+    superlink.statuses = [500, 500]
+    with (
+        closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door,
+        running(authority / "s1", f"127.0.0.1:{door.port}") as forwarder,
+    ):
+        door.open(f"http://127.0.0.1:{superlink.server_port}")
+        assert post(forwarder).content == b"x"
+        assert len(superlink.requests) == 3
+        assert not forwarder.take_lost()
+
+
 def test_other_paths_do_not_leave_the_site(authority: Path) -> None:
     with running(authority / "s1", "127.0.0.1:9") as forwarder:
         assert post(forwarder, "/v1/control/start-run").status_code == 404

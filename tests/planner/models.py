@@ -11,6 +11,7 @@ from fedwan.planner.question import Question
 from fedwan.planner.virtual_site import SiteModel
 from fedwan.planner.weather import Outage, Season
 from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
+from fedwan.recipes import resolve_strategy
 from fedwan.strategy import Strategy
 
 LAYOUT = synthetic_layout(100_000)
@@ -29,7 +30,7 @@ def strategy_of(
     for key, value in settings.items():
         setattr(config.round, key, value)
     recipe = load_strategy(name)
-    recipe.resolve(config, {"model": "regression"})
+    resolve_strategy(recipe, config, {"model": "regression"})
     strategy: Strategy = recipe.build(config)
     return strategy
 

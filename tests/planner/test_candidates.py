@@ -66,11 +66,15 @@ def test_another_tau_is_the_same_setting_otherwise() -> None:
         (("h", "stream.fragments"), {"h": 20, "stream": StreamConfig(30)}, "fragments=20 or less"),
         (("h", "stream.fragments"), {"h": 99, "stream": StreamConfig(60)}, "fragments=40 or less"),
         (("h", "steps"), {"h": 20, "steps": 1001}, "set steps=1000 or 1020"),
-        (("strategy", "h"), {"strategy": "sync", "h": 20}, "has no effect: strategy 'sync'"),
+        (
+            ("strategy", "h"),
+            {"strategy": "sync", "h": 20},
+            "h = 20 has no effect with strategy 'sync'",
+        ),
         (
             ("strategy", "stream.tau"),
             {"strategy": "diloco", "stream": StreamConfig(tau=5)},
-            "stream.tau=5 has no effect",
+            "stream.tau = 5 has no effect",
         ),
         (("strategy",), {"strategy": "dilco"}, "did you mean 'diloco'?"),
     ],

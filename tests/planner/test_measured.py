@@ -9,19 +9,14 @@ from pathlib import Path
 import pytest
 
 from fedwan.errors import ConfigError
-from fedwan.link.measure import Machine, Measurement, Way
+from fedwan.link.measure import Measurement, Way
+from fedwan.link.tcp import TcpSettings
 from fedwan.planner.measured import measured_link, read_measurement
 
-MACHINE = Machine(("reno", "bbr"), ("reno", "bbr", "cubic"), (4096, 131072, 6291456), ())
-
-
-def way(one_mbit: float, all_mbit: float, congestion: str) -> Way:
-    return Way(one_mbit, all_mbit, all_mbit, 0.01, 0.01, congestion, 0.0, 0.0, 105.0)
-
-
+MACHINE = TcpSettings(("reno", "bbr"), ("reno", "bbr", "cubic"), (4096, 131072, 6291456), ())
 FOUND = Measurement(
-    *("coordinator:7444", "s1", 8, 100.0),
-    *(way(80.0, 90.0, "bbr"), way(40.0, 30.0, "cubic"), MACHINE, MACHINE),
+    *("coordinator:7444", "s1", 4, 100.0, 105.0),
+    *(Way(90.0, "bbr", 0.01), Way(40.0, "cubic", None), MACHINE),
 )
 
 

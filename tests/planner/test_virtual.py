@@ -17,11 +17,10 @@ from fedwan.planner.virtual import run_virtually
 from fedwan.planner.virtual_site import SiteModel
 from fedwan.planner.weather import Season, changing_link, draw_outages
 from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.state import layout_of
 from strategies import sync
 from tests.planner.models import FAST, LAYOUT, site, strategy_of
-from tests.support import SGD, TinyWorkload, build_strategy, tiny_shard
+from tests.support import SGD, TinyWorkload, build_strategy, run_tiny, tiny_config
 
 PIX2PIX = synthetic_layout(57_182_660)
 
@@ -37,11 +36,10 @@ def test_rounds_and_contributions_are_those_of_the_real_engine(
     inner = {"model": SGD}
     if name == "sync":
         strategy = build_strategy(sync, inner, sites=2, h=h)  # it mirrors the inner optimisers
-    sites = {f"s{i}": SimulatedSite(TinyWorkload(inner), tiny_shard(i)) for i in (1, 2)}
-    real = simulate(sites, strategy, tmp_path, num_steps=3 * h, batch=4)
+    real = run_tiny(tmp_path, tiny_config(inner=inner, h=h, steps=3 * h), strategy)
     course = run_virtually(strategy, layout_of(TinyWorkload(inner).networks), [site()] * 2, 3 * h)
-    assert course.contributions == real.totals.contributions
-    rows = [row for row in real.records if row["kind"] == "round" and row["site"] == "s1"]
+    assert course.contributions == real.result.totals.contributions
+    rows = real.rounds("s1")
     assert [(note.fragment, note.version) for note in course.rounds] == [
         (row["fragment"], row["version"]) for row in rows
     ]

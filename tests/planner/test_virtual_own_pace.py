@@ -12,11 +12,10 @@ from fedwan.planner.costs import Costs
 from fedwan.planner.loads import global_bytes
 from fedwan.planner.virtual import run_virtually
 from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
-from fedwan.simulate import SimulatedSite, simulate
 from fedwan.state import layout_of
 from strategies import parameter_server
 from tests.planner.models import FAST, LAYOUT, site, strategy_of
-from tests.support import SGD, TinyWorkload, build_strategy, tiny_shard
+from tests.support import SGD, TinyWorkload, build_strategy, run_tiny, tiny_config
 
 UNEQUAL = [site(0.16), site(0.04), site(0.04), site(0.04)]
 
@@ -29,8 +28,7 @@ def test_as_many_contributions_as_in_the_real_engine(name: str, tmp_path: Path) 
         strategy = build_strategy(parameter_server, inner, sites=2, h=1)
     else:  # measured speeds differ here, and shall not matter
         strategy = strategy_of(name, 2, h, least_steps=h)
-    sites = {f"s{i}": SimulatedSite(TinyWorkload(inner), tiny_shard(i)) for i in (1, 2)}
-    real = simulate(sites, strategy, tmp_path, num_steps=8 * h, batch=4)
+    real = run_tiny(tmp_path, tiny_config(inner=inner, h=h, steps=8 * h), strategy).result
     course = run_virtually(strategy, layout_of(TinyWorkload(inner).networks), [site()] * 2, 8 * h)
     assert not course.stopped and course.dropped == 0
     assert course.contributions == real.totals.contributions == 16

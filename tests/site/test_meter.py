@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,8 +39,16 @@ def meter(clock: Clock, link: Any) -> Meter:
     return Meter(link, clock)
 
 
+@contextmanager
+def computing(meter: Meter, samples: int = 0) -> Iterator[None]:
+    """A step."""
+    meter.begin_step(samples)
+    yield
+    meter.end_step()
+
+
 def test_waiting_inside_a_step_is_not_computing(meter: Meter, clock: Clock) -> None:
-    with meter.computing():
+    with computing(meter):
         clock.now += 1.0
         with meter.waiting():
             clock.now += 4.0
@@ -57,7 +67,7 @@ def test_what_is_aside_counts_as_neither_wherever_it_happens(meter: Meter, clock
         clock.now += 2.0
         with meter.aside():
             clock.now += 4.0
-    with meter.computing():
+    with computing(meter):
         clock.now += 8.0
         with meter.waiting():
             clock.now += 16.0
@@ -73,8 +83,7 @@ def test_each_contribution_tells_what_came_since_the_last(
     meter: Meter, clock: Clock, link: Any
 ) -> None:
     for step in (1, 2):
-        meter.begin_step(4)
-        with meter.computing():
+        with computing(meter, 4):
             clock.now += 0.5
         meter.add_losses({"a": torch.tensor(float(step)), "b": torch.tensor(1.0)})
     link.bytes_up, link.bytes_down = 100, 10

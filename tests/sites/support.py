@@ -41,8 +41,8 @@ class Run:
             {
                 "networks": {n: m.state_dict() for n, m in self.workload.networks.items()},
                 "optimizers": {n: o.state_dict() for n, o in self.workload.optimizers.items()},
-                "rng": self.rng.state(),
-                "stream": self.stream.state(),
+                "rng": self.rng.state_dict(),
+                "stream": self.stream.state_dict(),
             }
         )
 
@@ -51,8 +51,8 @@ class Run:
             module.load_state_dict(state["networks"][name])
         for name, optimizer in self.workload.optimizers.items():
             optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))
-        self.rng.load_state(state["rng"])
-        self.stream.load_state(state["stream"])
+        self.rng.load_state_dict(state["rng"])
+        self.stream.load_state_dict(state["stream"])
 
 
 def weights(run: Run) -> list[Tensor]:

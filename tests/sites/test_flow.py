@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.workloads.settings import resolve_page
 from sites import flow
 from tests.sites.support import Run
 
@@ -42,5 +43,5 @@ def test_the_demo_network_is_small() -> None:
 
 def resolved() -> Config:
     config = Config()
-    flow.resolve(config)
+    resolve_page(flow, config)
     return config

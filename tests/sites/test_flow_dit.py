@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.data import open_shard
+from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
-from fedwan.simulate import SimulatedSite, simulate
 from sites import flow
-from strategies import diloco
-from tests.sites.support import CPU, Run, equal, weights
+from tests.sites.support import Run
 
 TINY = {"network": "dit", "width": 16, "depth": 2, "heads": 2, "patch": 4}
 
@@ -36,27 +31,6 @@ class Asked:
     def _keep(self, module: object, args: tuple[Tensor, Tensor, Tensor]) -> None:
         self.sigmas.append(args[1])
         self.labels.append(args[2])
-
-
-def test_every_parameter_moves_within_five_steps() -> None:
-    run = Run(flow, config())
-    before = weights(run)
-    run.step(5)
-    assert not any(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
-
-
-def test_a_run_resumes_from_its_state_bit_for_bit_and_draws_by_name_alone() -> None:
-    global_state = torch.random.get_rng_state()
-    run = Run(flow, config(guidance=2.0))
-    run.step(3)
-    state = run.state()
-    run.step(4)
-    resumed = Run(flow, config(guidance=2.0))
-    resumed.load_state(state)
-    resumed.step(4)
-    assert equal(weights(resumed), weights(run))
-    assert torch.equal(resumed.workload.sample(5, seed=3), run.workload.sample(5, seed=3))
-    assert torch.equal(torch.random.get_rng_state(), global_state)
 
 
 def test_a_tenth_of_the_samples_train_the_null_class() -> None:
@@ -101,20 +75,6 @@ def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
     assert not torch.equal(samples[1.0], samples[3.0])
 
 
-def test_sizes_are_the_networks_own_unless_asked() -> None:
-    for network, size, lr in (("mlp", (256, 3), 5e-4), ("dit", (64, 4), 3e-3)):
-        open_sizes = Config(model={"network": network})
-        flow.resolve(open_sizes)
-        assert (open_sizes.model["width"], open_sizes.model["depth"]) == size
-        assert open_sizes.inner["velocity"].lr == lr
-        once = copy.deepcopy(open_sizes)
-        flow.resolve(open_sizes)
-        assert open_sizes == once
-    asked = config()
-    flow.resolve(asked)
-    assert asked.model.items() >= TINY.items()
-
-
 @pytest.mark.parametrize(
     ("model", "text"),
     [
@@ -152,28 +112,3 @@ def test_points_have_no_patches() -> None:
 def test_settings_of_the_transformer_are_refused_where_there_is_none(key: str) -> None:
     with pytest.raises(ConfigError, match=f"model.{key} = .* has no effect .*model.network=dit"):
         flow.resolve(Config(model={key: 0.5}))
-
-
-@pytest.mark.slow
-def test_it_learns_digits_at_two_sites(tmp_path: Path) -> None:
-    steps, batch = 300, 64
-    asked = Config(
-        sites=2,
-        steps=steps,
-        h=20,
-        data=DataConfig("digits", batch=batch),
-        model={"network": "dit", "width": 32, "depth": 2, "heads": 4, "patch": 4},
-        inner={"velocity": InnerConfig(lr=4e-3, beta1=0.9, beta2=0.99)},
-    )
-    flow.resolve(asked)
-    diloco.resolve(asked, flow.NETWORKS)
-    sites = {
-        f"s{site + 1}": SimulatedSite(
-            flow.build(asked, CPU), open_shard(asked.data, site, asked.sites, asked.seed)
-        )
-        for site in range(asked.sites)
-    }
-    strategy = diloco.build(asked)
-    ran = simulate(sites, strategy, tmp_path, num_steps=steps, batch=batch, ema_half_life=1e3)
-    fd = [row["fd"] for row in ran.records if row["kind"] == "quality"]
-    assert fd[-1] < fd[0] / 3, fd

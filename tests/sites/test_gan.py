@@ -21,7 +21,7 @@ from tests.sites.support import Run, equal
 def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights() -> None:
     run = Run(gan, Config(data=DataConfig(batch=8)))
     run.step(2)
-    batch = run.stream.next_batch()
+    batch = next(run.stream)
     networks = run.workload.networks
     d, g = networks["discriminator"], networks["generator"]
     seen: dict[str, list[Tensor]] = {}
@@ -106,14 +106,6 @@ def test_a_batch_that_the_critic_s_steps_cannot_share_is_refused() -> None:
         gan_of(loss="hing")
 
 
-@pytest.mark.parametrize("strategy", ["sync", "parameter_server"])
-def test_critics_steps_of_their_own_do_not_go_with_one_exchange_of_gradients(strategy: str) -> None:
-    words = ["workload=gan", "model.n_critic=2", f"strategy={strategy}"]
-    with pytest.raises(ConfigError, match=f"strategy '{strategy}' exchanges .* 'gan' .*h=1"):
-        load_run(None, words)
-    assert load_run(None, [*words[:2], "strategy=local_sgd", "h=1"]).h == 1
-
-
 def test_a_class_changes_what_is_drawn_and_how_it_is_judged() -> None:
     run = gan_of(conditional=True)
     networks = run.workload.networks
@@ -131,13 +123,6 @@ def test_spectra_are_those_of_unit_norm() -> None:
     for layer in layers:
         norm = torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2)
         assert float(norm) == pytest.approx(1, abs=0.2)
-
-
-def test_a_plain_gan_is_what_it_was() -> None:
-    """The options' defaults draw, build and step as before they came."""
-    run = gan_of()
-    names = [name for name, _ in run.workload.networks["discriminator"].named_parameters()]
-    assert names == [f"main.{i}.{part}" for i in (0, 2, 4, 7) for part in ("weight", "bias")]
 
 
 def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:

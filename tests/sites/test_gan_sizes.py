@@ -11,13 +11,9 @@ from torch.nn.utils import parametrize
 from fedwan.config import Config, DataConfig
 from fedwan.models.gan import build_discriminator, build_generator
 from fedwan.rng import lent_generators, seeded_init
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.state import hash_state
 from sites import gan
-from strategies import diloco
 from tests.data.files import refused, write_folder
-from tests.sites.support import CPU, Run, equal, weights
-from tests.support import build_strategy
+from tests.sites.support import CPU, Run, equal
 
 CLASSES = ("cat", "dog")
 
@@ -71,29 +67,6 @@ def test_samples_made_in_parts_are_those_of_one_batch(
     whole = run.workload.sample(7, seed=3)
     monkeypatch.setattr(gan, "_MOST_PIXELS", 3 * 16 * 16)
     torch.testing.assert_close(run.workload.sample(7, seed=3), whole)
-
-
-def test_a_run_measures_and_shows_its_moving_average(folder: Path, tmp_path: Path) -> None:
-    asked = config(folder, 16)
-    asked.steps = 4
-    run = Run(gan, asked)
-    members = {"s1": SimulatedSite(gan.build(asked, CPU), run.shard)}
-    strategy = build_strategy(diloco, asked.inner, sites=1, h=2)
-    ran = simulate(members, strategy, tmp_path, num_steps=4, batch=4)
-    before, after = (row["fd"] for row in ran.records if row["kind"] == "quality")
-    assert 0 < before != after > 0
-    assert set(ran.site_sha256.values()) == {hash_state(ran.model.state)}
-
-
-def test_a_site_goes_on_from_its_state_bit_for_bit(folder: Path) -> None:
-    run = Run(gan, config(folder, 32, spectral_norm=True, gamma=0.0))
-    run.step(2)
-    state = run.state()
-    run.step(2)
-    resumed = Run(gan, config(folder, 32, spectral_norm=True, gamma=0.0))
-    resumed.load_state(state)
-    resumed.step(2)
-    assert equal(weights(resumed), weights(run))
 
 
 @pytest.mark.parametrize(

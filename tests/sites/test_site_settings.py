@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedwan.config import Config, DataConfig, SiteConfig
-from fedwan.data import open_shard
 from fedwan.errors import ConfigError
-from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.replica import Replica
-from fedwan.state import hash_state
 from sites import flow, gan, pix2pix
-from strategies import diloco
-from tests.sites.support import CPU, Run, equal, weights
+from tests.sites.support import Run, equal, weights
 
 SMALL: dict[ModuleType, tuple[str, dict[str, Any]]] = {
     gan: ("digits", {"width": 8}),
@@ -94,72 +84,3 @@ def test_the_critics_own_steps_are_in_parts_too() -> None:
     asked.model["n_critic"] = 2
     with pytest.raises(ConfigError, match="does not divide the 6 samples of a step.*batch=16"):
         gan.resolve(asked)
-
-
-def test_a_loss_scale_is_part_of_a_sites_checkpoint(tmp_path: Path) -> None:
-    asked = config(gan, SiteConfig("16-mixed"))
-    gan.resolve(asked)
-    kept: list[dict[str, Tensor]] = []
-    for _ in range(2):
-        workload = gan.build(asked, CPU)
-        stream = open_shard(asked.data, 0, 2, 0).batches(8, torch.Generator())
-        rng = NamedGenerators(0, "s1")
-        checkpoints = SiteCheckpoints(tmp_path, Replica(workload), stream, rng)
-        kept.append(dict(workload.kept))
-        if len(kept) == 1:
-            workload.kept["scale"].fill_(8.0)
-            checkpoints.save(1, 0, Ledger({}, {}, Work(0, 0), (1,)))
-        else:
-            checkpoints.load(1, with_model=False)
-    assert float(kept[1]["scale"]) == 8.0
-
-
-class Overflowing:
-    """Half of a site's steps have to be repeated; what it returns from are completed ones."""
-
-    def __init__(self, workload: gan.Gan) -> None:
-        self.workload = workload
-        self.num_steps = 0
-        self.num_attempts = 0
-        real = workload.descent.add_gradients
-
-        def add(name: str, loss: Tensor, *, keep_graph: bool = False) -> None:
-            self.num_attempts += name == "generator"
-            is_bad = name == "generator" and self.num_attempts % 3 == 0
-            real(name, loss * float("inf") if is_bad else loss, keep_graph=keep_graph)
-
-        workload.descent.add_gradients = add  # type: ignore[method-assign]
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.workload, name)
-
-    def step(self, *args: Any) -> Any:
-        self.num_steps += 1
-        # It doubles after 2000 good steps: here it may not run out.
-        self.workload.kept["scale"].clamp_(min=2**8, max=2**10)
-        return self.workload.step(*args)
-
-
-def test_h_counts_completed_steps_though_some_overflow_at_one_site(tmp_path: Path) -> None:
-    asked = config(gan, SiteConfig("16-mixed"), steps=12, h=4)
-    gan.resolve(asked)
-    diloco.resolve(asked, gan.NETWORKS)
-    workloads = [Overflowing(gan.build(asked, CPU)), gan.build(asked, CPU)]
-    sites = {
-        f"s{i + 1}": SimulatedSite(workload, open_shard(asked.data, i, 2, 0))
-        for i, workload in enumerate(workloads)
-    }
-    ran = simulate(sites, diloco.build(asked), tmp_path, num_steps=12, batch=8)
-    first = workloads[0]
-    assert first.num_steps == 12 and first.num_attempts >= 17
-    rounds = [row for row in ran.records if row["kind"] == "round"]
-    assert sorted((row["step"], row["samples"]) for row in rounds) == [
-        (step, 4 * 8) for step in (4, 4, 8, 8, 12, 12)
-    ]
-    assert set(ran.site_sha256.values()) == {hash_state(ran.model.state)}
-
-
-def test_every_setting_under_site_is_followed_by_some_recipe() -> None:
-    followed = {name.partition("=")[0] for recipe in SMALL for name in recipe.SITE}
-    every = {field.name for field in dataclasses.fields(SiteConfig)}
-    assert followed == every - {"processes"}, "which is the engine's to follow"

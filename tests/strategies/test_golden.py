@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,19 +15,18 @@ from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
-from fedwan.data.stream import BatchStream
 from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
 from fedwan.overlap import Eager, Overlap
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.state import State, hash_state, layout_of, state_of
+from fedwan.site.eager import LookAhead
+from fedwan.site.variates import ControlVariates
+from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import keep_local
-from tests.support import ADAM, TinyWorkload, tiny_shard
+from tests.support import ADAM, BATCH, NET, TinyWorkload, run_tiny, tiny_config, tiny_shard
 
-NET = {"velocity": ADAM}
 GAN = {"discriminator": ADAM, "generator": ADAM}
-SITES, H, STEPS, BATCH = 3, 6, 24, 4
+SITES, H, STEPS = 3, 6, 24
 LR, MOMENTUM = 0.6, 0.9
 OWN = Eager(share=LR * (1 + MOMENTUM) / SITES, momentum=MOMENTUM)
 
@@ -37,24 +37,26 @@ class Site:
     def __init__(self, index: int, net: Mapping[str, InnerConfig]) -> None:
         self.workload = TinyWorkload(net)
         self.rng = NamedGenerators(0, f"s{index + 1}")
-        self.stream = BatchStream(tiny_shard(index).train, BATCH, self.rng["data"])
+        self.stream = tiny_shard(index).loader(BATCH, self.rng["data"])
         self.weights: Mapping[str, Tensor] = state_of(self.workload.networks)
         self.departed: dict[int, State] = {}
         self.estimates: State = {}
 
     def step(self) -> None:
-        self.workload.step(self.stream.next_batch(), self.rng, keep_local)
+        self.workload.step(self.stream.__next__(), self.rng, keep_local)
 
 
 def reference(
-    fragments: tuple[Fragment, ...], overlap: Overlap, net: Mapping[str, InnerConfig] = NET
+    fragments: tuple[Fragment, ...],
+    overlap: Overlap,
+    net: Mapping[str, InnerConfig] = NET,
+    eager: bool = False,
 ) -> State:
     """The global weights after a run, one process, nothing but the equations."""
     sites = [Site(index, net) for index in range(SITES)]
     theta = {name: value.clone() for name, value in sites[0].weights.items()}
     buffer = {name: torch.zeros_like(value) for name, value in theta.items()}
     landing: dict[int, list[Fragment]] = {}
-    eager = overlap.eager.get("velocity")
 
     def merge(fragment: Fragment) -> None:
         """θ' = θ - lr (Δ + momentum b'), b' = momentum b + Δ, with Δ the mean over sites."""
@@ -118,17 +120,15 @@ OVERLAPS = {
     "blend": Overlap(tau=2, alpha=0.5),
     "blend to the last step": Overlap(tau=H - 1, alpha=0.25),
     "discard": Overlap(tau=3, alpha=0.0),
-    "eager": Overlap(tau=4, eager={"velocity": OWN}),
-    "eager to the last step": Overlap(tau=H - 1, eager={"velocity": OWN}),
+    "eager": Overlap(tau=4),
+    "eager to the last step": Overlap(tau=H - 1),
 }
 
 
 @pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("overlap", OVERLAPS.values(), ids=OVERLAPS)
-def test_fragments_and_overlap_follow_the_equations(
-    overlap: Overlap, count: int, tmp_path: Path
-) -> None:
-    follow_the_equations(strided(count, H), overlap, NET, tmp_path)
+@pytest.mark.parametrize("name", OVERLAPS)
+def test_fragments_and_overlap_follow_the_equations(name: str, count: int, tmp_path: Path) -> None:
+    follow_the_equations(strided(count, H), name, NET, tmp_path)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -138,7 +138,7 @@ def test_a_network_that_travels_more_often_follows_the_equations(
     name: str, times: int, count: int, tmp_path: Path
 ) -> None:
     cut = often({"discriminator": times}, strided(count, H))
-    follow_the_equations(cut, OVERLAPS[name], GAN, tmp_path)
+    follow_the_equations(cut, name, GAN, tmp_path)
 
 
 @pytest.mark.parametrize("often_by", [1, 3])
@@ -147,9 +147,8 @@ def test_control_variates_follow_the_equations(often_by: int, tmp_path: Path) ->
     cut = often({"discriminator": often_by}, whole) if often_by > 1 else whole
     step = step_outer({network: outer.sgd(1.0) for network in GAN})
     policy = barrier(SITES)
-    strategy = Strategy("delta", H, cut, step, fp32(), fp32(), policy, corrects=True)
-    members = {f"s{i + 1}": SimulatedSite(TinyWorkload(GAN), tiny_shard(i)) for i in range(SITES)}
-    ran = simulate(members, strategy, tmp_path, num_steps=STEPS, batch=BATCH)
+    strategy = Strategy("delta", H, cut, step, fp32(), fp32(), policy, hook=ControlVariates)
+    ran = run_tiny(tmp_path, tiny_config("diloco", GAN, sites=SITES, h=H, steps=STEPS), strategy)
     sites = [Site(index, GAN) for index in range(SITES)]
     owed = [{name: torch.zeros_like(v) for name, v in site.weights.items()} for site in sites]
     for count in range(1, STEPS + 1):
@@ -168,13 +167,14 @@ def test_control_variates_follow_the_equations(often_by: int, tmp_path: Path) ->
             # Their mean moves as if nothing were added.
             total = torch.stack([variates[name] for variates in owed]).sum(0)
             torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
-    torch.testing.assert_close(ran.model.state, sites[0].weights, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(ran.state, sites[0].weights, rtol=1e-4, atol=1e-5)
     assert any(variates[name].abs().max() > 1e-4 for variates in owed for name in variates)
 
 
 def follow_the_equations(
-    cut: Fragmentation, overlap: Overlap, net: Mapping[str, InnerConfig], folder: Path
+    cut: Fragmentation, name: str, net: Mapping[str, InnerConfig], folder: Path
 ) -> None:
+    overlap, eager = OVERLAPS[name], name.startswith("eager")
     strategy = Strategy(
         "delta",
         H,
@@ -184,10 +184,9 @@ def follow_the_equations(
         fp32(),
         barrier(SITES),
         overlap=overlap,
+        hook=partial(LookAhead, {"velocity": OWN}) if eager else None,
     )
-    workloads = [TinyWorkload(net) for _ in range(SITES)]
-    members = {f"s{i + 1}": SimulatedSite(w, tiny_shard(i)) for i, w in enumerate(workloads)}
-    ran = simulate(members, strategy, folder, num_steps=STEPS, batch=BATCH)
-    expected = reference(cut(layout_of(TinyWorkload(net).networks)), overlap, net)
-    torch.testing.assert_close(ran.model.state, expected, rtol=1e-4, atol=1e-5)
-    assert {hash_state(ran.model.state)} == set(ran.site_sha256.values())
+    ran = run_tiny(folder, tiny_config("diloco", net, sites=SITES, h=H, steps=STEPS), strategy)
+    expected = reference(cut(layout_of(TinyWorkload(net).networks)), overlap, net, eager)
+    torch.testing.assert_close(ran.state, expected, rtol=1e-4, atol=1e-5)
+    assert len(ran.hashes) == 1

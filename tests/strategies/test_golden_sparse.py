@@ -12,17 +12,14 @@ from fedwan import outer
 from fedwan.codecs import fp32, topk2
 from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
-from fedwan.data.stream import BatchStream
 from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import SimulatedSite, simulate
-from fedwan.state import State, hash_state, layout_of, state_of
+from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import keep_local
-from tests.support import ADAM, TinyWorkload, tiny_shard
+from tests.support import BATCH, NET, TinyWorkload, run_tiny, tiny_config, tiny_shard
 
-NET = {"velocity": ADAM}
-SITES, H, ROUNDS, BATCH, BETA = 3, 4, 6, 4, 0.9
+SITES, H, ROUNDS, BETA = 3, 4, 6, 0.9
 
 
 def quantised(delta: State) -> State:
@@ -37,7 +34,7 @@ def reference(owes: Literal["residual", "weights"]) -> State:
     """Either a = β e + Δ and e' = a - Q(a), or a = θ - l and l' = θ' - (a - Q(a))."""
     workloads = [TinyWorkload(NET) for _ in range(SITES)]
     rngs = [NamedGenerators(0, f"s{i + 1}") for i in range(SITES)]
-    streams = [BatchStream(tiny_shard(i).train, BATCH, r["data"]) for i, r in enumerate(rngs)]
+    streams = [tiny_shard(i).loader(BATCH, r["data"]) for i, r in enumerate(rngs)]
     local: list[State] = [dict(state_of(w.networks)) for w in workloads]
     theta = {name: value.clone() for name, value in local[0].items()}
     owed = [{name: torch.zeros_like(value) for name, value in theta.items()} for _ in local]
@@ -45,7 +42,7 @@ def reference(owes: Literal["residual", "weights"]) -> State:
         sent = []
         for i, workload in enumerate(workloads):
             for _ in range(H):
-                workload.step(streams[i].next_batch(), rngs[i], keep_local)
+                workload.step(streams[i].__next__(), rngs[i], keep_local)
             full = {n: theta[n] - local[i][n] for n in theta}
             if owes == "residual":
                 full = {n: full[n] + BETA * owed[i][n] for n in theta}
@@ -71,7 +68,7 @@ def test_what_is_owed_is_sent_later(owes: Literal["residual", "weights"], tmp_pa
         barrier(SITES),
         owes=owes,
     )
-    members = {f"s{i + 1}": SimulatedSite(TinyWorkload(NET), tiny_shard(i)) for i in range(SITES)}
-    ran = simulate(members, strategy, tmp_path, num_steps=H * ROUNDS, batch=BATCH)
-    torch.testing.assert_close(ran.model.state, reference(owes), rtol=1e-4, atol=1e-5)
-    assert {hash_state(ran.model.state)} == set(ran.site_sha256.values())
+    config = tiny_config(sites=SITES, h=H, steps=H * ROUNDS)
+    ran = run_tiny(tmp_path, config, strategy)
+    torch.testing.assert_close(ran.state, reference(owes), rtol=1e-4, atol=1e-5)
+    assert len(ran.hashes) == 1

@@ -1,22 +1,110 @@
-"""What control variates cannot be combined with."""
+"""Variates sum to nothing over the sites, whatever coding loses and whoever comes too late.
+
+On the way up, that is. What is owed on the way down, all sites have in common.
+"""
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 
-from fedwan.app import load_run
-from fedwan.errors import ConfigError
+from fedwan import simulation
+from fedwan.coordinator.policy import RoundPolicy
+from fedwan.fragments import Fragment
+from fedwan.link import wire_pb2 as wire
+from fedwan.simulation import Absence
+from fedwan.site.replica import Replica
+from fedwan.site.variates import ControlVariates
+from strategies import scaffnew
+from tests.planes import eventually
+from tests.support import Ran, WrappedLink, hub_of, run_tiny, tiny_config
+
+SITES, H, NUM_VERSIONS = 3, 5, 12
 
 
-def test_settings_that_cannot_be_corrected_for_are_refused() -> None:
-    for word, text in (
-        ("codec.up=topk2", "set codec.up=int4, or strategy=local_sgd"),
-        ("network.generator.codec_up=topk2", "set network.generator.codec_up=int4, or strategy="),
-        ("round.least_steps=1", "compares equal numbers of steps"),
-        ("round.max_staleness=1 round.quorum=3 round.grace=3", "steps from the same weights"),
-        ("outer.generator.lr=0.5", "averages the weights"),
-        ("stream.tau=2", "stream.tau"),
-        ("site.partition=weights site.processes=2", "set site.partition=gradients"),
-    ):
-        with pytest.raises(ConfigError, match=text):
-            load_run(None, ["workload=gan", "strategy=scaffnew", *word.split()])
+def is_missed(version: int) -> bool:
+    """Whether the round from this version closes without s2."""
+    return version in (3, 4, 8)
+
+
+class TooLate(WrappedLink):
+    """Contributions come when their round has closed, where that is to be."""
+
+    def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.CONTRIBUTION and is_missed(header.version):
+            updates = hub_of(self._inner).updates
+            eventually(lambda: updates.versions[0] > header.version, within_s=30.0)
+        return self._inner.upload(header, payload)
+
+
+class Noted(ControlVariates):
+    """Counts how often it began anew."""
+
+    num_forgotten = 0
+
+    def forget(self, fragment: Fragment) -> None:
+        self.num_forgotten += 1
+        super().forget(fragment)
+
+
+def run(folder: Path, up: str, every: int = 1, **options: Any) -> tuple[Ran, dict[str, Noted]]:
+    """A run, and each site's variates; of its last process."""
+    made: dict[str, Noted] = {}
+
+    def hook(replica: Replica) -> Noted:
+        made[threading.current_thread().name] = Noted(replica)
+        return made[threading.current_thread().name]
+
+    config = tiny_config(
+        "scaffnew",
+        sites=SITES,
+        h=H,
+        steps=NUM_VERSIONS * H,
+        kind="regression",
+        codec={"up": up, "down": "fp32"},
+        round={"quorum": SITES - 1, "patience_s": 30.0},
+        checkpoint={"every": every},
+    )
+    return run_tiny(folder, config, scaffnew.build(config)._replace(hook=hook), **options), made
+
+
+def check_sum(made: dict[str, Noted]) -> None:
+    assert len(made) == SITES
+    for name in made["s1"].state:
+        values = torch.stack([variates.state[name] for variates in made.values()])
+        assert values.abs().max() > 1e-3
+        assert values.sum(0).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("up", ["fp32", "int4"])
+def test_what_all_sites_are_corrected_by_sums_to_nothing(
+    up: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def decide(_: RoundPolicy, num_arrived: int, *args: Any) -> str:
+        return "close" if num_arrived >= SITES - is_missed(args[2]) else "wait"
+
+    monkeypatch.setattr(RoundPolicy, "decide", decide)
+    late, made = run(tmp_path, up, wrap=lambda s, link: TooLate(link) if s == "s2" else link)
+    assert late.result.totals.dropped == 3
+    check_sum(made)
+
+
+@pytest.mark.parametrize("keeps_folder", [True, False])
+def test_it_does_after_a_site_has_lost_its_own_as_all_begin_anew(
+    keeps_folder: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+    monkeypatch.setattr(
+        RoundPolicy, "decide", lambda _, num, *args: "close" if num == SITES else "wait"
+    )
+    absences = {"s2": Absence(1 / 3, 2 / 3)}
+    ran, made = run(tmp_path, "fp32", every=1 if keeps_folder else 100, absences=absences)
+    assert ran.result.totals.rejoins == 1
+    assert {variates.num_forgotten for variates in made.values()} == {0 if keeps_folder else 1}
+    check_sum(made)

@@ -88,9 +88,9 @@ def test_a_recipe_trains_samples_and_measures_with_half_of_the_memory(
         config = load_run(None, [*words, "data.batch=16", f"site.precision={precision}"])
         workload = load_workload(config.workload).build(config, CPU)
         rng = NamedGenerators(0, "s1")
-        stream = open_shard(config.data, 0, 2, 0).batches(16, rng["data"], CPU)
+        stream = open_shard(config.data, 0, 2, 0).loader(16, rng["data"], CPU)
         for _ in range(2):
-            losses = workload.step(stream.next_batch(), rng, keep_local)
+            losses = workload.step(next(stream), rng, keep_local)
         assert all(torch.isfinite(loss) for loss in losses.values())
         assert workload.sample(4, 0).dtype == torch.float32
         assert workload.evaluate(open_shard(config.data, 0, 2, 0).held_out, 0)["fd"] > 0

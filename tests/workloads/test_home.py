@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedwan.errors import ConfigError
+from fedwan.site.inner import InnerOptimizers
 from fedwan.state import Role, layout_of, state_of
 from fedwan.workloads.home import staying_home
 from tests.support import SGD, TinyWorkload
@@ -22,9 +23,14 @@ def tiny() -> TinyWorkload:
     return TinyWorkload({"net": SGD, "other": SGD}, norm=True)
 
 
+def held_by(workload: TinyWorkload) -> set[str]:
+    return InnerOptimizers(workload.networks, workload.optimizers).held()
+
+
 def home(workload: TinyWorkload, *patterns: str) -> dict[str, Role]:
     exclude = {"net": patterns} if patterns else {}
-    return staying_home(workload.networks, workload.optimizers, exclude)
+    held = held_by(workload)
+    return staying_home(workload.networks, held, exclude)
 
 
 def test_all_of_a_plain_workload_travels() -> None:
@@ -69,7 +75,7 @@ def test_parameters_that_need_no_gradient_or_have_no_optimiser_are_frozen() -> N
 
 def refusal(workload: TinyWorkload, *patterns: str, network: str = "net") -> str:
     with pytest.raises(ConfigError) as raised:
-        staying_home(workload.networks, workload.optimizers, {network: patterns})
+        staying_home(workload.networks, held_by(workload), {network: patterns})
     assert "\n" not in str(raised.value)
     return str(raised.value)
 

@@ -12,17 +12,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedwan import simulate as simulation
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig
-from fedwan.coordinator import rounds
 from fedwan.rng import NamedGenerators
-from fedwan.simulate import Absence, SimulatedSite, simulate
-from fedwan.state import Role, TensorSpec, hash_state
+from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.schedule import rate_at, set_rates
-from strategies import async_diloco, diloco, parameter_server, sync
-from tests.support import ADAM, TinyWorkload, tiny_shard
+from strategies import parameter_server
+from tests.support import ADAM, TinyWorkload
 
 COSINE = replace(ADAM, warmup_steps=3, schedule="cosine")
 
@@ -85,35 +82,6 @@ def resolved(recipe: Any, h: int, steps: int, sites: int = 2) -> Config:
     return config
 
 
-def train(recipe: Any, h: int, steps: int, folder: Path) -> list[NotingWorkload]:
-    config = resolved(recipe, h, steps)
-    workloads = [make(), make()]
-    sites = {f"s{i}": SimulatedSite(w, tiny_shard(i)) for i, w in enumerate(workloads)}
-    ran = simulate(
-        sites, recipe.build(config), folder, num_steps=steps, batch=4, inner=config.inner
-    )
-    assert {hash_state(ran.model.state)} == set(ran.site_sha256.values())
-    return workloads
-
-
-@pytest.mark.parametrize(("recipe", "h"), [(sync, 1), (diloco, 4)])
-def test_every_site_follows_the_run_s_schedule(recipe: Any, h: int, tmp_path: Path) -> None:
-    # With sync the coordinator steps too: its weights are the sites' to the last bit.
-    for workload in train(recipe, h, 20, tmp_path):
-        assert workload.rates == [rate_at(COSINE, step, 20) for step in range(20)]
-
-
-@pytest.mark.parametrize(("recipe", "h"), [(parameter_server, 1), (async_diloco, 4)])
-def test_at_a_pace_of_its_own_a_site_follows_the_run(recipe: Any, h: int, tmp_path: Path) -> None:
-    schedule = [rate_at(COSINE, step, 40) for step in range(40)]
-    workloads = train(recipe, h, 40, tmp_path)
-    for workload in workloads:
-        assert workload.rates[0] == schedule[0]
-        assert set(workload.rates) <= set(schedule)
-    # Whoever took the last steps was at the run's end; a site that a busy machine held up may not.
-    assert min(workload.rates[-1] for workload in workloads) < 0.2 * COSINE.lr
-
-
 def test_the_parameter_server_steps_with_the_run_s_rate(tmp_path: Path) -> None:
     """With SGD and a constant gradient the weights move by the sum of the rates."""
     config = resolved(parameter_server, 1, 10, sites=1)
@@ -126,32 +94,3 @@ def test_the_parameter_server_steps_with_the_run_s_rate(tmp_path: Path) -> None:
         step.begin(run_step)
         step.commit(plain(step.propose({"g/w": torch.ones(1)})))
     assert model["g/w"].item() == pytest.approx(-sum(1 - step / 10 for step in range(10)))
-
-
-def test_a_site_that_was_away_goes_on_at_the_others_rate(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rounds, "TICK_S", 0.02)
-    monkeypatch.setattr(simulation, "STANDSTILL_S", 1.0)
-    config = resolved(diloco, 4, 80, sites=3)
-    config.round.quorum, config.round.grace, config.round.patience_s = 2, 3.0, 30.0
-    back: list[NotingWorkload] = []
-
-    def again() -> NotingWorkload:
-        back.append(make())
-        return back[-1]
-
-    sites = {f"s{i}": SimulatedSite(make(), tiny_shard(i), rebuild=again) for i in range(3)}
-    simulate(
-        sites,
-        diloco.build(config),
-        tmp_path,
-        num_steps=80,
-        batch=4,
-        absences={"s1": Absence(0.25, 0.6)},
-        inner=config.inner,
-    )
-    (returned,) = back
-    rates = [rate_at(COSINE, step, 80) for step in range(80)]
-    assert returned.rates == rates[-len(returned.rates) :]
-    assert len(returned.rates) < 40, "the others had gone on"

@@ -1,4 +1,4 @@
-"""Runs `run_local` in a process of its own: `drive.py OUT APP SITES [resume]`."""
+"""Runs `run_local` in a process of its own: `drive.py OUT SITES [resume]`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import signal
 import sys
 from pathlib import Path
 
-from fedwan.config import Config
+from fedwan.app import load_run
 from fedwan.errors import FedwanError
 from fedwan.flower.local import run_local
 
+TRAIN = Path(__file__).with_name("train.py")
 
-def main(out: str, app: str, sites: str, *rest: str) -> int:
+
+def main(out: str, sites: str, *rest: str) -> int:
     # A shell that starts us in the background leaves it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    words = ("strategy=local_sgd", "h=2", "eval.every=0", "checkpoint.every=1")
+    config = load_run(None, [f"out={out}", f"sites={sites}", "workload=command", *words])
     try:
-        run_local(Config(out=out, sites=int(sites)), app=Path(app), resume="resume" in rest)
+        run_local(config, command=["python", str(TRAIN), out], resume="resume" in rest)
     except FedwanError as error:
         print(f"fedwan: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,0 +1,100 @@
+"""`fedwan config`: every setting there is, or what a run would be resolved to."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedwan import config as sections
+from fedwan._config_keys import default_at
+from fedwan._config_tree import keys_of
+from fedwan.cli.run import Words
+from fedwan.config import Config
+
+__all__ = ["config", "settings"]
+
+
+def config(
+    config_path: Annotated[
+        str | None, typer.Argument(metavar="[CONFIG.yaml]", show_default=False)
+    ] = None,
+    words: Words = None,
+    every: Annotated[
+        bool, typer.Option("--list", help="Every key, with its type, default and meaning.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+) -> None:
+    """Print a configuration with nothing left open: what a run's config.yaml would hold.
+
+    CONFIG.yaml may be left out: fedwan config strategy=streaming_diloco h=50
+
+    --list prints what can be set instead.
+    """
+    if every:
+        rows = settings()
+        if as_json:
+            typer.echo(json.dumps(rows, indent=2))
+        for row in [] if as_json else rows:
+            typer.echo(f"{row['key']} ({row['type']}, {row['default']!r})\n    {row['meaning']}")
+        return
+    from omegaconf import OmegaConf
+
+    from fedwan.app import load_run
+    from fedwan.cli.run import path_and_words
+
+    resolved = OmegaConf.structured(load_run(*path_and_words(config_path, words)))
+    if as_json:
+        typer.echo(json.dumps(OmegaConf.to_container(resolved), indent=2))
+    else:
+        typer.echo(OmegaConf.to_yaml(resolved), nl=False)
+
+
+def settings() -> list[dict[str, Any]]:
+    """Every setting: `key`, `type`, `default` and `meaning`, the docstring under it.
+
+    Keys are as in `inner.NETWORK.lr`; those of `model` depend on the workload (docs/workloads.md).
+    """
+    meanings = _meanings()
+    rows = []
+    for key in keys_of(Config):
+        head, _, leaf = key.rpartition(".")
+        section = _sections()[head]
+        kind = inspect.get_annotations(section)[leaf]
+        rows.append(
+            {
+                "key": key,
+                "type": str(kind),
+                "default": default_at(section(), leaf),
+                "meaning": meanings[section.__name__, leaf],
+            }
+        )
+    return rows
+
+
+def _sections() -> dict[str, type]:
+    """The class of each section, by the head of its keys."""
+    found: dict[str, type] = {"": Config}
+    for name, value in vars(Config()).items():
+        if name in ("inner", "outer", "network"):
+            found[f"{name}.NETWORK"] = getattr(sections, f"{name.capitalize()}Config")
+        elif hasattr(value, "__dataclass_fields__"):
+            found[name] = type(value)
+    return found
+
+
+def _meanings() -> dict[tuple[str, str], str]:
+    """By class and setting, the docstring under it, in one line."""
+    tree = ast.parse(Path(inspect.getfile(sections)).read_text(encoding="utf-8"))
+    found: dict[tuple[str, str], str] = {}
+    for section in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for field, text in zip(section.body, section.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr):
+                assert isinstance(field.target, ast.Name)
+                words = str(ast.literal_eval(text.value)).split()
+                found[section.name, field.target.id] = " ".join(words)
+    return found

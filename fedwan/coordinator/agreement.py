@@ -1,0 +1,175 @@
+"""What the sites of a run must have alike before it starts: no single site decides for the others.
+
+Each Join carries a claim: layout, kinds of networks, steps, hashes of initial and frozen weights
+and of the recipes' source. A run starts with the claim that as many sites make as it asks for.
+Sites that differ from more than half of them are refused, with both values; so are all, once all
+are here and no claim is made by more than half.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import NamedTuple, Self
+
+from fedwan.link import wire_pb2 as wire
+from fedwan.state import Layout, layout_from_json
+
+__all__ = ["Agreement", "Claim"]
+
+
+class Claim(NamedTuple):
+    """What one site says of itself; compared in this order: causes before effects."""
+
+    sources_json: str
+    layout_json: str
+    kinds_json: str
+    num_steps: int
+    frozen_sha256: str
+    initial_sha256: str
+
+    @classmethod
+    def of(cls, hello: wire.Hello) -> Self:
+        """A Join's.
+
+        Raises:
+            ValueError: the layout, kinds or sources cannot be read.
+        """
+        layout_from_json(hello.layout_json)
+        for text in (hello.kinds_json, hello.sources_json):
+            values = json.loads(text or "{}")
+            if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
+                raise ValueError(f"{text[:40]!r} is no JSON object of texts")
+        return cls(
+            hello.sources_json,
+            hello.layout_json,
+            hello.kinds_json,
+            int(hello.num_steps),
+            hello.frozen_sha256,
+            hello.initial_sha256,
+        )
+
+    @property
+    def layout(self) -> Layout:
+        """Of the model."""
+        return layout_from_json(self.layout_json)
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """By trained network."""
+        kinds: dict[str, str] = json.loads(self.kinds_json or "{}")
+        return kinds
+
+    def difference(self, other: Claim) -> str:
+        """What sets another claim apart from this one, both values named."""
+        if self.sources_json != other.sources_json:
+            return _source_difference(self.sources_json, other.sources_json)
+        if self.layout_json != other.layout_json:
+            return _layout_difference(self.layout, other.layout)
+        if self.kinds_json != other.kinds_json:
+            return f"its networks are {other.kinds}, the run's {self.kinds}; pass the same `kinds`"
+        if self.num_steps != other.num_steps:
+            return (
+                f"its script asks for {other.num_steps} steps, the run's for {self.num_steps}; "
+                "give the same number everywhere, or set steps=… of the run"
+            )
+        for what, mine, theirs, mend in (
+            ("frozen networks", self.frozen_sha256, other.frozen_sha256, "files they come from"),
+            ("initial weights", self.initial_sha256, other.initial_sha256, "seed"),
+        ):
+            if mine != theirs:
+                return (
+                    f"its {what} hash to {theirs[:12]}, the run's to {mine[:12]}; "
+                    f"use the same {mend}, code and library versions at every site"
+                )
+        return ""
+
+
+class Agreement:
+    """Collects claims until enough sites agree. Not locked: its owner is.
+
+    Args:
+        site_names: that the run asks for.
+        needed: how many of them must agree.
+        agreed: of a run that is resumed.
+    """
+
+    def __init__(self, site_names: Sequence[str], needed: int, agreed: Claim | None = None) -> None:
+        self._names = list(site_names)
+        self._needed = needed
+        self._claims: dict[str, Claim] = {}
+        self.agreed = agreed
+        """What the run was started with, or will be."""
+
+    def hear(self, site: str, claim: Claim) -> str:
+        """Take a site's claim; why it is refused, or nothing."""
+        self._claims[site] = claim
+        leading = self.agreed or self._majority()
+        if leading is not None and claim != leading:
+            del self._claims[site]
+            return f"site {site}: {leading.difference(claim)}"
+        if self.agreed is None and self.count(claim) >= self._needed:
+            self.agreed = claim
+        return ""
+
+    def count(self, claim: Claim) -> int:
+        """Sites that make a claim."""
+        return sum(other == claim for other in self._claims.values())
+
+    def forget(self, site: str) -> None:
+        """A site is gone before the run has begun."""
+        self._claims.pop(site, None)
+
+    def _majority(self) -> Claim | None:
+        for claim in self._claims.values():
+            if 2 * self.count(claim) > len(self._names):
+                return claim
+        return None
+
+    def dispute(self) -> str:
+        """Why nothing can come of the claims: all sites are here, and no half of them agrees."""
+        if self.agreed or self._majority() or len(self._claims) < len(self._names):
+            return ""
+        first, *others = self._names
+        claim = self._claims[first]
+        differing = [name for name in others if self._claims[name] != claim]
+        return "; ".join(
+            f"{name} differs from {first}: {claim.difference(self._claims[name])}"
+            for name in differing
+        )
+
+    def waits_for(self) -> str:
+        """For whom the start of the run waits."""
+        missing = [name for name in self._names if name not in self._claims]
+        if not missing:
+            return f"all {len(self._names)} sites are here"
+        return f"{len(self._claims)} of {len(self._names)} sites are here, not {', '.join(missing)}"
+
+
+def _source_difference(mine: str, theirs: str) -> str:
+    ours, others = json.loads(mine or "{}"), json.loads(theirs or "{}")
+    for name in sorted(ours.keys() | others.keys()):
+        here, there = ours.get(name, "nothing"), others.get(name, "nothing")
+        if here != there:
+            return (
+                f"its {name} is another code: SHA-256 {there[:12]}, the run's {here[:12]}; install "
+                "the same version at every site"
+            )
+    return "its recipes differ"
+
+
+def _layout_difference(mine: Layout, theirs: Layout) -> str:
+    for name in sorted(mine.keys() | theirs.keys()):
+        here, there = mine.get(name), theirs.get(name)
+        if here != there:
+            told = [
+                f"{'x'.join(map(str, spec.shape)) or 'a scalar'} {str(spec.dtype)[6:]}"
+                if spec
+                else "no such tensor"
+                for spec in (there, here)
+            ]
+            return (
+                f"its tensor {name!r} is {told[0]}, the run's {told[1]}; build the same networks, "
+                "with the same settings and library versions, at every site"
+            )
+    return "its layout differs"

@@ -1,0 +1,231 @@
+"""Batches without end that resume bit for bit: torchdata's StatefulDataLoader, in an order of ours.
+
+What is in a batch is decided in the process of the steps, by one generator; workers only fetch. So
+batches of a map-style data set are the same with any number of workers, and the state is where the
+last batch that was taken stands in that order: what was read ahead is read again.
+
+A data set that draws, as augmentations do, finds torch's, NumPy's and Python's global generators
+seeded for each batch. A stream (`IterableDataset`) has its own order; one that draws keeps what it
+draws from in its `state_dict`.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import multiprocessing
+import random
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import IterableDataset, default_collate
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from fedwan.data.batches import InMemory, tell, to_device
+from fedwan.data.order import Draw, Order
+from fedwan.errors import CheckpointError, ConfigError
+from fedwan.rng import derive_seed, lent_generators
+
+# torchdata 0.11 calls what torch 2.13 deprecates.
+warnings.filterwarnings("ignore", "'set_vital' is deprecated")
+
+__all__ = ["Fetch", "Loader", "copied", "is_stream"]
+
+
+class Fetch:
+    """Makes batches of a map-style data set, in a worker or in the process of the steps."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __getitems__(self, draw: Draw) -> Any:
+        """The batch; in memory it is one index operation."""
+        dataset = self._dataset
+        if isinstance(dataset, InMemory):
+            return dataset.take(draw.places)
+        with _seeded(draw.seed):
+            return default_collate([dataset[place] for place in draw.places.tolist()])
+
+
+class Loader:
+    """Batches of one shard, without end.
+
+    Args:
+        dataset: map-style with at least one sample, or a stream.
+        batch_size: samples in every batch.
+        generator: CPU generator of the order, which nobody else draws from. It may be ahead of the
+            batches that were taken; `state_dict()` is not.
+        device: where batches are wanted.
+        workers: processes that read ahead; 0 reads when a batch is asked for.
+        told: see `tell`.
+        flip: whether half of all pictures, `x` of a batch, are mirrored.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        generator: torch.Generator,
+        device: torch.device | str = "cpu",
+        workers: int = 0,
+        told: int | None = None,
+        flip: bool = False,
+    ) -> None:
+        self._generator = generator
+        self._device, self._told, self._flip = device, told, flip
+        self._batch_size = batch_size
+        self._taken = 0
+        self._order: Order | None = None
+        if isinstance(dataset, InMemory):
+            dataset, workers = InMemory(to_device(dataset.batch, device)), 0
+        self._workers = workers
+        shared: dict[str, Any] = {
+            "num_workers": workers,
+            "multiprocessing_context": _forkserver() if workers else None,
+            # Not torch's own, of which it would draw otherwise.
+            "generator": torch.Generator(),
+        }
+        if is_stream(dataset):
+            stream = copied(dataset)
+            self._loader = StatefulDataLoader(stream, batch_size, drop_last=True, **shared)
+        else:
+            self._order = Order(len(dataset), batch_size, generator)
+            self._loader = StatefulDataLoader(
+                Fetch(dataset),
+                batch_sampler=self._order,
+                collate_fn=_as_it_is,
+                **shared,
+            )
+        self._batches: Iterator[Any] | None = None
+        self._state: dict[str, Tensor] = self._order.state_dict() if self._order else {}
+
+    def __iter__(self) -> Loader:
+        return self
+
+    def __next__(self) -> Any:
+        """The next `batch_size` samples, on the loader's device.
+
+        Raises:
+            ConfigError: samples cannot be read, or a stream has too few for a batch.
+        """
+        batch = self._next()
+        if self._order is not None:
+            self._state = self._order.taken()
+        self._taken += 1
+        batch = tell(to_device(batch, self._device), self._told)
+        return self._mirrored(batch) if self._flip else batch
+
+    def _next(self) -> Any:
+        for _ in range(2):
+            if self._batches is None:
+                self._batches = iter(self._loader)
+            try:
+                return next(self._batches)
+            except StopIteration:  # a stream's epoch is over
+                self._batches = None
+            except ConfigError as error:  # a worker puts its traceback before it
+                *others, last = str(error).strip().splitlines()
+                raise ConfigError(last.partition(": ")[2] if others else last) from None
+        raise ConfigError(
+            f"data.batch is {self._batch_size}, more than this site's stream of data gives; "
+            "take fewer"
+        )
+
+    def _mirrored(self, batch: Any) -> Any:
+        x = batch["x"] if isinstance(batch, dict) else batch.x
+        draws = torch.Generator().manual_seed(
+            derive_seed(self._generator.initial_seed(), "flip", self._taken)
+        )
+        chosen = (torch.rand(len(x), generator=draws) < 0.5).to(x.device)
+        x = torch.where(chosen.view(-1, 1, 1, 1), x.flip(-1), x)
+        return {**batch, "x": x} if isinstance(batch, dict) else batch._replace(x=x)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Where the last batch that was taken stands: flat, tensors on the CPU."""
+        if self._order is not None:
+            return self._state
+        written = io.BytesIO()
+        torch.save(self._loader.state_dict(), written)
+        return {
+            "stream": torch.frombuffer(bytearray(written.getvalue()), dtype=torch.uint8),
+            "taken": torch.tensor(self._taken),
+            "workers": torch.tensor(self._workers),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state_dict()`.
+
+        Raises:
+            CheckpointError: it is of other data; or of a stream with another number of workers.
+        """
+        self._batches = None
+        if self._order is not None:
+            self._order.load_state_dict(state)
+            self._state = self._order.state_dict()
+        else:
+            workers = int(state.get("workers", -1))
+            if workers != self._workers:
+                held = f"of data.workers={workers}" if workers >= 0 else "of no stream"
+                raise CheckpointError(
+                    f"the data stream in the checkpoint is {held}, this one of "
+                    f"data.workers={self._workers}; resume with the same data and workers"
+                )
+            written = io.BytesIO(state["stream"].numpy().tobytes())
+            self._loader.load_state_dict(torch.load(written, weights_only=True))
+        self._taken = int(state["taken"])
+
+    def close(self) -> None:
+        """End the workers; no batch can be taken afterwards."""
+        self._batches = None
+        self._loader._iterator = None
+
+
+def is_stream(dataset: Any) -> bool:
+    """Whether a data set gives samples in an order of its own, and none by number."""
+    return isinstance(dataset, IterableDataset)
+
+
+def copied(stream: Any) -> Any:
+    """A stream that stands where this one does, and moves alone.
+
+    Raises:
+        ConfigError: it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(stream)
+    except TypeError as error:
+        raise ConfigError(
+            f"the stream of data {type(stream).__name__} cannot be copied ({error}); open files "
+            "in its __iter__"
+        ) from None
+
+
+def _forkserver() -> Any:
+    """Workers come of a process without threads or a GPU, which imports once for all."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", "fedwan.data.shard"])
+    return context
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """The global generators under a seed; afterwards they are as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    with lent_generators():
+        try:
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % (1 << 32))
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)

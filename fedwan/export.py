@@ -1,0 +1,133 @@
+"""`fedwan export`: a run's networks as plain files that need no fedwan."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import nn
+
+import fedwan
+from fedwan.errors import FedwanError, UserError
+from fedwan.names import nearest
+from fedwan.trained import Trained
+
+__all__ = ["FORMATS", "export"]
+
+
+def export(trained: Trained, to: str, folder: Path) -> None:
+    """Write the networks of a run into a new folder.
+
+    Args:
+        trained: what `fedwan.load` gave.
+        to: one of `FORMATS`.
+        folder: new or empty.
+
+    Raises:
+        UserError: there is no such format, or the folder holds something.
+    """
+    if to not in FORMATS:
+        raise UserError(f"--to {to} is none of {', '.join(FORMATS)}{nearest(to, FORMATS)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{str(folder)!r} holds something already; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    FORMATS[to](trained, folder)
+
+
+def _export_safetensors(trained: Trained, folder: Path) -> None:
+    """One file per network, `config.json`, and a README on how to load them."""
+    modules = _modules(trained)
+    for network, tensors in trained.networks.items():
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
+    missing = {
+        network: trained.load_into(modules[network], network)
+        for network in trained.networks
+        if network in modules
+    }
+    about: dict[str, Any] = {
+        "fedwan": fedwan.__version__,
+        "weights": "ema" if trained.is_ema else "last",
+        "files": {network: f"{network}.safetensors" for network in trained.networks},
+        "missing": missing,
+        "config": dataclasses.asdict(trained.config),
+    }
+    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+    (folder / "README.md").write_text(_readme(trained, modules, missing))
+
+
+FORMATS: dict[str, Callable[[Trained, Path], None]] = {"safetensors": _export_safetensors}
+"""What writes each format."""
+
+
+def _modules(trained: Trained) -> dict[str, nn.Module]:
+    """The recipe's modules, to be described; none where there is no recipe, or it has moved on."""
+    try:
+        return dict(trained.workload().networks)
+    except FedwanError:
+        return {}
+
+
+def _readme(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
+    config = trained.config
+    weights = "the moving average of the global weights" if trained.is_ema else "the last weights"
+    lines = [
+        f"# {config.workload} on {config.data.name}, trained with fedwan {fedwan.__version__}\n",
+        f"These files hold {weights}, one file per network, by the names of the module's",
+        "`state_dict()`, parameters in float32. `config.json` holds the run's settings.\n",
+        "| file | tensors | values | first |",
+        "| --- | --- | --- | --- |",
+    ]
+    for network, tensors in trained.networks.items():
+        num_values, first = sum(value.numel() for value in tensors.values()), next(iter(tensors))
+        lines.append(f"| `{network}.safetensors` | {len(tensors)} | {num_values:,} | `{first}` |")
+    lines += ["\n## Loading\n\nInto modules of the same classes and sizes:\n", "```python"]
+    lines.append("from safetensors.torch import load_file\n")
+    for network in trained.networks:
+        strict = "" if missing.get(network) == [] else ", strict=False"
+        lines.append(f'{network}.load_state_dict(load_file("{network}.safetensors"){strict})')
+    lines += ["```\n", "## What is not here\n", *_absent(trained, modules, missing)]
+    if modules:
+        lines.append("\n## The modules, as torch prints them")
+    for network, module in modules.items():
+        lines.append(f"\n`{network}`:\n\n```\n{module}\n```")
+    return "\n".join(lines) + "\n"
+
+
+def _absent(
+    trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]
+) -> list[str]:
+    """What the files lack, and why."""
+    lines = [
+        f"- `{network}`: {', '.join(f'`{name}`' for name in names)}"
+        for network, names in missing.items()
+        if names
+    ]
+    lines += [f"- all of `{network}`, which is frozen" for network in modules.keys() - missing]
+    if not modules:
+        for network, patterns in trained.config.excluded.items():
+            lines.append(f"- `{network}`: {', '.join(f'`{pattern}`' for pattern in patterns)}")
+        lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
+    elif not lines:
+        return ["Nothing: the files hold all parameters and buffers."]
+    lines.append("\nThese never left the sites: frozen tensors are the same everywhere, excluded")
+    lines.append("ones are each site's own, and spectral norm's vectors follow from the weights.")
+    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
+        lines.append(_SPECTRAL_NOTE)
+    return lines
+
+
+_SPECTRAL = ("._u", "._v", "weight_u", "weight_v")
+_SPECTRAL_NOTE = """
+A few forward passes bring spectral norm's vectors about, before `module.eval()`:
+
+```python
+module.train()
+with torch.no_grad():
+    for _ in range(20):
+        module(example)
+```"""

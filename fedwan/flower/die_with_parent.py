@@ -1,0 +1,36 @@
+"""Start a program that the kernel ends when its parent dies, however the parent dies.
+
+Run as a script, `python -I -S die_with_parent.py PARENT_PID PROGRAM ARG…`: it asks for SIGTERM at
+the parent's death (prctl(2), PR_SET_PDEATHSIG) and becomes the program. A script of its own, not a
+`preexec_fn`, because code between fork and exec deadlocks where the parent has threads. Where prctl
+is missing (not Linux), the program simply starts.
+"""
+
+import os
+import signal
+import sys
+
+__all__ = ["main"]
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(argv: list[str]) -> None:
+    """Tie this process to its parent, then become the program.
+
+    Args:
+        argv: the parent's process id, then the program and its arguments.
+    """
+    parent, program = int(argv[0]), argv[1:]
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        # The parent may have died before the call above.
+        if os.getppid() != parent:
+            sys.exit(1)
+    os.execvp(program[0], program)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

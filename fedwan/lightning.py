@@ -1,0 +1,370 @@
+"""A run of fedwan inside Lightning's own Trainer, as one more of its callbacks.
+
+    trainer = Trainer(max_epochs=-1, callbacks=[FedwanCallback()])
+    trainer.fit(module, loader)
+
+Loaders, loggers, callbacks, schedulers and validation stay the user's. Where nobody started the
+script for a run, the callback does nothing.
+
+Of Lightning two private names are used: `fit_loop._data_fetcher`, to go on in mid-epoch, and
+`epoch_loop._should_check_val_fx`, to know whether validation follows a batch.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.errors import UserError
+from fedwan.site.joining import given_place, join, standing_in
+from fedwan.site.site import Site
+from fedwan.site.stateful import Stateful, load_random_state, random_state
+from fedwan.workloads.base import NetworkKind
+
+__all__ = ["FedwanCallback"]
+
+
+def _callback_class() -> Any:
+    """The base of callbacks in the package that is there; first the one that is in use."""
+    names = ("lightning.pytorch", "pytorch_lightning")
+    for name in sorted(names, key=lambda name: name not in sys.modules):
+        try:
+            return import_module(name).Callback
+        except ModuleNotFoundError as error:
+            if error.name not in (name, name.partition(".")[0]):
+                raise
+    raise UserError("fedwan.lightning needs Lightning; pip install 'fedwan[lightning]'")
+
+
+class FedwanCallback(_callback_class()):  # type: ignore[misc]
+    """Takes part in the run that this script was started for, from the fit's begin to its end.
+
+    A step is complete at the end of the batch in which the last of the optimisers has stepped since
+    the step before: an accumulated batch is no step, nor is one that AMP skipped, and networks that
+    are trained in turn make one step together. When the run is over, so is the fit.
+
+    A script that is started again goes on where it was killed: position in the data, loops,
+    schedulers, loss scale and the state of other callbacks come from the site's checkpoint. A
+    StatefulDataLoader finds its place by itself; of any other loader the batches that were done in
+    the epoch are read again, in the order that torch's, Python's and numpy's global generators or
+    one of the loader's own gave them.
+
+    Args:
+        kinds: by network `adversarial` or `regression`, as for `fedwan.join`.
+        state: what else to go on from, by name, such as `{"ema": module.ema}`: anything with
+            `state_dict` and `load_state_dict`.
+        networks: by name; else the module's children that its optimisers train.
+        evaluate: gets a seed; figures of the weights that the networks then hold.
+        sample: gets a number and a seed; samples (num, channels, height, width) in [-1, 1].
+
+    Raises:
+        UserError: in the fit, where module or Trainer do not fit the run.
+    """
+
+    def __init__(
+        self,
+        kinds: Mapping[str, NetworkKind] | None = None,
+        state: Mapping[str, Stateful] | None = None,
+        networks: Mapping[str, nn.Module] | None = None,
+        evaluate: Callable[[int], Mapping[str, Any]] | None = None,
+        sample: Callable[[int, int], Tensor] | None = None,
+    ) -> None:
+        self._kinds = kinds
+        self._state = dict(state or {})
+        self._networks = networks
+        self._evaluate = evaluate
+        self._sample = sample
+        self._site: Site | None = None
+        self._steps: Iterator[int] = iter(())
+        self._hooks: list[Any] = []
+        self._stepped: set[int] = set()
+        self._logged: dict[str, Tensor] = {}
+        self._is_due = False
+        """Whether a step is complete that the site does not know of yet."""
+        self._is_reduced = False
+
+    def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+        """Join, and go on from where this site stands."""
+        place = given_place()
+        if place is None:
+            return
+        if trainer.ckpt_path:
+            raise UserError(
+                f"ckpt_path = {str(trainer.ckpt_path)!r}: a site's weights and position come from "
+                "the run; load the weights into the module before the fit, and give no ckpt_path"
+            )
+        optimizers: list[torch.optim.Optimizer] = trainer.optimizers
+        self._position = _Position(trainer)
+        with standing_in(place):
+            site = join(
+                networks=self._networks or _trained_children(pl_module, optimizers),
+                optimizers={str(index): optimizer for index, optimizer in enumerate(optimizers)},
+                state={"lightning": self._position} | self._state,
+                kinds=self._kinds,
+                steps=max(0, trainer.max_steps) // max(1, len(optimizers)),
+                evaluate=self._evaluate,
+                sample=self._sample,
+            )
+        assert isinstance(site, Site), "there is a place"
+        self._site = site.__enter__()
+        _check_precision(trainer, site)
+        self._position.take_over()
+        self._steps = iter(site)
+        for index, optimizer in enumerate(optimizers):
+            self._hooks.append(optimizer.register_step_post_hook(partial(self._note_step, index)))
+
+    def _note_step(self, index: int, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        overflow = getattr(optimizer, "found_inf", None)  # what a fused one heeds itself
+        if overflow is None or not float(overflow):
+            self._stepped.add(index)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """The first step begins, unless the run is over already."""
+        self._begin_step(trainer)
+
+    def _begin_step(self, trainer: Any) -> None:
+        """What is due is exchanged here, and the coordinator heard."""
+        if self._site is not None and next(self._steps, None) is None:
+            trainer.should_stop = True
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Find the place in the data."""
+        if self._site is not None:
+            self._position.begin_epoch()
+
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        """Refuse gradients that come too late to be exchanged."""
+        if self._is_reduced:
+            raise UserError(
+                "this run's strategy exchanges the gradients of all networks at once, and an "
+                "optimiser has stepped before the last backward(); call every manual_backward() "
+                "before the first step(), or choose a strategy that sends deltas, such as diloco"
+            )
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Exchange gradients, if the strategy does."""
+        if self._site is not None and not self._is_reduced:
+            self._site.reduce()
+            self._is_reduced = self._site.strategy.contributes == "gradient"
+
+    def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+        """What was logged between batches, as validation does, is not of this one."""
+        if self._site is not None:
+            self._logged = dict(trainer.callback_metrics)
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        """Count optimisers that have stepped; end the step when all have."""
+        if self._site is None:
+            return
+        self._log(self._site, dict(trainer.callback_metrics))
+        if len(self._stepped) == len(trainer.optimizers):
+            self._stepped, self._is_due = set(), True
+        if not trainer.is_last_batch and not _validates(trainer):
+            self._end_step(trainer)
+
+    def _log(self, site: Site, metrics: dict[str, Tensor]) -> None:
+        """Pass on what was logged in this batch; what Lightning calls by two names, by one."""
+        fresh = {n: v for n, v in metrics.items() if v is not self._logged.get(n)}
+        twice = {f"{name}_step" for name in fresh}
+        site.log(**{name: value for name, value in fresh.items() if name not in twice})
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """End a step that validation followed, so that no successor validates again."""
+        if not trainer.is_last_batch:
+            self._end_step(trainer)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """End an epoch's last step."""
+        self._end_step(trainer)
+
+    def _end_step(self, trainer: Any) -> None:
+        if self._is_due:
+            self._is_due = self._is_reduced = False
+            self._begin_step(trainer)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Stay until the coordinator says stop."""
+        site = self._site
+        if site is not None and not site.is_done:
+            raise UserError(
+                f"the fit ended at step {site.step} of {site.num_steps}, before the run was over; "
+                "give Trainer(max_epochs=-1, max_steps=-1), and no callback that stops it"
+            )
+        self._leave(None)
+
+    on_fit_end = on_train_end  # of a fit without a step
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Leave the run."""
+        self._leave(exception)
+
+    def _leave(self, error: BaseException | None) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        site, self._site, self._hooks = self._site, None, []
+        self._stepped, self._is_due, self._is_reduced = set(), False, False
+        if site is not None:
+            kind = None if error is None else type(error)
+            site.__exit__(kind, error, None if error is None else error.__traceback__)
+
+
+class _Position:
+    """Where a fit stands, beside its weights and optimisers: `Stateful`."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._loaded: dict[str, Any] | None = None
+        self._fit_random = random_state()
+        """What loaders may be made with, and the first epoch's order drawn with."""
+        self._epoch_random: dict[str, Any] = {}
+        """What a later epoch's order is drawn with."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Of the batch that is complete; after an epoch's last one, of the epoch to come."""
+        if self._loaded is not None:
+            return self._loaded  # nothing has happened since
+        trainer = self._trainer
+        loop, is_over = trainer.fit_loop, trainer.is_last_batch
+        batches = 0 if is_over else loop.epoch_loop.batch_progress.current.ready
+        loader = self._self_placing()
+        return {
+            "epochs": trainer.current_epoch + is_over,
+            "batches": batches,
+            "loader": loader.state_dict() if batches and loader is not None else None,
+            "loops": loop.epoch_loop.state_dict(),
+            "schedulers": [c.scheduler.state_dict() for c in trainer.lr_scheduler_configs],
+            "precision": trainer.precision_plugin.state_dict(),
+            "callbacks": {c.state_key: c.state_dict() for c in trainer.callbacks},
+            "fit_random": self._fit_random,
+            "epoch_random": self._random() if is_over else self._epoch_random,
+            "generators": self._random()["own"],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Keep it until the fit can take it over."""
+        self._loaded = state
+
+    def take_over(self) -> None:
+        """What `state_dict` gave, but for the data's order."""
+        loaded, trainer = self._loaded, self._trainer
+        if loaded is None:
+            return
+        self._now, self._fit_random = random_state(), loaded["fit_random"]
+        load_random_state(self._fit_random)
+        trainer.fit_loop.epoch_progress.increment_by(loaded["epochs"])
+        trainer.fit_loop.epoch_loop.load_state_dict(loaded["loops"])
+        trainer.fit_loop.epoch_loop.restarting = loaded["batches"] > 0
+        for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        trainer.precision_plugin.load_state_dict(loaded["precision"])
+        for callback in trainer.callbacks:
+            if state := loaded["callbacks"].get(callback.state_key):
+                callback.load_state_dict(state)
+
+    def begin_epoch(self) -> None:
+        """Have the epoch's batches come in the order that they would have come in."""
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            self._epoch_random = self._random() if self._trainer.current_epoch else {}
+            return
+        self._epoch_random = loaded["epoch_random"]
+        if self._epoch_random:
+            load_random_state(self._epoch_random["global"])
+            self._set_generators(self._epoch_random["own"])
+        if loaded["batches"]:
+            self._forward(loaded["batches"], loaded["loader"])
+            self._set_generators(loaded["generators"])
+
+    def _forward(self, num_batches: int, placed: dict[str, Any] | None) -> None:
+        """Have the epoch go on behind its first batches."""
+        # Lightning warns that a loader without `state_dict` would begin anew.
+        warnings.filterwarnings("ignore", "You're resuming from a checkpoint that ended before")
+        fetcher, loader = self._fetcher, self._self_placing()
+        if placed is not None and loader is not None:
+            loader.load_state_dict(placed)
+        if placed is not None or self._epoch_random:
+            iter(fetcher)
+        for _ in range(0 if placed is not None else num_batches):
+            batch = next(fetcher.iterator)
+            if getattr(fetcher, "batches", None):  # of an unknown number one is read ahead
+                fetcher.batches = [batch]
+        fetcher.iterator = _drawing_from(self._now, fetcher.iterator)
+
+    @property
+    def _fetcher(self) -> Any:
+        return self._trainer.fit_loop._data_fetcher
+
+    def _self_placing(self) -> Any:
+        """The loader, if it is the only one, can tell its place, and none is read ahead of it."""
+        fetcher = self._fetcher
+        loaders = fetcher.combined_loader.flattened if fetcher is not None else []
+        is_able = len(loaders) == 1 and hasattr(loaders[0], "load_state_dict")
+        return loaders[0] if is_able and not getattr(fetcher, "batches", None) else None
+
+    def _random(self) -> dict[str, Any]:
+        return {"global": random_state(), "own": [g.get_state() for g in self._generators()]}
+
+    def _set_generators(self, states: list[Tensor]) -> None:
+        for generator, state in zip(self._generators(), states, strict=True):
+            generator.set_state(state)
+
+    def _generators(self) -> list[torch.Generator]:
+        """The loaders' own, each once."""
+        found: dict[int, torch.Generator] = {}
+        for loader in self._fetcher.combined_loader.flattened:
+            batches = getattr(loader, "batch_sampler", None)
+            samplers = (loader, getattr(loader, "sampler", None), batches)
+            for owner in (*samplers, getattr(batches, "sampler", None)):
+                generator = getattr(owner, "generator", None)
+                if isinstance(generator, torch.Generator):
+                    found[id(generator)] = generator
+        return list(found.values())
+
+
+def _drawing_from(random: Mapping[str, Tensor], batches: Iterator[Any]) -> Iterator[Any]:
+    """The same batches; global generators are put back before the first is read."""
+    load_random_state(dict(random))
+    while (batch := next(batches, None)) is not None:
+        yield batch
+
+
+def _validates(trainer: Any) -> bool:
+    """Whether validation follows this batch."""
+    loop = trainer.fit_loop
+    is_due = loop.epoch_loop._should_check_val_fx(loop._data_fetcher)
+    return bool(is_due and sum(trainer.num_val_batches))
+
+
+def _trained_children(
+    module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
+) -> dict[str, nn.Module]:
+    held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+
+    def is_trained(params: Iterable[nn.Parameter]) -> bool:
+        return any(id(p) in held for p in params)
+
+    own = [n for n, p in module.named_parameters(recurse=False) if is_trained([p])]
+    if own:
+        raise UserError(
+            f"{type(module).__name__} trains {', '.join(own)} outside of its networks; make it a "
+            "parameter of a child module, or give FedwanCallback(networks=...)"
+        )
+    return {n: m for n, m in module.named_children() if is_trained(m.parameters())}
+
+
+def _check_precision(trainer: Any, site: Site) -> None:
+    """Refuse steps that one site would skip and the others not."""
+    has_scaler = getattr(trainer.precision_plugin, "scaler", None) is not None
+    if has_scaler and site.strategy.contributes == "gradient":
+        raise UserError(
+            f"Trainer(precision={trainer.precision!r}) skips steps whose gradients overflow, which "
+            "a strategy that exchanges gradients cannot; set precision='bf16-mixed', or choose a "
+            "strategy that sends deltas, such as diloco"
+        )

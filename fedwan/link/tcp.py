@@ -1,0 +1,223 @@
+"""The data plane's TCP sockets: their settings, and what the kernel counts about them.
+
+Congestion control: on a wide area that loses packets it matters more than anything else about the
+transport. At 1 Gbit/s, 100 ms and one packet in 10,000 lost, cubic gets a tenth of what BBR gets
+(Cardwell et al. 2016). A limit on what a socket holds unsent: the kernel takes in megabytes, which
+would wait in a connection that has become slow while others could carry them. And a pace, where
+the user knows what the link carries: left alone, TCP fills the queue before the link until packets
+are lost, and all other traffic waits in that queue.
+
+gRPC for Python has no setting for these, but they may be changed while a socket is connected, and
+sockets that a server accepts inherit the listening one's. So this finds the process's own sockets
+by their addresses.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import struct
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+__all__ = ["Congestion", "TcpSettings", "TcpState", "read_settings", "read_state"]
+
+log = logging.getLogger(__name__)
+
+PREFERRED = "bbr"
+UNSENT_BYTES = 1 << 19
+"""Beyond what is under way; 4 ms at 1 Gbit/s."""
+SO_MAX_PACING_RATE = 47
+"""Of Linux (asm-generic/socket.h); Python's socket module has no name for it."""
+_SYSCTLS = Path("/proc/sys/net/ipv4")
+_NAME_BYTES = 16  # TCP_CA_NAME_MAX of Linux
+_INFO_BYTES = 255
+_RTT, _SENT, _AGAIN = ("=I", 68), ("=Q", 200), ("=Q", 208)
+"""Formats and offsets in struct tcp_info (linux/tcp.h), which only ever grows at its end."""
+
+
+class Congestion:
+    """Chooses a congestion control once, and sets up sockets as they appear.
+
+    Safe to use from several threads, and cheap to repeat.
+
+    Args:
+        setting: `auto` takes bbr where this user may, `system` leaves what there is; a name that
+            this machine refuses is logged once, with what would allow it.
+        pace_mbit: most that one connection may send, Mbit/s with all headers; 0 sets no limit.
+    """
+
+    def __init__(self, setting: str, pace_mbit: float = 0.0) -> None:
+        self.name = _choose(setting)
+        """What sockets are given; empty to leave them alone."""
+        self.pace_mbit = pace_mbit
+
+    @property
+    def in_use(self) -> str:
+        """The control that new connections have; empty where the kernel does not tell."""
+        return self.name or " ".join(_words("tcp_congestion_control"))
+
+    @property
+    def is_bbr(self) -> bool:
+        """Whether it goes by the rate at which packets arrive, not by lost ones."""
+        return self.in_use.startswith("bbr")
+
+    def apply_to_peer(self, address: str) -> int:
+        """Set up this process's connections to `host:port`; how many there are."""
+        return sum(self._apply(found) for found in _connected_to(address))
+
+    def apply_to_listener(self, port: int) -> int:
+        """Set up the socket that listens on `port`, and so all that it will accept."""
+        return sum(
+            self._apply(found)
+            for found in _sockets(lambda c: c.status == psutil.CONN_LISTEN and c.laddr[1] == port)
+        )
+
+    def _apply(self, found: socket.socket) -> bool:
+        with suppress(OSError):  # closed by now
+            found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
+            if self.pace_mbit:
+                pace = struct.pack("N", round(self.pace_mbit * 1e6 / 8))
+                found.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, pace)
+            if self.name:
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, self.name.encode())
+            return True
+        return False
+
+
+def _choose(setting: str) -> str:
+    """The name to set, after a try on a socket of our own."""
+    name = PREFERRED if setting == "auto" else setting
+    if name == "system":
+        return ""
+    if sys.platform != "linux":
+        reason = f"{sys.platform} has no setting for a single socket"
+        mend = "leave link.congestion=auto there"
+    else:
+        try:
+            with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+                trial.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            return name
+        except PermissionError:
+            allowed = " ".join(_words("tcp_allowed_congestion_control"))
+            reason = f"this user may only use: {allowed}"
+            mend = f"sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} {name}'"
+        except OSError:
+            reason = "the kernel has no such module loaded"
+            mend = f"sudo modprobe tcp_{name}"
+    if setting != "auto":
+        log.warning(
+            "link.congestion = %r is not to be had here (%s), the system's is used instead; "
+            "to allow it: %s",
+            setting,
+            reason,
+            mend,
+        )
+    return ""
+
+
+@dataclass
+class TcpState:
+    """What the kernel counts about connections, since they were made."""
+
+    congestion: str = ""
+    """Empty where the kernel does not tell."""
+    rtt_us: int = 0
+    """Smoothed; the longest of several."""
+    sent: int = 0
+    """Bytes, those sent again included."""
+    again: int = 0
+    """Bytes sent again: every lost packet is, and few others."""
+
+
+def read_state(address: str) -> TcpState:
+    """Of this process's connections to `host:port`, all together."""
+    total = TcpState()
+    if sys.platform != "linux":
+        return total
+    for found in _connected_to(address):
+        with suppress(OSError):  # closed by now
+            name = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
+            info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+            info = info.ljust(_INFO_BYTES, b"\0")  # what an older kernel does not tell stays 0
+            rtt_us, sent, again = (
+                struct.unpack_from(code, info, offset)[0] for code, offset in (_RTT, _SENT, _AGAIN)
+            )
+            total.congestion = name.split(b"\0")[0].decode()
+            total.rtt_us = max(total.rtt_us, rtt_us)
+            total.sent += sent
+            total.again += again
+    return total
+
+
+@dataclass(frozen=True)
+class TcpSettings:
+    """What this machine's kernel allows sockets; empty where it does not tell."""
+
+    allowed: tuple[str, ...]
+    """Congestion controls that any user may set."""
+    available: tuple[str, ...]
+    """Those that are loaded."""
+    receive: tuple[int, ...]
+    """net.ipv4.tcp_rmem: least, default and most bytes."""
+    send: tuple[int, ...]
+    """net.ipv4.tcp_wmem."""
+
+
+def read_settings() -> TcpSettings:
+    """Of this machine."""
+    return TcpSettings(
+        allowed=_words("tcp_allowed_congestion_control"),
+        available=_words("tcp_available_congestion_control"),
+        receive=tuple(map(int, _words("tcp_rmem"))),
+        send=tuple(map(int, _words("tcp_wmem"))),
+    )
+
+
+def _words(name: str) -> tuple[str, ...]:
+    with suppress(OSError):
+        return tuple((_SYSCTLS / name).read_text().split())
+    return ()
+
+
+def _connected_to(address: str) -> Iterator[socket.socket]:
+    host, _, port = address.rpartition(":")
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except OSError:  # the transfer will say so, in better words
+        return
+    peers = {_plain(address) for *_, address in found}
+    yield from _sockets(lambda c: bool(c.raddr) and _plain(c.raddr) in peers)
+
+
+def _sockets(is_wanted: Callable[[Any], bool]) -> Iterator[socket.socket]:
+    """This process's TCP sockets, whoever owns them; each only until the next is asked for.
+
+    They are borrowed and not duplicated: a duplicate that outlives the original by a moment keeps
+    it registered with its owner's epoll. Should a descriptor change hands meanwhile, the worst is
+    that another socket of this process is taken for it.
+    """
+    if sys.platform != "linux":
+        return
+    for connection in psutil.Process().net_connections("tcp"):
+        if not is_wanted(connection):
+            continue
+        try:
+            found = socket.socket(fileno=connection.fd)
+        except OSError:  # closed meanwhile
+            continue
+        try:
+            yield found
+        finally:
+            found.detach()
+
+
+def _plain(address: Any) -> tuple[str, int]:
+    """Host and port; IPv4 as such, also where a socket of IPv6 speaks it."""
+    return str(address[0]).removeprefix("::ffff:"), int(address[1])

@@ -1,0 +1,88 @@
+"""What can be found wrong on this machine before anything starts, all of it at once."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from fedwan.config import COMMAND, Config
+from fedwan.data import FILE_NAMES, check_files
+from fedwan.uses import Faults
+
+__all__ = ["preflight"]
+
+
+def preflight(config: Config) -> None:
+    """Check what a run needs of this machine; a few seconds at most.
+
+    Args:
+        config: resolved, of a run whose sites are here as well.
+
+    Raises:
+        ConfigError: a line for each fault: what is wrong, the value, the mend.
+    """
+    faults = Faults()
+    for check in (_out, _device, _ports, _threads):
+        faults.add(check(config))
+    missing = list(_extras(config))
+    faults.add(missing)
+    if config.workload != COMMAND and not missing:
+        faults.add(check_files(config))
+    faults.tell()
+
+
+def _out(config: Config) -> Iterator[str]:
+    folder = Path(config.out).absolute()
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir():
+        yield f"out = {config.out!r}: {folder} is a file; choose another out="
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield f"out = {config.out!r}: {folder} cannot be written to; choose another out="
+
+
+def _device(config: Config) -> Iterator[str]:
+    import torch
+
+    num = torch.cuda.device_count()
+    if config.device == "cuda" and not num:
+        yield "device = 'cuda', but this machine has no GPU; set device=auto"
+    if config.device != "cpu" and num and config.site.processes > num:
+        yield (
+            f"site.processes = {config.site.processes} is more than the {num} GPUs of this "
+            f"machine; set site.processes={num}"
+        )
+
+
+def _ports(config: Config) -> Iterator[str]:
+    link = config.link
+    for key, port in (("link.port", link.port), ("link.door_port", link.door_port)):
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((link.host, port))
+            except OSError as error:
+                yield f"{key} = {port} cannot be listened on ({error.strerror}); set a free {key}"
+
+
+def _extras(config: Config) -> Iterator[str]:
+    """Extras that the run's settings need and this environment lacks."""
+    needed = {("wandb", "wandb"): config.log.wandb != "disabled"}
+    if config.workload != COMMAND:
+        needed |= {
+            ("data", "datasets"): config.data.name in FILE_NAMES,
+            ("demo", "sklearn"): config.data.name in ("digits", "stacked_digits"),
+            ("demo", "skimage"): config.data.name == "photo_edges",
+        }
+    for (extra, module), is_needed in needed.items():
+        if is_needed and find_spec(module) is None:
+            yield f"{module} is not installed here; pip install 'fedwan[{extra}]'"
+
+
+def _threads(config: Config) -> Iterator[str]:
+    cores = os.cpu_count() or 1
+    if config.threads > cores:
+        yield f"threads = {config.threads} is more than this machine's {cores}; leave it out"

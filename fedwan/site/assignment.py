@@ -1,0 +1,158 @@
+"""What a site's service hands to the training script that it starts, and what it gets back.
+
+A file in the site's folder, named by one environment variable, as torchrun hands ranks over. The
+script's processes read it in `fedwan.join`. They leave word of how they ended in a second file: a
+process that was killed leaves none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedwan import errors
+from fedwan.errors import FedwanError, UserError
+
+__all__ = ["VARIABLE", "Assignment", "Outcome", "end_with", "read_outcome"]
+
+VARIABLE = "FEDWAN_ASSIGNMENT"
+"""Environment variable with the path of the file."""
+
+ORPHAN_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One start of one site in one run."""
+
+    address: str
+    """`host:port` of the coordinator's data plane."""
+    run_id: str
+    config: str
+    """The run's configuration, as JSON."""
+    site: str
+    """Its name, the common name of its certificate."""
+    identity: str
+    """Folder with `ca.crt`, `identity.crt` and `identity.key`."""
+    dir: str
+    """Folder of the site's state: checkpoints, logs."""
+    data_path: str
+    """Folder of the site's data, in place of the run's `data.path`; empty takes that."""
+    show_samples: bool
+    """Whether samples that are made of the site's own inputs may leave it. No run's configuration
+    can say so in the site's place."""
+    parent: int
+    """Process that started the script, and with which it ends."""
+
+    def write(self, path: Path) -> None:
+        """Put it in place, and drop the outcome of an earlier start."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _outcome_path(path).unlink(missing_ok=True)
+        _joined_path(path).unlink(missing_ok=True)
+        path.write_text(json.dumps(asdict(self)))
+
+    @classmethod
+    def given(cls) -> Assignment | None:
+        """That of this process; None where nobody started it for a run.
+
+        Raises:
+            UserError: the file is gone or no assignment.
+        """
+        text = os.environ.get(VARIABLE, "")
+        if not text:
+            return None
+        try:
+            assignment = cls(**json.loads(Path(text).read_text()))
+        except (OSError, ValueError, TypeError) as error:
+            raise UserError(
+                f"{VARIABLE} = {text!r} is no assignment ({error}); unset it to train alone, or "
+                "start the script with `fedwan launch` or a site's `command`"
+            ) from None
+        _joined_path(Path(text)).touch()
+        return assignment
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a script ended that has said so."""
+
+    error: str
+    """Class of the error; empty if there was none."""
+    text: str
+    step: int
+    """Of the run, where it stood."""
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is an error of fedwan's tree, not the script's."""
+        return self.error in errors.__all__
+
+    def exception(self) -> FedwanError:
+        """The error as an object of its own class; one of the script's is a `UserError`."""
+        if self.is_own:
+            error: FedwanError = getattr(errors, self.error)(self.text)
+            return error
+        return UserError(
+            f"the training script failed at step {self.step}: {self.error}: {self.text}"
+        )
+
+    @classmethod
+    def leave(cls, error: BaseException | None, step: int) -> None:
+        """Leave word for the service, if there is one; the first process that does is heard."""
+        path = os.environ.get(VARIABLE, "")
+        if not path or (error is not None and not isinstance(error, Exception)):
+            return  # a signal: whoever sent it knows
+        text = "" if error is None else " ".join(str(error).split())
+        word = cls("" if error is None else type(error).__name__, text, step)
+        draft = _outcome_path(Path(path)).with_suffix(f".{os.getpid()}.tmp")
+        draft.write_text(json.dumps(asdict(word)))
+        try:
+            os.link(draft, _outcome_path(Path(path)))
+        except FileExistsError:
+            pass
+        draft.unlink()
+
+
+def read_outcome(path: Path) -> tuple[Outcome | None, bool]:
+    """The outcome that a script left beside its assignment, and whether it ever joined."""
+    try:
+        outcome = Outcome(**json.loads(_outcome_path(path).read_text()))
+    except (OSError, ValueError, TypeError):
+        outcome = None
+    return outcome, _joined_path(path).exists()
+
+
+def end_with(parent: int) -> None:
+    """End this process soon after the one that started the script, whatever it is doing then."""
+
+    def watch() -> None:
+        while _is_alive(parent):
+            time.sleep(0.5)
+        time.sleep(ORPHAN_GRACE_S)
+        print("fedwan: the site's service is gone, so this process ends", file=sys.stderr)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="leash", daemon=True).start()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+def _outcome_path(path: Path) -> Path:
+    return path.with_name("outcome.json")
+
+
+def _joined_path(path: Path) -> Path:
+    return path.with_name("joined")

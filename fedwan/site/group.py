@@ -1,0 +1,200 @@
+"""The processes of one site, which all run the training script (SPMD), as torchrun started them.
+
+Rank 0 alone speaks to the coordinator. What it learns there decides what all of them do next, so it
+tells the others; every process then does the same to its own part of the networks. All methods but
+`rank` and `size` are collective: every process calls them in the same order.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedwan.codecs.payload import Source
+from fedwan.errors import FedwanError, UserError
+from fedwan.link.buffer import Buffer
+
+__all__ = ["Group", "is_cut", "local", "open_group", "piece_like", "reshard", "whole"]
+
+T = TypeVar("T")
+
+TIMEOUT = datetime.timedelta(minutes=10)
+"""Of every collective: the others wait for rank 0 in steps of less than a second."""
+
+
+class Group:
+    """One process by itself: the base of a site's process group.
+
+    Args:
+        rank: of this process.
+        size: number of processes.
+        handle: torch's process group on gloo; None where there is one process.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, handle: Any = None) -> None:
+        self.rank = rank
+        self.size = size
+        self._handle = handle
+
+    def lead(self, call: Callable[[], T]) -> T:
+        """What a call returns at rank 0, told to all; an error of it is raised at all.
+
+        Args:
+            call: not called at other ranks; what it returns can be pickled.
+        """
+        if self.size == 1:
+            return call()
+        result: tuple[T | None, BaseException | None] = (None, None)
+        failure: BaseException | None = None
+        if self.rank == 0:
+            try:
+                result = (call(), None)
+            except BaseException as error:
+                failure = error
+                known = error if isinstance(error, FedwanError) else RuntimeError(repr(error))
+                result = (None, known)
+        box: list[Any] = [result]
+        torch.distributed.broadcast_object_list(box, src=0, group=self._handle)
+        value, told = box[0]
+        if failure is not None:
+            raise failure
+        if told is not None:
+            raise told
+        return cast(T, value)
+
+    def spread(self, value: Tensor | None, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
+        """A tensor of rank 0 at all ranks, in host memory where there are several.
+
+        Args:
+            value: at rank 0; not looked at elsewhere.
+            shape: of it.
+            dtype: of it.
+        """
+        if self.size == 1:
+            assert value is not None
+            return value
+        if self.rank == 0:
+            assert value is not None
+            sent = value.detach().to("cpu", dtype).contiguous()
+        else:
+            sent = torch.empty(tuple(shape), dtype=dtype)
+        torch.distributed.broadcast(sent, src=0, group=self._handle)
+        return sent
+
+    def spread_payload(self, payload: Source | None, num_bytes: int) -> Source:
+        """A payload of rank 0 at all ranks.
+
+        Args:
+            payload: at rank 0; not looked at elsewhere.
+            num_bytes: of it.
+        """
+        if self.size == 1 or self.rank == 0:
+            assert payload is not None
+            held = payload
+        else:
+            held = Buffer(num_bytes)
+        if self.size > 1 and num_bytes:
+            block = np.frombuffer(held.read(0, num_bytes), np.uint8)
+            sent = block if block.flags.writeable else block.copy()
+            torch.distributed.broadcast(torch.from_numpy(sent), src=0, group=self._handle)
+        return held
+
+    def collect(self, value: T) -> list[T]:
+        """The value of every rank, in rank order, at all ranks; values can be pickled."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        torch.distributed.all_gather_object(values, value, group=self._handle)
+        return values
+
+    def agree(self, what: str, text: str) -> None:
+        """Refuse to go on where ranks have another text than rank 0.
+
+        Args:
+            what: the text is of, as in "the networks' layouts".
+            text: short, such as a hash.
+
+        Raises:
+            UserError: which ranks differ, and both texts.
+        """
+        texts = self.collect(text)
+        others = [rank for rank, other in enumerate(texts) if other != texts[0]]
+        if others:
+            raise UserError(
+                f"{what} differ between processes of this site: rank 0 has {texts[0][:16]}, rank "
+                f"{others[0]} {texts[others[0]][:16]}; build the same networks under the same seed "
+                "in every process, and have their gradients averaged (DDP, FSDP)"
+            )
+
+
+def open_group() -> Group:
+    """The group of the processes that torchrun started; of this one alone if it did not.
+
+    Raises:
+        UserError: there are several, and the script has not made torch's default process group.
+    """
+    dist = torch.distributed
+    if not dist.is_available() or not dist.is_initialized():
+        from os import environ
+
+        if int(environ.get("WORLD_SIZE", "1")) > 1:
+            raise UserError(
+                f"torchrun started {environ['WORLD_SIZE']} processes, but torch has no process "
+                "group; call torch.distributed.init_process_group() before fedwan.join"
+            )
+        return Group()
+    if dist.get_world_size() == 1:
+        return Group()
+    handle = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    return Group(dist.get_rank(), dist.get_world_size(), handle)
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether it is a `DTensor`, which takes half a second to import where there is none."""
+    return hasattr(tensor, "to_local")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's piece of a tensor, sharing memory; all of it if it is no `DTensor`."""
+    piece: Tensor = tensor.to_local() if is_cut(tensor) else tensor  # type: ignore[attr-defined]
+    return piece
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """A tensor with the pieces of all processes; the tensor itself if it is no `DTensor`.
+
+    Collective for a `DTensor`.
+    """
+    full: Tensor = tensor.full_tensor() if is_cut(tensor) else tensor  # type: ignore[attr-defined]
+    return full
+
+
+def piece_like(value: Tensor, tensor: Tensor) -> Tensor:
+    """This process's piece of a whole value, cut as a tensor is; no communication.
+
+    Args:
+        value: of the tensor's shape, the same at all processes.
+        tensor: any.
+    """
+    if not is_cut(tensor):
+        return value
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    assert isinstance(tensor, DTensor)
+    value = value.to(tensor.device)
+    cut = distribute_tensor(value, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    return cut.to_local()
+
+
+def reshard(networks: Iterable[nn.Module]) -> None:
+    """Drop what FSDP2 has gathered: it is of weights that others took the place of."""
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in (m for network in networks for m in network.modules()):
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -1,0 +1,148 @@
+"""The inner optimisers of a site, tensor by tensor: moments by the names of their parameters.
+
+A moment's name is `optimizer:field|parameter`, as in `velocity:exp_avg|velocity/net.0.weight`.
+Under FSDP2 a moment lies in pieces like its parameter, and each process has its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.config import InnerConfig
+from fedwan.errors import CheckpointError, UserError
+from fedwan.site.group import is_cut, local, piece_like
+from fedwan.state import State, network_of
+from fedwan.workloads.moments import begin_moments
+
+__all__ = ["InnerOptimizers"]
+
+
+class InnerOptimizers:
+    """All inner optimisers of a site.
+
+    Args:
+        networks: by name.
+        optimizers: by any name; each holds parameters of these networks alone.
+
+    Raises:
+        UserError: an optimiser holds a parameter of none of the networks.
+    """
+
+    def __init__(
+        self, networks: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        self.optimizers = optimizers
+        self.params = {
+            f"{network}/{name}": param
+            for network, module in networks.items()
+            for name, param in module.named_parameters()
+        }
+        self._names = {param: name for name, param in self.params.items()}
+        for key, optimizer in optimizers.items():
+            for param in _held(optimizer):
+                if param not in self._names:
+                    raise UserError(
+                        f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
+                        f"is in none of the networks {', '.join(networks)}; build it from their "
+                        "parameters(), after they were wrapped or sharded"
+                    )
+
+    def held(self) -> set[str]:
+        """Names of the parameters that some optimiser steps."""
+        return {self._names[p] for o in self.optimizers.values() for p in _held(o)}
+
+    def state(self) -> State:
+        """All moments by name, sharing memory.
+
+        Raises:
+            UserError: a field of an optimiser's state is neither a tensor nor None.
+        """
+        flat: State = {}
+        for key, optimizer in self.optimizers.items():
+            for param in _held(optimizer):
+                for field, value in optimizer.state.get(param, {}).items():
+                    if isinstance(value, Tensor):
+                        flat[f"{key}:{field}|{self._names[param]}"] = value
+                    elif value is not None:
+                        raise UserError(
+                            f"optimizers[{key!r}] keeps {field!r} as a {type(value).__name__}, not "
+                            "a tensor; use an optimiser whose state is made of tensors"
+                        )
+        return flat
+
+    def load(self, flat: Mapping[str, Tensor], *, is_whole: bool) -> None:
+        """Have these moments and no others; learning rates stay as they are.
+
+        Args:
+            flat: as `state` gives them.
+            is_whole: they are whole tensors, of which each process takes its piece.
+
+        Raises:
+            CheckpointError: one is of a parameter that there is none of.
+        """
+        self.forget()
+        for name, value in flat.items():
+            head, _, parameter = name.partition("|")
+            key, _, field = head.rpartition(":")
+            if parameter not in self.params or key not in self.optimizers:
+                raise CheckpointError(
+                    f"optimiser state {name!r} is of no parameter of this model; resume with the "
+                    "networks and optimisers that the run began with"
+                )
+            param = self.params[parameter]
+            self.optimizers[key].state[param][field] = _placed(field, value, param, is_whole)
+
+    def groups(self) -> dict[str, list[dict[str, Any]]]:
+        """Settings of each optimiser's parameter groups, learning rates among them."""
+        return {
+            key: [{k: v for k, v in group.items() if k != "params"} for group in o.param_groups]
+            for key, o in self.optimizers.items()
+        }
+
+    def load_groups(self, groups: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Put back what `groups` gave."""
+        for key, saved in groups.items():
+            for group, values in zip(self.optimizers[key].param_groups, saved, strict=True):
+                group.update(values)
+
+    def forget(self, parameters: Collection[str] | None = None) -> None:
+        """Drop the moments of these parameters, or all, as if they had never stepped."""
+        for optimizer in self.optimizers.values():
+            if parameters is None:
+                optimizer.state.clear()
+                continue
+            for param in _held(optimizer):
+                if self._names[param] in parameters:
+                    optimizer.state.pop(param, None)
+
+    def begin(self, inner: Mapping[str, InnerConfig]) -> None:
+        """Give the parameters of these networks moments of zero steps where they have none."""
+        for optimizer in self.optimizers.values():
+            for network, config in inner.items():
+                mine = [p for p in _held(optimizer) if network_of(self._names[p]) == network]
+                begin_moments(config, optimizer, [p for p in mine if p.requires_grad])
+
+
+def _held(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def _placed(field: str, value: Tensor, param: nn.Parameter, is_whole: bool) -> Tensor:
+    """A copy of a moment: an optimiser writes to it, and what it came from must not change."""
+    value = value.detach().clone()
+    if field == "step":  # stays where it is, as torch's own `load_state_dict` has it
+        return value
+    value = value.to(param.device)
+    if not is_cut(param) or value.shape != (param.shape if is_whole else local(param).shape):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(param, DTensor)
+    piece = piece_like(value, param) if is_whole else value
+    return DTensor.from_local(
+        piece, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
+    )

@@ -1,0 +1,570 @@
+"""A site's part in a run, around a training loop that stays the script's own.
+
+    with fedwan.join(networks=…, optimizers=…) as site:      join; take over weights and checkpoint
+        for step in site:                                    from where this site stands to the end
+            …; loss.backward(); site.reduce(); …             one step
+                                                             send what is due; apply what has come
+                                                             at the end: answer until told to stop
+
+Every process of a site runs this; rank 0 alone speaks to the coordinator. It knows no strategy and
+no workload by name.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Empty
+from types import TracebackType
+from typing import Any, Self
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from fedwan.config import Config
+from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
+from fedwan.fragments import reached_step
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL, Link
+from fedwan.link.client import HEARTBEAT_S
+from fedwan.rng import derive_seed, lent_generators
+from fedwan.site.asking import Asked
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
+from fedwan.site.delta import DeltaExchange
+from fedwan.site.exchange import Exchange
+from fedwan.site.gradient import GradientExchange
+from fedwan.site.group import Group
+from fedwan.site.hook import SiteHook
+from fedwan.site.meter import Meter
+from fedwan.site.own_pace import OwnPaceExchange
+from fedwan.site.push_pull import PushPullExchange
+from fedwan.site.replica import Replica
+from fedwan.site.stateful import Stateful
+from fedwan.site.stub import Arrival, CoordinatorStub, is_merged
+from fedwan.state import State, add_prefix, layout_to_json
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+
+__all__ = ["Membership", "Script", "Site"]
+
+log = logging.getLogger(__name__)
+
+NUM_SAMPLES = 64
+"""Generated samples in the picture."""
+ASK_AGAIN_S = 0.5
+"""Between two Joins while the sites of a run do not agree yet."""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """One site in one run, as its service knows it."""
+
+    config: Config
+    """Resolved; of a script's own networks as far as it can be without them."""
+    run_id: str
+    name: str
+    """The site's, as its certificate has it."""
+    folder: Path
+    """For this site's checkpoints of this run."""
+    device: torch.device = torch.device("cpu")
+    sources: Mapping[str, str] | None = None
+    """SHA-256 of the source of strategy and recipe, by name."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a training script brings."""
+
+    networks: Mapping[str, nn.Module]
+    optimizers: Mapping[str, torch.optim.Optimizer]
+    kinds: Mapping[str, NetworkKind]
+    """By network; of those that are trained."""
+    state: Mapping[str, Stateful]
+    num_steps: int = 0
+    """Of the run; 0 leaves it to the configuration."""
+    evaluate: Callable[[int], Mapping[str, Any]] | None = None
+    """Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
+    see `fedwan.metrics.comparison`, and real samples that may be shown."""
+    sample: Callable[[int, int], Tensor] | None = None
+    """Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
+    on_close: Callable[[BaseException | None, int], None] | None = None
+    """Called when this process's part is over, with what ended it and the step it stood at."""
+
+
+class Site:
+    """One site's part in one run: a context manager, and an iterator over its steps.
+
+    Args:
+        member: name, configuration, folder.
+        script: what trains.
+        strategy: the run's.
+        link: to the coordinator; at rank 0 alone.
+        group: the site's processes.
+
+    Attributes:
+        name: of this site.
+        step: completed steps of the run.
+        num_steps: of the run.
+        global_sha256: of the weights that the run ended with; empty before.
+    """
+
+    def __init__(
+        self,
+        member: Membership,
+        script: Script,
+        strategy: Strategy,
+        link: Link | None,
+        group: Group,
+    ) -> None:
+        config = member.config
+        self.name = member.name
+        self.step = 0
+        self.global_sha256 = ""
+        self.num_steps = config.steps if strategy.clock == "versions" else sys.maxsize
+        self.group = group
+        self.strategy = strategy
+        self.is_stopped = False
+        """Whether the coordinator has said that the run is over."""
+        self._member = member
+        self._script = script
+        self._link = link
+        self.replica = Replica(
+            script.networks, script.optimizers, config.inner, config.excluded, group
+        )
+        group.agree("initial weights", self.replica.initial_sha256)
+        self.stub = CoordinatorStub(link, member.run_id, self.replica.layout, HEARTBEAT_S)
+        self.meter = Meter(link)
+        self.fragments = strategy.fragments(self.replica.layout)
+        hook = strategy.hook(self.replica) if strategy.hook else SiteHook()
+        self._hook = hook
+        self._checkpoints = SiteCheckpoints(
+            member.folder,
+            group,
+            self.replica,
+            hook.state,
+            script.state,
+            is_beside=strategy.overlap.tau > 0,
+        )
+        self._exchange = _exchange(strategy, self, hook)
+        self._saved_version = 0
+        self._is_inside = False
+        """Whether a step has begun and not ended."""
+
+    # The story -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        """Join the run and find this site's place in it.
+
+        Raises:
+            JoinRefused: this site does not belong to the run as it is.
+            LinkLost: the coordinator could not be reached for too long.
+            SessionLost: another process of this site took over, or the coordinator was started
+                anew: join again.
+        """
+        try:
+            self.step = self._join()
+        except BaseException as error:
+            self._close(error)
+            raise
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        """Steps of the run, counted from 0; leaving the loop's body ends a step.
+
+        Raises:
+            RunStopped: the run was ended before its last step.
+        """
+        while True:
+            if self._is_inside:
+                self.after_step()
+            self.listen()
+            if self.is_stopped or self.step >= self.num_steps:
+                return
+            self._is_inside = True
+            self.meter.begin_step(self._member.config.data.batch)
+            yield self.step
+
+    def reduce(self) -> None:
+        """Exchange gradients, if the strategy does: to be called before optimisers step.
+
+        To follow the backward passes of all networks. Other strategies do nothing here.
+        """
+        self._exchange.reduce()
+
+    def log(self, **losses: Tensor | float) -> None:
+        """Note scalars of this step; their means go with the next contribution.
+
+        Args:
+            losses: by name; tensors stay where they are, so that no GPU is waited for.
+        """
+        self.meter.add_losses({name: _detached(value) for name, value in losses.items()})
+
+    def after_step(self) -> None:
+        """A step is complete: exchange what is due. The iterator calls it.
+
+        For a loop that is not one's own: call it once after each step, and stop when `is_done`.
+        """
+        if not self._is_inside:
+            self.listen()
+            self.meter.begin_step(self._member.config.data.batch)
+        self._is_inside = False
+        self.meter.end_step()
+        step = self.step + 1
+        if self._link is not None:
+            self._link.heartbeat(step)
+        self.step = self._exchange.after_step(step)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there are no more steps to take."""
+        return self.is_stopped or self.step >= self.num_steps
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Stay for the coordinator's questions until it says stop; then say farewell.
+
+        Raises:
+            UserError: the script left before the run's end.
+            RunStopped: the run was ended before its last step.
+        """
+        try:
+            if error is None:
+                self._finish()
+        except BaseException as failure:
+            error = failure
+            raise
+        finally:
+            self._close(error)
+
+    def _finish(self) -> None:
+        if not self.is_done:
+            raise UserError(
+                f"the script left its loop at step {self.step} of {self.num_steps}, before the run "
+                "was over; iterate over `site` to its end"
+            )
+        self._exchange.finish()
+        self._checkpoints.settle()  # before the farewell: the last one may have failed
+        self._stay()
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._script.on_close is not None:
+            self._script.on_close(error, self.step)
+        self._exchange.close()
+        self._checkpoints.close()
+        if self._link is not None:
+            self._link.close()
+
+    # Joining -------------------------------------------------------------------------------
+
+    def _join(self) -> int:
+        """Introduce this site and find its place; the step to go on from."""
+        newest = max(self._checkpoints.versions(), default=0)
+        hello = wire.Hello(
+            run_id=self._member.run_id,
+            protocol=PROTOCOL,
+            site=self.name,
+            session=uuid.uuid4().hex,
+            layout_json=layout_to_json(self.replica.layout),
+            initial_sha256=self.replica.initial_sha256,
+            frozen_sha256=self.replica.frozen_sha256,
+            checkpoint=newest,
+            kinds_json=json.dumps(dict(self._script.kinds), sort_keys=True),
+            num_steps=self._script.num_steps,
+            sources_json=json.dumps(dict(self._member.sources or {}), sort_keys=True),
+        )
+        welcome = self._knock(hello)
+        if welcome.send_initial:
+            self._open_run()
+        versions = list(welcome.versions) or [0] * len(self.fragments)
+        return self._take_over(versions, welcome.run_step)
+
+    def _knock(self, hello: wire.Hello) -> wire.Welcome:
+        """Join, and ask again until the sites of the run agree."""
+        said = ""
+        while True:
+            welcome = self.group.lead(lambda: self._at_rank_0.join(hello))
+            if not welcome.is_waiting:
+                return welcome
+            if welcome.text != said:
+                said = welcome.text
+                log.info("waiting: %s", said)
+            time.sleep(ASK_AGAIN_S)
+
+    @property
+    def _at_rank_0(self) -> Link:
+        assert self._link is not None, "rank 0 has the link"
+        return self._link
+
+    def _take_over(self, versions: list[int], run_step: int) -> int:
+        """Find this site's place in the run; the step to go on from.
+
+        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
+        """
+        exchange, header = self._exchange, wire.DownloadHeader()
+        weights: State | None = None
+        outer: State | None = None
+        is_begun = any(versions)
+        if is_begun:
+            weights, header, outer = self._fetch_all(versions)
+            versions = list(header.versions)
+        kept = self._checkpoints.versions()
+        nearest = versions[0]
+        if self.strategy.contributes == "delta":
+            nearest += 1  # deltas save before their contribution leaves
+        if exchange.is_exact and nearest in kept:
+            return self._send_again(versions[0], weights, is_begun, header)
+        usable = [v for v in kept if v <= nearest]
+        # Whether the predecessor's last contribution was merged before it saw the update.
+        is_missed = exchange.is_exact and bool(usable) and usable[-1] == versions[0]
+        if is_missed and header.merged_into:  # nothing is known where the coordinator is new, too
+            is_missed = is_merged(header, versions[0] - 1, versions[0])
+        is_missed = is_missed and is_begun
+        ledger = self._checkpoints.load(usable[-1], with_model=is_missed) if usable else None
+        if is_missed:
+            assert ledger is not None
+            self.replica.load_base(weights)
+            exchange.catch_up(ledger)
+        if is_begun:
+            self.replica.adopt(weights)
+        exchange.take_over(versions, ledger)
+        exchange.follow_hook(header, usable[-1] if usable else 0)
+        if is_begun:
+            if outer is not None:
+                self.replica.load_optimizers(outer, is_whole=True)
+            log.info("goes on from version %d", versions[0])
+            if versions[0] not in kept:
+                at = f"version {usable[-1]}" if usable else "the beginning"
+                log.warning("data order and optimisers go on from %s", at)
+        if self.strategy.clock == "samples":
+            return run_step
+        return reached_step(self.fragments, versions, self.strategy.h, self.num_steps)
+
+    def _fetch_all(
+        self, versions: list[int]
+    ) -> tuple[State | None, wire.DownloadHeader, State | None]:
+        """The present weights, and where gradients are exchanged the optimiser's state for them."""
+        weights, header = self.fetch_present()
+        if self.strategy.contributes != "gradient" or self.strategy.clock == "samples":
+            return weights, header, None
+
+        def outer_state() -> tuple[State, list[int]]:
+            return self.stub.fetch_outer()
+
+        outer, stepped = self.group.lead(outer_state)
+        while stepped != list(header.versions):  # a quorum went on meanwhile
+            weights, header = self.fetch_present()
+            outer, stepped = self.group.lead(outer_state)
+        return weights, header, outer
+
+    def _send_again(
+        self, version: int, weights: State | None, is_begun: bool, header: wire.DownloadHeader
+    ) -> int:
+        """The steps to the next version are complete: only their contribution may be missing."""
+        if is_begun:
+            self.replica.adopt(weights)
+        self._exchange.follow_hook(header, version + 1)
+        self._exchange.take_over([version], None)
+        ledger = self._checkpoints.load(version + 1, with_model=True)
+        log.info("sends its contribution to version %d again", version)
+        return self._exchange.send_again(ledger, (version + 1) * self.strategy.h)
+
+    def _stay(self) -> None:
+        """Answer the coordinator until it says stop; then say farewell."""
+        of_steps = isinstance(self._exchange, GradientExchange)
+        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=of_steps)
+        version = self._exchange.versions[0]
+        with self.meter.waiting():
+            while not self.is_stopped:
+                self.listen(wait_s=HEARTBEAT_S)
+                if not self.is_stopped and self.group.lead(lambda: self.stub.is_over(version)):
+                    break
+        work = self.meter.work(self.step, Work(0, 0))
+        self._leave(wire.Farewell(global_sha256=sha256, work=work))
+
+    def _leave(self, farewell: wire.Farewell) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.leave(farewell)
+        except (LinkLost, SessionLost) as error:
+            log.warning("the coordinator did not hear this site's farewell: %s", error)
+
+    # For exchanges -------------------------------------------------------------------------
+
+    def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
+        """The steps that lead to a version are complete: write a checkpoint, if it is time to."""
+        every = self._member.config.checkpoint.every
+        if version // every > self._saved_version // every or version < self._saved_version:
+            self._saved_version = version
+            self._checkpoints.save(version, durable_version, ledger)
+
+    def discard(self, version: int) -> None:
+        """What led to this version was refused: nobody shall send it again."""
+        self._checkpoints.drop(version)
+        self._saved_version = min(self._saved_version, version - 1)
+
+    def require_reduced(self, is_reduced: bool) -> None:
+        """Refuse a step without `reduce` where gradients are exchanged.
+
+        Raises:
+            UserError: there was none.
+        """
+        if not is_reduced:
+            raise UserError(
+                f"strategy {self._member.config.strategy!r} exchanges gradients, and the step had "
+                "no site.reduce(); call it after backward() and before the optimisers step"
+            )
+
+    def fetch_present(self) -> tuple[State | None, wire.DownloadHeader]:
+        """The present global weights, at rank 0, and what was said about them and to this site."""
+        kept: list[State] = []
+
+        def fetch() -> wire.DownloadHeader:
+            weights, header = self.stub.fetch_present()
+            kept.append(weights)
+            return header
+
+        header = self.group.lead(fetch)
+        return (kept[0] if kept else None), header
+
+    def receive(self, asked: Asked, heed: Callable[[], None] = lambda: None) -> Arrival:
+        """Wait for an update, and have it at every process.
+
+        Args:
+            asked: at rank 0, the question.
+            heed: called every now and then; may raise to end the wait.
+        """
+        try:
+            while not self.group.lead(asked.poll):
+                self.listen()
+                heed()
+            return self.share(asked.result)
+        except BaseException:
+            asked.give_up()
+            raise
+
+    def share(self, call: Callable[[], Arrival]) -> Arrival:
+        """An update that rank 0 has, at every process, as it came."""
+        if self.group.size == 1:
+            return call()
+        had: list[Arrival] = []
+
+        def head() -> tuple[Arrival, int | None]:
+            had.append(call())
+            payload = had[0].payload
+            return had[0]._replace(payload=None), None if payload is None else payload.num_bytes
+
+        arrival, num_bytes = self.group.lead(head)
+        if num_bytes is None:
+            return arrival
+        payload = self.group.spread_payload(had[0].payload if had else None, num_bytes)
+        return arrival._replace(payload=payload)
+
+    # What the coordinator asks between steps -----------------------------------------------
+
+    def listen(self, wait_s: float = 0.0) -> None:
+        """Act on signals that have arrived; wait up to `wait_s` for the first one; collective."""
+        while True:
+            signal = self.group.lead(lambda: self._next_signal(wait_s))  # noqa: B023
+            if signal is None:
+                return
+            wait_s = 0.0
+            if signal.kind == wire.CoordinatorSignal.EVALUATE:
+                self._evaluate()
+            elif signal.kind == wire.CoordinatorSignal.SEND_INITIAL:
+                self._open_run()
+            elif signal.kind == wire.CoordinatorSignal.STOP:
+                self._stop(signal)
+            elif signal.kind == wire.CoordinatorSignal.GONE:
+                raise SessionLost(signal.text)
+
+    def _next_signal(self, wait_s: float) -> wire.CoordinatorSignal | None:
+        try:
+            return self._at_rank_0.signals.get(block=wait_s > 0, timeout=wait_s or None)
+        except Empty:
+            return None
+
+    def _stop(self, signal: wire.CoordinatorSignal) -> None:
+        self.is_stopped = True
+        text = signal.text
+        if self.strategy.clock == "samples" and signal.is_complete:
+            return
+        # What is in flight may have been published: then it lands, or else its flight says why not.
+        versions, h, num_steps = self._exchange.expected, self.strategy.h, self.num_steps
+        if reached_step(self.fragments, versions, h, num_steps) < num_steps:
+            self._leave(wire.Farewell(work=self.meter.work(0, Work(0, 0)), error=text))
+            raise RunStopped(f"the coordinator ended the run: {text}")
+
+    def _open_run(self) -> None:
+        """Send the initial weights, and measure them: what training starts from."""
+        with self.meter.aside():
+            base = self.replica.whole_base()
+            self.group.lead(lambda: self.stub.send_initial(base))
+            if self._member.config.eval.first:
+                self._measure(base, 0)
+
+    def _evaluate(self) -> None:
+        """Measure the EMA weights as they stand at the coordinator."""
+        with self.meter.aside():
+            kept: list[State] = []
+
+            def fetch() -> int:
+                weights, version = self.stub.fetch_ema()
+                kept.append(weights)
+                return version
+
+            version = self.group.lead(fetch)
+            self._measure(kept[0] if kept else None, version)
+
+    def _measure(self, weights: State | None, version: int) -> None:
+        """Quality of some weights on held-out data, and samples from them, for the coordinator."""
+        began = time.monotonic()
+        config, script, device = self._member.config, self._script, self._member.device
+        # Sites that measure together do so on different samples.
+        has_own = config.data.split == "own"
+        draws = derive_seed(config.seed, self.name) if has_own else config.seed
+        gpus = [device] if device.type == "cuda" else []
+        figures: dict[str, Any] = {}
+        shown: State = {}
+        with self.replica.showing(weights), torch.no_grad(), lent_generators(gpus):
+            if script.evaluate is not None:
+                figures = dict(script.evaluate(draws))
+            if script.sample is not None:
+                samples = script.sample(NUM_SAMPLES, config.seed)
+                shown["generated"] = samples.float().cpu().contiguous()
+        moments, real = figures.pop("moments", {}), figures.pop("real", None)
+        if has_own:
+            shown |= add_prefix("moments", moments)
+        if real is not None:
+            shown["real"] = real[:NUM_SAMPLES].float().cpu().contiguous()
+        text = json.dumps(_plain(figures))
+        if self.group.rank == 0:
+            self.stub.report(version, text, safetensors.torch.save(shown))
+        log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+
+
+def _exchange(strategy: Strategy, site: Site, hook: SiteHook) -> Exchange:
+    is_delta = strategy.contributes == "delta"
+    if strategy.clock == "samples":
+        return OwnPaceExchange(site) if is_delta else PushPullExchange(site)
+    return DeltaExchange(site, hook) if is_delta else GradientExchange(site)
+
+
+def _detached(value: Tensor | float) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures as JSON has them: tensors of one value as numbers."""
+    return {k: v.item() if isinstance(v, Tensor) else v for k, v in figures.items()}

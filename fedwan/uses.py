@@ -1,0 +1,164 @@
+"""Which settings have an effect: what pages declare, and the one check that reads it.
+
+A page, `strategies/NAME.py` or `sites/NAME.py`, says in `USES` which of the settings that not every
+page follows it does follow, and in `DEFAULTS` what takes the place of those that were left open:
+
+    USES = ("h", "outer.*", "round.grace", Needs("stream.tau", lambda config, _: …, "h=2 or more"))
+    DEFAULTS = {"h": 20, "stream.tau": lambda config: min(5, config.h - 1)}
+
+A setting is named by its key, `*` standing for any network: `inner.*.state`. `key=value` names one
+value alone, such as `site.precision=bf16-true`, which asks more of a page than the key itself.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedwan._config_keys import default_at, leaves_of, put_at, value_at
+from fedwan.errors import ConfigError
+
+__all__ = ["Faults", "Needs", "Uses", "fill", "unmet", "unused"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A setting that has an effect under a condition alone.
+
+    Args:
+        key: of the setting, or `key=value`.
+        holds: the condition, of the configuration and of the network that the key's `*` stands for.
+        mend: what makes it hold, such as `link.rtt_ms=100`, or a function of the configuration.
+    """
+
+    key: str
+    holds: Callable[[Any, str], bool]
+    mend: str | Callable[[Any], str]
+
+
+Uses = Sequence[str | Needs]
+
+
+class Faults:
+    """Collects what is wrong, to be told at once.
+
+    >>> faults = Faults()
+    >>> with faults.caught():
+    ...     raise ConfigError("h = -1 is out of range; choose 0 or more")
+    >>> faults.lines
+    ['h = -1 is out of range; choose 0 or more']
+    """
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, lines: Iterable[str]) -> None:
+        """Note what was not noted before."""
+        self.lines += [line for line in dict.fromkeys(lines) if line not in self.lines]
+
+    @contextmanager
+    def caught(self) -> Iterator[None]:
+        """Note a `ConfigError`'s lines, and go on behind this block."""
+        try:
+            yield
+        except ConfigError as error:
+            self.add(str(error).splitlines())
+
+    def tell(self) -> None:
+        """Raise what was noted, one line each.
+
+        Raises:
+            ConfigError: there is something.
+        """
+        if self.lines:
+            raise ConfigError("\n".join(self.lines))
+
+
+def fill(
+    config: Any, defaults: Mapping[str, Any], networks: Mapping[str, Any], model: Any = None
+) -> None:
+    """Fill in, in this order, what was left open.
+
+    Args:
+        config: changed in place.
+        defaults: by key, a value, or a function of the configuration; of a section by network, such
+            as `outer.*`, also of the network's kind.
+        networks: those that are trained, with their kinds.
+        model: the recipe's `Model`, as it is unless somebody sets it.
+    """
+    for key, default in defaults.items():
+        section, _, network = key.partition(".")
+        if section in ("inner", "outer"):
+            for name, kind in networks.items():
+                if name not in value_at(config, section) and fnmatchcase(name, network):
+                    made = default(config, kind) if callable(default) else copy.copy(default)
+                    value_at(config, section)[name] = made
+        elif value_at(config, key) == _open(config, key, model):
+            put_at(config, key, default(config) if callable(default) else default)
+
+
+def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
+    """Settings whose condition does not hold, a line each; for `model` see `fill`."""
+    given = list(_given(config, model))
+    lines = []
+    for need in uses:
+        if isinstance(need, Needs):
+            mend = need.mend if isinstance(need.mend, str) else need.mend(config)
+            lines += [
+                f"{key} = {value!r} needs {mend}; set that, or leave it out"
+                for key, value in given
+                if _covers(need.key, key, value) and not need.holds(config, _network(key))
+            ]
+    return lines
+
+
+def unused(
+    config: Any, uses: Uses, optional: Sequence[str], defaults: Mapping[str, Any]
+) -> list[tuple[str, Any, str]]:
+    """Settings that a page does not follow.
+
+    Args:
+        config: before anything was filled in, or after.
+        uses: what the page declares.
+        optional: what pages may declare; all else is followed whatever the page.
+        defaults: of the page: to set what holds anyway is no mistake.
+
+    Returns:
+        Key, value, and the entry of `optional`.
+    """
+    patterns = [use.key if isinstance(use, Needs) else use for use in uses]
+    open_entries = [o for o in optional if not any(fnmatchcase(o, p) for p in patterns)]
+    return [
+        (key, value, entry)
+        for key, value in _given(config)
+        for entry in open_entries
+        if _covers(entry, key, value) and defaults.get(key, ...) != value
+    ]
+
+
+def _given(config: Any, model: Any = None) -> Iterator[tuple[str, Any]]:
+    """Settings that differ from what they are unless somebody sets them."""
+    for key, value in leaves_of(config):
+        if value != _open(config, key, model):
+            yield key, value
+
+
+def _open(config: Any, key: str, model: Any) -> Any:
+    """What a setting is unless somebody sets it; as it is, if its recipe is not known."""
+    if not key.startswith("model."):
+        return default_at(config, key)
+    return value_at(config if model is None else {"model": vars(model)}, key)
+
+
+def _covers(entry: str, key: str, value: Any) -> bool:
+    pattern, equals, only = entry.partition("=")
+    return fnmatchcase(key, pattern) and (not equals or str(value) == only)
+
+
+def _network(key: str) -> str:
+    parts = key.split(".")
+    return parts[1] if len(parts) > 2 else ""

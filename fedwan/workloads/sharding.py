@@ -1,0 +1,172 @@
+"""A recipe's steps over several processes of a site, as torchrun started them.
+
+none              every process has all weights, and its part of each batch; gradients are averaged
+gradients         FSDP2 without resharding after the forward pass: optimiser states and gradients
+                  in pieces (ZeRO-2; Rajbhandari et al. 2020, 1910.02054, section 5)
+weights           FSDP2: weights, too (ZeRO-3)
+tensor_parallel   dense layers in pieces, each step's whole batch at every process (Shoeybi et al.
+                  2019, 1909.08053, section 3)
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.errors import FedwanError
+from fedwan.models.dense_cuts import DenseCut, DenseParallel
+from fedwan.site.group import reshard
+from fedwan.workloads.base import Batch
+
+__all__ = ["Processes"]
+
+
+class Processes:
+    """The processes that take a recipe's steps together; one where torchrun started no more.
+
+    Args:
+        partition: `site.partition`.
+        device: of this process.
+    """
+
+    def __init__(self, partition: str, device: torch.device | str) -> None:
+        dist = torch.distributed
+        is_many = dist.is_available() and dist.is_initialized()
+        self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if is_many else (0, 1)
+        self._partition = partition if self.size > 1 else "none"
+        self._device = torch.device(device)
+        self._staying: list[nn.Module] = []
+        self._leaves: dict[str, list[Tensor]] = {}
+
+    @property
+    def shares_batch(self) -> bool:
+        """Whether each process takes a part of a batch, with draws of its own."""
+        return self._partition != "tensor_parallel"
+
+    def part(self, batch: Batch) -> Batch:
+        """This process's part of a batch; all of it where all compute that."""
+        if self.size == 1 or not self.shares_batch:
+            return batch
+        return Batch(*(tensor.chunk(self.size)[self.rank] for tensor in batch))
+
+    def shard(self, networks: Mapping[str, nn.Module], twice: Collection[str]) -> None:
+        """Cut networks in place, before their optimisers are built.
+
+        Args:
+            networks: by name, the same weights at every process.
+            twice: those whose losses hold gradients, and are differentiated again: they are whole
+                from their first forward pass to the end of a step.
+
+        Raises:
+            FedwanError: tensor parallel, and a network does not say how, or cannot be cut so.
+        """
+        if self._partition == "none":
+            return
+        from torch.distributed.device_mesh import init_device_mesh
+
+        mesh = init_device_mesh(self._device.type, (self.size,))
+        for name, network in networks.items():
+            if self._partition == "tensor_parallel":
+                _parallelize(name, network, mesh)
+                continue
+            stays = name in twice
+            leaves = _fully_shard(network, mesh, stays, keeps=self._partition == "gradients")
+            self._leaves[name] = leaves
+            if stays:
+                self._staying.append(network)
+
+    def leaves(self, name: str, network: nn.Module) -> list[Tensor]:
+        """Tensors whose gradients a backward pass of one network makes."""
+        trained: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
+        return self._leaves.get(name, trained)
+
+    def settle(self, params: Iterable[nn.Parameter]) -> None:
+        """All backward passes are over: gradients are averaged, and nothing stays whole."""
+        reshard(self._staying)
+        if self._partition != "none" or self.size == 1:
+            return
+        gradients = [param.grad for param in params if param.grad is not None]
+        if gradients:
+            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            torch.distributed.all_reduce(flat)
+            flat /= self.size
+            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
+            for gradient, part in zip(gradients, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def agree(self, is_fine: bool) -> bool:
+        """Whether it is, at all processes."""
+        if self.size == 1:
+            return is_fine
+        count = torch.tensor(float(not is_fine), device=self._device)
+        torch.distributed.all_reduce(count)
+        return not bool(count)
+
+
+def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> list[Tensor]:
+    """Cut a network; what a backward pass makes gradients of."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard
+
+    # No network of ours changes a layer's output in place, which is what it warns of.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
+    reshards = not (stays or keeps)
+    modules = [m for m in network.modules() if m is not network]
+    for module in reversed(modules):
+        if next(module.parameters(recurse=False), None) is not None:
+            fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
+    fully_shard(network, mesh=mesh, reshard_after_forward=reshards)
+    leaves: list[Tensor] = []
+    for part in (m for m in network.modules() if isinstance(m, FSDPModule)):
+        if stays:
+            part.set_reshard_after_backward(False, recurse=False)
+        part.unshard()  # module by module: never whole at once
+        leaves += [p for p in part.parameters(recurse=False) if p.requires_grad]
+        part.reshard()
+    return leaves
+
+
+def _parallelize(name: str, network: nn.Module, mesh: Any) -> None:
+    """In a pair of layers the first is cut by its outputs ("columns"), the second by its inputs."""
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        ParallelStyle,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    styles: Mapping[DenseCut, Callable[[], ParallelStyle]] = {
+        "columns": ColwiseParallel,
+        "rows": RowwiseParallel,
+        "gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
+    }
+    if not isinstance(network, DenseParallel):
+        raise FedwanError(
+            f"network {name!r} does not say how its dense layers are cut; give it `dense_cuts`, or "
+            "set site.partition=weights"
+        )
+    for path, kind in network.dense_cuts.items():
+        _check_layers(name, network, path, kind, mesh.size())
+    parallelize_module(network, mesh, {p: styles[kind]() for p, kind in network.dense_cuts.items()})
+
+
+def _check_layers(name: str, network: nn.Module, path: str, kind: DenseCut, size: int) -> None:
+    """Refuse what torch would leave whole, or cut into unequal parts."""
+    found = [layer for at, layer in network.named_modules() if fnmatch(at, path)]
+    layers: Sequence[nn.Linear] = [layer for layer in found if isinstance(layer, nn.Linear)]
+    if not found or len(layers) < len(found):
+        raise FedwanError(
+            f"network {name!r} has no dense layers at {path!r} to be cut; mend its `dense_cuts`"
+        )
+    for layer in layers:
+        num = layer.in_features if kind == "rows" else layer.out_features
+        if num % size:
+            raise FedwanError(
+                f"network {name!r} has {num} values at {path!r} to be cut among {size} processes; "
+                "make it a multiple, or set site.partition=weights"
+            )

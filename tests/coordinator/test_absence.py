@@ -1,0 +1,284 @@
+"""Sites that are late, lost, silent or never come; at a barrier and on arrival."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.coordinator import rounds
+from fedwan.coordinator.model import GlobalModel, read_meta
+from fedwan.coordinator.servicer import Servicer
+from fedwan.errors import RunStopped
+from fedwan.link.base import Link
+from fedwan.site.joining import Place
+from fedwan.strategy import Strategy
+from strategies import async_diloco, diloco
+from tests.planes import eventually, in_thread
+from tests.support import (
+    BATCH,
+    NET,
+    Ran,
+    TinyWorkload,
+    WrappedLink,
+    hub_of,
+    run_tiny,
+    take_part,
+    tiny_config,
+)
+
+H = 3
+
+
+@pytest.fixture(autouse=True)
+def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rounds, "FAREWELL_S", 1.0)
+
+
+class Crash(BaseException):
+    """A site's process dies."""
+
+
+class Gated(TinyWorkload):
+    """Takes each step once the test lets it, and dies where it is told to."""
+
+    def __init__(self, permits: int = 10**6, dies_at: int = -1, judges: bool = True) -> None:
+        super().__init__(NET)
+        self.permits = threading.Semaphore(permits)
+        self.dies_at = dies_at
+        self.judges = judges
+
+    def step(self, *args: Any) -> Any:
+        if len(self.batches) == self.dies_at:
+            raise Crash
+        assert self.permits.acquire(timeout=20)
+        return super().step(*args)
+
+    def evaluate(self, *args: Any) -> Any:
+        if self.batches and not self.judges:
+            raise Crash
+        return super().evaluate(*args)
+
+
+class Federation:
+    """A run in a thread, with what the test does to its sites.
+
+    Args:
+        config: see `tiny_config`.
+        strategy: in place of the one it names.
+        workloads: of sites, in place of the plain one; None does not come at all. A site whose
+                process dies falls silent.
+        then: is called when one has died; whether it returns.
+        around: wraps the sites' links.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: Any,
+        strategy: Strategy | None = None,
+        workloads: dict[str, Gated | None] | None = None,
+        then: Callable[[], bool] = lambda: False,
+        around: Callable[[Link], Any] = lambda link: link,
+    ) -> None:
+        self._around = around
+        self.hub: Servicer | None = None
+        self._workloads, self._then = workloads or {}, then
+        run = partial(run_tiny, folder, config, strategy, part=self._part, wrap=self._wrap)
+        self.result: Callable[[float], Ran] = in_thread(run)
+
+    def _wrap(self, name: str, link: Link) -> Link:
+        self.hub = hub_of(link)
+        wrapped: Link = self._around(link)
+        return wrapped
+
+    def _part(self, place: Place, workload: TinyWorkload) -> None:
+        name = place.member.name
+        chosen = self._workloads.get(name, workload)
+        try:
+            if chosen is not None:
+                take_part(place, chosen)
+        except Crash:
+            assert self.hub is not None
+            with self.hub.changed:
+                self.hub.registry.sites[name].heard_s = -math.inf
+            if self._then():
+                take_part(place, TinyWorkload(NET))
+
+    def reached(self, version: int) -> None:
+        """Wait for a version."""
+        eventually(lambda: self.hub and self.hub.updates.version >= version, within_s=20.0)
+
+
+def staleness(ran: Ran, site: str) -> list[tuple[int, int]]:
+    return [(row["version"], row["staleness"]) for row in ran.rounds(site)]
+
+
+def lenient(max_staleness: int) -> Any:
+    """Rounds close without the other site after half a second."""
+    words = {"quorum": 1, "patience_s": 0.5, "max_staleness": max_staleness}
+    return tiny_config(h=H, steps=4 * H, round=words)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 3])
+def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
+    max_staleness: int, tmp_path: Path
+) -> None:
+    config, slow = lenient(max_staleness), Gated(permits=0)
+    strategy = diloco.build(config)
+    # Both are needed to begin, one is enough to go on.
+    config.round.quorum = 0
+    run = Federation(tmp_path, config, strategy, {"s1": slow})
+    run.reached(1)
+    for _ in range(100):
+        slow.permits.release()
+    ran = run.result(30.0)
+    assert len(ran.hashes) == 1
+    assert staleness(ran, "s2") == [(version, 0) for version in (1, 2, 3, 4)]
+    late = [(into, by) for into, by in staleness(ran, "s1") if by]
+    totals = ran.result.totals
+    if max_staleness:
+        assert [by for _, by in late] == [late[0][0] - 1] and (totals.late, totals.dropped) == (
+            1,
+            0,
+        )
+    else:
+        assert not late and (totals.late, totals.dropped) == (0, 1)
+
+
+def test_a_quorum_begins_without_the_others_and_closes_after_patience(tmp_path: Path) -> None:
+    config = tiny_config(h=H, steps=2 * H, round={"quorum": 1, "patience_s": 0.5})
+    began = time.monotonic()
+    ran = Federation(tmp_path, config, None, {"s1": None}).result(20.0)
+    assert 1.0 <= time.monotonic() - began < 8.0
+    assert [(row["site"], row["samples"]) for row in ran.rounds()] == [("s2", H * BATCH)] * 2
+
+
+def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(
+    tmp_path: Path,
+) -> None:
+    config = tiny_config(h=H, steps=6 * H, round={"patience_s": 0.6}, checkpoint={"every": 100})
+    run = Federation(tmp_path, config, None, {"s2": Gated(dies_at=2 * H)})
+    with pytest.raises(RunStopped, match=r"round 3 has waited 0.6 s for s2 .* quorum of 2; bring"):
+        run.result(20.0)
+    model = GlobalModel.load(tmp_path / "checkpoint", diloco.build(config), config)
+    assert model.versions == [2]
+    assert read_meta(tmp_path / "checkpoint")["totals"]["contributions"] == 4
+
+
+def test_a_site_that_is_waited_for_is_announced_once_by_name(tmp_path: Path) -> None:
+    run = Federation(
+        tmp_path,
+        tiny_config(h=H, steps=2 * H),
+        None,
+        {"s2": Gated(dies_at=H + 1)},
+        then=lambda: not time.sleep(0.3),  # type: ignore[func-returns-value]
+    )
+    ran = run.result(20.0)
+    assert ran.events("paused") == ["round 2 waits for s2"]
+    assert ran.events("lost") == ["s2 has fallen silent"]
+    assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
+
+
+def test_stop_from_outside_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
+    config = tiny_config(h=H, steps=6 * H, checkpoint={"every": 100})
+    gated = Gated(permits=2 * H)
+    run = Federation(tmp_path, config, None, {"s2": gated})
+    run.reached(2)
+    assert run.hub is not None
+    run.hub.finish("enough")
+    for _ in range(H):
+        gated.permits.release()
+    with pytest.raises(RunStopped, match="enough"):
+        run.result(20.0)
+    assert sorted(run.hub.farewells) == ["s1", "s2"]
+    model = GlobalModel.load(tmp_path / "checkpoint", diloco.build(config), config)
+    assert model.versions == [2]
+
+
+# The first weights, and who measures -------------------------------------------------------------
+
+
+def test_initial_weights_come_from_another_site_if_the_first_falls_silent(tmp_path: Path) -> None:
+    first: list[str] = []
+
+    class Dying(WrappedLink):
+        def upload(self, header: Any, payload: Any) -> Any:
+            if not header.work.samples and not first:
+                first.append("died")
+                raise Crash
+            return self._inner.upload(header, payload)
+
+    config = tiny_config(h=H, steps=2 * H)
+    plain = run_tiny(tmp_path / "plain", config)
+    run = Federation(tmp_path, config, then=lambda: True, around=Dying)
+    assert run.result(20.0).hashes == plain.hashes
+    assert first and len(plain.hashes) == 1
+
+
+@pytest.mark.parametrize("returns", [False, True])
+def test_a_lost_evaluator_is_replaced_or_asked_again(returns: bool, tmp_path: Path) -> None:
+    sites = 1 if returns else 2
+    run = Federation(
+        tmp_path,
+        tiny_config(sites=sites, h=H, steps=2 * H),
+        None,
+        {"s1": Gated(judges=False)},
+        then=lambda: returns,
+    )
+    ran = run.result(20.0)
+    rows = [row for row in ran.result.records if row["kind"] == "quality"]
+    assert rows[-1]["site"] == ("s1" if returns else "s2")
+    assert ran.result.totals.quality_version == 2
+
+
+def test_without_anybody_to_measure_the_run_ends_after_patience(tmp_path: Path) -> None:
+    config = tiny_config(sites=1, h=H, steps=2 * H, round={"patience_s": 1.0})
+    ran = Federation(tmp_path, config, None, {"s1": Gated(judges=False)}).result(20.0)
+    assert ran.result.model.versions == [2] and ran.result.totals.quality_version == 0
+
+
+# On arrival --------------------------------------------------------------------------------------
+
+
+def on_arrival(sites: int, quorum: int, versions: int, **words: Any) -> Any:
+    return tiny_config(
+        "async_diloco",
+        sites=sites,
+        h=H,
+        steps=versions * H,
+        round={"quorum": quorum, "warmup": 0, "max_staleness": 20, **words},
+    )
+
+
+def test_on_arrival_the_other_sites_do_not_wait_for_one_that_stands_still(tmp_path: Path) -> None:
+    config = on_arrival(3, 2, 4)
+    still, strategy = Gated(permits=0), async_diloco.build(config)
+    strategy = strategy._replace(policy=strategy.policy._replace(arrivals_from=0))
+    run = Federation(tmp_path, config, strategy, {"s1": still})
+    eventually(lambda: run.hub and run.hub.stop_text, within_s=20.0)
+    still.permits.release()  # so that it hears that the run is over
+    ran = run.result(30.0)
+    assert len(ran.hashes) == 1
+    assert ran.result.totals.samples >= 3 * 4 * H * BATCH
+
+
+def test_a_site_that_dies_on_arrival_rejoins_at_the_present_version(tmp_path: Path) -> None:
+    workloads: dict[str, Gated | None] = {"s1": Gated(dies_at=5 * H + 1)}
+    run = Federation(tmp_path, on_arrival(2, 1, 30), None, workloads, lambda: True)
+    ran = run.result(60.0)
+    assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
+    assert len(ran.rounds("s1")) > 5
+
+
+def test_below_its_quorum_a_run_on_arrival_pauses_and_then_stops(tmp_path: Path) -> None:
+    config = on_arrival(2, 2, 400, patience_s=1.0)
+    run = Federation(tmp_path, config, None, {"s1": Gated(dies_at=6 * H)})
+    with pytest.raises(RunStopped, match="for s1 and is below its quorum of 2"):
+        run.result(30.0)

@@ -1,0 +1,381 @@
+"""What a site can ask of the coordinator, asked directly."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.codecs import Payload
+from fedwan.codecs.payload import Source
+from fedwan.coordinator.intake import Key
+from fedwan.coordinator.reception import ChunkedReception
+from fedwan.errors import PayloadError, SessionLost
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL
+from fedwan.state import layout_to_json
+from tests.planes import (
+    Bench,
+    header_of,
+    in_thread,
+    layout_of_size,
+    payload_of,
+    read_all,
+    update_request,
+)
+
+CHUNK = 1 << 10
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    bench = Bench(tmp_path)
+    bench.set_model()
+    for site in ("s1", "s2"):
+        bench.hub.join(site, bench.hello(site))
+    return bench
+
+
+def prepared(payload: Payload, session: str = "s1-first", **changes: int) -> wire.UploadHeader:
+    header = header_of(payload, **changes)
+    header.session, header.chunk_bytes = session, CHUNK
+    return header
+
+
+def write(bench: Bench, header: wire.UploadHeader, payload: Payload, chunks: range) -> None:
+    reception = bench.hub.open_upload("s1", header)
+    assert not isinstance(reception, wire.Receipt)
+    data = read_all(payload)
+    for index in chunks:
+        reception.write(index * CHUNK, data[index * CHUNK : (index + 1) * CHUNK])
+
+
+def upload(bench: Bench, header: wire.UploadHeader, payload: Payload) -> wire.Receipt:
+    write(bench, header, payload, range(-(-payload.num_bytes // CHUNK)))
+    return bench.hub.close_stripe("s1", header)
+
+
+# Join ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"run_id": "another"}, "of run another, this is run-1"),
+        ({"protocol": PROTOCOL + 1}, f"protocol {PROTOCOL + 1}, this coordinator {PROTOCOL}"),
+        (
+            {"layout_json": layout_to_json(layout_of_size(7))},
+            "'net/w' is 7 float32, the run's",
+        ),
+        ({"layout_json": "nonsense"}, "layout cannot be read"),
+        ({"initial_sha256": "0" * 64}, "initial weights hash to 000000000000"),
+        ({"frozen_sha256": "f" * 64}, "frozen networks hash to ffffffffffff"),
+        (
+            {"kinds_json": '{"net": "regression"}'},
+            "networks are {'net': 'regression'}, the",
+        ),
+        ({"num_steps": 7}, "asks for 7 steps, the run's for 0"),
+        ({"site": "s2"}, "calls itself 's2' but its certificate says 's3'"),
+    ],
+)
+def test_a_site_that_does_not_belong_is_refused_in_one_line(
+    bench: Bench, changes: dict[str, Any], expected: str
+) -> None:
+    hello = bench.hello("s3")
+    for name, value in changes.items():
+        setattr(hello, name, value)
+    refusal = bench.hub.join("s3", hello).refusal
+    assert expected in refusal and "\n" not in refusal
+    assert ";" in refusal or "cannot be read" in refusal  # what to do about it
+    assert not bench.registry.sites["s3"].session
+    assert bench.events[-1] == ("rejected", "s3", refusal)
+
+
+def test_the_first_site_sends_the_initial_weights_and_its_successor_if_it_is_lost(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    assert bench.hub.join("s2", bench.hello("s2")).send_initial
+    assert not bench.hub.join("s1", bench.hello("s1")).send_initial
+    signals = bench.hub.attach("s1", "s1-first")
+    bench.registry.sites["s2"].is_lost = True
+    bench.hub.reassign_initial(["s2"])
+    assert signals.get_nowait().kind == wire.CoordinatorSignal.SEND_INITIAL
+    # Asked again after its Control stream broke, but not once it joins anew: Welcome says it then.
+    assert not bench.hub.attach("s1", "s1-first").empty()
+    assert bench.hub.join("s1", bench.hello("s1", "second")).send_initial
+    assert bench.hub.attach("s1", "second").empty()
+
+
+# Uploads ---------------------------------------------------------------------------------------
+
+
+def test_the_same_contribution_twice_is_one(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    header = prepared(payload)
+    assert upload(bench, header, payload).status == wire.Receipt.ACCEPTED
+    first = bench.contribution("s1")
+    for _ in range(2):
+        receipt = bench.hub.open_upload("s1", header)
+        assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.ACCEPTED
+    assert bench.hub.close_stripe("s1", header).status == wire.Receipt.ACCEPTED
+    assert bench.contribution("s1") is first
+
+
+def test_the_same_contribution_from_the_next_session_is_one(bench: Bench) -> None:
+    payload, other = payload_of(1.0, bench.layout), payload_of(2.0, bench.layout)
+    upload(bench, prepared(payload), payload)
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    receipt = bench.hub.open_upload("s1", prepared(other, "second"))
+    assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.ACCEPTED
+    assert bench.value("s1") == 1.0
+
+
+def test_half_of_one_session_and_the_whole_of_the_next_is_the_next_s(bench: Bench) -> None:
+    old, new = payload_of(1.0, bench.layout), payload_of(2.0, bench.layout)
+    old_header, new_header = prepared(old), prepared(new, "second", samples=8)
+    write(bench, old_header, old, range(0, 2))
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    write(bench, new_header, new, range(0, 3))
+    # A stripe of the old session ends late, after the new one's reception took its place.
+    assert bench.hub.close_stripe("s1", old_header).status == wire.Receipt.INCOMPLETE
+    assert upload(bench, new_header, new).status == wire.Receipt.ACCEPTED
+    assert bench.hub.close_stripe("s1", old_header).status == wire.Receipt.ACCEPTED
+    contribution = bench.contribution("s1")
+    assert contribution is not None and bench.value("s1") == 2.0
+    assert contribution.work.samples == 8 and contribution.checksum == new.checksum
+
+
+def test_a_late_stripe_of_the_old_session_does_not_speak_for_the_new_one_s_bytes(
+    bench: Bench,
+) -> None:
+    old, new = payload_of(1.0, bench.layout), payload_of(2.0, bench.layout)
+    old_header, new_header = prepared(old), prepared(new, "second", samples=8)
+    write(bench, old_header, old, range(0, 2))
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    write(bench, new_header, new, range(0, 4))  # whole, its own stripe still to be closed
+    assert bench.hub.close_stripe("s1", old_header).status == wire.Receipt.INCOMPLETE
+    assert bench.hub.close_stripe("s1", new_header).status == wire.Receipt.ACCEPTED
+    contribution = bench.contribution("s1")
+    assert contribution is not None and contribution.work.samples == 8
+
+
+def test_a_payload_replaced_while_it_is_checked_touches_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = payload_of(1.0, bench.layout), payload_of(2.0, bench.layout)
+    inspect, inspecting, go_on = bench.intake.inspect, threading.Event(), threading.Event()
+
+    def slowly(key: Key, payload: Source) -> dict[str, float]:
+        inspecting.set()
+        assert go_on.wait(10)
+        return inspect(key, payload)
+
+    monkeypatch.setattr(bench.intake, "inspect", slowly)
+    first = in_thread(lambda: upload(bench, prepared(old), old))
+    assert inspecting.wait(10)
+    monkeypatch.setattr(bench.intake, "inspect", inspect)
+    bench.hub.join("s1", bench.hello("s1", "second"))
+    write(bench, prepared(new, "second"), new, range(0, 2))
+    go_on.set()
+    assert first().status == wire.Receipt.INCOMPLETE
+    assert bench.hub.rejected == 0
+    assert upload(bench, prepared(new, "second"), new).status == wire.Receipt.ACCEPTED
+    assert bench.value("s1") == 2.0
+
+
+def test_a_check_that_fails_in_an_unforeseen_way_leaves_nothing_claimed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payload = payload_of(1.0, bench.layout)
+    with monkeypatch.context() as patch:
+
+        def broken(key: Key, payload: Source) -> dict[str, float]:
+            raise OSError("disk")
+
+        patch.setattr(bench.intake, "inspect", broken)
+        with pytest.raises(OSError):
+            upload(bench, prepared(payload), payload)
+    assert upload(bench, prepared(payload), payload).status == wire.Receipt.ACCEPTED
+
+
+def test_a_contribution_to_a_version_that_is_past_is_stale(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    receipt = bench.hub.open_upload("s1", prepared(payload, version=3))
+    assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.STALE
+    assert "version 3 is not wanted, the present one is 0" in receipt.text
+
+
+def test_an_upload_that_the_round_did_not_wait_for_ends_as_stale(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    bench.hub.join("s1", bench.hello("s1"))
+    payload = payload_of(1.0, bench.layout)
+    header = prepared(payload)
+    reception = bench.hub.open_upload("s1", header)
+    assert not isinstance(reception, wire.Receipt)
+    reception.write(0, read_all(payload)[:CHUNK])
+    model.versions[0] = 1
+    bench.publish(1, payload)
+    reception.write(CHUNK, read_all(payload)[CHUNK : 2 * CHUNK])
+    assert bench.hub.close_stripe("s1", header).status == wire.Receipt.STALE
+
+
+def test_a_contribution_that_is_too_late_is_counted_once(bench: Bench) -> None:
+    bench.publish(1, payload_of(1.0, bench.layout))
+    bench.publish(2, payload_of(1.0, bench.layout))
+    header = prepared(payload_of(1.0, bench.layout))
+    for _ in range(3):  # stripes, or attempts
+        receipt = bench.hub.open_upload("s1", header)
+        assert isinstance(receipt, wire.Receipt) and receipt.status == wire.Receipt.STALE
+    assert bench.hub.dropped == 1
+
+
+def test_what_was_merged_and_comes_again_was_not_dropped(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    bench.hub.publish(0, 1, payload, [("s1", 0)])
+    bench.publish(2, payload)
+    bench.hub.open_upload("s1", prepared(payload))
+    assert bench.hub.dropped == 0
+
+
+def test_where_updates_are_kept_a_site_that_contributes_lets_its_snapshots_go(
+    bench: Bench,
+) -> None:
+    model = bench.set_model()
+    bench.hub.set_model(model, keeps_updates=True)
+    request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.EMA)
+    assert bench.hub.download("s1", request).payload is not None
+    average = model.ema
+    upload(bench, prepared(payload_of(1.0, bench.layout)), payload_of(1.0, bench.layout))
+    for _ in range(2):
+        delta = {"net/w": torch.ones_like(model.state["net/w"])}
+        model.commit(model.fragments[0], delta, 1)
+    assert model.ema is average, "nobody reads it: no copy is made"
+
+
+def test_receptions_that_are_replaced_or_past_hold_no_descriptor(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, num_values=3_000_000)  # large enough for the disk
+    model = bench.set_model()
+    bench.hub.join("s1", bench.hello("s1"))
+    before = len(os.listdir("/proc/self/fd"))
+    for value in range(5):
+        payload = payload_of(float(value), bench.layout)
+        assert isinstance(bench.hub.open_upload("s1", prepared(payload)), ChunkedReception)
+    assert len(os.listdir("/proc/self/fd")) == before + 1
+    model.versions[0] = 1
+    bench.publish(1, payload)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+# Downloads -------------------------------------------------------------------------------------
+
+
+def test_a_download_waits_until_the_update_is_there(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    result = in_thread(lambda: bench.hub.download("s1", update_request(1, wait_s=10.0)))
+    time.sleep(0.1)
+    bench.publish(1, payload)
+    began = time.monotonic()
+    delivery = result(5.0)
+    assert time.monotonic() - began < 1.0
+    assert delivery.payload is payload and delivery.header.status == wire.DownloadHeader.READY
+
+
+def test_an_update_that_is_not_there_is_not_yet_then_superseded_then_done(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    bench.hub.join("s1", bench.hello("s1"))
+
+    def status(version: int) -> int:
+        found: int = bench.hub.download("s1", update_request(version)).header.status
+        return found
+
+    assert status(1) == wire.DownloadHeader.NOT_YET
+    model.versions[0] = 2
+    bench.publish(2, payload_of(1.0, bench.layout))
+    assert status(1) == wire.DownloadHeader.SUPERSEDED
+    assert status(2) == wire.DownloadHeader.READY
+    bench.hub.finish("over")
+    assert status(2) == wire.DownloadHeader.READY
+    assert status(3) == wire.DownloadHeader.DONE
+
+
+def test_an_update_between_its_commit_and_its_publication_is_not_yet_not_superseded(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    bench.hub.join("s1", bench.hello("s1"))
+    model.versions[0] = 1
+    found = bench.hub.download("s1", update_request(1)).header.status
+    assert found == wire.DownloadHeader.NOT_YET
+
+
+def test_a_site_ahead_of_an_update_that_is_about_to_be_published_is_heard(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    model = bench.set_model()
+    bench.hub.join("s1", bench.hello("s1"))
+    model.versions[0] = 1  # the site took the global weights just now
+    payload = payload_of(2.0, bench.layout)
+    assert upload(bench, prepared(payload, version=1), payload).status == wire.Receipt.ACCEPTED
+    bench.publish(1, payload_of(1.0, bench.layout))
+    assert bench.value("s1", 1) == 2.0
+
+
+def test_a_snapshot_that_is_being_fetched_is_resumed_though_the_weights_move_on(
+    bench: Bench,
+) -> None:
+    request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
+    first = bench.hub.download("s1", request)
+    assert first.payload is not None
+    before = read_all(first.payload)
+    request.checksum = first.header.checksum
+    assert bench.hub.download("s1", request).payload is first.payload
+    assert read_all(first.payload) == before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda hub: hub.download("s3", update_request()),
+        lambda hub: hub.download("stranger", update_request()),
+        lambda hub: hub.attach("s1", "other"),
+        lambda hub: hub.leave("s3", wire.Farewell()),
+        lambda hub: hub.report("s3", wire.QualityReport(run_id="run-1", figures_json="{}")),
+    ],
+)
+def test_nobody_who_has_not_joined_gets_anything(
+    bench: Bench, call: Callable[[Any], object]
+) -> None:
+    with pytest.raises(SessionLost, match="join"):
+        call(bench.hub)
+
+
+# Reports and farewells -------------------------------------------------------------------------
+
+
+def test_a_report_settles_the_question(bench: Bench) -> None:
+    bench.registry.tell("s1", wire.CoordinatorSignal.EVALUATE)
+    bench.hub.report("s1", wire.QualityReport(run_id="run-1", figures_json='{"fd": 2.0}'))
+    assert not bench.registry.sites["s1"].owed
+    site, report = bench.hub.reports.get_nowait()
+    assert site == "s1" and report.figures_json == '{"fd": 2.0}'
+
+
+def test_a_report_of_another_run_is_refused(bench: Bench) -> None:
+    with pytest.raises(PayloadError, match="run other"):
+        bench.hub.report("s1", wire.QualityReport(run_id="other", figures_json="{}"))
+
+
+def test_a_farewell_counts_once(bench: Bench) -> None:
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first"))
+    bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again"))
+    assert bench.hub.farewells["s1"].error == "first"
+    assert [text for event, _, text in bench.events if event == "leave"] == ["s1 left: first"]

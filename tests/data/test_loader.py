@@ -1,0 +1,153 @@
+"""Loaders: their order, and going on from where one stood."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import Dataset, IterableDataset
+
+from fedwan.data import InMemory
+from fedwan.data.loader import Loader
+from fedwan.errors import CheckpointError, ConfigError
+from fedwan.workloads.base import Batch
+
+
+class Noisy(Dataset[Any]):
+    """Draws from all three global generators for each sample."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, place: int) -> Any:
+        draws = torch.rand(()), np.random.rand(), random.random()
+        return {"latents": torch.tensor([place, *draws]), "caption": f"number {place}"}
+
+
+class Numbers(IterableDataset[Any]):
+    """A stream that ends after ten, and begins anew."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(10))
+
+
+class Damaged(Dataset[Any]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, place: int) -> Any:
+        raise ConfigError(f"data.path: number {place} cannot be read; remove it")
+
+
+def loader(dataset: Any, batch_size: int, seed: int = 0, workers: int = 0) -> Loader:
+    return Loader(dataset, batch_size, torch.Generator().manual_seed(seed), "cpu", workers)
+
+
+def numbers(num: int, batch_size: int, seed: int = 0) -> Loader:
+    x = torch.arange(num, dtype=torch.float32)
+    return loader(InMemory(Batch(x, x.long())), batch_size, seed)
+
+
+def take(source: Loader, num: int) -> torch.Tensor:
+    return torch.stack([next(source).y for _ in range(num)])
+
+
+@given(num=st.integers(1, 40), batch_size=st.integers(1, 50), epochs=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_no_sample_is_dropped_and_every_batch_is_full(
+    num: int, batch_size: int, epochs: int
+) -> None:
+    seen = take(numbers(num, batch_size), -(-num * epochs // batch_size))
+    assert seen.shape[1] == batch_size
+    for epoch in seen.flatten()[: num * epochs].view(epochs, num):
+        assert torch.equal(epoch.sort().values, torch.arange(num))
+
+
+@given(num=st.integers(1, 40), batch_size=st.integers(1, 50), before=st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_it_resumes_in_the_middle_of_an_epoch_bit_for_bit(
+    num: int, batch_size: int, before: int
+) -> None:
+    source = numbers(num, batch_size)
+    take(source, before) if before else None
+    state = source.state_dict()
+    rest = take(source, 7)
+    resumed = numbers(num, batch_size, seed=99)
+    take(resumed, 2)
+    resumed.load_state_dict(state)
+    assert torch.equal(take(resumed, 7), rest)
+
+
+def test_the_order_is_that_of_permutations_drawn_from_the_given_generator() -> None:
+    generator = torch.Generator().manual_seed(0)
+    epochs = torch.cat([torch.randperm(10, generator=generator) for _ in range(2)])
+    assert torch.equal(take(numbers(10, 4), 5).flatten(), epochs)
+
+
+def test_the_state_is_made_of_tensors_and_does_not_follow_the_loader() -> None:
+    source = numbers(10, 4)
+    take(source, 1)
+    state = source.state_dict()
+    before = {name: value.clone() for name, value in state.items()}
+    take(source, 5)
+    assert all(torch.equal(state[name], before[name]) for name in state)
+
+
+def test_the_state_of_another_shard_is_refused() -> None:
+    source = numbers(10, 4)
+    take(source, 1)
+    with pytest.raises(CheckpointError, match="stands at 4 of 10 samples, but this shard has 11"):
+        numbers(11, 4).load_state_dict(source.state_dict())
+
+
+def test_batches_of_a_data_set_that_draws_are_the_same_with_workers_and_when_resumed() -> None:
+    torch.manual_seed(0)
+    plain, ahead = loader(Noisy(), 4), loader(Noisy(), 4, workers=2)
+    expected = [next(plain) for _ in range(8)]
+    found = [next(ahead) for _ in range(3)]
+    state = ahead.state_dict()
+    ahead.close()
+    resumed = loader(Noisy(), 4, seed=5)
+    resumed.load_state_dict(state)
+    found += [next(resumed) for _ in range(5)]
+    for one, other in zip(expected, found, strict=True):
+        assert torch.equal(one["latents"], other["latents"])
+        assert one["caption"] == other["caption"]
+    assert expected[0]["caption"][0] == f"number {int(expected[0]['latents'][0, 0])}"
+    drawn = torch.cat([batch["latents"][:, 1] for batch in expected])
+    assert len(drawn.unique()) == len(drawn)
+    first, state_of_torch = torch.rand(1), torch.Generator().manual_seed(0)
+    assert torch.equal(first, torch.rand(1, generator=state_of_torch)), "nobody drew from it"
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_stream_begins_anew_where_it_ends_and_resumes_where_it_stood(workers: int) -> None:
+    source = loader(Numbers(), 4, workers=workers)
+    assert [next(source).tolist() for _ in range(3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3]]
+    state = source.state_dict()
+    source.close()
+    resumed = loader(Numbers(), 4, workers=workers)
+    resumed.load_state_dict(state)
+    assert next(resumed).tolist() == [4, 5, 6, 7]
+    resumed.close()
+    with pytest.raises(CheckpointError, match="resume with the same data and workers"):
+        loader(Numbers(), 4, workers=workers + 1).load_state_dict(state)
+
+
+def test_a_stream_with_too_few_samples_for_a_batch_is_refused() -> None:
+    with pytest.raises(ConfigError, match="data.batch is 11, more than this site's stream"):
+        next(loader(Numbers(), 11))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_a_worker_cannot_read_is_told_in_one_line(workers: int) -> None:
+    source = loader(Damaged(), 2, workers=workers)
+    with pytest.raises(ConfigError, match=r"^data.path: number \d cannot be read; remove it$"):
+        next(source)
+    source.close()

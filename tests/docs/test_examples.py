@@ -1,0 +1,48 @@
+"""The Python blocks of docs/start.md and docs/own_model.md run, in the order of the page."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(page: str) -> list[str]:
+    """The page's Python."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    return re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def run(*words: str, folder: Path) -> str:
+    """Output of a command in a folder; it ends well."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(words, cwd=folder, env=env, capture_output=True, text=True, timeout=280)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_the_lines_of_own_model_train_and_resume(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text("\n".join(blocks("own_model.md")))
+    run(sys.executable, str(script), folder=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_way_of_start_leads_from_pictures_to_samples(tmp_path: Path) -> None:
+    pictures, train, result = blocks("start.md")
+    (tmp_path / "train.py").write_text(train.replace("steps=1000", "steps=40"))
+    run(sys.executable, "-c", pictures, folder=tmp_path)
+    assert len(list((tmp_path / "pictures").rglob("*.png"))) == 360
+    assert "after 40 steps" in run(sys.executable, "train.py", folder=tmp_path)
+    fedwan = (sys.executable, "-m", "fedwan")
+    run(*fedwan, "launch", "--sites", "2", "h=20", "--", "python", "train.py", folder=tmp_path)
+    assert (tmp_path / "runs" / "launch" / "samples.png").exists()
+    assert "[16, 1, 16, 16]" in run(sys.executable, "-c", result, folder=tmp_path)
+    run(*fedwan, "export", "runs/launch", "weights", folder=tmp_path)
+    assert (tmp_path / "weights" / "velocity.safetensors").exists()

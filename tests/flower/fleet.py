@@ -1,0 +1,77 @@
+"""Services in processes of their own, and what can be seen of them from outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+STANDIN = Path(__file__).parent / "standin"
+
+
+class Fleet:
+    """Processes whose children are found whatever sessions and parents they move to."""
+
+    def __init__(self) -> None:
+        self._mark = f"FLEET={uuid.uuid4()}"
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """Start Python with these words."""
+        key, _, value = self._mark.partition("=")
+        return subprocess.Popen(
+            [sys.executable, *words],
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env={**os.environ, "PYTHONPATH": str(REPOSITORY), key: value},
+        )
+
+    def pids(self) -> list[int]:
+        """All live processes."""
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if self._mark.encode() in path.read_bytes():
+                    found.append(int(path.parent.name))
+            except OSError:
+                continue  # gone meanwhile, or somebody else's
+        return found
+
+    def pid_with(self, word: str) -> int:
+        """The process that has a word in its command line."""
+        return next(
+            pid for pid in self.pids() if any(Path(p).name == word for p in command_of(pid)[:3])
+        )
+
+    def kill(self) -> None:
+        """End all that is left."""
+        for pid in self.pids():
+            os.kill(pid, signal.SIGKILL)
+
+
+def command_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+
+
+def joins(out: Path) -> list[dict[str, Any]]:
+    """What the sites' scripts wrote down when they joined."""
+    path = out / "joined.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for(what: Callable[[], object], patience_s: float = 90) -> None:
+    deadline = time.monotonic() + patience_s
+    while not what():
+        if time.monotonic() > deadline:
+            pytest.fail(f"it did not happen within {patience_s} s")
+        time.sleep(0.05)

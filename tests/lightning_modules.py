@@ -1,0 +1,167 @@
+"""LightningModules and a whole fit, for tests; as a program, the script of a site."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from fedwan.lightning import FedwanCallback
+
+LOADERS = ("plain", "generator", "stateful", "endless")
+
+
+class Points(Dataset[Tensor]):
+    """24 points, blurred anew whenever one is read."""
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.tensor([index / 24.0, 1.0]) + 0.1 * torch.randn(2)
+
+
+class Stream(IterableDataset[Tensor]):
+    """As many, without a length."""
+
+    def __iter__(self) -> Any:
+        return iter([Points()[index] for index in range(24)])
+
+
+def loader_of(kind: str) -> Any:
+    generator = torch.Generator().manual_seed(4)
+    if kind == "plain":
+        return DataLoader(Points(), 4, shuffle=True)
+    if kind == "generator":
+        return DataLoader(Points(), 4, shuffle=True, generator=generator)
+    if kind == "stateful":
+        from torchdata.stateful_dataloader import StatefulDataLoader
+
+        return StatefulDataLoader(Points(), 4, shuffle=True, generator=generator)
+    return DataLoader(Stream(), 4)
+
+
+class Net(LightningModule):
+    """One network and one optimiser; draws from torch's global generator."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 2))
+        self.frozen = nn.Linear(2, 2).requires_grad_(False)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        loss = (self.net(batch) - self.frozen(batch)).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        """Returns nothing, logs nothing."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
+        schedules = [
+            {"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)},
+            {
+                "scheduler": torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=9),
+                "interval": "step",
+            },
+        ]
+        return [optimizer], schedules
+
+
+class Gan(LightningModule):
+    """Two networks in manual optimisation: in every batch both, or in turns."""
+
+    automatic_optimization = False
+
+    def __init__(self, in_turns: bool = False) -> None:
+        super().__init__()
+        self.in_turns = in_turns
+        self.generator = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 2))
+        self.discriminator = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        wanted = [batch_idx % 2] if self.in_turns else [0, 1]
+        for index in wanted:
+            fake = self.generator(torch.randn(len(batch), 2))
+            score = self.discriminator(fake)
+            loss = -score.mean() if index else (score - self.discriminator(batch)).mean()
+            optimizer = self.optimizers()[index]
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+            self.log(f"loss_{index}", loss)
+
+    def configure_optimizers(self) -> Any:
+        nets = (self.discriminator, self.generator)
+        return [torch.optim.Adam(net.parameters(), lr=0.01) for net in nets]
+
+
+class Together(Gan):
+    """Both networks' gradients before either steps."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        discriminator, generator = self.optimizers()
+        discriminator.zero_grad()
+        generator.zero_grad()
+        fake = self.generator(torch.randn(len(batch), 2))
+        self.manual_backward(self.discriminator(fake).mean() + self.discriminator(batch).mean())
+        discriminator.step()
+        generator.step()
+
+
+MODULES: dict[str, Callable[[], LightningModule]] = {
+    "net": Net,
+    "gan": Gan,
+    "turns": partial(Gan, in_turns=True),
+    "together": Together,
+}
+
+
+def fit(
+    folder: Path,
+    module: str = "net",
+    loader: str = "plain",
+    callbacks: Sequence[Callback] = (),
+    with_fedwan: bool = True,
+    **settings: Any,
+) -> LightningModule:
+    """A script's whole work, from its seed on."""
+    seed_everything(7, verbose=False)
+    made = MODULES[module]()
+    own = [FedwanCallback()] if with_fedwan else []
+    trainer = Trainer(
+        default_root_dir=folder,
+        accelerator="cpu",
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+        callbacks=[*own, *callbacks],
+        **{"max_epochs": -1, "logger": False} | settings,
+    )
+    validation = DataLoader(Points(), 6) if module == "net" else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(made, loader_of(loader), validation)
+    return made
+
+
+class Dawdle(Callback):
+    """Leaves time to be killed in."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        import time
+
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    fit(Path(sys.argv[1]), sys.argv[2], sys.argv[3], [Dawdle()], val_check_interval=4)

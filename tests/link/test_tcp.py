@@ -1,0 +1,241 @@
+"""The data plane's own sockets get the congestion control that was asked for; no others do."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fedwan.link import tcp
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.tcp import Congestion, read_state
+from tests.planes import Bench, dialling, header_of, random_payload, serving
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
+
+
+def control_of(sock: socket.socket) -> str:
+    raw = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    return raw.split(b"\0")[0].decode()
+
+
+def usable() -> list[str]:
+    """Names that this user may set here; `reno` is in every kernel."""
+    names = []
+    with socket.socket() as probe:
+        for name in ("reno", "cubic", "bbr"):
+            try:
+                probe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+            except OSError:
+                continue
+            names.append(name)
+    return names
+
+
+@pytest.fixture
+def other() -> str:
+    """One that is not the system's, so that a change shows."""
+    with socket.socket() as probe:
+        system = control_of(probe)
+    return next(name for name in usable() if name != system)
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        yield found
+
+
+def test_connections_to_the_coordinator_change_and_no_others(
+    other: str, listener: socket.socket
+) -> None:
+    port = listener.getsockname()[1]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as elsewhere,
+        socket.create_connection(("127.0.0.1", port)) as ours,
+        socket.create_connection(elsewhere.getsockname()) as foreign,
+        listener.accept()[0] as far_end,
+    ):
+        before = control_of(foreign)
+        assert Congestion(other).apply_to_peer(f"localhost:{port}") == 1
+        assert control_of(ours) == other
+        assert [control_of(s) for s in (foreign, far_end, listener)] == [before] * 3
+        ours.sendall(b"still open")
+        assert far_end.recv(100) == b"still open"
+
+
+def test_an_ipv6_socket_that_speaks_ipv4_is_found(other: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    with socket.socket(socket.AF_INET6) as ours:
+        ours.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        ours.connect(("::ffff:127.0.0.1", port))
+        assert Congestion(other).apply_to_peer(f"127.0.0.1:{port}") == 1
+        assert control_of(ours) == other
+
+
+def test_accepted_sockets_inherit_the_listener_s(other: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    assert Congestion(other).apply_to_listener(port) == 1
+    with socket.create_connection(("127.0.0.1", port)), listener.accept()[0] as accepted:
+        assert control_of(accepted) == other
+
+
+def test_the_system_s_stays_if_it_is_wished_for(other: str, listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as ours:
+        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
+        assert Congestion("system").apply_to_peer(f"127.0.0.1:{port}") == 1
+        assert control_of(ours) == other
+
+
+def test_sockets_hold_little_that_is_unsent(listener: socket.socket) -> None:
+    def limit(sock: socket.socket) -> int:
+        return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+
+    port, choice = listener.getsockname()[1], Congestion("system")
+    choice.apply_to_listener(port)
+    with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as accepted:
+        choice.apply_to_peer(f"127.0.0.1:{port}")
+        assert limit(ours) == limit(accepted) == tcp.UNSENT_BYTES
+
+
+def test_a_pace_is_set_on_both_ends_and_what_is_accepted_has_it(listener: socket.socket) -> None:
+    def pace(sock: socket.socket) -> int:
+        raw = sock.getsockopt(socket.SOL_SOCKET, tcp.SO_MAX_PACING_RATE, 8)
+        return int.from_bytes(raw, sys.byteorder)
+
+    port, choice = listener.getsockname()[1], Congestion("system", 98.5)
+    choice.apply_to_listener(port)
+    with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as accepted:
+        choice.apply_to_peer(f"127.0.0.1:{port}")
+        assert pace(ours) == pace(accepted) == 98.5e6 / 8
+    with socket.create_connection(("127.0.0.1", port)) as ours:
+        Congestion("system").apply_to_peer(f"127.0.0.1:{port}")
+        assert pace(ours) == 2**64 - 1
+
+
+@pytest.mark.parametrize(("name", "is_bbr"), [("bbr", True), ("cubic", False), ("", False)])
+def test_where_nothing_is_set_the_system_s_control_counts(
+    name: str, is_bbr: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "tcp_congestion_control").write_text("cubic\n")
+    monkeypatch.setattr(tcp, "_SYSCTLS", tmp_path)
+    monkeypatch.setattr(tcp, "_choose", lambda setting: setting)
+    assert Congestion(name).is_bbr is is_bbr
+    (tmp_path / "tcp_congestion_control").write_text("bbr\n")
+    assert Congestion("").is_bbr
+
+
+def test_bytes_sent_are_counted_for_connections_to_the_peer_alone(
+    listener: socket.socket,
+) -> None:
+    port = listener.getsockname()[1]
+    with socket.create_connection(("127.0.0.1", port)) as ours, listener.accept()[0] as far_end:
+        before = read_state(f"127.0.0.1:{port}")
+        ours.sendall(bytes(1000))
+        far_end.sendall(bytes(5000))
+        far_end.recv(1000)
+        after = read_state(f"127.0.0.1:{port}")
+        assert after.sent - before.sent == 1000
+        assert after.congestion == control_of(ours) and after.rtt_us > 0
+
+
+def test_no_descriptor_is_left_open(other: str, listener: socket.socket) -> None:
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    choice, port = Congestion(other), listener.getsockname()[1]
+    before = num_open()
+    for _ in range(10):
+        choice.apply_to_listener(port)
+        choice.apply_to_peer(f"127.0.0.1:{port}")
+    assert num_open() == before
+
+
+class Refusing(socket.socket):
+    """A socket of a user who may not, or of a kernel that cannot."""
+
+    error: type[OSError] = PermissionError
+
+    def setsockopt(self, *args: object) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "mend"),
+    [
+        (PermissionError, "sysctl -w net.ipv4.tcp_allowed_congestion_control='"),
+        (FileNotFoundError, "modprobe tcp_bbr"),
+    ],
+)
+def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: type[OSError],
+    mend: str,
+) -> None:
+    monkeypatch.setattr(Refusing, "error", error)
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
+    with caplog.at_level(logging.WARNING):
+        choice = Congestion("bbr")
+        assert choice.apply_to_peer("127.0.0.1:1") == 0
+    (record,) = caplog.records
+    assert "link.congestion = 'bbr'" in record.message and mend in record.message
+    assert "\n" not in record.message
+    assert choice.name == ""
+
+
+def test_a_link_warns_once_of_a_control_that_is_refused(
+    identities: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
+    with caplog.at_level(logging.WARNING):
+        with dialling(1, identities / "s1", congestion="bbr", channels=0):
+            pass
+    assert len([r for r in caplog.records if "link.congestion" in r.message]) == 1
+
+
+def test_auto_says_nothing_where_bbr_is_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(tcp.socket, "socket", Refusing)
+    with caplog.at_level(logging.WARNING):
+        assert Congestion("auto").name == ""
+    assert caplog.records == []
+
+
+@pytest.mark.skipif("bbr" not in usable(), reason="no bbr for this user")
+def test_auto_takes_bbr_where_it_may() -> None:
+    assert Congestion("auto").name == "bbr"
+
+
+def test_an_upload_and_its_server_run_with_the_wish(
+    tmp_path: Path, identities: Path, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both ends are in this process, so its sockets tell: to the port, from it, and listening."""
+    bench = Bench(tmp_path, num_values=1_000_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    with (
+        serving(bench.hub, identities, congestion=other) as plane,
+        dialling(plane.port, identities / "s1", channels=3, congestion=other) as link,
+    ):
+        link.join(bench.hello("s1"))
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+        served, dialled = [], []
+        for found in tcp._sockets(lambda connection: True):
+            try:
+                peer = found.getpeername()[1]
+            except OSError:
+                assert found.getsockname()[1] != plane.port or control_of(found) == other
+                continue
+            if found.getsockname()[1] == plane.port:
+                served.append(control_of(found))
+            elif peer == plane.port:
+                dialled.append(control_of(found))
+    assert served == [other] * 4  # 3 and Control
+    assert dialled.count(other) >= 3

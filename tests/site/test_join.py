@@ -1,0 +1,235 @@
+"""`fedwan.join` around a script of one's own, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedwan
+from fedwan.errors import UserError
+from fedwan.simulation import Absence, simulate
+from fedwan.site.alone import Alone
+from fedwan.site.site import Site
+from fedwan.state import State
+from tests.site.support import Batches, asked, network
+
+STEPS = 12
+PLAIN = {  # outer steps that take the mean of one site's weights for the new ones
+    "diloco": "strategy=diloco outer.net.lr=1 outer.net.momentum=0",
+    "local_sgd": "strategy=local_sgd",
+}
+OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.002, momentum=0.9, nesterov=True),
+    "adamw": lambda params: torch.optim.AdamW(params, lr=1e-2),
+    "adamw_amsgrad": lambda params: torch.optim.AdamW(params, lr=1e-2, amsgrad=True),
+    "rmsprop": lambda params: torch.optim.RMSprop(params, lr=1e-3, momentum=0.5),
+    "adafactor": lambda params: torch.optim.Adafactor(params, lr=1e-2),
+}
+
+
+class Trainer:
+    """A plain loop's parts: a network with dropout, an optimiser, a scheduler, data.
+
+    Weights near 1 stay within a factor of two of where they began, so that Δ is exact: near 0 it is
+    rounded, and the global weights then lie a last bit beside the local ones.
+    """
+
+    def __init__(self, kind: str, is_exact: bool = False) -> None:
+        self.net = nn.Sequential(network(), nn.Dropout(0.1))
+        if is_exact:
+            for param in self.net.parameters():
+                nn.init.uniform_(param, 0.9, 1.1, generator=torch.Generator().manual_seed(1))
+        self.optimizer = OPTIMIZERS[kind](self.net.parameters())
+        self.scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, STEPS)
+        self.batches = Batches()
+        torch.manual_seed(7)
+
+    def step(self, reduce: Callable[[], object] = lambda: None) -> Tensor:
+        x, target = next(self.batches)
+        loss = (self.net(x) - target).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        reduce()
+        self.optimizer.step()
+        self.scheduler.step()
+        return loss.detach()
+
+    def join(self, **options: Any) -> Site | Alone:
+        given = {
+            "networks": {"net": self.net},
+            "optimizers": {"net": self.optimizer},
+            "state": {"scheduler": self.scheduler, "batches": self.batches},
+        }
+        return fedwan.join(**(given | options))
+
+    def weights(self) -> State:
+        return {f"net/{n}": p.detach().clone() for n, p in self.net.named_parameters()}
+
+
+def plainly(kind: str, is_exact: bool = False) -> Trainer:
+    trainer = Trainer(kind, is_exact)
+    for _ in range(STEPS):
+        trainer.step()
+    return trainer
+
+
+def joined(
+    kind: str, folder: Path, words: str, is_exact: bool = False, **absences: Absence
+) -> tuple[State, Trainer]:
+    """The coordinator's weights, and the trainer as its last process left it."""
+    trainers: list[Trainer] = []
+
+    def train(_: object) -> None:
+        trainer = Trainer(kind, is_exact)
+        trainers.append(trainer)
+        with trainer.join() as site:
+            for _ in site:
+                site.log(loss=trainer.step(site.reduce))
+
+    config = asked("steps=12", *words.split())
+    run = simulate(config, folder, train=train, absences=absences)
+    return run.model.state, trainers[-1]
+
+
+def assert_same(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+    assert state.keys() == other.keys()
+    assert all(torch.equal(state[name], other[name]) for name in state)
+
+
+# What joining changes ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("h", [1, 3, 4, 12])
+def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
+    kind: str, h: int, tmp_path: Path
+) -> None:
+    for name, words in PLAIN.items():
+        for is_exact in (True, False):
+            plain = plainly(kind, is_exact)
+            folder = tmp_path / f"{name}-{is_exact}"
+            state, trainer = joined(kind, folder, f"{words} h={h}", is_exact)
+            assert_same(state, trainer.weights())
+            limit = 0 if is_exact else 1e-7
+            torch.testing.assert_close(state, plain.weights(), rtol=0, atol=limit)
+            assert trainer.scheduler.state_dict() == plain.scheduler.state_dict()
+
+
+@pytest.mark.parametrize("words", PLAIN.values())
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_killed_script_takes_the_steps_that_it_would_have_taken(
+    words: str, kind: str, tmp_path: Path
+) -> None:
+    whole, first = joined(kind, tmp_path / "a", f"{words} h=2")
+    again, second = joined(kind, tmp_path / "b", f"{words} h=2", s1=Absence(0.5, 0.5))
+    assert_same(whole, again)
+    assert first.scheduler.state_dict() == second.scheduler.state_dict()
+    assert torch.equal(next(first.batches)[0], next(second.batches)[0])
+
+
+# One line each -----------------------------------------------------------------------------------
+
+
+def refused(folder: Path, train: Callable[[Trainer], object], *words: str) -> str:
+    with pytest.raises(UserError) as raised:
+        simulate(asked(*words), folder, train=lambda _: train(Trainer("adamw")))
+    text = str(raised.value)
+    assert text and "\n" not in text
+    return text
+
+
+class Odd:
+    """Keeps what no checkpoint takes."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"self": Odd}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        raise AssertionError
+
+
+def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
+    stranger = torch.optim.SGD(network().parameters())
+    for options, text in (
+        ({"networks": {}}, "got no networks; give at least one"),
+        ({"optimizers": {}}, "got no optimizers; give at least one"),
+        ({"optimizers": {"net": stranger}}, "no optimiser holds a parameter of net"),
+        ({"kinds": {"nett": "regression"}}, "kinds['nett'] = 'regression': trained are net"),
+        ({"kinds": {"net": "regresion"}}, "kinds are adversarial and regression"),
+    ):
+        assert text in refused(tmp_path, lambda trainer, o=options: trainer.join(**o))  # type: ignore[misc]
+
+
+def test_an_optimiser_with_parameters_of_others_is_refused(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        trainer.join()
+
+    assert "holds a parameter of shape (3,) that is in none of" in refused(tmp_path, train)
+
+
+def test_state_that_no_checkpoint_keeps_is_refused(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        with trainer.join(state={"odd": Odd()}) as site:
+            for _ in site:
+                trainer.step()
+
+    assert "state['odd']" in (text := refused(tmp_path, train)) and "Odd" in text
+
+
+def test_a_loop_that_ends_early_is_refused(tmp_path: Path) -> None:
+    def train(trainer: Trainer) -> None:
+        with trainer.join() as site:
+            for step in site:
+                trainer.step()
+                if step == 2:
+                    break
+
+    assert "left its loop at step 2 of 8" in refused(tmp_path, train)
+
+
+@pytest.mark.parametrize("strategy", ["sync", "parameter_server"])
+def test_a_step_without_reduce_is_refused_where_gradients_are_exchanged(
+    strategy: str, tmp_path: Path
+) -> None:
+    def train(trainer: Trainer) -> None:
+        with trainer.join() as site:
+            for _ in site:
+                trainer.step()
+
+    text = refused(tmp_path, train, f"strategy={strategy}")
+    assert f"'{strategy}' exchanges gradients, and the step had no site.reduce()" in text
+
+
+def test_an_error_of_the_scripts_own_is_the_one_that_is_raised(tmp_path: Path) -> None:
+    def train(_: object) -> None:
+        with Trainer("sgd").join() as site:
+            for _ in site:
+                raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        simulate(asked(), tmp_path, train=train)
+
+
+# Alone -------------------------------------------------------------------------------------------
+
+
+def test_a_script_that_nobody_started_trains_alone() -> None:
+    plain, trainer = plainly("adamw"), Trainer("adamw")
+    with trainer.join(steps=STEPS) as site:
+        assert isinstance(site, Alone)
+        for step in site:
+            assert step == site.step
+            site.log(loss=trainer.step(site.reduce))
+    assert_same(trainer.weights(), plain.weights())
+    assert site.is_done
+
+
+def test_alone_needs_a_number_of_steps() -> None:
+    with pytest.raises(UserError, match="steps = 0: .* give fedwan.join"):
+        Trainer("sgd").join()

@@ -1,0 +1,260 @@
+"""What every strategy must do: resolve, refuse, build, train, and bear a site that goes away."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan import simulation
+from fedwan.app import load_run, load_strategy, resolve, strategy_names
+from fedwan.codecs import bf16, int4, int8, plain
+from fedwan.config import Config, InnerConfig, OuterConfig
+from fedwan.errors import ConfigError
+from fedwan.recipes import resolve_strategy
+from fedwan.simulation import Absence
+from fedwan.state import State
+from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
+from strategies import diloco, eager_diloco
+from tests.support import GAN as TINY_GAN
+from tests.support import run_tiny, spec, tiny_config
+
+GRADIENTS = {"parameter_server", "sync"}
+ON_ARRIVAL = {"async_diloco", "parameter_server"}
+STREAMS = {"eager_diloco", "streaming_diloco"}
+GAN: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
+FLOW: dict[str, NetworkKind] = {"velocity": "regression"}
+
+every_strategy = pytest.mark.parametrize("name", strategy_names())
+every_workload = pytest.mark.parametrize("networks", [GAN, FLOW], ids=["gan", "flow"])
+
+
+def make_config(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
+    inner = {network: InnerConfig() for network in networks}
+    return Config(strategy=name, sites=sites, steps=200, inner=inner)
+
+
+def resolved(name: str, networks: dict[str, NetworkKind], sites: int = 2) -> Config:
+    config = make_config(name, networks, sites)
+    load_strategy(name).resolve(config, networks)
+    return config
+
+
+def short(name: str, **sections: Any) -> dict[str, Any]:
+    """Arguments of a tiny configuration with two updates of four steps, or of one."""
+    h = 1 if name in GRADIENTS else 4
+    stream = {"stream": {"fragments": 2, "tau": 1}} if name in STREAMS else {}
+    return {"h": h, "steps": 2 * h, **stream, **sections}
+
+
+# Recipes -----------------------------------------------------------------------------------------
+
+
+@every_strategy
+@every_workload
+def test_resolving_twice_changes_nothing(name: str, networks: dict[str, NetworkKind]) -> None:
+    once = resolved(name, networks)
+    twice = copy.deepcopy(once)
+    load_strategy(name).resolve(twice, networks)
+    assert once == twice
+
+
+@every_strategy
+@every_workload
+def test_it_builds_for_every_workload(name: str, networks: dict[str, NetworkKind]) -> None:
+    config = resolved(name, networks, sites=3)
+    config.codec.up, config.codec.down = "bf16", "fp32"
+    strategy: Strategy = load_strategy(name).build(config)
+    assert (strategy.h, strategy.up.name, strategy.down.name) == (config.h, "bf16", "fp32")
+    assert strategy.contributes == ("gradient" if name in GRADIENTS else "delta")
+    assert strategy.policy.num_sites == 3
+    assert all(bool((value < 0).all()) for value in stepped(strategy, list(networks), 1).values())
+
+
+def stepped(strategy: Strategy, networks: list[str], num: int) -> State:
+    """Global weights that were 0, after so many deltas of 1."""
+    layout = {f"{network}/w": spec((2,)) for network in networks}
+    model = {tensor: torch.zeros(2) for tensor in layout}
+    step = strategy.server_step(model, layout)
+    for _ in range(num):
+        step.commit(plain(step.propose({tensor: torch.ones(2) for tensor in layout})))
+    return model
+
+
+@every_strategy
+def test_a_quorum_reaches_the_policy(name: str) -> None:
+    config = resolved(name, FLOW, sites=4)
+    config.round.quorum, config.round.patience_s = 3, 9.0
+    policy = load_strategy(name).build(config).policy
+    assert policy[:3] == (4, 3, 9.0)
+    assert (policy.arrivals_from is None) == (name not in ON_ARRIVAL)
+
+
+@every_strategy
+def test_steps_that_no_round_would_merge_are_refused(name: str) -> None:
+    config = make_config(name, FLOW)
+    config.steps, config.h = 201, 1 if name in GRADIENTS else 20
+    if name in GRADIENTS:
+        load_strategy(name).resolve(config, FLOW)
+        return
+    with pytest.raises(ConfigError, match="steps=201 is no multiple of h=20"):
+        load_strategy(name).resolve(config, FLOW)
+
+
+@every_strategy
+def test_a_network_may_have_a_codec_of_its_own(name: str) -> None:
+    words = ["network.discriminator.codec_up=int8", "network.generator.codec_down=bf16"]
+    config = load_run(None, [f"strategy={name}", "codec.up=int4", "codec.down=int4", *words])
+    strategy = load_strategy(name).build(config)
+    assert [strategy.up.of(n).encoding for n in GAN] == [int8().encoding, int4().encoding]
+    assert [strategy.down.of(n).encoding for n in GAN] == [int4().encoding, bf16().encoding]
+    fed = name == "scaffnew"
+    assert all(c.of(n).has_feedback is fed for n in GAN for c in (strategy.up, strategy.down))
+    assert resolve(config) == config
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ("strategy=local_sgd outer.generator.lr=0.5", "outer.generator has no effect.*diloco"),
+        ("strategy=parameter_server outer.generator.lr=0.5", "outer.generator has no effect"),
+        ("strategy=sparse_loco outer.generator.lr=0.5", "outer.generator has no effect.*diloco"),
+        ("strategy=sync outer.generator.lr=0.5", "outer.generator has no effect.*diloco"),
+        ("strategy=sync h=20", "h=20 has no effect.*strategy=local_sgd"),
+        ("strategy=eager_diloco stream.alpha=0.5", "stream.alpha=0.* has no effect.*streaming"),
+        (
+            "strategy=eager_diloco stream.tau=0",
+            "stream.tau=0 leaves no .*set stream.tau=1",
+        ),
+        ("strategy=async_diloco network.discriminator.h=5", "network.discriminator.h=5 has no"),
+        ("strategy=parameter_server network.discriminator.h=5", "h=5 (has no|does not divide)"),
+        ("network.critic.h=5", "network.critic: workload 'gan' trains"),
+        ("network.generator.codec_up=int3", "codec 'int3' does not exist.*did you mean 'int4'"),
+        ("strategy=scaffnew codec.up=topk2", "set codec.up=int4, or strategy=local_sgd"),
+        ("strategy=scaffnew network.generator.codec_up=topk2", "generator.codec_up=int4, or"),
+        ("strategy=scaffnew round.least_steps=1", "compares equal numbers of steps"),
+        (
+            "strategy=scaffnew round.max_staleness=1 round.quorum=3 round.grace=3",
+            "steps from the same weights",
+        ),
+        ("strategy=scaffnew outer.generator.lr=0.5", "averages the weights"),
+        ("strategy=scaffnew stream.tau=2", "stream.tau"),
+    ],
+)
+def test_a_setting_that_would_have_no_effect_is_refused_with_the_mend(
+    words: str, text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text) as raised:
+        load_run(None, ["workload=gan", "sites=4", *words.split()])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_codec_that_no_network_takes_is_refused() -> None:
+    words = ["network.generator.codec_up=int4", "network.discriminator.codec_up=fp32"]
+    config = load_run(None, [*words, "strategy=sparse_loco"])
+    assert (config.codec.up, config.codec.down) == ("int4", "int4")
+    with pytest.raises(ConfigError, match=r"^codec.up=bf16 has no effect: .*; leave it out$"):
+        load_run(None, [*words, "codec.up=bf16"])
+
+
+@pytest.mark.parametrize(
+    ("sites", "lr"), [(1, 0.4), (2, 0.6), (3, 0.6), (4, 0.6), (5, 0.6), (8, 0.8), (16, 0.8)]
+)
+def test_a_flows_outer_lr_grows_with_the_number_of_sites_and_a_gans_does_not(
+    sites: int, lr: float
+) -> None:
+    gentle = OuterConfig(0.5, 0.5)
+    assert resolved("diloco", FLOW, sites).outer == {"velocity": OuterConfig(lr, 0.9)}
+    assert resolved("diloco", GAN, sites).outer == {"discriminator": gentle, "generator": gentle}
+
+
+def test_diloco_is_nesterov_with_the_user_s_own_settings() -> None:
+    config = make_config("diloco", FLOW)
+    config.outer["velocity"] = OuterConfig(0.5, 0.5)
+    resolve_strategy(diloco, config, FLOW)
+    # b = 1, 1.5; steps -0.5 (1 + 0.5 b)
+    assert stepped(diloco.build(config), list(FLOW), 2)["velocity/w"][0] == -0.75 - 0.875
+
+
+def test_eager_updates_know_their_own_part_of_the_outer_step() -> None:
+    config = make_config("eager_diloco", FLOW, sites=4)
+    config.outer["velocity"] = OuterConfig(0.6, 0.9)
+    resolve_strategy(eager_diloco, config, FLOW)
+    strategy = eager_diloco.build(config)
+    assert strategy.overlap.tau == 5
+    (parts,) = strategy.hook.args  # type: ignore[union-attr]
+    assert parts["velocity"] == pytest.approx((0.6 * 1.9 / 4, 0.9))
+
+
+# Training ----------------------------------------------------------------------------------------
+
+
+@every_strategy
+@pytest.mark.parametrize("codec", ["fp32", "bf16"])
+def test_every_site_ends_on_the_coordinators_bits(name: str, codec: str, tmp_path: Path) -> None:
+    up, down = ("int8" if codec == "bf16" else codec), codec
+    config = tiny_config(name, TINY_GAN, **short(name, codec={"up": up, "down": down}))
+    ran = run_tiny(tmp_path, config, norm=True)
+    assert len(ran.hashes) == 1
+    assert ran.result.totals.contributions >= 4
+    assert all(bool(value.isfinite().all()) for value in ran.state.values())
+
+
+@pytest.mark.parametrize("name", ["diloco", "streaming_diloco"])
+def test_outer_lr_1_without_momentum_averages_a_network_beside_one_with_momentum(
+    name: str, tmp_path: Path
+) -> None:
+    def trained(name: str, **sections: Any) -> State:
+        config = tiny_config(name, TINY_GAN, h=4, steps=16, **sections)
+        return run_tiny(tmp_path / name, config).state
+
+    stream = {"stream": {"fragments": 1, "tau": 0}} if name in STREAMS else {}
+    averaged = trained("local_sgd")
+    ran = trained(name, outer={"discriminator": {"lr": 1.0, "momentum": 0.0}}, **stream)
+    for tensor, value in averaged.items():
+        assert torch.equal(value, ran[tensor]) == tensor.startswith("discriminator/")
+
+
+ABSENCES = [
+    *((name, quorum, {}) for name in strategy_names() for quorum in (2, 3) if name != "sync"),
+    ("sync", 3, {}),
+    ("diloco", 2, {"round": {"least_steps": 1}}),
+    ("streaming_diloco", 2, {"network": {"discriminator": {"h": 2}}}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "quorum", "more"), ABSENCES)
+def test_a_run_bears_a_site_that_dies_at_a_third_and_returns_at_two_thirds(
+    name: str,
+    quorum: int,
+    more: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+    h = 1 if name in GRADIENTS else 6
+    rounds: dict[str, Any] = {"quorum": quorum, "patience_s": 30.0}
+    if quorum < 3 and name not in GRADIENTS | ON_ARRIVAL:
+        rounds["grace"] = 3.0
+    sections = {"stream": {"fragments": 2}} if name in STREAMS else {}
+    sections |= more | {"round": rounds | more.get("round", {})}
+    inner = dict.fromkeys(TINY_GAN, TINY_GAN["discriminator"])
+    config = tiny_config(
+        name,
+        inner,
+        sites=3,
+        h=h,
+        steps=20 * h,
+        kind="regression",
+        checkpoint={"every": 1},
+        **sections,
+    )
+    ran = run_tiny(tmp_path, config, absences={"s2": Absence(1 / 3, 2 / 3)})
+    assert len(ran.hashes) == 1
+    assert ran.rounds("s2")[-1]["step"] >= 0.9 * config.steps or h == 1, "it came back"
+    assert ran.result.totals.rejoins == 1

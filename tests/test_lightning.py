@@ -1,0 +1,304 @@
+"""`fedwan.lightning`: runs in Lightning's own Trainer."""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.loggers import CSVLogger
+from pytorch_lightning.plugins.precision import MixedPrecision
+from torch import nn
+from torch.utils.data import DataLoader
+
+from fedwan.app import load_run
+from fedwan.config import Config, to_json
+from fedwan.coordinator.run import CoordinatedRun
+from fedwan.errors import UserError
+from fedwan.lightning import FedwanCallback
+from fedwan.link.server import DataPlane
+from fedwan.link.tls import Identity
+from fedwan.simulation import Absence, SimulatedRun, simulate
+from fedwan.site.assignment import VARIABLE, Assignment
+from fedwan.state import State, state_of
+from tests.lightning_modules import LOADERS, Gan, Net, fit
+
+# Lightning has advice to give: workers, intervals, an accelerator.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+ROOT = Path(__file__).resolve().parents[1]
+NETWORKS = {"net": ("net",), "gan": ("discriminator", "generator")}
+FULL = ("codec.up=fp32", "codec.down=fp32")
+
+
+def config_of(module: str, steps: int, h: int, *words: str) -> Config:
+    """One site whose outer optimiser takes over what the site has."""
+    networks = NETWORKS.get(module, NETWORKS["gan"])
+    outer = [f"outer.{n}.{word}" for n in networks for word in ("lr=1", "momentum=0")]
+    fixed = ["workload=command", f"steps={steps}", "eval.every=0", "checkpoint.every=1"]
+    return load_run(None, [*fixed, "sites=1", f"h={h}", *FULL, *outer, *words])
+
+
+def trained(
+    folder: Path,
+    module: str = "net",
+    steps: int = 12,
+    h: int = 2,
+    absence: Absence | None = None,
+    **settings: Any,
+) -> SimulatedRun:
+    """One site's run."""
+    return simulate(
+        config_of(module, steps, h),
+        folder,
+        train=lambda place: fit(folder, module, **settings),
+        absences={"s1": absence} if absence else {},
+    )
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for the farewell of a site whose script has failed."""
+    monkeypatch.setattr("fedwan.coordinator.rounds.FAREWELL_S", 0.1)
+
+
+def same(one: State, other: State) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+class Watcher(Callback):
+    """Weights as each batch leaves them, and how often a user's hooks were called."""
+
+    def __init__(self) -> None:
+        self.seen: list[State] = []
+        self.validations = 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        self.seen.append({n: t.clone() for n, t in pl_module.state_dict().items()})
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        self.validations += not trainer.sanity_checking
+
+
+@pytest.mark.parametrize("module", ["net", "gan", "turns"])
+def test_the_callback_changes_no_bit_of_what_the_trainer_does(tmp_path: Path, module: str) -> None:
+    joined, plain = Watcher(), Watcher()
+    per_step = 1 if module == "net" else 2
+    run = trained(tmp_path / "run", module, steps=10, h=10, callbacks=[joined])
+    max_steps = 10 * per_step
+    made = fit(tmp_path, module, callbacks=[plain], with_fedwan=False, max_steps=max_steps)
+    *before, _ = zip(joined.seen, plain.seen, strict=True)
+    assert all(same(one, other) for one, other in before)  # the last is merged already
+    children = {name: made.get_submodule(name) for name in NETWORKS.get(module, NETWORKS["gan"])}
+    torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("module", "loader"), [*(("net", loader) for loader in LOADERS), ("turns", "plain")]
+)
+def test_a_site_that_died_in_mid_epoch_goes_on_to_the_same_bits(
+    tmp_path: Path, module: str, loader: str
+) -> None:
+    settings: dict[str, Any] = {"loader": loader}
+    if module == "net":
+        settings["val_check_interval"] = 4
+    whole = trained(tmp_path / "whole", module, steps=20, **settings)
+    died = trained(tmp_path / "died", module, 20, absence=Absence(0.4, 0.4), **settings)
+    assert whole.site_sha256 == died.site_sha256
+
+
+@pytest.mark.parametrize(
+    "leaves_at", [0.1, 0.5, 0.6], ids=["first_epoch", "validation", "epochs_end"]
+)
+def test_it_goes_on_to_the_same_bits_wherever_it_died(tmp_path: Path, leaves_at: float) -> None:
+    whole = trained(tmp_path / "whole", steps=20, val_check_interval=4)
+    absence = Absence(leaves_at, leaves_at)
+    died = trained(tmp_path / "died", steps=20, absence=absence, val_check_interval=4)
+    assert whole.site_sha256 == died.site_sha256
+
+
+class Served:
+    """A coordinator behind TLS, and the script of its only site in a process of its own."""
+
+    def __init__(self, folder: Path, identities: Path, config: Config) -> None:
+        self.folder, self.identities, self.config = folder, identities, config
+        self.run = CoordinatedRun(
+            config, "run-1", folder / "hub", lambda row: None, lambda *_: None, lambda *_: None
+        )
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        identity = Identity.load(self.identities / "coordinator", "coordinator")
+        link = self.config.link
+        plane = DataPlane(self.run.hub, identity, "127.0.0.1", 0, 24, link.heartbeat_s, "auto")
+        plane.start()
+        self.address = f"127.0.0.1:{plane.port}"
+        thread = threading.Thread(target=self.run.train)
+        thread.start()
+        try:
+            yield
+            thread.join(60)
+        finally:
+            self.run.hub.finish("the test is over")
+            thread.join()
+            plane.stop(0.1)
+
+    def start(self, module: str, loader: str) -> subprocess.Popen[bytes]:
+        path = self.folder / "assignment.json"
+        Assignment(
+            *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
+            *(str(self.folder / "site"), "", False, os.getpid()),
+        ).write(path)
+        argv = ["-W", "ignore", "-m", "tests.lightning_modules", str(self.folder), module, loader]
+        env = os.environ | {VARIABLE: str(path), "PYTHONPATH": str(ROOT)}
+        return subprocess.Popen([sys.executable, *argv], cwd=ROOT, env=env)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
+    tmp_path: Path, identities: Path
+) -> None:
+    ends = []
+    for kills in (0, 1):
+        config = config_of("net", 40, 2, "threads=1")
+        served = Served(tmp_path / str(kills), identities, config)
+        with served.serving():
+            process = served.start("net", "plain")
+            if kills:
+                deadline = time.monotonic() + 60
+                while served.run.share_done() < 0.4 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                process = served.start("net", "plain")
+            assert process.wait(60) == 0
+        ends.append(served.run.site_sha256())
+    assert ends[0] == ends[1] != {}
+
+
+def test_users_callbacks_loggers_and_validation_stay(tmp_path: Path) -> None:
+    watcher, logger = Watcher(), CSVLogger(tmp_path, "", "")
+    settings = {"callbacks": [watcher], "logger": logger, "log_every_n_steps": 1}
+    run = trained(tmp_path, steps=12, val_check_interval=3, **settings)
+    assert (len(watcher.seen), watcher.validations) == (12, 4)
+    rows = list(csv.DictReader((tmp_path / "metrics.csv").open()))
+    assert len([row for row in rows if row["loss_step"]]) == 12
+    told = [row for record in run.records for row in record.get("losses", {})]
+    assert set(told) <= {"loss"}
+
+
+def test_an_accumulated_batch_is_no_step(tmp_path: Path) -> None:
+    watcher = Watcher()
+    trained(tmp_path, steps=4, h=1, callbacks=[watcher], accumulate_grad_batches=4)
+    assert len(watcher.seen) == 12  # of six batches in an epoch: four, and the last two
+
+
+def test_networks_that_are_trained_in_turn_make_one_step_together(tmp_path: Path) -> None:
+    watcher = Watcher()
+    trained(tmp_path, "turns", steps=6, callbacks=[watcher])
+    assert len(watcher.seen) == 12
+
+
+class Overflow(Callback):
+    """The third batch's gradients overflow."""
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.fit_loop.total_batch_idx == 2:
+            pl_module.net[0].weight.grad.fill_(torch.inf)
+
+
+def test_a_step_that_amp_skips_does_not_count(tmp_path: Path) -> None:
+    watcher, half = Watcher(), MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", 8.0))
+    settings = {"callbacks": [Overflow(), watcher], "plugins": [half]}
+    trained(tmp_path, steps=8, **settings)
+    assert len(watcher.seen) == 9
+
+
+def exchanging(folder: Path, module: str) -> SimulatedRun:
+    words = [f"inner.{n}.name={v}" for n, v in zip(NETWORKS["gan"], ("adam", "adam"), strict=True)]
+    words += [f"inner.{n}.lr=0.01" for n in NETWORKS["gan"]]
+    fixed = ["workload=command", "strategy=sync", "sites=1", "steps=4", "eval.every=0"]
+    return simulate(
+        load_run(None, [*fixed, *words]), folder, train=lambda place: fit(folder, module)
+    )
+
+
+def test_gradients_of_all_networks_are_exchanged_before_the_first_step(tmp_path: Path) -> None:
+    run = exchanging(tmp_path, "together")
+    plain = fit(tmp_path, "together", with_fedwan=False, max_steps=8)
+    children = {name: plain.get_submodule(name) for name in NETWORKS["gan"]}
+    torch.testing.assert_close(run.model.state, state_of(children), rtol=0, atol=1e-6)
+
+
+def test_gradients_that_come_after_a_step_are_refused(tmp_path: Path, impatient: None) -> None:
+    with pytest.raises(UserError, match="call every manual_backward"):
+        exchanging(tmp_path, "gan")
+
+
+def test_a_fit_that_ends_before_the_run_says_what_to_set(tmp_path: Path, impatient: None) -> None:
+    with pytest.raises(UserError, match=r"ended at step 6 of 12.*max_epochs=-1"):
+        trained(tmp_path, steps=12, max_epochs=1)
+
+
+def test_trained_parameters_outside_of_networks_are_named(tmp_path: Path) -> None:
+    class Loose(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(1))
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([self.scale, *self.net.parameters()], lr=0.1)
+
+    def train(place: object) -> None:
+        trainer = Trainer(accelerator="cpu", barebones=True, callbacks=[FedwanCallback()])
+        trainer.fit(Loose(), DataLoader(torch.ones(4, 2)))
+
+    with pytest.raises(UserError, match="Loose trains scale outside"):
+        simulate(config_of("net", 4, 2), tmp_path, train=train)
+
+
+def test_weights_from_a_checkpoint_of_lightnings_are_refused(tmp_path: Path) -> None:
+    trainer = Trainer(accelerator="cpu", barebones=True, max_steps=1)
+    trainer.fit(Gan(), DataLoader(torch.ones(4, 2)))
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+
+    def train(place: object) -> None:
+        trainer = Trainer(accelerator="cpu", barebones=True, callbacks=[FedwanCallback()])
+        trainer.fit(Gan(), DataLoader(torch.ones(4, 2)), ckpt_path=tmp_path / "x.ckpt")
+
+    with pytest.raises(UserError, match="ckpt_path"):
+        simulate(config_of("gan", 4, 2), tmp_path, train=train)
+
+
+def test_the_documented_script_trains_alone_and_in_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/lightning.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    script: dict[str, Any] = {"__name__": "script"}
+    exec(compile(source, "docs/lightning.md", "exec"), script)
+    script["main"]()
+    config = load_run(None, ["workload=command", "sites=1", "h=20", "eval.every=0"])
+    run = simulate(config, tmp_path / "run", train=lambda place: script["main"]())
+    assert run.totals.contributions == 10
+
+
+def test_where_lightning_is_missing_it_is_said_what_to_install() -> None:
+    hide = "import sys; sys.modules['lightning'] = sys.modules['pytorch_lightning'] = None"
+    argv = [sys.executable, "-c", f"{hide}; import fedwan.lightning"]
+    ended = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode != 0
+    assert "pip install 'fedwan[lightning]'" in ended.stderr
