@@ -30,6 +30,7 @@ from fedwan.planner.virtual import run_virtually
 from fedwan.planner.virtual_site import SiteModel
 from fedwan.planner.weather import Season, changing_link, draw_outages
 from fedwan.planner.wire_model import modelled_link
+from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, layout_of
 
 WIDTH = 64
@@ -61,7 +62,7 @@ def predict(case: Case, layout: Layout) -> float:
         fragments, tau = int(words["stream.fragments"]), int(words["stream.tau"])
         config.stream = StreamConfig(fragments=fragments, tau=tau)
     recipe = load_strategy(case.strategy)
-    recipe.resolve(config, {name: "adversarial" for name in ("generator", "discriminator")})
+    resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
     link = modelled_link(
         LinkConfig(
             rate_mbit=case.rate_mbit,
@@ -127,7 +128,7 @@ def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> Row:
     config.round.quorum = max(1, 9 * num_sites // 10)
     config.round.patience_s = 30.0
     recipe = load_strategy(config.strategy)
-    recipe.resolve(config, {"model": "regression"})
+    resolve_strategy(recipe, config, {"model": "regression"})
     link = modelled_link(LinkConfig(rate_mbit=1000.0, rtt_ms=50.0))
     horizon_s = 100.0 * num_rounds
     draw = random.Random(seed)

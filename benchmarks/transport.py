@@ -2,10 +2,9 @@
 
 A site uploads payloads of about 8 s over mutual TLS to a coordinator, both real processes in
 network namespaces (`wan.py`). Both sides' figures are bytes of payload over wall time, slow start
-included; the flow's connection is new, the data plane's stand as they do between two rounds. How
-channels are used is what `link.channels=0` settles on, in uploads of a third of that time, before
-those that count. Each figure is the median of three. Where there are no namespaces, a `ShapedLink`
-and its model of TCP stand in. `--quick`: 4 s instead of 8, once.
+included; the flow's connection is new, the data plane's stand as they do between two rounds. Eight
+transfers of a third of that time come before those that count. Each figure is the median of three.
+`--quick`: 4 s instead of 8, once.
 
 Row: link rate_mbit rtt_ms loss cc channels goodput_mbit tcp_mbit ratio emulation way
 """
@@ -18,21 +17,19 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.processes import Process, module
 from benchmarks.harness.table import Row
-from benchmarks.wan import Star, WanLink, available, tcp_mbit
+from benchmarks.wan import Star, WanLink, tcp_mbit
 from fedwan.errors import FedwanError
 from fedwan.link import pki
-from fedwan.link.shaped import goodput_mbit
 
 RTT_MS = 100.0
-WARM_UPS = 16
-"""Transfers after which the use of channels is settled; 8 if their number is given."""
+WARM_UPS = 8
 LEAST_BYTES = 8 << 20
 PAUSE_S = 1.2
 """Idle time before a transfer that counts, as between two rounds."""
@@ -57,20 +54,18 @@ class Case:
 
 
 class Ends:
-    """The data plane's two processes; in a star, or on loopback with a `ShapedLink`."""
+    """The data plane's two processes, in a star."""
 
-    def __init__(self, star: Star | None, case: Case, folder: Path) -> None:
-        host = star.coordinator.address if star else "127.0.0.1"
-        hub, site = (star.coordinator, star.sites[0]) if star else (None, None)
+    def __init__(self, star: Star, case: Case, folder: Path) -> None:
+        host = star.coordinator.address
         pki.init(folder, [host])
         pki.issue(folder, "s1")
         pipes = {"stdin": -1, "stdout": -1, "text": True}
         words = module("harness.transport_ends", folder, case.congestion)
-        self._server = Process("server", [*words, host], hub).start(**pipes)
+        self._server = Process("server", [*words, host], star.coordinator).start(**pipes)
         address = f"{host}:{self._server.stdout.readline().strip()}"  # type: ignore[union-attr]
-        shape = None if star else [case.link.rate_mbit, case.link.rtt_ms, case.link.loss]
-        words += [address, str(case.channels), json.dumps(shape)]
-        self._site = Process("site", words, site).start(**pipes)
+        words += [address, str(case.channels)]
+        self._site = Process("site", words, star.sites[0]).start(**pipes)
 
     def transfer(self, way: str, num_bytes: int) -> tuple[float, int]:
         """Mbit/s of a transfer, and its number of channels."""
@@ -90,7 +85,7 @@ class Ends:
 
 
 @contextmanager
-def opened(star: Star | None, case: Case) -> Iterator[Ends]:
+def opened(star: Star, case: Case) -> Iterator[Ends]:
     """The two ends, with identities of a moment's life."""
     with tempfile.TemporaryDirectory() as name:
         ends = Ends(star, case, Path(name))
@@ -100,25 +95,22 @@ def opened(star: Star | None, case: Case) -> Iterator[Ends]:
             ends.close()
 
 
-def flow_mbit(star: Star | None, case: Case) -> float:
-    """What one TCP flow gets, or what the model of `ShapedLink` says that it would."""
-    if star is None:
-        return goodput_mbit(case.link.rate_mbit, case.link.rtt_ms, case.link.loss)
+def flow_mbit(star: Star, case: Case) -> float:
+    """What one TCP flow gets."""
     receiver, sender = star.coordinator, star.sites[0]
     if case.way == "down":
         receiver, sender = sender, receiver
     return tcp_mbit(receiver, sender, case.seconds, 0, case.congestion)
 
 
-def measure_case(star: Star | None, case: Case) -> Row:
+def measure_case(star: Star, case: Case) -> Row:
     """One row, both in turns."""
-    if star is not None:
-        star.change(0, case.link)
+    star.change(0, case.link)
     ours: list[float] = []
     theirs: list[float] = []
     with opened(star, case) as ends:
         rate = case.link.rate_mbit / 4
-        for _ in range(8 if case.channels else WARM_UPS):
+        for _ in range(WARM_UPS):
             time.sleep(PAUSE_S)
             rate, _ = ends.transfer(case.way, case.num_bytes(rate / 3))
         for _ in range(case.repeats):
@@ -137,7 +129,7 @@ def measure_case(star: Star | None, case: Case) -> Row:
         "goodput_mbit": round(goodput, 1),
         "tcp_mbit": round(tcp, 1),
         "ratio": round(goodput / tcp, 3),
-        "emulation": star.emulation if star else "shaped",
+        "emulation": star.emulation,
         "way": case.way,
         "all_goodput_mbit": [round(value, 1) for value in ours],
         "all_tcp_mbit": [round(value, 1) for value in theirs],
@@ -156,18 +148,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Every row that was asked for."""
     seconds, repeats = (4, 1) if args.quick else (8, 3)
-    reason = available()
-    if reason is not None:
-        print(f"no emulated WAN here ({reason}): shaped links and a model of TCP instead")
-        repeats = 1
     cases = [
         Case(link, cc, args.way, args.channels, args.seconds or seconds, repeats)
         for rate in args.rate_mbit
         for link in [WanLink(rate, RTT_MS, loss / 100) for loss in args.loss]
         for cc in args.cc
     ]
-    with ExitStack() as stack:
-        star = None if reason else stack.enter_context(Star(1, cases[0].link))
+    with Star(1, cases[0].link) as star:
         for case in cases:
             yield measure_case(star, case)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss, softplus
 
 from benchmarks.harness.stopwatch import Ungenerative
-from fedwan.data.shard import Shard
+from fedwan.data import InMemory, Shard
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.workloads.base import Batch, Reduce, Workload
 
@@ -60,34 +60,34 @@ class Unmeasured(Ungenerative):
 
 
 def _with_images(shard: Shard, x: Tensor) -> Shard:
-    return dataclasses.replace(shard, train=Batch(x, shard.train.y[: len(x)]))
+    return dataclasses.replace(shard, train=InMemory(Batch(x, shard.train.batch.y[: len(x)])))
 
 
 def _noise(shard: Shard, seed: int) -> Shard:
     generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
-    return _with_images(shard, torch.rand(shard.train.x.shape, generator=generator) * 2 - 1)
+    return _with_images(shard, torch.rand(shard.train.batch.x.shape, generator=generator) * 2 - 1)
 
 
 def _range(shard: Shard, seed: int) -> Shard:
     """Pixels of 0 to 255 or of 0 to 1, as loaders give them that nobody told of -1 to 1."""
     peak = 1.0 if seed % 2 else 255.0
-    return _with_images(shard, (shard.train.x + 1) / 2 * peak)
+    return _with_images(shard, (shard.train.batch.x + 1) / 2 * peak)
 
 
 def _tiny(shard: Shard, seed: int) -> Shard:
-    return _with_images(shard, shard.train.x[:NUM_TINY])
+    return _with_images(shard, shard.train.batch.x[:NUM_TINY])
 
 
 def _short(shard: Shard, seed: int) -> Shard:
-    return _with_images(shard, shard.train.x[:NUM_LEARNT])
+    return _with_images(shard, shard.train.batch.x[:NUM_LEARNT])
 
 
 def _copied(shard: Shard, seed: int) -> Shard:
     """As large as it was, in no order, but of a tenth of its images."""
-    num = len(shard.train.y)
+    num = shard.num_samples
     generator = torch.Generator().manual_seed(derive_seed(seed, "copies"))
     chosen = torch.randperm(num, generator=generator) % max(1, num // NUM_COPIES)
-    return dataclasses.replace(shard, train=Batch(shard.train.x[chosen], shard.train.y[chosen]))
+    return dataclasses.replace(shard, train=InMemory(shard.train.take(chosen)))
 
 
 # Around the workload -------------------------------------------------------------------------

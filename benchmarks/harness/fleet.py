@@ -69,6 +69,15 @@ def _app() -> Path:
     return lay_app(folder / "app")
 
 
+def _command(role: str, folder: Path, processes: int) -> list[str]:
+    """A party's, under torchrun where a site has several processes."""
+    words = module("harness.party", role, folder)
+    if processes == 1 or role == "coordinator":
+        return words
+    run = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
+    return [*words[:2], *run, *words[2:]]
+
+
 @contextmanager
 def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[str]]]:
     """A star of such links, or loopback with the settings of a shaped link that stands in.
@@ -119,7 +128,7 @@ def run_fleet(
         roles = ["coordinator", *([ROLE_OF_LIGHT_SITES] if has_light_sites else names)]
         places = [star.coordinator, *star.sites] if star else [None] * len(roles)
         processes = [
-            Process(role, module("harness.party", role, folder), place)
+            Process(role, _command(role, folder, config.site.processes), place)
             for role, place in zip(roles, places, strict=True)
         ]
         run_processes(processes, folder, timeout_s)

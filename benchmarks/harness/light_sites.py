@@ -6,6 +6,7 @@ once and only read from then on, and throw away the updates that come, undecoded
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import threading
@@ -18,19 +19,21 @@ from typing import Any
 
 import torch
 
-from fedwan.app import load_strategy, load_workload
+from fedwan.app import load_strategy, load_workload, sources
 from fedwan.config import from_json, site_names
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
-from fedwan.site.courier import Courier
+from fedwan.site.stub import CoordinatorStub
 from fedwan.state import hash_state, layout_of, layout_to_json, state_of
+from fedwan.workloads.settings import networks_of
 
 __all__ = ["run_sites"]
 
 POLL_S = 2.0
+WAIT_S = 0.1
 
 
 def run_sites(folder: Path, ticket: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +52,12 @@ class _Host:
     def __init__(self, folder: Path, ticket: dict[str, Any]) -> None:
         self._folder, self._ticket = folder, ticket
         self.config = from_json(ticket["config"])
-        networks = load_workload(self.config.workload).build(self.config, "cpu").networks
+        recipe = load_workload(self.config.workload)
+        networks = recipe.build(self.config, "cpu").networks
+        self._claim = {
+            "kinds_json": json.dumps(dict(networks_of(recipe, self.config)), sort_keys=True),
+            "sources_json": json.dumps(sources(self.config), sort_keys=True),
+        }
         self._layout, self._weights = layout_of(networks), state_of(networks)
         self._initial_sha256 = hash_state(self._weights)
         draw = torch.Generator().manual_seed(1)
@@ -64,14 +72,14 @@ class _Host:
         self.num_bytes = [0] * self._num_rounds
         """Both directions, all sites, since the beginning; after each round."""
         self.channels = 0
-        """Most that a site used for its uploads."""
+        """Of each site."""
 
     def _count_update(self, version: int, link: GrpcLink) -> None:
         """A site has the update of a round; the first one to have it marks the round's end."""
         with self._lock:
             # Site by site: others may have begun the next round.
             self.num_bytes[version] += link.bytes_up + link.bytes_down
-            self.channels = max(self.channels, link.up.stripes.count)
+            self.channels = link.num_channels
             if self._num_updates % self.config.sites == 0:
                 used = resource.getrusage(resource.RUSAGE_SELF)
                 mine = used.ru_utime + used.ru_stime
@@ -94,7 +102,7 @@ class _Host:
             os._exit(1)
 
     def _run(self, name: str, link: GrpcLink) -> None:
-        courier = Courier(link, self._ticket["run_id"], self._layout, POLL_S)
+        stub = CoordinatorStub(link, self._ticket["run_id"], self._layout, POLL_S)
         hello = wire.Hello(
             run_id=self._ticket["run_id"],
             protocol=PROTOCOL,
@@ -102,21 +110,24 @@ class _Host:
             session=uuid.uuid4().hex,
             layout_json=layout_to_json(self._layout),
             initial_sha256=self._initial_sha256,
+            **self._claim,
         )
-        if link.join(hello).send_initial:
-            courier.send_initial(self._weights)
+        while (welcome := link.join(hello)).is_waiting:
+            time.sleep(WAIT_S)
+        if welcome.send_initial:
+            stub.send_initial(self._weights)
         for version in range(self._num_rounds):
             work = wire.Work(step=version + 1, samples=1)
-            receipt = courier.send_contribution(0, version, self._payload, work)
+            receipt = stub.send_contribution(0, version, self._payload, work)
             if receipt.status != wire.Receipt.ACCEPTED:
                 raise RuntimeError(f"{name}'s contribution was not accepted: {receipt}")
-            if courier.fetch_update(0, version + 1, lambda: None).payload is None:
+            if stub.fetch_update(0, version + 1, lambda: None).payload is None:
                 raise RuntimeError(f"{name} was too late for version {version + 1}")
             self._count_update(version, link)
         # Answer the question about quality until the coordinator says stop.
         while (signal := link.signals.get()).kind != wire.CoordinatorSignal.STOP:
             if signal.kind == wire.CoordinatorSignal.EVALUATE:
-                courier.report(self._num_rounds, '{"fd": 0.0, "fd_floor": 0.0}', b"")
+                stub.report(self._num_rounds, '{"fd": 0.0, "fd_floor": 0.0}', b"")
         link.leave(wire.Farewell())
         link.close()
 

@@ -2,12 +2,12 @@
 
     python -m benchmarks.harness.party ROLE FOLDER
 
-The very functions that a deployment's ServerApp and ClientApp call, over the data plane under
+The very functions that a deployment's processes call, over the data plane under
 mutual TLS, with checkpoints and outputs as in any run; only the ticket travels through a file.
 `FOLDER` is laid out by `fleet.py`. Leaves `ROLE.json`: peak memory, processor seconds, and when the
 workload's steps began.
 
-The only file that knows how the two services are called. One observer is put into the engine, and
+The only file that knows how the two are called. One observer is put into the engine, and
 changes nothing: the clock of a site stops when it has the last update.
 """
 
@@ -21,6 +21,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.harness.processes import load_json, peak_rss_mb, save_json
 
@@ -58,24 +60,56 @@ def await_ticket(folder: Path) -> dict[str, Any]:
     return found
 
 
-def take_part(folder: Path, name: str) -> str:
-    """Be a site; the hash of the weights that it ended with."""
+def take_part(folder: Path, name: str) -> dict[str, Any]:
+    """Be a site; the hash of the weights that it ended with, and what it held between steps."""
     from benchmarks.harness.stopwatch import STOPWATCH
-    from fedwan.link.ticket import Ticket
-    from fedwan.site import service
-    from fedwan.site.loop import SiteLoop
-    from fedwan.site.settings import SiteSettings
+    from fedwan.site import recipe
+    from fedwan.site.assignment import VARIABLE, Assignment
+    from fedwan.site.group import open_group
+    from fedwan.site.joining import given_place
+    from fedwan.site.site import Site
 
-    class WatchedLoop(SiteLoop):
-        """A loop whose clock stops when training is over, before the last questions."""
+    ticket = await_ticket(folder)
+    rank = os.environ.get("RANK", "0")
+    if "WORLD_SIZE" in os.environ:  # torchrun has started several
+        torch.distributed.init_process_group("gloo")
+    path = folder / name / f"training{rank}" / "assignment.json"
+    Assignment(
+        address=ticket["address"],
+        run_id=ticket["run_id"],
+        config=ticket["config"],
+        site=name,
+        identity=str(folder / "pki" / name),
+        dir=str(folder / name),
+        data_path="",
+        show_samples=True,
+        parent=os.getppid(),
+    ).write(path)
+    os.environ[VARIABLE] = str(path)
+    stay, ended = Site._stay, dict[str, Any]()
 
-        def _stay(self, step: int) -> str:
-            STOPWATCH.end()
-            return super()._stay(step)
+    def stay_watched(self: Site) -> None:
+        STOPWATCH.end()
+        ended["held_mb"] = _held_bytes(self) / 1e6
+        stay(self)
+        ended["sha256"] = self.global_sha256
 
-    service.SiteLoop = WatchedLoop  # type: ignore[misc]
-    settings = SiteSettings(name, folder / "pki" / name, folder / name)
-    return service.run_site(Ticket.from_dict(await_ticket(folder)), settings)
+    Site._stay = stay_watched  # type: ignore[method-assign]
+    place = given_place()
+    assert place is not None
+    recipe.take_part(place, open_group())
+    return ended
+
+
+def _held_bytes(site: Any) -> int:
+    """Of weights, gradients and moments, in this process."""
+    from fedwan.site.group import local
+
+    params = list(site.replica.inner.params.values())
+    states = [s for o in site._script.optimizers.values() for s in o.state.values()]
+    moments = [value for state in states for value in state.values()]
+    held = [*params, *(p.grad for p in params), *moments]
+    return sum(local(tensor.detach()).nbytes for tensor in held if torch.is_tensor(tensor))
 
 
 def main(role: str, folder: Path) -> None:
@@ -91,10 +125,11 @@ def main(role: str, folder: Path) -> None:
     else:
         from benchmarks.harness.stopwatch import STOPWATCH
 
-        result = {"sha256": take_part(folder, role)} | STOPWATCH.result()
+        result = take_part(folder, role) | STOPWATCH.result()
     used = resource.getrusage(resource.RUSAGE_SELF)
     result |= {"rss_mb": peak_rss_mb(), "cpu_s": used.ru_utime + used.ru_stime}
-    save_json(folder / f"{role}.json", result)
+    if os.environ.get("RANK", "0") == "0":
+        save_json(folder / f"{role}.json", result)
 
 
 if __name__ == "__main__":

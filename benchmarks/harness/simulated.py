@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.harness.table import Row
-from fedwan.app import load_run, load_strategy, load_workload
-from fedwan.config import Config, half_lives, site_names
+from fedwan.app import load_run, load_workload
+from fedwan.config import Config, site_names
 from fedwan.data.shard import Shard, open_shard
 from fedwan.rng import derive_seed
-from fedwan.simulate import Absence, SimulatedRun, SimulatedSite, simulate
+from fedwan.simulation import Absence, SimulatedRun, simulate
+from fedwan.site.group import Group
+from fedwan.site.joining import Place
+from fedwan.site.recipe import train
 from fedwan.site.replica import Replica
 from fedwan.state import State, read_tensors, select_prefix
 from fedwan.workloads.base import Workload
+from fedwan.workloads.settings import networks_of
 
 __all__ = ["average_of", "describe", "evaluate", "run_simulated"]
 
@@ -48,30 +51,15 @@ def run_simulated(
     recipe = load_workload(config.workload)
     names = site_names(config)
 
-    def build(index: int) -> Workload:
-        return wrap(index, recipe.build(config, "cpu"))
+    def take_part(place: Place) -> None:
+        index = names.index(place.member.name)
+        workload = wrap(index, recipe.build(config, "cpu"))
+        shard = wrap_shard(index, open_shard(config.data, index, config.sites, config.seed))
+        train(place, Group(), workload, shard, networks_of(recipe, config))
 
-    sites = {
-        name: SimulatedSite(
-            build(index),
-            wrap_shard(index, open_shard(config.data, index, config.sites, config.seed)),
-            rebuild=partial(build, index),
-        )
-        for index, name in enumerate(names)
-    }
+    absences = {names[1]: Absence(*absence)} if absence else {}
     with tempfile.TemporaryDirectory() as made:
-        run = simulate(
-            sites,
-            load_strategy(config.strategy).build(config),
-            folder or Path(made),
-            num_steps=config.steps,
-            batch=config.data.batch,
-            seed=config.seed,
-            ema_half_life=config.ema.half_life,
-            ema_half_lives=half_lives(config),
-            absences={names[1]: Absence(*absence)} if absence else {},
-            inner=config.inner,
-        )
+        run = simulate(config, folder or Path(made), train=take_part, absences=absences)
     return config, run
 
 
@@ -110,7 +98,7 @@ def evaluate(config: Config, weights: State, num: int) -> list[dict[str, Any]]:
     """Quality of these weights with `num` sets of samples; two, if nothing is drawn."""
     workload = load_workload(config.workload).build(config, "cpu")
     held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
-    replica = Replica(workload, config.inner, config.excluded)
+    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
     assert weights.keys() == replica.base.keys(), "a checkpoint holds the whole model"
     seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
     with replica.showing(weights), torch.no_grad():

@@ -1,7 +1,7 @@
 """The two ends of `transport.py`: the real data plane, each end in a process of its own.
 
     python -m benchmarks.harness.transport_ends FOLDER CONGESTION HOST
-    python -m benchmarks.harness.transport_ends FOLDER CONGESTION ADDRESS CHANNELS SHAPE
+    python -m benchmarks.harness.transport_ends FOLDER CONGESTION ADDRESS CHANNELS
 
 The coordinator's hub checks that every chunk of an upload arrives and keeps none; everything else,
 from the payload's `read` to the server's receipt, is the product: chunks, checksums, gRPC, mutual
@@ -21,10 +21,10 @@ import numpy as np
 
 from fedwan.codecs.payload import Bytes
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery, Link, Signals
+from fedwan.link.base import Delivery, Signals
+from fedwan.link.channels import threads_per_site
 from fedwan.link.client import GrpcLink
-from fedwan.link.server import DataPlane, threads_per_site
-from fedwan.link.shaped import ShapedLink
+from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 
@@ -108,16 +108,13 @@ def serve(folder: Path, congestion: str, host: str) -> None:
     plane.stop(0.1)
 
 
-def transfer(folder: Path, congestion: str, address: str, channels: int, shape: Any) -> None:
+def transfer(folder: Path, congestion: str, address: str, channels: int) -> None:
     """A site's end: transfers as they are ordered, until standard input closes."""
     identity = Identity.load(folder / SITE)
-    grpc_link = GrpcLink(address, identity, channels=channels, congestion=congestion)
-    link: Link = ShapedLink(grpc_link, *shape) if shape else grpc_link
+    link = GrpcLink(address, identity, channels=channels, congestion=congestion)
     link.join(wire.Hello(site=SITE, session="benchmark"))
     for number, line in enumerate(sys.stdin):
         order = json.loads(line)
-        lanes = grpc_link.up if order["way"] == "up" else grpc_link.down
-        num_channels = lanes.stripes.count
         began = time.monotonic()
         if order["way"] == "up":
             receipt = link.upload(wire.UploadHeader(version=number), Repeated(order["num_bytes"]))
@@ -126,7 +123,7 @@ def transfer(folder: Path, congestion: str, address: str, channels: int, shape: 
             request = wire.DownloadRequest(version=order["num_bytes"])
             assert link.download(request).payload is not None
         seconds = time.monotonic() - began
-        print(json.dumps({"seconds": seconds, "channels": num_channels}), flush=True)
+        print(json.dumps({"seconds": seconds, "channels": link.num_channels}), flush=True)
     link.close()
 
 
@@ -134,6 +131,6 @@ if __name__ == "__main__":
     folder, congestion, address, *rest = sys.argv[1:]
     tune_allocator()  # as both services do
     if rest:
-        transfer(Path(folder), congestion, address, int(rest[0]), json.loads(rest[1]))
+        transfer(Path(folder), congestion, address, int(rest[0]))
     else:
         serve(Path(folder), congestion, address)

@@ -53,15 +53,9 @@ class Variant:
 STREAMING = ("strategy=streaming_diloco",)
 INT4 = ("codec.up=int4", "codec.down=int4")
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
-FRAGMENTS = {"fragments": 5}
 VARIANTS = {
     "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
     "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
-    "torchft-streaming": Variant(
-        "torchft",
-        options={workload: best | FRAGMENTS for workload, best in TORCHFT.items()},
-        rounds={"timed": 7},
-    ),
     "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
     "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
     "fedwan-fp32": Variant("fedwan", words=STREAMING),
@@ -89,8 +83,6 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
         own += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
     options = dict(variant.options.get(args.workload, {}))
-    if "fragments" in options:  # the longest overlap that it allows
-        options["delay"] = h // options["fragments"] - 1
     if not is_timed:
         options["hash_at"] = bound
     return Spec(

@@ -13,8 +13,7 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `flows`, see `spec.name_interface`; `fragments`, `delay` (steps) and `alpha`
-for its streaming variant; `outer_lr`, `outer_momentum`, fedwan's own if left out.
+Options: `bucketize`; `flows`, see `spec.name_interface`.
 """
 
 from __future__ import annotations
@@ -43,38 +42,12 @@ TIMEOUT = timedelta(seconds=600)
 QUORUM_TICK_MS = 10
 
 
-def cut(part: Part, num_fragments: int) -> list[nn.Module]:
-    """All networks' modules with tensors of their own, in runs of about equal size."""
-    modules = [
-        module
-        for network in part.workload.networks.values()
-        for module in network.modules()
-        if any(True for _ in module.parameters(recurse=False))
-    ]
-    total = sum(p.numel() for module in modules for p in module.parameters(recurse=False))
-    fragments: list[list[nn.Module]] = [[] for _ in range(num_fragments)]
-    before = 0
-    for module in modules:
-        size = sum(p.numel() for p in module.parameters(recurse=False))
-        place = int((before + size / 2) * num_fragments / total)
-        fragments[min(place, num_fragments - 1)].append(module)
-        before += size
-    if not all(fragments):
-        raise FedwanError(f"fragments={num_fragments} leaves one empty; take fewer")
-    return [nn.ModuleList(fragment) for fragment in fragments]
-
-
-def outer_optimizers(
-    part: Part, fragments: list[nn.Module], spec: Spec
-) -> list[torch.optim.Optimizer]:
+def outer_optimizer(part: Part, model: nn.Module) -> torch.optim.Optimizer:
     """Nesterov, with the learning rate and momentum that fedwan's `diloco` takes here."""
     outer = next(iter(part.config.outer.values()))
-    lr = spec.options.get("outer_lr", outer.lr)
-    momentum = spec.options.get("outer_momentum", outer.momentum)
-    return [
-        torch.optim.SGD(fragment.parameters(), lr=lr, momentum=momentum, nesterov=True)
-        for fragment in fragments
-    ]
+    return torch.optim.SGD(
+        model.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=True
+    )
 
 
 @contextmanager
@@ -117,39 +90,30 @@ def managed(spec: Spec, site: int, part: Part) -> Iterator[Manager]:
 
 
 def global_weights(part: Part, diloco: DiLoCo) -> State:
-    """What all sites agree on: each fragment's weights after its last exchange."""
+    """What all sites agree on: the weights after the last exchange."""
     by_address = {value.data_ptr(): name for name, value in part.state.items()}
+    (fragment,) = diloco._fragments
     return {
         by_address[parameter.data_ptr()]: fragment.original_parameters[name]
-        for fragment in diloco._fragments
         for name, parameter in fragment._model_fragment.named_parameters()
     }
-
-
-def exchange_steps(spec: Spec, num_fragments: int) -> set[int]:
-    """Steps, from 0, inside which DiLoCo begins an exchange or waits for its end."""
-    every, delay = spec.h // num_fragments, spec.options.get("delay", 0)
-    return {step for step in range(spec.num_steps) if (step + 1) % every in (0, every - delay)}
 
 
 def train(spec: Spec, site: int, folder: Path) -> None:
     """One site's training."""
     name_interface(spec, site)
     part = open_part(spec, site)
-    options = spec.options
-    fragments = cut(part, options.get("fragments", 1))
+    model = nn.ModuleList(part.workload.networks.values())
     curve = Curve(part, spec) if site == 0 else None
     with (
         managed(spec, site, part) as manager,
         DiLoCo(
             manager,
-            fragments,
+            [model],
             list(part.workload.optimizers.values())[-1],
-            outer_optimizers(part, fragments, spec),
+            [outer_optimizer(part, model)],
             sync_every=spec.h,
-            use_bucketization=options.get("bucketize", True),
-            fragment_sync_delay=options.get("delay", 0),
-            fragment_update_alpha=options.get("alpha", 0.0),
+            use_bucketization=spec.options.get("bucketize", True),
         ) as diloco,
     ):
         manager.start_quorum()  # everybody is here: a first exchange would have to wait for it
@@ -158,14 +122,13 @@ def train(spec: Spec, site: int, folder: Path) -> None:
             part.step()
             if manager.current_step() > commits:
                 commits += 1
-                if curve is not None and commits % len(fragments) == 0:
+                if curve is not None:
                     curve.update(number, global_weights(part, diloco))
-        expected = spec.num_steps // spec.h * len(fragments)
+        expected = spec.num_steps // spec.h
         if commits != expected:
             raise FedwanError(f"torchft committed {commits} of {expected} exchanges; see its log")
-        STOPWATCH.discount(exchange_steps(spec, len(fragments)))
-        sha256 = hash_state(global_weights(part, diloco))
-        save_site(folder, site, sha256, curve)
+        STOPWATCH.discount({step for step in range(spec.num_steps) if (step + 1) % spec.h == 0})
+        save_site(folder, site, hash_state(global_weights(part, diloco)), curve)
 
 
 if __name__ == "__main__":

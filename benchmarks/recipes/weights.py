@@ -12,7 +12,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
-from fedwan.workloads.settings import fill_inner, fill_training, require_at_least
+from fedwan.workloads.settings import require_at_least
 
 NETWORKS: dict[str, NetworkKind] = {"model": "adversarial"}
 NUM_TENSORS = 16
@@ -26,11 +26,13 @@ class Model:
     """Of all values."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in batch, steps and an optimiser that does nothing."""
+# The optimiser does nothing.
+DEFAULTS = {"data.batch": 1, "steps": 100, "inner.*": InnerConfig(name="sgd", lr=1e-3)}
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
     require_at_least("model.num_bytes", Model(**config.model).num_bytes, 4)
-    fill_training(config, batch=1, steps=100)
-    fill_inner(config, "model", InnerConfig(name="sgd", lr=1e-3))
 
 
 def build(config: Config, device: torch.device | str) -> Watched:
