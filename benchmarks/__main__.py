@@ -1,8 +1,7 @@
 """One benchmark: `python -m benchmarks NAME [--quick] [--json PATH] [options of its own]`.
 
 A benchmark is a module here with `measure(args)`, which yields its rows as they come; it may have
-`add_options(parser)`, `summarise(rows)`, which gives lines of text, and `draw(rows)`, which gives
-the panels of a picture.
+`add_options(parser)`, and `summarise(rows)`, which gives lines of text.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ def read_arguments(module: ModuleType, name: str, words: list[str]) -> argparse.
         description=module.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--json", type=Path, help="write rows to this file, a picture beside it")
+    parser.add_argument("--json", type=Path, help="write rows to this file")
     parser.add_argument("--append", action="store_true", help="keep the rows that the file holds")
     parser.add_argument("--quick", action="store_true", help="a short form of it")
     parser.add_argument("--only", default="", help="only cases whose text holds this")
@@ -39,7 +38,7 @@ def read_arguments(module: ModuleType, name: str, words: list[str]) -> argparse.
 
 
 def run(module: ModuleType, args: argparse.Namespace) -> None:
-    """Measure, print a table and its summary, write rows and a picture."""
+    """Measure, print a table and its summary, and write rows."""
     rows: list[dict[str, Any]] = []
     if args.append and args.json and args.json.exists():
         rows = [json.loads(line) for line in args.json.read_text().splitlines()]
@@ -51,10 +50,6 @@ def run(module: ModuleType, args: argparse.Namespace) -> None:
             write_rows(args.json, rows)
     for line in getattr(module, "summarise", lambda rows: [])(rows):
         print(line)
-    if args.json and rows and hasattr(module, "draw"):
-        from benchmarks.harness.plots import draw
-
-        draw(module.draw(rows), args.json.with_suffix(".png"))
 
 
 def main() -> None:

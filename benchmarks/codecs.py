@@ -9,7 +9,7 @@ decoded, in place. Both in MB (1e6 bytes) of fp32 values a second, the median of
 Row: codec device bits_per_value encode_mb_s decode_mb_s rel_error
 
 `rel_error` is |decoded - value| / |value| of a single payload; a codec with error feedback sends
-later what it leaves out. With --json a picture is drawn beside the rows.
+later what it leaves out.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.table import Row, select
 from benchmarks.recipes.timed import patchgan_shapes, unet_shapes
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
@@ -112,23 +111,3 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         values = delta_like(layout, torch.device(name))
         for make in codecs:
             yield measure_codec(make(), layout, values, 3 if args.quick else 7)
-
-
-def draw(rows: Sequence[Row]) -> list[Panel]:
-    """How fast each codec is, a panel for each device, and what it costs."""
-    panels = []
-    for device in dict.fromkeys(row["device"] for row in rows):
-        mine = [row for row in rows if row["device"] == device]
-        names = [row["codec"] for row in mine]
-        speeds = [
-            Series(label, [row[key] / 1e3 for row in mine])
-            for key, label in (("encode_mb_s", "encode"), ("decode_mb_s", "decode and add"))
-        ]
-        panels.append(Panel(f"Speed, {device}", speeds, names, y="GB of fp32 a second", log="y"))
-    bits = [Series("", [row["bits_per_value"] for row in mine])]
-    errors = [Series("", [row["rel_error"] for row in mine])]
-    return [
-        *panels,
-        Panel("Bits a value", bits, names, log="y"),
-        Panel("Relative error of one payload", errors, names),
-    ]

@@ -24,7 +24,6 @@ from itertools import pairwise
 
 from benchmarks.harness.fleet import run_fleet
 from benchmarks.harness.party import ROLE_OF_LIGHT_SITES
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.table import Row
 from fedwan.errors import UserError
 
@@ -34,8 +33,6 @@ WARM_UP = 2
 """Rounds that are not measured."""
 LIMIT_S = 900.0
 """A run that takes longer has failed."""
-FLAT = 1.3
-"""What the coordinator's memory may grow by from 4 sites on."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -82,22 +79,3 @@ def measure_size(sites: int, model_mb: float, rounds: int, channels: int) -> Row
 def _growth(values: Sequence[float]) -> float:
     """Over the rounds that count; there is a value after each round."""
     return values[-1] - values[WARM_UP - 1]
-
-
-def draw(rows: Sequence[Row]) -> list[Panel]:
-    """Three panels over the number of sites."""
-    sites = [row["sites"] for row in rows]
-
-    def line(key: str, label: str, scale: float = 1.0) -> Series:
-        return Series(label, [scale * row[key] for row in rows], sites)
-
-    base = next((row for row in rows if row["sites"] >= 4), rows[-1])
-    cpu = [line("coordinator_cpu_s", "coordinator"), line("sites_cpu_s", "all sites")]
-    memory = [line("coordinator_rss_mb", "coordinator")]
-    limit = FLAT * base["coordinator_rss_mb"]
-    name = f"sites ({base['model_mb']:g} MB model, {base['codec']})"
-    return [
-        Panel("time of a round, s", [line("round_ms", "", 1e-3)], x=name, log="xy"),
-        Panel("processor time of a round, s", cpu, x=name, log="xy"),
-        Panel("peak memory, MB", memory, x=name, log="x", limit=limit),
-    ]

@@ -17,11 +17,10 @@ utilisation fd fd_floor time_to_quality_s extrapolated seed
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.table import Row, select
 from benchmarks.wan import BARE, WanLink
 
@@ -176,21 +175,3 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         for seed in range(args.seeds):
             steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[workload]
             yield from compare(workload, seed, steps, links)
-
-
-def draw(rows: Sequence[Row]) -> list[Panel]:
-    """Time of training by link, one group of bars for each workload."""
-    panels = []
-    for workload in dict.fromkeys(row["workload"] for row in rows):
-        mine = [row for row in rows if (row["workload"], row["seed"]) == (workload, 0)]
-        series = [
-            Series(
-                f"{strategy.name}, {strategy.codec}",
-                [row["wall_s"] for row in mine if row["strategy"] == strategy.name],
-            )
-            for strategy in STRATEGIES
-        ]
-        links = list(dict.fromkeys(row["link"] for row in mine))
-        title = f"{workload}: the same samples, {SITES} sites"
-        panels.append(Panel(title, series, links, y="seconds of training", log="y"))
-    return panels

@@ -18,11 +18,10 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.table import Row, select
 from benchmarks.wan import WanLink
 
@@ -163,16 +162,3 @@ def _bytes_between(run: FleetRun, first: int, last: int) -> float:
         for record in run.rounds
         if first < record["step"] <= last
     )
-
-
-def draw(rows: Sequence[Row]) -> list[Panel]:
-    """A bar of utilisation for each case."""
-    texts = [
-        f"{r['strategy']}, {r['codec']},\nH = {r['h']}, {r['sites']} sites, "
-        f"{r['rate_mbit']:g} Mbit/s, {r['rtt_ms']:g} ms"
-        + (f", {100 * r['loss']:g} % lost" if r["loss"] else "")
-        + (f", {r['cc']} paced at {r['pace_mbit']:g}" if r["pace_mbit"] else "")
-        for r in rows
-    ]
-    shares = [100 * row["utilisation"] for row in rows]
-    return [Panel("time spent computing, %", [Series("", shares)], texts, limit=95)]

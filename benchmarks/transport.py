@@ -1,6 +1,6 @@
 """Goodput of the data plane beside one plain TCP flow, on the same emulated link, in turns.
 
-A site uploads payloads of about 8 s over mutual TLS to a coordinator, both real processes in
+A site uploads payloads of about 8 s, 256 MiB at most, over mutual TLS to a coordinator, both real processes in
 network namespaces (`wan.py`). Both sides' figures are bytes of payload over wall time, slow start
 included; the flow's connection is new, the data plane's stand as they do between two rounds. Eight
 transfers of a third of that time come before those that count. Each figure is the median of three.
@@ -16,12 +16,11 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.processes import Process, module
 from benchmarks.harness.table import Row
 from benchmarks.wan import Star, WanLink, tcp_mbit
@@ -76,7 +75,7 @@ class Ends:
         if not line:
             raise FedwanError("an end of the benchmark failed; its error stands above")
         answer = json.loads(line)
-        return num_bytes * 8 / 1e6 / answer["seconds"], answer["channels"]
+        return answer["mbit"], answer["channels"]
 
     def close(self) -> None:
         """End both."""
@@ -157,20 +156,3 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     with Star(1, cases[0].link) as star:
         for case in cases:
             yield measure_case(star, case)
-
-
-def draw(rows: Sequence[Row]) -> list[Panel]:
-    """Goodput by loss, a panel per link."""
-    panels = []
-    for link in dict.fromkeys(row["link"] for row in rows):
-        mine = [row for row in rows if row["link"] == link]
-        losses = sorted({row["loss"] for row in mine})
-        series = []
-        for cc in dict.fromkeys(row["cc"] for row in mine):
-            for key, label in (("tcp_mbit", "one TCP flow"), ("goodput_mbit", "fedwan")):
-                found = {row["loss"]: row[key] for row in mine if row["cc"] == cc}
-                series.append(Series(f"{label}, {cc}", [found.get(loss) for loss in losses]))
-        ticks = [f"{100 * loss:g} %" for loss in losses]
-        limit = mine[0]["rate_mbit"] * TCP_SHARE
-        panels.append(Panel(link, series, ticks, "packets lost", "goodput, Mbit/s", limit=limit))
-    return panels

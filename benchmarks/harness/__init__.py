@@ -1,1 +1,1 @@
-"""What the benchmarks share: tables, pictures, processes, fleets and simulated runs."""
+"""What the benchmarks share: tables, processes, fleets and simulated runs."""

@@ -19,13 +19,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.table import Row
 from benchmarks.peers.rows import borrow_curve, make_row, summarise
 from benchmarks.peers.run import run
@@ -35,7 +34,7 @@ from benchmarks.peers.workload import WORKLOADS
 from benchmarks.wan import BARE, WanLink
 from fedwan.errors import UserError
 
-__all__ = ["add_options", "draw", "measure", "summarise"]
+__all__ = ["add_options", "measure", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -167,24 +166,3 @@ def check(args: argparse.Namespace) -> None:
         raise UserError(f"torchft is not installed for {sys.executable}; use `make bench-peers`")
     if args.steps % args.h:
         raise UserError(f"--steps {args.steps} is no multiple of --h {args.h}")
-
-
-def draw(rows: Sequence[Row]) -> list[Panel]:
-    """Utilisation of each system, and its quality over time where that was measured."""
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-
-    def shares(link: str) -> list[float | None]:
-        found = {row["system"]: row["utilisation"] for row in rows if row["link"] == link}
-        return [found.get(system) for system in systems]
-
-    bars = [Series("wide area", shares("wan")), Series("bare links", shares("none"))]
-    panels = [Panel("share of time that a site computes", bars, systems)]
-    curves = [row for row in rows if row["link"] == "wan" and row["curve"]]
-    if curves:
-        lines = [
-            Series(row["system"], [p[2] for p in row["curve"]], [p[1] for p in row["curve"]], "-")
-            for row in curves
-        ]
-        title = "Fréchet distance over time"
-        panels.append(Panel(title, lines, x="seconds", log="xy", limit=curves[0]["target_fd"]))
-    return panels

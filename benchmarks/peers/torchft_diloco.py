@@ -45,9 +45,7 @@ QUORUM_TICK_MS = 10
 def outer_optimizer(part: Part, model: nn.Module) -> torch.optim.Optimizer:
     """Nesterov, with the learning rate and momentum that fedwan's `diloco` takes here."""
     outer = next(iter(part.config.outer.values()))
-    return torch.optim.SGD(
-        model.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=True
-    )
+    return torch.optim.SGD(model.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The benchmarks' one harness: command, rows, pictures, processes."""
+"""The benchmarks' one harness: command, rows, processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 
 from benchmarks import scale, strategies, unequal
 from benchmarks.__main__ import MODULES, read_arguments, run
-from benchmarks.harness.plots import Panel, Series
 from benchmarks.harness.processes import Process, run_processes
 from benchmarks.harness.table import mean_of, over_seeds, print_row, select
 from fedwan.app import load_run
@@ -28,18 +27,13 @@ def benchmark() -> Any:
         yield {"name": "a", "value": 1.0, "all": [1, 2]}
         yield {"name": "b", "value": 3.0, "all": [3]}
 
-    def draw(rows: list[dict[str, Any]]) -> list[Panel]:
-        values = [row["value"] for row in rows]
-        bars = Panel("bars", [Series("", values)], [row["name"] for row in rows], limit=2)
-        return [bars, Panel("lines", [Series("x", values, range(len(values)))], log="y")]
-
     def summarise(rows: list[dict[str, Any]]) -> list[str]:
         return [f"mean {mean_of(rows, 'value'):g}"]
 
-    return SimpleNamespace(__doc__="Doc.", measure=measure, draw=draw, summarise=summarise)
+    return SimpleNamespace(__doc__="Doc.", measure=measure, summarise=summarise)
 
 
-def test_a_benchmark_prints_rows_and_writes_them_with_a_picture(
+def test_a_benchmark_prints_rows_and_writes_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "new" / "rows.json"
@@ -47,7 +41,6 @@ def test_a_benchmark_prints_rows_and_writes_them_with_a_picture(
         run(benchmark(), read_arguments(benchmark(), "x", ["--json", str(path), *words]))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["name"] for row in rows] == ["a", "b"] * 2 and rows[0]["all"] == [1, 2]
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     header, first, *_, last = capsys.readouterr().out.splitlines()
     assert header.split() == ["name", "value"] and first.split() == ["a", "1"]
     assert last == "mean 2"

@@ -256,12 +256,6 @@ def test_a_summary_has_medians_and_marks_what_was_borrowed() -> None:
     assert "3 starts: wall_s 2," in line and line.endswith("(counted)")
 
 
-def test_pictures_are_of_rows_with_and_without_quality() -> None:
-    rows = [table.make_row("fedwan", outcome(), link, 1.5) for link in (LINK, BARE)]
-    assert len(compare.draw(rows)) == 2
-    assert len(compare.draw([row | {"curve": []} for row in rows])) == 1
-
-
 def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     spec = Spec("torchft", "timed", 100, 50, words=("model.width=4",), options={"fragments": 5})
     spec.save(tmp_path)
