@@ -51,9 +51,9 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Those of the wide area make network namespaces, as root; others fall back to a shaped link.
+# `transport` makes network namespaces, as root; `timed` and `sync_vs_local` can do without.
 # `check` has bounds, and ends with 1 where one does not hold.
-BENCH ?= round_trip codecs transport timed planner scale strategies unequal codec_quality quality \
+BENCH ?= round_trip codecs transport timed planner scale strategies unequal quality \
     sync_vs_local site doctor check
 
 bench: install

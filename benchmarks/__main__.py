@@ -7,7 +7,6 @@ A benchmark is a module here with `measure(args)`, which yields its rows as they
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +17,7 @@ from benchmarks.harness.table import print_row, write_rows
 from fedwan.errors import FedwanError
 
 FOLDER = Path(__file__).parent
-MODULES = {p.stem: p.stem for p in sorted(FOLDER.glob("[a-z]*.py")) if p.stem != "wan_tun"}
+MODULES = {p.stem: p.stem for p in sorted(FOLDER.glob("[a-z]*.py")) if p.stem[:3] != "wan"}
 MODULES["peers"] = "peers.compare"
 
 
@@ -30,7 +29,6 @@ def read_arguments(module: ModuleType, name: str, words: list[str]) -> argparse.
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--append", action="store_true", help="keep the rows that the file holds")
     parser.add_argument("--quick", action="store_true", help="a short form of it")
     parser.add_argument("--only", default="", help="only cases whose text holds this")
     getattr(module, "add_options", lambda parser: None)(parser)
@@ -40,12 +38,9 @@ def read_arguments(module: ModuleType, name: str, words: list[str]) -> argparse.
 def run(module: ModuleType, args: argparse.Namespace) -> None:
     """Measure, print a table and its summary, and write rows."""
     rows: list[dict[str, Any]] = []
-    if args.append and args.json and args.json.exists():
-        rows = [json.loads(line) for line in args.json.read_text().splitlines()]
-    num_kept = len(rows)
     for row in module.measure(args):
         rows.append(row)
-        print_row(row, is_first=len(rows) == num_kept + 1)
+        print_row(row, is_first=len(rows) == 1)
         if args.json:
             write_rows(args.json, rows)
     for line in getattr(module, "summarise", lambda rows: [])(rows):

@@ -53,8 +53,9 @@ def check_wan() -> Bounds:
             for way, ends in (("up", (hub, place)), ("down", (place, hub))):
                 share = tcp_mbit(*ends, seconds) / rate / transport.TCP_SHARE
                 yield f"TCP {way} at {rate} Mbit/s, of what is left", share, 0.85, 1.03
-            counts = star.counts(0)["up"]
-        yield "bytes of a packet", counts["bytes"] / counts["packets"], 1200, 1500
+                if way == "up":  # afterwards it carries acknowledgements
+                    counts = star.counts(0)["up"]
+        yield "bytes of a packet", counts["bytes"] / counts["packets"], 1300, 1500
     with Star(1, WanLink(0, 0, loss=0.2)) as star:
         tcp_mbit(star.coordinator, star.sites[0], 2)
         counts = star.counts(0)["up"]
@@ -66,7 +67,7 @@ def check_transport() -> Bounds:
     words = ["--quick", "--seconds", "2", "--rate-mbit", "200", "--loss", "0", "--channels", "2"]
     for way in ("up", "down"):
         (row,) = rows_of(transport, *words, "--way", way, "--cc", "cubic")
-        yield f"goodput {way} beside TCP", row["ratio"], 0.5, math.inf
+        yield f"goodput {way} beside TCP", row["ratio"], 0.7, math.inf
         yield f"goodput {way}, Mbit/s", row["goodput_mbit"], 0, 201 * transport.TCP_SHARE
 
 
@@ -95,8 +96,12 @@ def check_simulated() -> Bounds:
     yield "distance after an absence", absent["fd"], 0, 60
     slow = unequal.measure_case("flow", "diloco", 0, 40)
     yield "seconds behind a barrier", slow["wall_s"], 40 * 4 * unequal.STEP_S, math.inf
-    (ring,) = rows_of(quality, "--quick", "--only", "data='ring8', split='by_label', strategy='sc")
-    yield "bytes of sync", ring["sync_bytes_per_step"] / ring["bytes_per_step"], 20, math.inf
+    # On ring8's small networks headers weigh more, and moments travel, too.
+    sync, coded = (
+        strategies.measure_case("flow", case, 0, 100, is_disturbed=False)["bytes_up"]
+        for case in ("sync", "streaming_diloco, int4")
+    )
+    yield "bytes of sync", sync / coded, 100, math.inf
     (case,) = (c for c in quality.CASES if (c.data, c.strategy) == ("ring8", "scaffnew"))
     words = [*case.words(is_sync=False), "steps=1400"]
     # Averaging ends above 2, with no sample near the ring's far side.

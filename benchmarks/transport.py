@@ -1,6 +1,6 @@
 """Goodput of the data plane beside one plain TCP flow, on the same emulated link, in turns.
 
-A site uploads payloads of about 8 s, 256 MiB at most, over mutual TLS to a coordinator, both real processes in
+A site uploads payloads of about 8 s, 256 MiB at most, to a coordinator, both real processes in
 network namespaces (`wan.py`). Both sides' figures are bytes of payload over wall time, slow start
 included; the flow's connection is new, the data plane's stand as they do between two rounds. Eight
 transfers of a third of that time come before those that count. Each figure is the median of three.

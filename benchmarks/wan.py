@@ -1,10 +1,5 @@
 """An emulated wide area: a star of network namespaces around a coordinator. Needs root and Linux.
 
-    python -m benchmarks wan --sites 4 --rate-mbit 200 --rtt-ms 100 --loss 0.1
-
-`--loss` is in percent on this command line. Everything stays up until Ctrl-C or SIGTERM and is
-removed then, with what still runs inside. In a program, where `loss` is a share of 1:
-
     with Star(sites=2, link=WanLink(rate_mbit=200, rtt_ms=100)) as star:
         server = star.coordinator.popen(["my-server", "--host", star.coordinator.address])
         star.sites[0].run(["my-client", star.coordinator.address])
@@ -18,17 +13,15 @@ every segment included: TCP gets 96.5 % at most.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -349,27 +342,3 @@ def tcp_mbit(
     finally:
         server.kill()
         server.communicate()
-
-
-# The command --------------------------------------------------------------------------------------
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Of the command line."""
-    parser.add_argument("--sites", type=int, default=2)
-    parser.add_argument("--rate-mbit", type=float, default=200.0, help="each way; 0: no limit")
-    parser.add_argument("--rtt-ms", type=float, default=100.0)
-    parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
-    parser.add_argument("--queue-ms", type=float, default=0.0, help="0: a round trip")
-
-
-def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Keep a star up until a signal, and say what is where."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100, args.queue_ms)
-    with suppress(KeyboardInterrupt), Star(args.sites, link) as star:
-        print(f"emulated by {star.emulation}; press Ctrl-C to remove everything")
-        for place in (star.coordinator, *star.sites):
-            print(f"{place.address:14} ip netns exec {place.name} COMMAND", flush=True)
-        signal.pause()
-    yield from ()
