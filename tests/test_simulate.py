@@ -186,6 +186,15 @@ def test_a_network_s_moving_average_has_its_own_half_life_throughout_a_run(tmp_p
     assert all(torch.equal(other.ema[name], other.state[name]) for name in changed)
 
 
+def test_diloco_at_20_steps_sends_at_most_a_19th_of_what_sync_sends(tmp_path: Path) -> None:
+    totals = [
+        run_tiny(tmp_path / name, tiny_config(name, h=h, steps=200)).result.totals
+        for name, h in (("diloco", 20), ("sync", 1))
+    ]
+    diloco, sync = (t.bytes_up + t.bytes_down for t in totals)
+    assert sync >= 19 * diloco
+
+
 # Faults ------------------------------------------------------------------------------------------
 
 

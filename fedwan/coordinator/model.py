@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 import xxhash
 
 from fedwan.codecs import Payload, fp32, plain
@@ -85,6 +86,8 @@ class GlobalModel:
         self._half_life = ema_half_life
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
         self._lock = threading.Lock()
+        self.takes_over = False
+        """Whether the latest update is one site's contribution, bit for bit."""
 
     def commit(
         self,
@@ -93,6 +96,7 @@ class GlobalModel:
         samples: int,
         times: int = 1,
         run_step: int = 0,
+        is_alone: bool = False,
     ) -> Payload:
         """One outer update: all of the fragment's tensors, of every network, or none.
 
@@ -102,12 +106,20 @@ class GlobalModel:
             samples: over all sites since the fragment's last update.
             times: see `ServerStep.propose`.
             run_step: steps of the run before this update.
+            is_alone: one contribution is in it.
 
         Returns:
             The update as every site will get it.
         """
         self._server_step.begin(run_step)
+        deltas = dict(merged) if is_alone else {}
         proposal = self._server_step.propose(merged, times)
+        self.takes_over = bool(deltas) and all(
+            torch.equal(proposal[name], delta.neg())
+            for name, delta in deltas.items()
+            if self.layout[name].role is Role.PARAMETER
+        )
+        deltas.clear()
         payload, residual = self._down.encode(proposal, self._residual, fragment.layout)
         # What the sites decode, which for a lossy codec is not what was proposed.
         update = (

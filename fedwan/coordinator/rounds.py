@@ -182,14 +182,19 @@ class Rounds:
         # Optimisers that count arrivals take a barrier's mean for as many as it is made of.
         is_warmup = self._strategy.policy.arrivals_from is not None and not gathering.is_on_arrival
         times = len(self._site_names) if is_warmup else 1
-        payload = model.commit(fragment, merger.take(), samples, times, self._run_step(model))
+        is_alone = len(gathering.merged) == 1
+        payload = model.commit(
+            fragment, merger.take(), samples, times, self._run_step(model), is_alone
+        )
         self.totals.samples += samples
         self._latest = [merged.contribution.site for merged in gathering.merged]
         for merged in gathering.merged:
             self._paces.note(merged.contribution.site, merged.contribution.work)
         self._servicer.updates.steps = self._paces.steps()
         self._servicer.updates.run_step = self._run_step(model)
-        self._servicer.publish(fragment.index, version + 1, payload, gathering.starts())
+        self._servicer.publish(
+            fragment.index, version + 1, payload, gathering.starts(), is_own=model.takes_over
+        )
         self._count(gathering.merged)
         self._rows.add(
             fragment,

@@ -383,7 +383,13 @@ class Servicer:
             self.updates.withdraw(fragment)
 
     def publish(
-        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
+        self,
+        fragment: int,
+        version: int,
+        payload: Payload,
+        merged: Sequence[tuple[str, int]] = (),
+        *,
+        is_own: bool = False,
     ) -> None:
         """Hand an update out, drop the contributions that made it, and those too late for the next.
 
@@ -392,10 +398,11 @@ class Servicer:
             version: that the update leads to.
             payload: the update.
             merged: sites whose contributions are in it, each with the version that it started from.
+            is_own: it is the one contribution in it, bit for bit.
         """
         with self.changed:
             self.refused_since_update = 0
-            self.updates.publish(fragment, version, payload, merged)
+            self.updates.publish(fragment, version, payload, merged, is_own=is_own)
             for site, start in merged:
                 self.intake.drop(Key(wire.UploadHeader.CONTRIBUTION, fragment, start, site))
             self.dropped += self.intake.forget(fragment, version - 1 - self._max_staleness)

@@ -63,6 +63,8 @@ class Updates:
         self._merged: dict[tuple[int, str], tuple[int, int]] = {}
         """By fragment and site, the version that its latest merged contribution started from, and
         the one that it became part of."""
+        self._own: dict[int, int] = {}
+        """By fragment, the latest version if its update is one contribution, bit for bit."""
         self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
 
     # With the lock held ---------------------------------------------------------------------
@@ -85,7 +87,13 @@ class Updates:
         self._keep_bytes = keep_bytes
 
     def publish(
-        self, fragment: int, version: int, payload: Payload, merged: Sequence[tuple[str, int]] = ()
+        self,
+        fragment: int,
+        version: int,
+        payload: Payload,
+        merged: Sequence[tuple[str, int]] = (),
+        *,
+        is_own: bool = False,
     ) -> None:
         """Hand an update out.
 
@@ -94,12 +102,14 @@ class Updates:
             version: that it leads to.
             payload: the update.
             merged: sites whose contributions are in it, each with the version that it started from.
+            is_own: it is the one contribution in it, bit for bit.
         """
         updates = self._updates.setdefault(fragment, {})
         updates[version] = payload
         while len(updates) > 1 and sum(u.num_bytes for u in updates.values()) > self._keep_bytes:
             del updates[next(iter(updates))]
         self.versions[fragment] = version
+        self._own[fragment] = version if is_own else 0
         self._arrived[fragment] = set()
         for site, start in merged:
             self._merged[fragment, site] = max((start, version), self._merged_of(fragment, site))
@@ -198,6 +208,8 @@ class Updates:
     def _address(self, header: wire.DownloadHeader, site: str, fragment: int) -> None:
         """Say what holds for this site alone."""
         header.merged_from, header.merged_into = self._merged_of(fragment, site)
+        own = self._own.get(fragment, 0)
+        header.is_own = 0 < own == header.merged_into
         header.anew_from = self._anew_from.get(fragment, 0)
         header.steps = self.steps.get(site, 0)
         header.run_step = self.run_step

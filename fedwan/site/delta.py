@@ -64,8 +64,6 @@ class _Flight:
     """Δ when it departed, until it is encoded; empty without overlap."""
     sent: tuple[State, State] = ({}, {})
     """What error feedback owed before the contribution was encoded, and afterwards."""
-    is_own: bool = False
-    """Whether the update is exactly what this site has sent, so that nothing is to land."""
     outcome: Future[Arrival] | None = None
     """With overlap, at rank 0."""
     arrival: Arrival | None = None
@@ -257,10 +255,7 @@ class DeltaExchange:
             raise _Astray
         assert arrival.payload is not None
         fragment, down = flight.fragment, self._site.strategy.down
-        is_waited = not self._overlap.tau
-        flight.is_own = self._site.replica.advance(
-            arrival.payload, fragment, down, is_waited=is_waited
-        )
+        self._site.replica.advance(arrival.payload, fragment, down)
         self._hook.on_update(fragment, arrival.payload, down)
 
     # Landing -------------------------------------------------------------------------------
@@ -280,7 +275,10 @@ class DeltaExchange:
         )
         is_written = self._hook.on_land(fragment, landing)
         self._renew(fragment, arrival.header, arrival.version)
-        if is_written or flight.is_own:
+        # The local weights are what the update stands for, less what a subtraction and an addition
+        # round away: one site without outer optimiser takes the steps that it takes alone.
+        is_own = arrival.header.is_own and not self._overlap.tau
+        if is_written or is_own:
             site.replica.landed(fragment)
         else:
             site.replica.land(fragment, 0.0 if is_replaced else self._overlap.alpha)

@@ -218,38 +218,21 @@ class Replica:
 
     # What lands ----------------------------------------------------------------------------
 
-    def advance(
-        self, payload: Source, fragment: Fragment, codec: Codec, *, is_waited: bool = False
-    ) -> bool:
+    def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Global += update, for every tensor of the fragment; the local weights stay.
-
-        Args:
-            payload: the update.
-            fragment: which.
-            codec: of updates.
-            is_waited: no step was taken since the contribution left.
-
-        Returns:
-            Whether the update is, bit for bit, what this site has sent: its local weights then are
-            the new global ones already, less what a subtraction and an addition round away.
 
         Raises:
             PayloadError: the payload is damaged. The replica is then in between two versions: end
                 this process; its successor takes the global weights.
         """
-        is_own = is_waited
         for name, coded in codec.read_each(payload, fragment.layout):
             base = self.base[name]
-            if is_own and self.layout[name].role is Role.PARAMETER:
-                mine = local(self._delta_of(name)).neg()
-                is_own = torch.equal(piece_like(coded.tensor(), base), mine)
             if self.layout[name].role is not Role.PARAMETER:
                 local(base).copy_(piece_like(coded.tensor(), base))
             elif is_cut(base):
                 local(base).add_(piece_like(coded.tensor(), base))
             else:
                 coded.add_to(base)
-        return all(self.group.collect(is_own))
 
     def land(self, fragment: Fragment, alpha: float) -> None:
         """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""

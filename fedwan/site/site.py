@@ -330,12 +330,13 @@ class Site:
         if is_missed and header.merged_into:  # nothing is known where the coordinator is new, too
             is_missed = is_merged(header, versions[0] - 1, versions[0])
         is_missed = is_missed and is_begun
+        is_own = is_missed and header.is_own  # the weights that it left are the global ones
         ledger = self._checkpoints.load(usable[-1], with_model=is_missed) if usable else None
         if is_missed:
             assert ledger is not None
             self.replica.load_base(weights)
             exchange.catch_up(ledger)
-        if is_begun:
+        if is_begun and not is_own:
             self.replica.adopt(weights)
         exchange.take_over(versions, ledger)
         exchange.follow_hook(header, usable[-1] if usable else 0)

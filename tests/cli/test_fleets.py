@@ -19,7 +19,7 @@ from tests.output.test_summary import PROMISED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEPS, ROUNDS = 400, 20
+STEPS, ROUNDS = 240, 12
 """As few as the claims need, since most of a run is the start of its processes."""
 SMALL = ("sites=2", "eval.every=0", f"steps={STEPS}")
 
@@ -113,7 +113,7 @@ def test_a_killed_site_and_a_killed_coordinator_cost_no_bit(
     out = tmp_path / "run"
     process = fedwan("demo", f"out={out}", *SMALL, "checkpoint.every=3")
     kill_second_site(out)
-    wait_for_version(out, 12)
+    wait_for_version(out, 8)
     kill(out / "flower" / "serverapp.json")
     output = finish(process)
     assert process.returncode == 1
