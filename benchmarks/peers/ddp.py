@@ -8,6 +8,7 @@ parameters. Options: `bucket_cap_mb`; `flows`, see `spec.name_interface`.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import sys
@@ -73,8 +74,9 @@ def flow_step(part: Part, spec: Spec, site: int) -> Callable[[], None]:
     """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile."""
     STOPWATCH.nominal_s = measure_local_step(spec, site)
     flow = part.workload.inner
-    wrapped = {name: wrap(network, spec) for name, network in flow.networks.items()}
-    watched = STOPWATCH.watch(dataclasses.replace(flow, networks=wrapped))
+    descent = copy.copy(flow.descent)
+    descent.networks = {name: wrap(network, spec) for name, network in flow.networks.items()}
+    watched = STOPWATCH.watch(dataclasses.replace(flow, descent=descent))
     return dataclasses.replace(part, workload=watched).step
 
 
