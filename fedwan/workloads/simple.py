@@ -6,7 +6,7 @@
         return Simple(config, "net", net, loss=..., sample=...)
 
 Precision, accumulation, partition, clipping and schedules are as `site.*` and `inner.*` ask for
-them, so that such a recipe's `SITE` is `Descent.SETTINGS` and "partition=weights".
+them, so that such a recipe's `USES` is `("site.*",)`.
 """
 
 from __future__ import annotations

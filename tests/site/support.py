@@ -251,7 +251,7 @@ class Processes:
             for pipe in heard:
                 is_fine, outcomes[left[pipe]] = pipe.recv()  # type: ignore[union-attr,index]
                 if not is_fine:  # the others may wait for it in vain
-                    num_failed, deadline = num_failed + 1, min(deadline, time.monotonic() + 20)
+                    num_failed, deadline = num_failed + 1, min(deadline, time.monotonic() + 40)
                 del left[pipe]  # type: ignore[arg-type]
         if left or 0 < num_failed < self.size:
             self.stop()

@@ -75,9 +75,7 @@ def plainly(kind: str) -> Trainer:
     return trainer
 
 
-def joined(
-    kind: str, folder: Path, words: str, **absences: Absence
-) -> tuple[State, Trainer]:
+def joined(kind: str, folder: Path, words: str, **absences: Absence) -> tuple[State, Trainer]:
     """The coordinator's weights, and the trainer as its last process left it."""
     trainers: list[Trainer] = []
 

@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedwan.data import InMemory
 from fedwan.data.shard import Shard
 from fedwan.rng import NamedGenerators
 from fedwan.site import vitals
+from fedwan.site.copies import pixel_keys
 from fedwan.site.vitals import Vitals, data_figures, shard_figures
 from fedwan.workloads.base import Batch, keep_local
 from tests.support import ADAM, TinyWorkload, tiny_shard
@@ -42,7 +44,7 @@ def look(workload: TinyWorkload, h: int, steps: int, batch_size: int = 4) -> lis
     """Steps after which figures were told."""
     shard = tiny_shard(0)
     one = Vitals(workload, shard, h, 0, "s1")
-    batch = Batch(shard.train.x[:batch_size], shard.train.y[:batch_size])
+    batch = Batch(shard.train.batch.x[:batch_size], shard.train.batch.y[:batch_size])
     return [step for step in range(1, steps + 1) if one.after_step(batch)]
 
 
@@ -57,7 +59,7 @@ def test_rates_gradients_and_the_workloads_own_figures_are_told() -> None:
     workload = Examined()
     shard = tiny_shard(0)
     one = Vitals(workload, shard, 16, 0, "s1")
-    batch = Batch(shard.train.x[:4], shard.train.y[:4])
+    batch = Batch(shard.train.batch.x[:4], shard.train.batch.y[:4])
     workload.step(batch, NamedGenerators(0, "s1"), keep_local)
     (figures,) = [found for _ in range(16) if (found := one.after_step(batch))]
     assert float(figures["lr/net"]) == pytest.approx(ADAM.lr)
@@ -94,7 +96,7 @@ def test_held_out_samples_are_of_the_training_samples_classes() -> None:
     labels = torch.arange(40) % 10
     x = torch.randn(40, 2)
     shard = Shard(
-        train=Batch(x[labels < 3], labels[labels < 3]),
+        train=InMemory(Batch(x[labels < 3], labels[labels < 3])),
         held_out=Batch(x, labels),
         num_classes=10,
         public=False,
@@ -102,7 +104,7 @@ def test_held_out_samples_are_of_the_training_samples_classes() -> None:
     workload = Examined()
     one = Vitals(workload, shard, 16, 0, "s1")
     for _ in range(16):
-        one.after_step(shard.train)
+        one.after_step(shard.train.batch)
     ((train, held_out, _),) = workload.seen
     assert torch.equal(train.y, held_out.y) and set(held_out.y.tolist()) <= {0, 1, 2}
 
@@ -124,7 +126,9 @@ def test_range_and_moments_are_those_of_the_batch() -> None:
 def test_copies_are_counted_exactly_up_to_some_thousand_samples() -> None:
     x = images()
     copies = torch.cat([x, x[:8], x[:8]])
-    found = {name: float(value) for name, value in shard_figures(copies, len(copies)).items()}
+    found = {
+        name: float(value) for name, value in shard_figures(pixel_keys(copies), len(copies)).items()
+    }
     assert found == pytest.approx({"shard/samples": 48, "shard/distinct": 32 / 48})
     large = torch.arange(3 * vitals.MOST_COMPARED).float().unsqueeze(1)
-    assert float(shard_figures(large, len(large))["shard/distinct"]) == 1.0
+    assert float(shard_figures(pixel_keys(large), len(large))["shard/distinct"]) == 1.0

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config
-from fedwan.data import BatchStream, open_shard
+from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Reduce, Workload, keep_local
+from fedwan.workloads.settings import resolve_page
 
 CPU = torch.device("cpu")
 
@@ -21,18 +22,18 @@ class Run:
     """One site that trains a recipe, as the engine would drive it."""
 
     def __init__(self, recipe: ModuleType, config: Config, site: int = 0) -> None:
-        recipe.resolve(config)
+        resolve_page(recipe, config)
         self.config = config
         self.workload: Workload = recipe.build(config, CPU)
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
         self.shard = open_shard(config.data, site, config.sites, config.seed)
         self.held_out = self.shard.held_out
-        self.stream: BatchStream = self.shard.batches(config.data.batch, self.rng["data"])
+        self.stream: Loader = self.shard.loader(config.data.batch, self.rng["data"])
 
     def step(self, num: int = 1, reduce: Reduce = keep_local) -> dict[str, Tensor]:
         losses: dict[str, Tensor] = {}
         for _ in range(num):
-            losses = self.workload.step(self.stream.next_batch(), self.rng, reduce)
+            losses = self.workload.step(next(self.stream), self.rng, reduce)
         return losses
 
     def state(self) -> dict[str, Any]:

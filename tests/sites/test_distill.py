@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -14,14 +15,15 @@ import torch
 from torch import Tensor
 
 from fedwan.app import load_run
-from fedwan.config import Config, DataConfig, dump
+from fedwan.config import Config, DataConfig, InnerConfig, dump
 from fedwan.errors import ConfigError
 from fedwan.simulation import simulate
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch, Examinable
+from fedwan.workloads.settings import resolve_page
 from sites import distill, flow
-from tests.sites.support import Run, equal
+from tests.sites.support import Run, equal, weights
 
 MLP = {"width": 16, "depth": 2, "euler_steps": 6}
 DIT = {"network": "dit", "width": 16, "depth": 2, "heads": 2, "patch": 4, "euler_steps": 6}
@@ -83,6 +85,36 @@ def matrices(network: torch.nn.Module) -> list[Tensor]:
 # A step ------------------------------------------------------------------------------------------
 
 
+def test_a_step_moves_every_network_but_the_teacher(teacher: Path) -> None:
+    run = Run(distill, config(teacher))
+    # No biases: that of a head's last layer stays while the hinge pulls both ways alike.
+    before = {n: matrices(network) for n, network in run.workload.networks.items()}
+    losses = run.step(5)
+    for name, network in run.workload.networks.items():
+        pairs = zip(before[name], matrices(network), strict=True)
+        moved = {not torch.equal(one, other) for one, other in pairs}
+        assert moved == {name in distill.NETWORKS}
+    assert {"student", "heads", "adversarial"} == set(losses)
+    assert all(v.shape == () and v.isfinite() and not v.requires_grad for v in losses.values())
+
+
+def test_one_step_is_one_of_the_student_and_one_of_the_judge_with_one_exchange(
+    teacher: Path,
+) -> None:
+    run = Run(distill, config(teacher))
+    calls: list[tuple[str, ...]] = []
+
+    def reduce(names: Sequence[str]) -> None:
+        calls.append(tuple(sorted(names)))
+        for name in names:
+            assert all(p.grad is not None for p in run.workload.networks[name].parameters())
+
+    run.step(5, reduce)
+    assert calls == [("heads", "student")] * 5
+    for optimizer in run.workload.optimizers.values():
+        assert {int(fields["step"]) for fields in optimizer.state.values()} == {5}
+
+
 def test_the_judges_weight_changes_the_students_gradient_alone(mlp: Path) -> None:
     found: dict[float, dict[str, list[Tensor]]] = {0.0: {}, 0.1: {}}
     for weight, gradients in found.items():
@@ -96,6 +128,40 @@ def test_the_judges_weight_changes_the_students_gradient_alone(mlp: Path) -> Non
         run.step(1, keep)
     assert equal(found[0.0]["heads"], found[0.1]["heads"])
     assert not equal(found[0.0]["student"], found[0.1]["student"])
+
+
+def test_a_site_resumes_from_what_its_checkpoint_holds_bit_for_bit(teacher: Path) -> None:
+    run = Run(distill, config(teacher))
+    run.step(3)
+    kept = whole(run)
+    run.step(4)
+    resumed = Run(distill, config(teacher))
+    replica = replica_of(resumed)
+    resumed.step(1)  # the lag must come from the checkpoint, not from the start
+    for present, value in ((replica.live, kept["0"]), (replica.local, kept["1"])):
+        for name, tensor in present.items():
+            tensor.copy_(value[name])
+    replica.load_optimizers(kept["2"])
+    resumed.rng.load_state_dict(kept["rng"])
+    resumed.stream.load_state_dict(kept["stream"])
+    resumed.step(4)
+    assert equal(weights(resumed), weights(run))
+    assert hash_state(replica.local) == hash_state(replica_of(run).local)
+
+
+def test_draws_come_from_the_named_generators_and_the_seed_alone(teacher: Path) -> None:
+    before = torch.random.get_rng_state()
+    run = Run(distill, config(teacher))
+    run.step(2)
+    drawn = run.rng.state_dict()
+    first, again, other = (run.workload.sample(6, seed) for seed in (1, 1, 2))
+    figures = [run.workload.evaluate(run.held_out, seed=0) for _ in range(2)]
+    assert torch.equal(first, again) and not torch.equal(first, other)
+    assert first.shape == (6, 1, 8, 8) and not first.requires_grad
+    assert float(first.abs().max()) <= 1
+    assert json.dumps(figures[0]) == json.dumps(figures[1])
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.testing.assert_close(run.rng.state_dict(), drawn, rtol=0, atol=0)
 
 
 def test_a_student_that_has_not_stepped_agrees_with_the_teacher_at_a_phases_edge(
@@ -126,7 +192,7 @@ def test_a_look_at_the_judge_and_the_samples_moves_nothing(teacher: Path) -> Non
     run.step(3)
     workload = run.workload
     assert isinstance(workload, Examinable)
-    train = run.stream.next_batch()
+    train = next(run.stream)
     held_out = Batch(run.held_out.x[:8], run.held_out.y[:8])
     before, drawn = copy.deepcopy(whole(run)), torch.random.get_rng_state()
     gradients = [p.grad for n in workload.networks.values() for p in n.parameters()]
@@ -197,6 +263,27 @@ def test_quality_stands_beside_the_teachers_own(teacher: Path) -> None:
 # Settings ----------------------------------------------------------------------------------------
 
 
+def test_resolving_twice_changes_nothing_and_names_the_folder_from_the_root(
+    mlp: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(mlp.parent)
+    once = Config("distill", model={"teacher": mlp.name})
+    resolve_page(distill, once)
+    twice = copy.deepcopy(once)
+    resolve_page(distill, twice)
+    assert once == twice
+    assert once.model["teacher"] == str(mlp) and once.model["solver_steps"] == 6
+    assert set(once.inner) == set(distill.NETWORKS)
+    assert all(once.steps % h == 0 for h in (1, 10, 20, 50, 100))
+
+
+def test_what_the_user_chose_stays(mlp: Path) -> None:
+    chosen = {name: InnerConfig("sgd", lr=0.1) for name in distill.NETWORKS}
+    asked = dataclasses.replace(config(mlp, solver_steps=4), steps=60, inner=copy.deepcopy(chosen))
+    resolve_page(distill, asked)
+    assert (asked.steps, asked.inner, asked.model["solver_steps"]) == (60, chosen, 4)
+
+
 @pytest.mark.parametrize(
     ("model", "text"),
     [
@@ -223,14 +310,14 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     with pytest.raises(ConfigError, match=text) as caught:
         asked = config(mlp)
         asked.model |= model
-        distill.resolve(asked)
+        resolve_page(distill, asked)
     assert "\n" not in str(caught.value)
 
 
 def test_a_teacher_of_other_data_is_refused(mlp: Path) -> None:
     asked = Config("distill", data=DataConfig("ring8"), model={"teacher": str(mlp)})
     with pytest.raises(ConfigError, match=r"'digits', not of 'ring8'; set data.name=digits"):
-        distill.resolve(asked)
+        resolve_page(distill, asked)
 
 
 def test_too_many_fragments_are_refused_though_weights_come_from_a_file(teacher: Path) -> None:

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrize
 from fedwan.config import Config, DataConfig
 from fedwan.models.gan import build_discriminator, build_generator
 from fedwan.rng import lent_generators, seeded_init
+from fedwan.workloads.settings import resolve_page
 from sites import gan
 from tests.data.files import refused, write_folder
 from tests.sites.support import CPU, Run, equal
@@ -75,12 +76,12 @@ def test_samples_made_in_parts_are_those_of_one_batch(
 )
 def test_other_sides_are_refused_with_the_nearest(side: int, mend: str, folder: Path) -> None:
     says = rf"images of 8, 16, 32, 64, 128, 256 pixels.*{side} x {side}; set data.size={mend}$"
-    refused(says, lambda: gan.resolve(config(folder, side)))
+    refused(says, lambda: resolve_page(gan, config(folder, side)))
 
 
 def test_files_have_a_side_that_it_makes_unless_they_say_otherwise(folder: Path) -> None:
     asked = config(folder, 0)
-    gan.resolve(asked)
+    resolve_page(gan, asked)
     assert gan.build(asked, CPU).sample(2, seed=0).shape == (2, 3, 64, 64)
 
 
@@ -88,7 +89,7 @@ def test_deeper_networks_step_more_gently_unless_the_user_says_otherwise(folder:
     rates = {}
     for side in (8, 16, 64):
         asked = config(folder, side)
-        gan.resolve(asked)
+        resolve_page(gan, asked)
         rates[side] = asked.inner["generator"].lr
     assert rates == {8: 3e-3, 16: 3e-4, 64: 3e-4}
 

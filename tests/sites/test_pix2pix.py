@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +23,7 @@ from fedwan.rng import NamedGenerators
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch
 from fedwan.workloads.descent import Descent
+from fedwan.workloads.settings import resolve_page
 from sites import flow, gan, pix2pix
 from tests.sites.support import Run, equal, weights
 
@@ -50,7 +52,7 @@ def few(shard: Shard) -> Shard:
 def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights() -> None:
     run = Run(pix2pix, config())
     run.step(2)
-    batch = run.stream.next_batch()
+    batch = next(run.stream)
     networks = run.workload.networks
     d, g = networks["discriminator"], networks["generator"]
     seen: dict[str, list[Tensor]] = {}
@@ -101,6 +103,25 @@ def test_the_generators_phase_leaves_the_discriminators_gradient_as_it_was(
     run.step()
     assert len(kept) == 2 and kept[0]
     assert all(p.grad is not None for p in g.parameters())
+
+
+def test_a_step_moves_every_weight() -> None:
+    run = Run(pix2pix, config())
+    before = weights(run)
+    run.step(3)
+    assert not any(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_a_run_resumes_from_its_state_bit_for_bit(dropout: float) -> None:
+    run = Run(pix2pix, config(dropout=dropout))
+    run.step(2)
+    state = run.state()
+    run.step(3)
+    resumed = Run(pix2pix, config(dropout=dropout))
+    resumed.load_state(state)
+    resumed.step(3)
+    assert hash_state(flat(resumed)) == hash_state(flat(run))
 
 
 def flat(run: Run) -> dict[str, Tensor]:
@@ -167,15 +188,6 @@ def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it
     assert not [name for net in run.workload.networks.values() for name, _ in net.named_buffers()]
 
 
-def test_statistics_are_not_taken_anew_for_images_that_use_their_own() -> None:
-    asked = config()
-    asked.eval.recalibrate = 5
-    with pytest.raises(ConfigError, match=r"eval.recalibrate=5 has no effect .*=running"):
-        pix2pix.resolve(asked)
-    asked.model["statistics"] = "running"
-    pix2pix.resolve(asked)
-
-
 def test_inputs_are_taken_again_where_more_images_are_asked_for() -> None:
     run = Run(pix2pix, config())
     num = len(run.held_out.x)
@@ -190,13 +202,32 @@ def test_samples_are_drawn_beside_inputs_and_photographs(tmp_path: Path) -> None
         assert picture.size[0] > 3 * 400
 
 
+def test_quality_is_ready_for_json_and_repeatable() -> None:
+    run = Run(pix2pix, config())
+    first, again = (run.workload.evaluate(run.held_out, seed=0) for _ in range(2))
+    assert json.dumps(first) == json.dumps(again)
+    assert set(first) == {"fd", "fd_floor", "l1"}
+    assert first["fd"] > 3 * first["fd_floor"] > 0
+
+
 # Settings ----------------------------------------------------------------------------------------
+
+
+def test_resolving_twice_changes_nothing() -> None:
+    once = Config(data=DataConfig("photo_edges"), model=dataclasses.asdict(pix2pix.Model()))
+    resolve_page(pix2pix, once)
+    twice = copy.deepcopy(once)
+    resolve_page(pix2pix, twice)
+    assert once == twice
+    assert set(once.inner) == set(pix2pix.NETWORKS)
+    assert once.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.5)
+    assert all(once.steps % h == 0 for h in (1, 10, 20, 50, 100))
 
 
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     def refused(match: str, name: str = "photo_edges", **model: object) -> None:
         with pytest.raises(ConfigError, match=match) as caught:
-            pix2pix.resolve(Config(workload="pix2pix", data=DataConfig(name), model=model))
+            resolve_page(pix2pix, Config(workload="pix2pix", data=DataConfig(name), model=model))
         assert "\n" not in str(caught.value)
 
     refused("model.width = 0 is out of range", width=0)
@@ -205,14 +236,14 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     refused("model.dropout = 1.0 is out of range", dropout=1.0)
     refused("model.statistics = 'runing' .* did you mean 'running'", statistics="runing")
     refused("model.norm = 'layer' is none of batch, instance", norm="layer")
-    refused("'running' has no effect with .*=instance", norm="instance", statistics="running")
+    refused("'running' needs model.norm=batch", norm="instance", statistics="running")
     refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
 
 
 @pytest.mark.parametrize("recipe", [gan, flow], ids=["gan", "flow"])
 def test_pairs_are_not_for_workloads_that_make_samples_from_noise(recipe: ModuleType) -> None:
     with pytest.raises(ConfigError, match=r"pairs .* does not learn from; set data.name=digits"):
-        recipe.resolve(Config(data=DataConfig("photo_edges")))
+        resolve_page(recipe, Config(data=DataConfig("photo_edges")))
 
 
 def test_every_model_setting_is_explained_in_the_recipe() -> None:

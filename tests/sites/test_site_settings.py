@@ -10,6 +10,7 @@ import torch
 
 from fedwan.config import Config, DataConfig, SiteConfig
 from fedwan.errors import ConfigError
+from fedwan.workloads.settings import resolve_page
 from sites import flow, gan, pix2pix
 from tests.sites.support import Run, equal, weights
 
@@ -61,21 +62,10 @@ def test_recomputed_blocks_change_no_bit(recipe: ModuleType) -> None:
         assert all(torch.equal(x, y) for x, y in zip(a.buffers(), b.buffers(), strict=True))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # torch's compiler calls what torch deprecates
-def test_compiled_networks_learn_the_same() -> None:
-    plain, compiled = (
-        Run(flow, Config(model={"width": 8, "depth": 1}, site=SiteConfig(compile=c)))
-        for c in (False, True)
-    )
-    losses = [run.step(3)["velocity"] for run in (plain, compiled)]
-    assert float(losses[1]) == pytest.approx(float(losses[0]), rel=1e-3)
-
-
 @RECIPES
 def test_parts_that_would_differ_in_size_are_refused(recipe: ModuleType) -> None:
     with pytest.raises(ConfigError, match="site.accumulate=3 does not divide .*data.batch=9"):
-        recipe.resolve(config(recipe, SiteConfig(accumulate=3)))
+        resolve_page(recipe, config(recipe, SiteConfig(accumulate=3)))
 
 
 def test_the_critics_own_steps_are_in_parts_too() -> None:
@@ -83,4 +73,4 @@ def test_the_critics_own_steps_are_in_parts_too() -> None:
     asked.data.batch = 12
     asked.model["n_critic"] = 2
     with pytest.raises(ConfigError, match="does not divide the 6 samples of a step.*batch=16"):
-        gan.resolve(asked)
+        resolve_page(gan, asked)

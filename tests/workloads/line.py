@@ -11,17 +11,12 @@ from fedwan.data import source_of
 from fedwan.models.bounded import clamp_images
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch
-from fedwan.workloads.descent import Descent
-from fedwan.workloads.settings import (
-    fill_inner,
-    fill_training,
-    refuse_shown_samples,
-    require_at_least,
-)
+from fedwan.workloads.settings import require_at_least
 from fedwan.workloads.simple import Simple
 
 NETWORKS = {"velocity": "regression"}
-SITE = (*Descent.SETTINGS, "partition=weights")
+USES = ("site.*",)
+DEFAULTS = {"data.batch": 64, "steps": 1000, "inner.*": InnerConfig(lr=3e-3)}
 
 
 @dataclass
@@ -32,12 +27,9 @@ class Model:
     """Of the hidden layer."""
 
 
-def resolve(config: Config) -> None:
-    """Fill in batch, steps and the inner optimiser."""
+def check(config: Config) -> None:
+    """Refuse what cannot be built."""
     require_at_least("model.width", Model(**config.model).width, 1)
-    fill_training(config, batch=64, steps=1000)
-    refuse_shown_samples(config, from_inputs=False)
-    fill_inner(config, "velocity", InnerConfig(lr=3e-3))
 
 
 def build(config: Config, device: torch.device | str) -> Simple:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig
+from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
 from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import Batch, Reduce
@@ -78,7 +79,7 @@ def make() -> NotingWorkload:
 def resolved(recipe: Any, h: int, steps: int, sites: int = 2) -> Config:
     name = recipe.__name__.rpartition(".")[2]
     config = Config(strategy=name, sites=sites, h=h, steps=steps, inner={"velocity": COSINE})
-    recipe.resolve(config, {"velocity": "regression"})
+    resolve_strategy(recipe, config, {"velocity": "regression"})
     return config
 
 

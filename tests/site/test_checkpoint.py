@@ -1,0 +1,203 @@
+"""A site's checkpoints: which are kept, and what they bring back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.errors import CheckpointError
+from fedwan.rng import NamedGenerators
+from fedwan.site import checkpoint
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
+from fedwan.site.group import Group
+from fedwan.site.replica import Replica
+from fedwan.state import write_tensors
+from fedwan.workloads.base import keep_local
+from tests.planes import in_thread
+from tests.support import BATCH, NET, TinyWorkload, same_bits, tiny_shard
+
+
+class Site:
+    def __init__(self, folder: Path, *, is_beside: bool = False) -> None:
+        self.workload = TinyWorkload(NET)
+        self.replica = Replica(self.workload.networks, self.workload.optimizers)
+        self.rng = NamedGenerators(0, "s1")
+        self.stream = tiny_shard(1).loader(BATCH, self.rng["data"])
+        state = {"data": self.stream, "rng": self.rng}
+        self.checkpoints = SiteCheckpoints(
+            folder, Group(), self.replica, {}, state, is_beside=is_beside
+        )
+
+    def train(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.workload.step(next(self.stream), self.rng, keep_local)
+
+    def save(self, version: int, durable: int = 0) -> None:
+        owed = {"net/owed": torch.tensor([1.5])}
+        residual = {"net/owed": torch.tensor([0.5])}
+        self.checkpoints.save(version, durable, Ledger(residual, owed, Work(3, 12), (7,)))
+
+
+def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    first = Site(tmp_path)
+    first.train(3)
+    first.save(1)
+    torch_draw = torch.rand(3)
+    first.train(4)
+
+    second = Site(tmp_path)
+    restored = second.checkpoints.load(1, with_model=True)
+    assert torch.equal(torch.rand(3), torch_draw)
+    second.train(4)
+    assert same_bits(second.replica.live, first.replica.live)
+    assert same_bits(second.replica.inner.state(), first.replica.inner.state())
+    assert restored.residual["net/owed"].tolist() == [0.5]
+    assert restored.owed["net/owed"].tolist() == [1.5]
+    assert (restored.work, restored.versions) == (Work(3, 12), (7,))
+
+
+def test_without_the_model_only_the_rest_comes_back(tmp_path: Path) -> None:
+    first = Site(tmp_path)
+    first.train(3)
+    first.save(1)
+    second = Site(tmp_path)
+    before = {name: value.clone() for name, value in second.replica.live.items()}
+    second.checkpoints.load(1, with_model=False)
+    assert same_bits(second.replica.live, before)
+    assert same_bits(second.replica.inner.state(), first.replica.inner.state())
+
+
+def test_all_are_kept_from_the_one_that_the_coordinator_would_resume_from(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    site.train(1)
+    for version, durable in ((1, 0), (2, 0), (3, 2), (4, 2), (5, 4)):
+        site.save(version, durable)
+    assert site.checkpoints.versions() == [4, 5]
+
+
+def test_versions_that_were_taken_back_go_too(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.train(1)
+    site.save(7, 3)
+    site.save(4, 3)  # the coordinator resumed at 3
+    assert site.checkpoints.versions() == [4]
+
+
+def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
+    site = Site(tmp_path)
+    site.train(1)
+    (tmp_path / "site-00000009.safetensors.tmp").write_bytes(b"half")
+    (tmp_path / ".site-00000008.safetensors.1.tmp").write_bytes(b"half")
+    assert site.checkpoints.versions() == []
+    site.save(1)
+    path = tmp_path / "site-00000001.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="site-00000001"):
+        site.checkpoints.load(1, with_model=True)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
+    """Writes one checkpoint for each permit, and all of them when the test is over."""
+    permits = threading.Semaphore(0)
+
+    def write_when_allowed(*args: Any) -> None:
+        assert permits.acquire(timeout=20)
+        write_tensors(*args)
+
+    monkeypatch.setattr(checkpoint, "write_tensors", write_when_allowed)
+    yield permits
+    permits.release(100)
+
+
+def test_beside_the_steps_what_is_written_is_what_stood_when_it_was_taken(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    first = Site(tmp_path, is_beside=True)
+    disk.release()
+    first.train(1)
+    first.save(1)
+    first.checkpoints.settle()
+    first.train(2)
+    first.save(2)  # into the memory of the first
+    torch_draw = torch.rand(3)
+    first.train(4)
+    disk.release()
+    first.checkpoints.settle()
+
+    second = Site(tmp_path)
+    restored = second.checkpoints.load(2, with_model=True)
+    assert torch.equal(torch.rand(3), torch_draw)
+    second.train(4)
+    assert same_bits(second.replica.live, first.replica.live)
+    assert same_bits(second.replica.inner.state(), first.replica.inner.state())
+    assert restored.residual["net/owed"].tolist() == [0.5]
+    assert restored.owed["net/owed"].tolist() == [1.5]
+
+
+def test_one_that_is_being_written_is_not_there_before_it_is_whole(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    site = Site(tmp_path, is_beside=True)
+    site.save(1)
+    assert site.checkpoints.versions() == []
+    disk.release()
+    site.checkpoints.settle()
+    assert site.checkpoints.versions() == [1]
+
+
+def test_the_next_waits_for_one_that_is_still_being_written(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    site = Site(tmp_path, is_beside=True)
+    site.save(1)
+    saving = in_thread(lambda: site.save(2))
+    with pytest.raises(AssertionError, match="still running"):
+        saving(0.1)
+    disk.release(2)
+    saving(10.0)
+    site.checkpoints.close()
+    assert site.checkpoints.versions() == [1, 2]
+
+
+def test_one_that_is_dropped_while_it_is_written_does_not_stay(
+    tmp_path: Path, disk: threading.Semaphore
+) -> None:
+    site = Site(tmp_path, is_beside=True)
+    site.save(1)
+    dropping = in_thread(lambda: site.checkpoints.drop(1))
+    disk.release()
+    dropping(10.0)
+    site.checkpoints.close()
+    assert site.checkpoints.versions() == []
+
+
+def test_the_next_save_and_the_last_settling_tell_that_one_could_not_be_written(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "s1"
+    folder.write_text("no folder")
+    site = Site(folder, is_beside=True)
+    for ask in (lambda: site.save(2), site.checkpoints.settle):
+        site.save(1)
+        with pytest.raises(OSError, match="s1"):
+            ask()
+    site.checkpoints.settle()  # told once
+
+
+def test_closing_tells_the_log_alone_since_another_error_may_be_under_way(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "s1"
+    folder.write_text("no folder")
+    site = Site(folder, is_beside=True)
+    site.save(1)
+    site.checkpoints.close()
+    assert "the last checkpoint could not be written" in caplog.text

@@ -1,0 +1,85 @@
+"""Filling in and refusing."""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import cast
+
+import pytest
+
+from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.errors import ConfigError
+from fedwan.uses import Needs
+from fedwan.workloads.settings import require_at_least, resolve_page
+
+DEFAULT = InnerConfig(lr=3e-3, beta1=0.0)
+
+
+def page(**parts: object) -> ModuleType:
+    given = {"NETWORKS": {"generator": "regression"}, "DEFAULTS": {"inner.*": DEFAULT}}
+    return cast(ModuleType, SimpleNamespace(**{**given, **parts}))
+
+
+def test_what_the_user_left_open_is_filled_in() -> None:
+    config = Config()
+    resolve_page(page(), config)
+    assert (config.data.batch, config.steps, config.inner["generator"]) == (32, 2000, DEFAULT)
+    assert config.inner["generator"] is not DEFAULT
+
+
+def test_what_the_user_set_stays() -> None:
+    config = Config(steps=7, inner={"generator": InnerConfig(lr=0.5)})
+    config.data.batch = 3
+    resolve_page(page(), config)
+    assert (config.data.batch, config.steps) == (3, 7)
+    assert config.inner["generator"] == InnerConfig(lr=0.5)
+
+
+def test_defaults_may_follow_from_other_settings() -> None:
+    config = Config(sites=3)
+    resolve_page(page(DEFAULTS={"steps": 50, "data.batch": lambda c: 2 * c.steps}), config)
+    assert config.data.batch == 100
+
+
+def test_a_setting_that_the_page_does_not_use_is_refused() -> None:
+    config = Config()
+    config.site.accumulate = 2
+    with pytest.raises(ConfigError, match="site.accumulate = 2 has no effect with workload 'gan'"):
+        resolve_page(page(), config)
+    resolve_page(page(USES=("site.accumulate",)), config)
+
+
+def test_a_value_that_asks_more_of_a_page_is_declared_by_itself() -> None:
+    config = Config()
+    config.site.precision = "bf16-true"
+    with pytest.raises(ConfigError, match="site.precision = 'bf16-true' does not go with"):
+        resolve_page(page(USES=("site.precision",)), config)
+    resolve_page(page(USES=("site.precision*",)), config)
+
+
+def test_a_setting_whose_condition_does_not_hold_is_refused_with_what_makes_it_hold() -> None:
+    needs = Needs("data.labels", lambda config, _: config.steps > 10, "steps=11")
+    config = Config(steps=5, data=DataConfig(labels="site"))
+    with pytest.raises(ConfigError, match="data.labels = 'site' needs steps=11; set that, or"):
+        resolve_page(page(USES=(needs,)), config)
+
+
+def test_a_warm_up_longer_than_the_run_is_refused() -> None:
+    config = Config(steps=100, inner={"generator": InnerConfig(warmup_steps=101)})
+    with pytest.raises(ConfigError, match="more than the run's steps; choose 100 or less"):
+        resolve_page(page(), config)
+
+
+def test_a_model_setting_that_is_too_small_is_refused() -> None:
+    require_at_least("model.width", 1, 1)
+    with pytest.raises(ConfigError, match="model.width = 0 is out of range; choose 1 or more"):
+        require_at_least("model.width", 0, 1)
+
+
+def test_pairs_are_for_who_asks_for_them() -> None:
+    asked = Config(data=DataConfig("photo_edges"))
+    resolve_page(page(PAIRS=True), asked)
+    with pytest.raises(ConfigError, match=r"'photo_edges' holds pairs .* set data.name=digits"):
+        resolve_page(page(), asked)
+    with pytest.raises(ConfigError, match=r"'digits' holds no pairs .* set data.name=photo_edges"):
+        resolve_page(page(PAIRS=True), Config())
