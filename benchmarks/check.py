@@ -64,7 +64,7 @@ def check_wan() -> Bounds:
 
 def check_transport() -> Bounds:
     """The data plane fills a link as one flow does."""
-    words = ["--quick", "--seconds", "2", "--rate-mbit", "200", "--loss", "0", "--channels", "2"]
+    words = ["--quick", "--rate-mbit", "200", "--loss", "0"]
     for way in ("up", "down"):
         (row,) = rows_of(transport, *words, "--way", way, "--cc", "cubic")
         yield f"goodput {way} beside TCP", row["ratio"], 0.7, math.inf
