@@ -1,7 +1,5 @@
 """Speed, size and error of every codec on one core, and on a GPU where there is one.
 
-    python benchmarks/codecs.py [--quick] [--json PATH]
-
 The values are those of one contribution of pix2pix's size: 57,182,660 in the tensors of a U-Net 256
 and a PatchGAN, drawn as deltas look: heavy tails (Student's t, 4 degrees of freedom), with a scale
 of its own for every tensor and every channel. Encoding is from tensors to a whole payload, with its
@@ -11,47 +9,27 @@ decoded, in place. Both in MB (1e6 bytes) of fp32 values a second, the median of
 Row: codec device bits_per_value encode_mb_s decode_mb_s rel_error
 
 `rel_error` is |decoded - value| / |value| of a single payload; a codec with error feedback sends
-later what it leaves out. With --json a picture is drawn beside the rows.
+later what it leaves out.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from collections.abc import Callable, Iterator
 
 import torch
 
-from benchmarks.peers.recipes.timed import patchgan_shapes, unet_shapes
-from fedwan.codecs import (
-    Codec,
-    bf16,
-    float4,
-    fp32,
-    int4,
-    int8,
-    topk2,
-)
+from benchmarks.harness.table import Row, select
+from benchmarks.recipes.timed import patchgan_shapes, unet_shapes
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.memory import tune_allocator
 from fedwan.state import Layout, Role, State, TensorSpec
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-Row = dict[str, Any]
 
 CODECS: tuple[Callable[[], Codec], ...] = (fp32, bf16, int8, int4, float4, topk2)
 TARGETS = {"encode_mb_s": 500.0, "decode_mb_s": 1000.0}
 """That int8 and int4 must reach on one core."""
-COLUMNS = ("codec", "device", "bits_per_value", "encode_mb_s", "decode_mb_s", "rel_error")
 
 
 def pix2pix_layout(width: int) -> Layout:
@@ -95,7 +73,7 @@ def seconds(work: Callable[[], object], device: torch.device, passes: int) -> fl
     return statistics.median(times[1:])
 
 
-def measure(codec: Codec, layout: Layout, values: State, passes: int) -> Row:
+def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> Row:
     """One row."""
     device = next(iter(values.values())).device
     num_values = sum(spec.num_values for spec in layout.values())
@@ -123,85 +101,13 @@ def measure(codec: Codec, layout: Layout, values: State, passes: int) -> Row:
     }
 
 
-def draw(rows: list[Row], path: Path) -> None:
-    """A PNG: how fast each codec is, and what it costs in bits and in error."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    devices = list(dict.fromkeys(row["device"] for row in rows))
-    figure, axes = pyplot.subplots(1, len(devices) + 1, figsize=(4.6 * (len(devices) + 1), 3.6))
-    for device, ax in zip(devices, axes, strict=False):
-        _draw_speed([row for row in rows if row["device"] == device], ax)
-    _draw_cost([row for row in rows if row["device"] == devices[0]], axes[-1])
-    for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
-
-
-def _draw_speed(rows: list[Row], ax: Axes) -> None:
-    for shift, (column, colour, label) in enumerate(
-        (("encode_mb_s", "#1b6ca8", "encode"), ("decode_mb_s", "#c0722c", "decode and add"))
-    ):
-        places = [place + 0.38 * (shift - 0.5) for place in range(len(rows))]
-        ax.bar(places, [row[column] / 1e3 for row in rows], 0.36, color=colour, label=label)
-        target = TARGETS[column] / 1e3
-        ax.axhline(target, color=colour, linewidth=0.8, linestyle="--")
-        ax.text(len(rows) - 0.35, target, f" {target:g}", color=colour, va="center", fontsize=8)
-    ax.set_xticks(range(len(rows)), [row["codec"] for row in rows])
-    ax.set_yscale("log")
-    ax.set_yticks([0.5, 1, 2, 5, 10, 20], ["0.5", "1", "2", "5", "10", "20"], minor=False)
-    ax.minorticks_off()
-    ax.set_ylabel("GB of fp32 a second")
-    device = "one CPU core" if rows[0]["device"] == "cpu" else rows[0]["device"]
-    ax.set_title(f"Speed, {device} (dashed: wanted of int8, int4)", loc="left", fontsize=9)
-    ax.legend(frameon=False, fontsize=8)
-
-
-def _draw_cost(rows: list[Row], ax: Axes) -> None:
-    for row in rows:
-        error = max(row["rel_error"], 1e-4)  # fp32 has none: at the edge
-        ax.plot(row["bits_per_value"], error, "o", color="#1b6ca8")
-        ax.annotate(
-            row["codec"],
-            (row["bits_per_value"], error),
-            (6, -12 if row["codec"] == "float4" else 4),  # int4 is at the same place
-            textcoords="offset points",
-        )
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    ax.set_xticks([0.2, 0.5, 1, 2, 4, 8, 16, 32], ["0.2", "0.5", "1", "2", "4", "8", "16", "32"])
-    ax.set_xlim(0.12, 70)
-    ax.set_yticks([1e-4, 1e-3, 1e-2, 1e-1, 1], ["0", "0.001", "0.01", "0.1", "1"])
-    ax.minorticks_off()
-    ax.set_xlabel("bits a value")
-    ax.set_title("Relative error of one payload", loc="left", fontsize=9)
-
-
-def main() -> None:
-    """Measure every codec on every device, print a table, write rows and a picture."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--json", type=Path, help="write rows to this file, a PNG beside it")
-    parser.add_argument("--quick", action="store_true", help="fewer passes")
-    args = parser.parse_args()
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every codec on every device; fewer passes in quick form."""
     tune_allocator()  # as the services do
     torch.set_num_threads(1)
     layout = pix2pix_layout(64)
-    print(f"{sum(spec.num_values for spec in layout.values()):,} values")
-    print("  ".join(f"{column:>14}" for column in COLUMNS))
-    rows = []
+    codecs = select({make().name: make for make in CODECS}, args.only)
     for name in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
         values = delta_like(layout, torch.device(name))
-        for codec in CODECS:
-            rows.append(measure(codec(), layout, values, 3 if args.quick else 7))
-            print("  ".join(f"{rows[-1][column]:>14}" for column in COLUMNS), flush=True)
-    if args.json:
-        args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        draw(rows, args.json.with_suffix(".png"))
-
-
-if __name__ == "__main__":
-    main()
+        for make in codecs:
+            yield measure_codec(make(), layout, values, 3 if args.quick else 7)

@@ -1,10 +1,9 @@
 """The doctor's hits and false alarms: nine faults planted at one of four sites, and clean runs.
 
-    python benchmarks/doctor.py [--quick] [--only TEXT] [--seeds 5] [--json PATH]
-
 Whole runs in one process (`fedwan.simulate`) on digits, ten rounds of 20 steps, `diloco`; the
-faults of `benchmarks/faults.py` are planted from outside, each at a site that the seed picks. What
+faults of `harness/faults.py` are planted from outside, each at a site that the seed picks. What
 counts are the live findings of the coordinator, as they stand in `metrics.jsonl`.
+`--quick`: one seed, flow alone.
 
 Row: fault workload split seed site network named within_rounds false_alarms. `named`: the right
 site, network and kind were told; `within_rounds`: in which round; `false_alarms`: everything else
@@ -14,22 +13,12 @@ that was told as wrong. Clean runs have the fault `none`.
 from __future__ import annotations
 
 import argparse
-import sys
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import torch  # noqa: E402
-
-from benchmarks.faults import FAULTS, Fault, Unmeasured  # noqa: E402
-from benchmarks.rows import print_row, write_rows  # noqa: E402
-from benchmarks.simulated import run_simulated  # noqa: E402
-from fedwan.app import load_run  # noqa: E402
-from fedwan.config import site_names  # noqa: E402
-from fedwan.data.shard import Shard  # noqa: E402
-from fedwan.workloads.base import Workload  # noqa: E402
+from benchmarks.harness.faults import FAULTS, Fault, Unmeasured
+from benchmarks.harness.simulated import describe, run_simulated
+from benchmarks.harness.table import Row, over_seeds, select
 
 SITES = 4
 H = 20
@@ -57,19 +46,16 @@ def run_case(case: Case, seed: int, rounds: int = ROUNDS, h: int = H) -> dict[st
     """Train with the fault planted; what was told of it, as a row."""
     words = [f"workload={case.workload}", f"data.split={case.split}", "data.name=digits"]
     words += ["strategy=diloco", f"sites={SITES}", f"h={h}", f"steps={h * rounds}", f"seed={seed}"]
-    config = load_run(None, words)
     index = (seed + 1) % SITES
 
-    def plant_data(site: int, shard: Shard) -> Shard:
+    def plant_data(site: int, shard: Any) -> Any:
         return case.fault.shard(shard, seed) if site == index else shard
 
-    def plant_workload(site: int, workload: Workload) -> Workload:
-        planted = case.fault.workload(workload, h) if site == index else workload
-        return Unmeasured(planted)
+    def plant_workload(site: int, workload: Any) -> Any:
+        return Unmeasured(case.fault.workload(workload, h) if site == index else workload)
 
-    run = run_simulated(config, plant_workload, wrap_shard=plant_data)
-    told = [row for row in run.records if row.get("event") == "finding"]
-    return _row(case, seed, site_names(config)[index], told)
+    run = run_simulated(words, plant_workload, wrap_shard=plant_data)
+    return _row(case, seed, f"s{index + 1}", describe(*run)["findings"])
 
 
 def _row(case: Case, seed: int, site: str, told: list[dict[str, Any]]) -> dict[str, Any]:
@@ -100,35 +86,21 @@ def _short(row: dict[str, Any]) -> str:
     return f"{where} {row['finding']} in round {row['version']}"
 
 
-def main() -> None:
-    """Run all cases, print a table, write rows."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--quick", action="store_true", help="one seed, flow alone")
-    parser.add_argument("--only", default="", help="only cases whose `fault workload split` fits")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", type=int, default=5)
-    args = parser.parse_args()
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every case over seeds."""
     names = {f"{case.fault.name} {case.workload} {case.split}": case for case in CASES}
-    cases = [case for name, case in names.items() if args.only in name]
+    cases = select(names, args.only)
     if args.quick:
         cases = [case for case in cases if case.workload == "flow"]
-    if not cases:
-        parser.error(f"--only {args.only!r} is in none of: {'; '.join(names)}")
-    torch.set_num_threads(1)  # the sites' threads share the cores
-    rows: list[dict[str, Any]] = []
-    for seed in range(1 if args.quick else args.seeds):
-        for case in cases:
-            rows.append(run_case(case, seed))
-            print_row(rows[-1], is_first=len(rows) == 1)
-            if args.json:
-                write_rows(args.json, rows)
-    planted = [row for row in rows if row["named"] is not None]
-    named = sum(row["named"] for row in planted)
+    return over_seeds(args, cases, run_case)
+
+
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
+    """Hits and false alarms."""
+    named = [row["named"] for row in rows if row["named"] is not None]
     quiet = sum(row["false_alarms"] == "none" for row in rows)
-    print(
-        f"{named} of {len(planted)} faults named, {quiet} of {len(rows)} runs without false alarm"
-    )
-
-
-if __name__ == "__main__":
-    main()
+    yield f"{sum(named)} of {len(named)} faults named, {quiet} of {len(rows)} runs quiet"

@@ -1,11 +1,9 @@
 """Predicted beside measured utilisation, on the emulated wide area.
 
-    python benchmarks/planner.py [--quick] [--only TEXT] --json PATH
-    python benchmarks/planner.py --simulator [--sites N] [--rounds N]
-
 Three links, four settings each: the workload, the processes and the measurement are those of
 `benchmarks/timed.py`, the predictions those of `fedwan plan` for its tensors. No point is among
 those that the model's constants were taken from (docs/plan.md), and nothing is fitted to them.
+`--quick`: one link.
 
 `--simulator` times the simulator alone: sites of different speeds on links that change, which fail
 and return, rounds that close with a quorum.
@@ -18,28 +16,22 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import random
-import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
-from typing import Any
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.peers.recipes.timed import Layers, patchgan_shapes, unet_shapes  # noqa: E402
-from benchmarks.rows import print_row, write_rows  # noqa: E402
-from benchmarks.timed import STEP_S, Case, measure  # noqa: E402
-from fedwan.app import load_strategy  # noqa: E402
-from fedwan.config import Config, LinkConfig, StreamConfig  # noqa: E402
-from fedwan.planner.layouts import synthetic_layout  # noqa: E402
-from fedwan.planner.virtual import run_virtually  # noqa: E402
-from fedwan.planner.virtual_site import SiteModel  # noqa: E402
-from fedwan.planner.weather import Season, changing_link, draw_outages  # noqa: E402
-from fedwan.planner.wire_model import modelled_link  # noqa: E402
+from benchmarks.harness.table import Row, select
+from benchmarks.recipes.timed import Layers, patchgan_shapes, unet_shapes
+from benchmarks.timed import STEP_S, Case, measure_case
+from fedwan.app import load_strategy
+from fedwan.config import Config, LinkConfig, StreamConfig
+from fedwan.planner.layouts import synthetic_layout
+from fedwan.planner.virtual import run_virtually
+from fedwan.planner.virtual_site import SiteModel
+from fedwan.planner.weather import Season, changing_link, draw_outages
+from fedwan.planner.wire_model import modelled_link
 from fedwan.recipes import resolve_strategy
-from fedwan.state import Layout, layout_of  # noqa: E402
+from fedwan.state import Layout, layout_of
 
 WIDTH = 64
 LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
@@ -70,9 +62,7 @@ def predict(case: Case, layout: Layout) -> float:
         fragments, tau = int(words["stream.fragments"]), int(words["stream.tau"])
         config.stream = StreamConfig(fragments=fragments, tau=tau)
     recipe = load_strategy(case.strategy)
-    resolve_strategy(
-        recipe, config, {name: "adversarial" for name in ("generator", "discriminator")}
-    )
+    resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
     link = modelled_link(
         LinkConfig(
             rate_mbit=case.rate_mbit,
@@ -109,9 +99,9 @@ def _predict_pix2pix(case: Case) -> float:
     return predict(case, pix2pix_layout())
 
 
-def compare(case: Case, predicted: float) -> dict[str, Any]:
+def compare(case: Case, predicted: float) -> Row:
     """One point, as a row."""
-    row = measure(case)
+    row = measure_case(case)
     measured = row["utilisation"]
     return {
         "strategy": case.strategy,
@@ -130,7 +120,7 @@ def compare(case: Case, predicted: float) -> dict[str, Any]:
     }
 
 
-def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> dict[str, Any]:
+def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> Row:
     """The simulator's own time, for a run in which much goes wrong."""
     h = 20
     config = Config(strategy="diloco", sites=num_sites, h=h, steps=num_rounds * h)
@@ -164,38 +154,25 @@ def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Compare every case, print a table and how many agree, write rows."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--quick", action="store_true", help="one link instead of three")
-    parser.add_argument("--only", default="", help="only cases whose text holds this")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--simulator", action="store_true", help="time the simulator instead")
     parser.add_argument("--sites", type=int, default=1000, help="of the simulator")
     parser.add_argument("--rounds", type=int, default=1000, help="of the simulator")
-    args = parser.parse_args()
-    rows: list[dict[str, Any]] = []
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every case, or the simulator's own time."""
     if args.simulator:
-        rows.append(simulate(args.sites, args.rounds))
-        print_row(rows[0], is_first=True)
-    else:
-        wanted = [case for case in cases(args.quick) if args.only in str(case)]
-        if not wanted:
-            texts = "; ".join(map(str, cases(False)))
-            parser.error(f"--only {args.only!r} is in none of: {texts}")
-        for case, predicted in zip(wanted, predict_apart(wanted), strict=True):
-            rows.append(compare(case, predicted))
-            print_row(rows[-1], is_first=len(rows) == 1)
-        print(agreement(rows))
-    if args.json:
-        write_rows(args.json, rows)
+        yield simulate(args.sites, args.rounds)
+        return
+    wanted = select({str(case): case for case in cases(args.quick)}, args.only)
+    for case, predicted in zip(wanted, predict_apart(wanted), strict=True):
+        yield compare(case, predicted)
 
 
-def agreement(rows: Sequence[dict[str, Any]]) -> str:
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
     """How many points the prediction comes near to."""
-    near = sum(abs(row["error"]) <= TOLERANCE for row in rows)
-    return f"{near} of {len(rows)} predicted within {TOLERANCE:.0%} of what was measured"
-
-
-if __name__ == "__main__":
-    main()
+    errors = [abs(row["error"]) for row in rows if "error" in row]
+    near = sum(error <= TOLERANCE for error in errors)
+    if errors:
+        yield f"{near} of {len(errors)} predicted within {TOLERANCE:.0%} of what was measured"

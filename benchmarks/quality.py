@@ -1,8 +1,5 @@
 """The promise: pictures of local steps beside those of synchronous training, at any split.
 
-    python benchmarks/quality.py [--quick] [--only TEXT] [--seeds 5] [--share 1] [--runs PATH]
-        --json PATH
-
 Whole runs in one process (`fedwan.simulate`: the real engine, round loop, codecs and strategies
 over loopback links), moving averages, paired seeds: a seed has the same initial weights, shards and
 order of data in both. Synchronous training sees the same samples whatever the split, so that it is
@@ -11,7 +8,7 @@ but for networks with batch norm, which see each site's batch by itself, on the 
 A run's distance is the mean over eight sets of generated samples: one set's own spread, with the
 same weights, is 0.13 on digits, as large as what the table is to tell.
 With `--runs` the outcome of every run is kept in a file and read from there again: the whole table
-takes hours, and may be interrupted.
+takes hours, and may be interrupted. `--quick`: two seeds, a twentieth of the steps.
 
 Row: workload data split strategy h sites seeds fd_mean fd_sd fd_floor sync_fd_mean sync_fd_sd ratio
 modes good sync_good bytes_per_step sync_bytes_per_step l1_ratio teacher_ratio sync_teacher_ratio;
@@ -26,25 +23,15 @@ import argparse
 import json
 import shutil
 import statistics
-import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-import torch  # noqa: E402
-
-from benchmarks.rows import print_row, write_rows  # noqa: E402
-from benchmarks.simulated import run_simulated  # noqa: E402
-from fedwan.app import load_run, load_workload  # noqa: E402
-from fedwan.config import Config, dump  # noqa: E402
-from fedwan.data.shard import open_shard  # noqa: E402
-from fedwan.rng import derive_seed  # noqa: E402
-from fedwan.site.replica import Replica  # noqa: E402
-from fedwan.state import State, read_tensors, select_prefix  # noqa: E402
+from benchmarks.harness.simulated import average_of, describe, evaluate, run_simulated
+from benchmarks.harness.table import Row, select
+from fedwan.app import load_run
+from fedwan.config import dump
 
 INT4 = ("codec.up=int4", "codec.down=int4")
 CLASS = ("model.conditional=true",)
@@ -178,42 +165,30 @@ class Runs:
         if not folder.exists():
             taught = ["workload=flow", "data.name=digits", "sites=4", "h=20", f"seed={seed}"]
             steps = max(1, round(share * 4000 / 20)) * 20
-            config = load_run(None, [*taught, f"steps={steps}"])
             with tempfile.TemporaryDirectory() as made:
-                run_simulated(config, folder=Path(made))
+                config, _ = run_simulated([*taught, f"steps={steps}"], folder=Path(made))
                 dump(config, Path(made) / "config.yaml")
                 shutil.copytree(made, folder)
         return [word.replace(TEACHER, str(folder)) for word in words]
 
 
 def train(words: Sequence[str]) -> Outcome:
-    """One whole run."""
-    config = load_run(None, list(words))
+    """One whole run; each figure of quality is the mean over sets of samples."""
     with tempfile.TemporaryDirectory() as made:
-        totals = run_simulated(config, folder=Path(made)).totals
-        tensors, _ = read_tensors(Path(made) / "checkpoint" / "coordinator.safetensors")
-        figures = evaluate(config, select_prefix("ema", tensors))
-    num_bytes = (totals.bytes_up + totals.bytes_down) / config.sites / config.steps
-    modes, fd_floor = totals.quality.get("modes"), totals.quality["fd_floor"]
-    return Outcome(fd_floor=fd_floor, modes=modes, bytes_per_step=num_bytes, **figures)
+        config, run = run_simulated(words, folder=Path(made))
+        found = evaluate(config, average_of(Path(made)), NUM_EVALUATIONS)
+    row = describe(config, run)
+    figures = {
+        key: statistics.fmean(one[key] for one in found)
+        for key in ("fd", "l1", "teacher_fd", "good")
+        if key in found[0]
+    }
+    num_bytes = (row["bytes_up"] + row["bytes_down"]) / config.sites / config.steps
+    floor = run.totals.quality["fd_floor"]
+    return Outcome(fd_floor=floor, modes=row["modes"], bytes_per_step=num_bytes, **figures)
 
 
-def evaluate(config: Config, weights: State) -> dict[str, float]:
-    """What of these weights' quality is compared, each figure the mean over sets of samples."""
-    workload = load_workload(config.workload).build(config, "cpu")
-    held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
-    replica = Replica(workload, config.inner, config.excluded)
-    assert weights.keys() == replica.base.keys(), "a checkpoint holds the whole model"
-    seeds = [derive_seed(config.seed, "evaluate", index) for index in range(NUM_EVALUATIONS)]
-    with replica.showing(weights), torch.no_grad():
-        rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
-        if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
-            rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]
-    keys = [key for key in ("fd", "l1", "teacher_fd", "good") if key in rows[0]]
-    return {key: statistics.fmean(row[key] for row in rows) for key in keys}
-
-
-def measure(case: Case, runs: Runs, seeds: int, share: float) -> dict[str, Any]:
+def measure_case(case: Case, runs: Runs, seeds: int, share: float) -> Row:
     """A case and its synchronous twin, over seeds, as a row."""
     ours = [runs.outcome(case.words(False), seed, share) for seed in range(seeds)]
     sync = [runs.outcome(case.words(True), seed, share) for seed in range(seeds)]
@@ -277,30 +252,16 @@ def _short(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def main() -> None:
-    """Measure, print a table, write rows."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--quick", action="store_true", help="two seeds, a twentieth of the steps")
-    parser.add_argument("--only", default="", help="only cases whose text holds this")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, help="a file to keep every run's outcome in")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the recipes' steps")
-    args = parser.parse_args()
-    cases = [case for case in CASES if args.only in str(case)]
-    if not cases:
-        parser.error(f"--only {args.only!r} is in none of: {'; '.join(map(str, CASES))}")
-    torch.set_num_threads(1)  # the sites' threads share the cores
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every case."""
     seeds, share = (2, 0.05) if args.quick else (args.seeds, args.share)
-    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made:
         runs = Runs(args.runs.with_suffix(".teachers") if args.runs else Path(made), args.runs)
-        for case in cases:
-            rows.append(measure(case, runs, seeds, share))
-            print_row(rows[-1], is_first=len(rows) == 1)
-            if args.json:
-                write_rows(args.json, rows)
-
-
-if __name__ == "__main__":
-    main()
+        for case in select({str(case): case for case in CASES}, args.only):
+            yield measure_case(case, runs, seeds, share)

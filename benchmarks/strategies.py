@@ -1,11 +1,15 @@
 """What each strategy sends, how good its pictures are, and what a site's absence does to them.
 
-    python benchmarks/strategies.py [--quick] [--workload flow] [--seeds 3] --json PATH
-
 Digits, iid, 4 sites, half of the recipe's steps, whole runs in one process (`fedwan.simulate`: the
 real engine, round loop, codecs and strategies over loopback links). Every strategy is run
 undisturbed, and with one site that dies at a third of the run and returns, as a new process, at two
 thirds. Where a strategy has a quorum it is 3 of 4, so that the others go on; else they wait.
+
+`--codecs` tells what coding costs in quality: undisturbed runs with and without it. `int4` codes
+DiLoCo's deltas and updates, H = 20; `topk2` codes the deltas of plain averaging, whose updates come
+back as int4, H = 5 and all of the recipe's steps, since what sends 1.6 % at a time needs many
+rounds. Each is compared with fp32, the same H, steps and seeds.
+`--quick`: one seed, a tenth of the steps.
 
 Row: workload strategy h steps seed absent up down bytes_up bytes_down fd fd_floor late dropped;
 bytes are those of a site and a step.
@@ -14,23 +18,11 @@ bytes are those of a site and a step.
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.harness.simulated import describe, run_simulated
+from benchmarks.harness.table import Row, mean_of, over_seeds, select
 
-import torch  # noqa: E402
-from fedwan.simulate import Absence  # noqa: E402
-
-from benchmarks.rows import print_row, write_rows  # noqa: E402
-from benchmarks.simulated import run_simulated  # noqa: E402
-from fedwan.app import load_run  # noqa: E402
-from fedwan.config import site_names  # noqa: E402
-
-SITES = 4
 STEPS = {"flow": 2000, "gan": 1400}
 QUORUM = ("round.quorum=3", "round.grace=3", "round.max_staleness=2")
 INT4 = ("codec.up=int4", "codec.down=int4")
@@ -50,78 +42,55 @@ CASES: dict[str, tuple[str, ...]] = {
     "async_diloco": ("strategy=async_diloco", "h=20"),
     "sparse_loco": ("strategy=sparse_loco", "h=5", *QUORUM),
 }
-ABSENCE = Absence(1 / 3, 2 / 3)
+FP32 = ("codec.up=fp32", "codec.down=fp32")
+TOPK2 = ("codec.up=topk2", "codec.down=int4")
+CODED: dict[str, tuple[tuple[str, ...], int, str]] = {
+    "diloco, fp32": (("strategy=diloco", "h=20", *FP32), 1, ""),
+    "diloco, int4": (("strategy=diloco", "h=20", *INT4), 1, "diloco, fp32"),
+    "streaming, int4": (("strategy=streaming_diloco", "h=20", *INT4), 1, "diloco, fp32"),
+    "averaging, fp32": (("strategy=local_sgd", "h=5", *FP32), 2, ""),
+    "averaging, topk2": (("strategy=local_sgd", "h=5", *TOPK2), 2, "averaging, fp32"),
+}
+"""Words, times the steps above, and the case without coding."""
+ABSENCE = (1 / 3, 2 / 3)
+COLUMNS = "h steps seed absent up down bytes_up bytes_down fd fd_floor late dropped".split()
 
 
-def measure(workload: str, case: str, seed: int, steps: int, is_disturbed: bool) -> dict[str, Any]:
-    """One run, as a row."""
-    words = [f"workload={workload}", f"sites={SITES}", f"seed={seed}", f"steps={steps}"]
-    config = load_run(None, [*words, *CASES[case]])
-    absences = {site_names(config)[1]: ABSENCE} if is_disturbed else {}
-    run = run_simulated(config, absences=absences)
-    quality, totals = run.totals.quality, run.totals
-    # Each fragment's contributions count the samples behind it.
-    first = [r for r in run.records if r["kind"] == "round" and r["fragment"] == 0]
-    site_steps = sum(row["samples"] for row in first) / config.data.batch
-    return {
-        "workload": workload,
-        "strategy": case,
-        "h": config.h,
-        "steps": steps,
-        "seed": seed,
-        "absent": is_disturbed,
-        "up": config.codec.up,
-        "down": config.codec.down,
-        "bytes_up": round(totals.bytes_up / site_steps),
-        "bytes_down": round(totals.bytes_down / site_steps),
-        "fd": round(quality["fd"], 3),
-        "fd_floor": round(quality["fd_floor"], 3),
-        "late": totals.late,
-        "dropped": totals.dropped,
-    }
-
-
-def print_summary(rows: list[dict[str, Any]]) -> None:
-    """Each strategy with and without the absence, means over seeds."""
-    for case in dict.fromkeys(row["strategy"] for row in rows):
-        whole, absent = _distances(rows, case, False), _distances(rows, case, True)
-        if whole and absent:
-            mean, disturbed = statistics.mean(whole), statistics.mean(absent)
-            print(
-                f"{case}: {mean:.3f} undisturbed, {disturbed:.3f} with an absence, "
-                f"ratio {disturbed / mean:.3f}, {min(len(whole), len(absent))} seeds"
-            )
-
-
-def _distances(rows: list[dict[str, Any]], case: str, is_disturbed: bool) -> list[float]:
-    return [r["fd"] for r in rows if (r["strategy"], r["absent"]) == (case, is_disturbed)]
-
-
-def main() -> None:
-    """Measure, print a table, write rows."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--quick", action="store_true", help="one seed, a tenth of the steps")
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", choices=STEPS, default="flow")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="0: half of the recipe's")
-    parser.add_argument("--only", default="", help="only strategies whose name holds this")
-    args = parser.parse_args()
-    cases = [case for case in CASES if args.only in case]
-    if not cases:
-        parser.error(f"--only {args.only!r} is in none of: {'; '.join(CASES)}")
-    torch.set_num_threads(1)  # the sites' threads share the cores
-    rows: list[dict[str, Any]] = []
-    for seed in range(1 if args.quick else args.seeds):
-        for case in cases:
-            for is_disturbed in (False, True):
-                steps = args.steps or STEPS[args.workload] // (10 if args.quick else 1)
-                rows.append(measure(args.workload, case, seed, steps, is_disturbed))
-                print_row(rows[-1], is_first=len(rows) == 1)
-                if args.json:
-                    write_rows(args.json, rows)
-    print_summary(rows)
+    parser.add_argument("--codecs", action="store_true", help="what coding costs instead")
 
 
-if __name__ == "__main__":
-    main()
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every case with a seed, undisturbed and with an absence."""
+    steps = args.steps or STEPS[args.workload] // (10 if args.quick else 1)
+
+    def measure_one(case: tuple[str, bool], seed: int) -> Row:
+        return measure_case(args.workload, case[0], seed, steps, case[1])
+
+    names = select({name: name for name in (CODED if args.codecs else CASES)}, args.only)
+    disturbed = (False,) if args.codecs else (False, True)
+    return over_seeds(args, [(n, absent) for n in names for absent in disturbed], measure_one)
+
+
+def measure_case(workload: str, case: str, seed: int, steps: int, is_disturbed: bool) -> Row:
+    """One run, as a row."""
+    own, times, _ = CODED[case] if case in CODED else (CASES[case], 1, "")
+    words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps * times}", *own]
+    row = describe(*run_simulated(words, absence=ABSENCE if is_disturbed else None))
+    row |= {key: round(row[key] / row["site_steps"]) for key in ("bytes_up", "bytes_down")}
+    row["absent"] = is_disturbed
+    return {"workload": workload, "strategy": case} | {key: row[key] for key in COLUMNS}
+
+
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
+    """Each strategy with and without the absence, or coding; means over seeds."""
+    for case in dict.fromkeys(row["strategy"] for row in rows):
+        whole, absent = (mean_of(rows, "fd", strategy=case, absent=a) for a in (False, True))
+        if case in CODED:
+            base = mean_of(rows, "fd", strategy=CODED[case][2])
+            yield f"{case}: {whole:.3f}, ratio to what is not coded {whole / base:.3f}"
+            continue
+        yield f"{case}: {whole:.3f}, with an absence {absent:.3f}, ratio {absent / whole:.3f}"

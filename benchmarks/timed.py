@@ -1,7 +1,5 @@
 """Utilisation on a wide area: pix2pix's size, steps of exactly 0.1 s, an emulated link per site.
 
-    python benchmarks/timed.py [--quick] [--only TEXT] --json PATH
-
 57,182,660 fp32 values in pix2pix's tensors; a step moves a part of them and sleeps for what remains
 of its 0.1 s, as a processor is free while a GPU computes. Everything else is the product: encoding,
 mutual TLS, merging, outer steps. All parties share this machine's cores, so that a missed target
@@ -10,6 +8,7 @@ may be the machine's.
 Utilisation is 0.1 s times the steps over the time that passed, from the start of one round to the
 start of a later one, mean over sites: it leaves out the beginning, where the initial weights
 travel, and the last round, where nothing overlaps. What delays a step by any means counts.
+`--quick`: only what the project promises.
 
 Row: strategy codec h fragments tau sites rate_mbit rtt_ms loss cc pace_mbit emulation utilisation
 round_s bytes_per_step coordinator_cpu_s site_cpu_s coordinator_rss_mb site_rss_mb
@@ -19,18 +18,12 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
-from contextlib import nullcontext
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from benchmarks.fleet import FleetRun, run_fleet  # noqa: E402
-from benchmarks.rows import print_row, write_rows  # noqa: E402
-from benchmarks.wan import Star, WanLink, available  # noqa: E402
+from benchmarks.harness.fleet import FleetRun, linked, run_fleet
+from benchmarks.harness.table import Row, select
+from benchmarks.wan import WanLink
 
 STEP_S = 0.1
 NUM_FRAGMENTS = 10
@@ -121,19 +114,20 @@ def cases(is_quick: bool) -> list[Case]:
     return [*first, *whole, fast, lossy]
 
 
-def measure(case: Case) -> dict[str, Any]:
+def measure_case(case: Case) -> Row:
     """One run, as a row."""
     link = WanLink(case.rate_mbit, case.rtt_ms, case.loss)
-    reason = available()
-    shaped = [f"link.rate_mbit={case.rate_mbit:g}", f"link.rtt_ms={case.rtt_ms:g}"]
-    shaped += [f"link.loss={case.loss:g}"] if case.loss else []
-    with Star(case.sites, link) if reason is None else nullcontext() as star:
-        run = run_fleet([*case.words, *(shaped if star is None else [])], star)
-        emulation = "shaped" if star is None else star.emulation
-    return _row(case, run, emulation)
+    with linked(case.sites, link) as (star, emulation, words):
+        return _row(case, run_fleet([*case.words, *words], star), emulation)
 
 
-def _row(case: Case, run: FleetRun, emulation: str) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Every case."""
+    named = {str(case): case for case in cases(args.quick)}
+    return (measure_case(case) for case in select(named, args.only))
+
+
+def _row(case: Case, run: FleetRun, emulation: str) -> Row:
     first, last = case.skipped * case.h, (case.rounds - 1) * case.h
     spans = [site["began"][last] - site["began"][first] for site in run.sites]
     num_steps = last - first
@@ -165,55 +159,6 @@ def _bytes_between(run: FleetRun, first: int, last: int) -> float:
     """Up and down, all sites, of contributions that left in these steps."""
     return sum(
         record["bytes_up"] + record["bytes_down"]
-        for record in run.records
-        if record["kind"] == "round" and first < record["step"] <= last
+        for record in run.rounds
+        if first < record["step"] <= last
     )
-
-
-def main() -> None:
-    """Measure every case, print a table, write rows and a picture."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="write rows to this file")
-    parser.add_argument("--quick", action="store_true", help="only what the project promises")
-    parser.add_argument("--only", default="", help="only cases whose text holds this")
-    args = parser.parse_args()
-    wanted = [case for case in cases(args.quick) if args.only in str(case)]
-    if not wanted:
-        parser.error(f"--only {args.only!r} is in none of: " + "; ".join(map(str, cases(False))))
-    rows: list[dict[str, Any]] = []
-    for case in wanted:
-        rows.append(measure(case))
-        print_row(rows[-1], is_first=len(rows) == 1)
-    if args.json:
-        write_rows(args.json, rows)
-        draw(rows, args.json.with_suffix(".png"))
-
-
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Bars of utilisation, a line of text for each case."""
-    from matplotlib.figure import Figure
-
-    rows = rows[::-1]
-    figure = Figure(figsize=(8, 0.8 + 0.45 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    texts = [
-        f"{r['strategy']}, {r['codec']}, H = {r['h']}, {r['sites']} sites,\n"
-        f"{r['rate_mbit']:g} Mbit/s, {r['rtt_ms']:g} ms, {100 * r['loss']:g} % lost"
-        + (f", τ = {r['tau']}" if r["tau"] else "")
-        + (f", {r['cc']} paced at {r['pace_mbit']:g}" if r["pace_mbit"] else "")
-        for r in rows
-    ]
-    colors = ["#2a6f97" if r["tau"] else "#adb5bd" for r in rows]
-    places = range(len(rows))
-    bars = axes.barh(places, [100 * r["utilisation"] for r in rows], color=colors)
-    axes.set_yticks(places, texts)
-    axes.bar_label(bars, [f"{100 * r['utilisation']:.1f} %" for r in rows], padding=3, fontsize=8)
-    axes.set_xlim(0, 112)
-    axes.set_xlabel("time spent computing, %")
-    axes.tick_params(axis="y", labelsize=8)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=150)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,48 +1,52 @@
 """An emulated wide area: a star of network namespaces around a coordinator. Needs root and Linux.
 
-    python benchmarks/wan.py up --sites 4 --rate-mbit 200 --rtt-ms 100 --loss 0.1
-
-`--loss` is in percent on this command line. Everything stays up until Ctrl-C or SIGTERM and is
-removed then, with what still runs inside. In a program, where `loss` is a share of 1:
-
     with Star(sites=2, link=WanLink(rate_mbit=200, rtt_ms=100)) as star:
-        server = star.coordinator.popen(["my-server", "--host", star.coordinator_address()])
-        star.site(0).run(["my-client", star.coordinator_address()])
+        server = star.coordinator.popen(["my-server", "--host", star.coordinator.address])
+        star.sites[0].run(["my-client", star.coordinator.address])
 
 Each site has a link of its own to the coordinator, with a rate, round-trip time, loss and queue,
-full duplex, which may change or fail while it is in use. All sites reach the coordinator at one
-address, and each other through it. Real TCP of the kernel runs over it, in real processes.
-
-`tc netem` where the kernel has it, else a process that carries packets between TUN devices
-(`wan_tun.py`). Rates count IP bytes, headers of every segment included: TCP gets 96.5 % at most.
+full duplex, which may change while it is in use. All sites reach the coordinator at one
+address, and each other through it. Real TCP of the kernel runs over it, in real processes; another
+process carries the packets between TUN devices (`wan_tun.py`). Rates count IP bytes, headers of
+every segment included: TCP gets 96.5 % at most.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import signal
+import json
+import os
+import re
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.wan_tun import ip, remove
+from fedwan.errors import FedwanError, UserError
 
-from benchmarks import wan_check, wan_spaces  # noqa: E402
-from benchmarks.wan_host import available, best_emulation  # noqa: E402
-from benchmarks.wan_wires import NetemWires, TunWires, VethWires, Wires  # noqa: E402
-from fedwan.errors import UserError  # noqa: E402
+__all__ = ["BARE", "Place", "Star", "WanLink", "WanUnavailable", "available", "tcp_mbit"]
 
-__all__ = ["Place", "Star", "WanLink", "WanUnavailable", "available"]
-
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = Path("/run/netns")
 COORDINATOR = "198.18.0.1"  # RFC 2544 keeps 198.18.0.0/15 for benchmarks
 LEAST_QUEUE_BYTES = 256 << 10
-WIRES = {"tun": TunWires, "netem": NetemWires, "veth": VethWires}
+CLOSE_S = 10.0
+_OURS = re.compile(r"fedwan-([0-9]+)-[a-z0-9-]+")
+_SYSCTLS = {
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    # TCP may fill a long fat link, and remembers no earlier connection.
+    "net/ipv4/tcp_rmem": "4096 131072 67108864",
+    "net/ipv4/tcp_wmem": "4096 65536 67108864",
+    "net/ipv4/tcp_no_metrics_save": "1",
+    "net/ipv4/ip_forward": "1",
+}
 
 _numbers = itertools.count()  # several stars of one process may be up at once
 
@@ -51,12 +55,24 @@ class WanUnavailable(UserError):
     """This machine cannot emulate a network; fall back to `ShapedLink`."""
 
 
+@lru_cache(maxsize=1)
+def available() -> str | None:
+    """Why this machine cannot emulate a wide area; None if it can."""
+    if sys.platform != "linux":
+        return f"network namespaces are Linux's, this is {sys.platform}"
+    if shutil.which("ip") is None:
+        return "there is no `ip`; install iproute2"
+    probe = ["unshare", "--net", "ip", "link", "set", "lo", "up"]
+    if subprocess.run(probe, capture_output=True).returncode or not os.access("/run", os.W_OK):
+        return "this process may not make network namespaces; run as root, with CAP_SYS_ADMIN"
+    if not os.access("/dev/net/tun", os.R_OK | os.W_OK):
+        return "/dev/net/tun cannot be opened; load the module tun"
+    return None
+
+
 @dataclass(frozen=True)
 class WanLink:
     """One link; both ways are alike."""
-
-    def __str__(self) -> str:
-        return f"{self.rate_mbit:g} Mbit/s, {self.rtt_ms:g} ms, {100 * self.loss:g} % lost"
 
     rate_mbit: float = 200.0
     """Mbit/s of IP packets, each way; 0 does not limit."""
@@ -76,16 +92,20 @@ class WanLink:
             raise UserError(f"{text}; choose 0 or more and less than 1 (100 %)")
 
     @property
-    def bytes_per_s(self) -> float:
-        """The rate."""
-        return self.rate_mbit * 1e6 / 8
+    def shape(self) -> dict[str, float]:
+        """What `Direction.shape` takes."""
+        bytes_per_s = self.rate_mbit * 1e6 / 8
+        queue_bytes = bytes_per_s * (self.queue_ms or self.rtt_ms) / 1e3
+        return {
+            "bytes_per_s": bytes_per_s,
+            "delay_s": self.rtt_ms / 2e3,
+            "loss": self.loss,
+            "queue_bytes": queue_bytes if self.queue_ms else max(LEAST_QUEUE_BYTES, queue_bytes),
+        }
 
-    @property
-    def queue_bytes(self) -> float:
-        """What the queue holds."""
-        queue_s = (self.queue_ms or self.rtt_ms) / 1e3
-        least = 0 if self.queue_ms else LEAST_QUEUE_BYTES
-        return max(least, self.bytes_per_s * queue_s)
+
+BARE = WanLink(rate_mbit=0, rtt_ms=0)
+"""No wide area: bare links between the same namespaces, which carry all they can."""
 
 
 class Place:
@@ -102,19 +122,29 @@ class Place:
         self._children: list[subprocess.Popen[Any]] = []
         self._routes: list[list[str]] = []
 
+    def make(self) -> None:
+        """Make the namespace."""
+        ip("netns", "add", self.name)
+        ip("-n", self.name, "link", "set", "lo", "up")
+        # A child of its own, since a namespace is entered by a process as a whole.
+        script = " && ".join(f"echo {v} > /proc/sys/{key}" for key, v in _SYSCTLS.items())
+        result = self.run(["sh", "-c", script], capture_output=True, text=True)
+        if result.returncode:
+            raise FedwanError(f"a kernel setting is refused here: {result.stderr.strip()}")
+
     def add_route(self, target: str, device: str) -> None:
         """Reach a target through a device."""
         route = [target, "dev", device, "src", self.address]
-        wan_spaces.ip("-n", self.name, "route", "add", *route)
+        ip("-n", self.name, "route", "add", *route)
         self._routes.append(route)
 
     def set_congestion(self, name: str) -> None:
-        """Set the congestion control of new connections from and to here.
+        """Set the congestion control of new connections that do not choose their own.
 
         By route: in a namespace, a sysctl takes only what the machine allows to everybody.
         """
         for route in self._routes:
-            wan_spaces.ip("-n", self.name, "route", "change", *route, "congctl", name)
+            ip("-n", self.name, "route", "change", *route, "congctl", name)
 
     def command(self, words: Sequence[str]) -> list[str]:
         """A command that runs another one here."""
@@ -142,165 +172,173 @@ class Star:
 
     Args:
         sites: how many.
-        link: every site's, or one for each.
-        emulation: `tun` or `netem`, the best that this machine has if left out; `veth` for bare
-            links, without a rate, delay or loss.
+        link: every site's, or one for each; `BARE` for all makes links without an emulator.
 
     Raises:
         WanUnavailable: this machine cannot emulate a network; the text says why.
     """
 
-    def __init__(
-        self,
-        sites: int = 2,
-        link: WanLink | Sequence[WanLink] = WanLink(),  # noqa: B008
-        emulation: str | None = None,
-    ) -> None:
+    def __init__(self, sites: int = 2, link: WanLink | Sequence[WanLink] = BARE) -> None:
         links = [link] * sites if isinstance(link, WanLink) else list(link)
         if not 1 <= len(links) == sites <= 200:
-            raise UserError(
-                f"{len(links)} links for {sites} sites; give 1 to 200 sites a link each"
-            )
-        self.emulation = emulation or best_emulation()
-        if self.emulation not in WIRES:
-            raise UserError(f"emulation = {emulation!r} is none of {', '.join(WIRES)}")
+            raise UserError(f"{len(links)} links for {sites} sites; give 1 to 200 sites one each")
         self.links = links
-        names = wan_spaces.names_of(next(_numbers), sites)
-        self.coordinator = Place(names[0], COORDINATOR)
-        self.sites = [Place(name, f"198.18.1.{n + 1}") for n, name in enumerate(names[1:])]
-        self._wires: Wires | None = None
-
-    def site(self, index: int) -> Place:
-        """The place of a site, from 0."""
-        return self.sites[index]
-
-    def coordinator_address(self, site: int = 0) -> str:
-        """Where a site reaches the coordinator: the same for every site."""
-        return self.coordinator.address
+        self.emulation = "veth" if all(each == BARE for each in links) else "tun"
+        name = f"fedwan-{os.getpid()}-{next(_numbers)}"
+        self.coordinator = Place(f"{name}-coordinator", COORDINATOR)
+        self.sites = [Place(f"{name}-s{n}", f"198.18.1.{n}") for n in range(1, sites + 1)]
+        self._places = [self.coordinator, *self.sites]
+        self._child: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         if (reason := available()) is not None:
             raise WanUnavailable(f"no emulated WAN here: {reason}; use ShapedLink instead")
-        wan_spaces.sweep()
-        self._wires = WIRES[self.emulation]()
+        _sweep()
+        # A session of its own, so that Ctrl-C reaches it through us alone.
+        pipes: dict[str, Any] = {"stdin": -1, "stdout": -1, "text": True, "cwd": ROOT}
+        command = [sys.executable, "-m", "benchmarks.wan_tun"]
+        self._child = subprocess.Popen(command, **pipes, start_new_session=True)
         try:
-            self._set_up(self._wires)
+            self._set_up()
         except BaseException:
             self.close()
             raise
         return self
 
-    def _set_up(self, wires: Wires) -> None:
-        places = [self.coordinator, *self.sites]
-        wires.own([place.name for place in places])
-        for place in places:
-            wan_spaces.make(place.name)
+    def _set_up(self) -> None:
+        self._ask("own", spaces=[place.name for place in self._places])
+        for place in self._places:
+            place.make()
         hub = self.coordinator
-        wan_spaces.set_sysctl(hub.name, "net.ipv4.ip_forward", "1")
-        wan_spaces.ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", "lo")
+        ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", "lo")
         for index, site in enumerate(self.sites):
             device = f"wan{index}"
-            wires.add(index, (hub.name, device), (site.name, "wan"))
+            if self.emulation == "veth":
+                peer = ["peer", "name", "wan", "netns", site.name]
+                ip("-n", hub.name, "link", "add", device, "type", "veth", *peer)
+            else:
+                self._ask("add", ends=[(hub.name, device), (site.name, "wan")])
             for name, end in ((hub.name, device), (site.name, "wan")):
-                wan_spaces.ip("-n", name, "link", "set", end, "mtu", "1500", "up")
-                wan_spaces.ip("-n", name, "link", "set", end, "txqueuelen", "10000")
-            wan_spaces.ip("-n", site.name, "addr", "add", f"{site.address}/32", "dev", "wan")
+                words = ("mtu", "1500", "txqueuelen", "10000", "up")
+                ip("-n", name, "link", "set", end, *words)
+            ip("-n", site.name, "addr", "add", f"{site.address}/32", "dev", "wan")
             hub.add_route(f"{site.address}/32", device)
             site.add_route("198.18.0.0/15", "wan")
-            self.change(index, self.links[index])
+            if self.emulation == "tun":
+                self.change(index, self.links[index])
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:
         """Remove namespaces, devices, and every process inside."""
-        places = [self.coordinator, *self.sites]
-        if self._wires is not None:
-            self._wires.close()
-            self._wires = None
-        wan_spaces.remove([place.name for place in places])  # what a killed warden left
-        for place in places:
+        if (child := self._child) is not None:
+            assert child.stdin is not None and child.stdout is not None
+            with suppress(OSError):
+                child.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(CLOSE_S)
+            child.kill()
+            child.wait()
+            child.stdout.close()
+            self._child = None
+        remove([place.name for place in self._places])  # what a killed wire left
+        for place in self._places:
             place.reap()
 
     def change(self, site: int, link: WanLink) -> None:
         """Give a site another link from now on; what is under way keeps its time."""
+        self._ask("shape", link=site, **link.shape)
         self.links[site] = link
-        self._up().shape(site, link.bytes_per_s, link.rtt_ms / 2e3, link.loss, link.queue_bytes)
-
-    def outage(self, site: int, seconds: float | None = None) -> None:
-        """Cut a site's link for some seconds, or until `mend`; returns at once."""
-        self._up().cut(site, seconds)
-
-    def mend(self, site: int) -> None:
-        """End an outage."""
-        self._up().mend(site)
 
     def counts(self, site: int) -> dict[str, dict[str, int]]:
-        """Packets and bytes carried, and packets dropped by cause, `up` and `down`."""
-        return self._up().counts(site)
+        """Packets and bytes carried, and packets dropped by cause, `up` and `down`.
 
-    def set_congestion(self, name: str, place: Place | None = None) -> None:
-        """Set the congestion control of new connections, in one place or everywhere.
-
-        Of those that do not choose their own; `net.ipv4.tcp_congestion_control` stays as it is.
+        On bare links super-packets count as one, with one header.
         """
-        for target in [place] if place else [self.coordinator, *self.sites]:
-            target.set_congestion(name)
+        if self.emulation == "tun":
+            return self._ask("counts", link=site)
+        hub = self.coordinator.name
+        ends = {"down": (hub, f"wan{site}"), "up": (self.sites[site].name, "wan")}
+        counts = {}
+        for way, (name, device) in ends.items():
+            (row,) = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", device))
+            sent = row["stats64"]["tx"]
+            counts[way] = {key: sent[key] for key in ("packets", "bytes")}
+        return counts
 
-    def check(self, seconds: int = 3) -> list[wan_check.Check]:
-        """What each link really gives, one after the other: round trip, Mbit/s of one flow."""
-        return [
-            wan_check.check(self.coordinator, site, link, seconds)
-            for site, link in zip(self.sites, self.links, strict=True)
-        ]
+    def set_congestion(self, name: str) -> None:
+        """Set the congestion control of new connections everywhere."""
+        for place in self._places:
+            place.set_congestion(name)
 
-    def _up(self) -> Wires:
-        if self._wires is None:
+    def _ask(self, do: str, **values: Any) -> dict[str, Any]:
+        if self._child is None:
             raise UserError("the star is not up; use it inside `with Star(...) as star:`")
-        return self._wires
+        if "link" in values and self.emulation == "veth":
+            raise UserError("bare links have no rate, delay or loss; give the star others")
+        assert self._child.stdin is not None and self._child.stdout is not None
+        with self._lock:
+            try:
+                self._child.stdin.write(json.dumps({"do": do, **values}) + "\n")
+                self._child.stdin.flush()
+                answer: dict[str, Any] = json.loads(self._child.stdout.readline())
+            except (OSError, ValueError):
+                raise FedwanError("the emulator has died; its error stands above") from None
+        if "error" in answer:
+            raise FedwanError(f"the emulator failed to {do}: {answer['error']}")
+        return answer
 
 
-def up(sites: int, link: WanLink, do_check: bool) -> None:
-    """Keep a star up until a signal, and say what is where."""
-    with Star(sites, link) as star:
-        print(f"emulated by {star.emulation}; press Ctrl-C to remove everything")
-        for role, place in [
-            ("coordinator", star.coordinator),
-            *zip(itertools.count(1), star.sites),
-        ]:
-            name = role if isinstance(role, str) else f"site {role}"
-            print(f"{name:12} {place.address:14} ip netns exec {place.name} COMMAND", flush=True)
-        for check in star.check() if do_check else []:
-            print(check, flush=True)
-        signal.pause()
+def _sweep() -> None:
+    """Remove namespaces whose process was killed together with the one that cleans up after it."""
+    for path in FOLDER.iterdir() if FOLDER.exists() else ():
+        match = _OURS.fullmatch(path.name)
+        if match and not Path(f"/proc/{match[1]}").exists():
+            remove([path.name])
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("command", choices=["up"], help="keep a star up until Ctrl-C or SIGTERM")
-    parser.add_argument("--sites", type=int, default=2)
-    parser.add_argument("--rate-mbit", type=float, default=200.0, help="each way; 0: no limit")
-    parser.add_argument("--rtt-ms", type=float, default=100.0)
-    parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
-    parser.add_argument("--queue-ms", type=float, default=0.0, help="0: a round trip")
-    parser.add_argument("--check", action="store_true", help="measure every link first")
-    args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+# What a link really gives -------------------------------------------------------------------------
+
+_SERVER = """
+import socket, sys, time
+address, seconds, skipped = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
+with socket.create_server((address, 5201)) as listener:
+    print("listening", flush=True)
+    flow, _ = listener.accept()
+block, num_bytes, began, last = bytearray(1 << 20), 0, time.monotonic() + skipped, 0.0
+while size := flow.recv_into(block):
+    last = time.monotonic()
+    if began <= last <= began + seconds:
+        num_bytes += size
+print(num_bytes * 8 / 1e6 / max(1e-9, min(last - began, seconds)))
+"""
+_CLIENT = """
+import socket, sys, time
+address, seconds, congestion = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+block, flow = bytes(1 << 20), socket.socket()
+if congestion:
+    flow.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, congestion.encode())
+flow.connect((address, 5201))
+until = time.monotonic() + seconds
+while time.monotonic() < until:
+    flow.sendall(block)
+flow.close()
+"""
+
+
+def tcp_mbit(
+    receiver: Place, sender: Place, seconds: float, skipped_s: float = 1, congestion: str = ""
+) -> float:
+    """Mbit/s of payload that one plain TCP flow brings over, after its first `skipped_s`."""
+    words = [sys.executable, "-c", _SERVER, receiver.address, f"{seconds}", f"{skipped_s}"]
+    server = receiver.popen(words, stdout=subprocess.PIPE, text=True)
     try:
-        link = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100, args.queue_ms)
-        up(args.sites, link, args.check)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        pass
-
-
-if __name__ == "__main__":
-    main()
+        server.stdout.readline()  # type: ignore[union-attr]  # it listens
+        words = [sys.executable, "-c", _CLIENT, receiver.address, f"{seconds + skipped_s}"]
+        sender.run([*words, congestion], timeout=seconds + skipped_s + 30, check=True)
+        return float(server.communicate(timeout=30)[0])
+    finally:
+        server.kill()
+        server.communicate()

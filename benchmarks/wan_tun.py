@@ -1,12 +1,17 @@
 """The process that is the wire: carries packets between pairs of TUN devices, slowly.
 
-Started by `wan.Star` with nothing on its command line. Standard input brings commands as lines of
-JSON, each is answered by one line; its end, however that came about, takes everything down.
+`wan.Star` starts it and sends commands as lines of JSON on its standard input, each answered by one
+line. The end of that input, however it came about, takes everything down, namespaces included.
 
 Each direction of a link is a transmitter of a fixed rate behind a queue of a fixed size, then a
 wire of a fixed delay which loses segments at random: tail drop first, since what is lost on the
 wire took its time at the transmitter. Every segment is charged with its own headers. A packet comes
 out when its last byte would have, to half a millisecond, early as often as late.
+
+With `IFF_VNET_HDR` a packet begins with a virtio-net header of 10 bytes, and may be a super-packet:
+one IP and TCP header in front of the payload of many segments, which a real network card would
+send one by one (virtio 1.2, 5.1.6). A lossy wire loses segments, so such a packet may have to be
+cut. Namespaces have no IPv6.
 """
 
 from __future__ import annotations
@@ -20,29 +25,26 @@ import random
 import select
 import signal
 import struct
-import sys
+import subprocess
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from fedwan.errors import FedwanError
 
-from benchmarks import wan_spaces  # noqa: E402
-from benchmarks.wan_packets import VNET_BYTES, cut, keep, num_segments, wire_bytes  # noqa: E402
+__all__ = ["VNET_BYTES", "Direction", "cut", "ip", "keep", "num_segments", "remove", "wire_bytes"]
 
-__all__ = ["Direction", "open_tun"]
-
-TUNSETIFF = 0x400454CA
-TUNSETOFFLOAD = 0x400454D0
+TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
-TUN_F_CSUM, TUN_F_TSO4, TUN_F_TSO6 = 0x01, 0x02, 0x04
+TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
 CLONE_NEWNET = 0x40000000
 
+VNET_BYTES = 10
+"""Bytes in front of the IP header."""
 TICK_S = 0.5e-3
 """It waits for this at least."""
 EARLY_S = 0.3e-3
@@ -52,27 +54,88 @@ IDLE_S = 60.0
 MAX_PACKET = (1 << 16) + VNET_BYTES
 BATCH = 64
 """Packets read from one device before others have their turn."""
+KILL_AFTER_S = 2.0
+
+_VNET = struct.Struct("=BBHHHH")  # flags, gso type, header bytes, gso size, csum start, csum offset
+_NEEDS_CSUM = 1
+_FIN, _PSH, _CWR = 0x01, 0x08, 0x80
+
+# Packets ------------------------------------------------------------------------------------------
 
 
-def open_tun(namespace: str, name: str) -> int:
-    """A TUN device in a named network namespace, without waiting; gone when it is closed."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    with open("/proc/self/ns/net") as home, open(f"/run/netns/{namespace}") as there:
-        _enter(libc, there.fileno())
-        try:
-            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
-        finally:
-            _enter(libc, home.fileno())
-    flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
-    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
-    fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6)
-    return device
+def num_segments(packet: bytes) -> int:
+    """Packets that the wire would see."""
+    return _cut_points(packet)[2] if packet[1] else 1
 
 
-def _enter(libc: Any, namespace: int) -> None:
-    if libc.setns(namespace, CLONE_NEWNET):
-        number = ctypes.get_errno()
-        raise OSError(number, f"setns: {os.strerror(number)}")
+def wire_bytes(packet: bytes) -> int:
+    """IP bytes that the wire would carry: every segment has headers of its own."""
+    size = len(packet) - VNET_BYTES
+    if not packet[1]:
+        return size
+    header, _, num = _cut_points(packet)
+    return size + (num - 1) * header
+
+
+def _cut_points(packet: bytes) -> tuple[int, int, int]:
+    """Bytes of the IP and TCP headers, bytes of payload in a segment, and number of segments."""
+    segment, start = struct.unpack_from("=HH", packet, 4)
+    header = start + (packet[VNET_BYTES + start + 12] >> 4) * 4
+    return header, segment, -(-(len(packet) - VNET_BYTES - header) // segment)
+
+
+def keep(packet: bytes, lost: Sequence[int]) -> list[bytes]:
+    """What is left of a packet when some of its segments, by ascending index, are lost.
+
+    Returns:
+        A packet for every run of segments in between; none if nothing is left.
+    """
+    edges = [-1, *lost, num_segments(packet)]
+    runs = [(a + 1, b - a - 1) for a, b in zip(edges, edges[1:], strict=False) if b - a > 1]
+    return [cut(packet, first, count) for first, count in runs]
+
+
+def cut(packet: bytes, first: int, count: int) -> bytes:
+    """A packet that holds `count` segments of another, from segment `first` on.
+
+    As a network card would: sequence number and IP identification move on, FIN and PSH stay on the
+    last segment, CWR on the first (Linux, `tcp_gso_segment`).
+    """
+    if first == 0 and count >= num_segments(packet):
+        return packet
+    header, segment, num = _cut_points(packet)
+    flags, kind, _, _, start, offset = _VNET.unpack_from(packet)
+    at = VNET_BYTES + header + first * segment
+    payload = packet[at : at + count * segment]
+    head = bytearray(packet[VNET_BYTES : VNET_BYTES + header])
+    (sequence,) = struct.unpack_from("!I", head, start + 4)
+    struct.pack_into("!I", head, start + 4, (sequence + first * segment) & 0xFFFFFFFF)
+    if first + count < num:
+        head[start + 13] &= ~(_FIN | _PSH)
+    if first:
+        head[start + 13] &= ~_CWR
+    (identification,) = struct.unpack_from("!H", head, 4)
+    struct.pack_into("!H", head, 2, len(head) + len(payload))
+    struct.pack_into("!H", head, 4, (identification + first) & 0xFFFF)
+    struct.pack_into("!H", head, 10, 0)
+    struct.pack_into("!H", head, 10, 0xFFFF - _folded_sum(head[:start]))
+    # Of TCP's checksum only the pseudo-header's part: the receiver trusts the rest.
+    pseudo = bytes(head[12:20]) + struct.pack("!II", 6, len(head) - start + len(payload))
+    struct.pack_into("!H", head, start + offset, _folded_sum(pseudo))
+    if len(payload) <= segment:
+        kind = segment = 0
+    return _VNET.pack(flags | _NEEDS_CSUM, kind, header, segment, start, offset) + head + payload
+
+
+def _folded_sum(data: bytes | bytearray) -> int:
+    """Sum of 16-bit words in ones' complement (RFC 1071)."""
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total > 0xFFFF:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+# Links --------------------------------------------------------------------------------------------
 
 
 class Direction:
@@ -88,8 +151,7 @@ class Direction:
         self._random = random.Random(seed)
         self._queue: deque[tuple[float, bytes]] = deque()
         self._free_at = 0.0  # when the transmitter has sent all that it has
-        self.is_down = False
-        self.counts = {"packets": 0, "bytes": 0, "lost": 0, "queue_dropped": 0, "outage_dropped": 0}
+        self.counts = {"packets": 0, "bytes": 0, "lost": 0, "queue_dropped": 0}
         self.shape(0.0, 0.0, 0.0, 0.0)
 
     def shape(self, bytes_per_s: float, delay_s: float, loss: float, queue_bytes: float) -> None:
@@ -110,9 +172,6 @@ class Direction:
         """Queue a packet, or what the queue has room for and the wire does not lose."""
         num = num_segments(packet)
         counts = self.counts
-        if self.is_down:
-            counts["outage_dropped"] += num
-            return
         duration = wire_bytes(packet) * self._seconds_per_byte
         backlog = self._free_at - now
         if backlog <= 0:
@@ -160,14 +219,6 @@ class Direction:
         """When the next packet is due; infinite if there is none."""
         return self._queue[0][0] if self._queue else math.inf
 
-    def take_down(self, is_down: bool) -> None:
-        """Cut the wire, with all that is on it, or mend it."""
-        self.is_down = is_down
-        if is_down:
-            self.counts["outage_dropped"] += sum(num_segments(packet) for _, packet in self._queue)
-            self._queue.clear()
-            self._free_at = 0.0
-
 
 class Wire:
     """All links, and the one loop that serves them."""
@@ -175,9 +226,8 @@ class Wire:
     def __init__(self) -> None:
         self._by_device: dict[int, Direction] = {}
         self._links: list[tuple[Direction, Direction]] = []
-        self._mend_at: dict[int, float] = {}
         self._input = b""
-        self._spaces: list[str] = []
+        self.spaces: list[str] = []
 
     def run(self) -> None:
         """Carry packets until standard input ends."""
@@ -185,7 +235,6 @@ class Wire:
         while True:
             now = time.monotonic()
             due = min((d.next_due() for d in directions.values()), default=math.inf)
-            due = min(due, *self._mend_at.values(), math.inf)
             wait_s = max(TICK_S, due - now) if due > now + EARLY_S else 0.0
             # Not epoll, which counts in milliseconds.
             readable, _, _ = select.select([0, *directions], [], [], min(wait_s, IDLE_S))
@@ -197,8 +246,6 @@ class Wire:
             now = time.monotonic()
             for direction in directions.values():
                 direction.deliver(now + EARLY_S)
-            for index in [i for i, at in self._mend_at.items() if at <= now]:
-                self._take_down(index, None)
 
     def _read(self, device: int) -> None:
         accept = self._by_device[device].accept
@@ -225,18 +272,14 @@ class Wire:
 
     def do_own(self, spaces: list[str]) -> None:
         """Remove these namespaces in the end, even if whoever made them was killed."""
-        self._spaces = spaces
+        self.spaces = spaces
 
-    def close(self) -> None:
-        """Remove the namespaces."""
-        wan_spaces.remove(self._spaces)
-
-    def do_add(self, ends: list[tuple[str, str]], seed: int) -> None:
+    def do_add(self, ends: list[tuple[str, str]]) -> None:
         """Add a link between two devices, each named by its namespace and itself."""
-        near, far = (open_tun(*end) for end in ends)
+        near, far = (_open_tun(*end) for end in ends)
         pair = []
-        for way, (source, target) in enumerate(((near, far), (far, near))):
-            direction = Direction(partial(os.write, target), 2 * seed + way)
+        for source, target in ((near, far), (far, near)):
+            direction = Direction(partial(os.write, target), len(self._by_device))
             self._by_device[source] = direction
             pair.append(direction)
         self._links.append((pair[0], pair[1]))
@@ -246,29 +289,66 @@ class Wire:
         for direction in self._links[link]:
             direction.shape(**shape)
 
-    def do_down(self, link: int, seconds: float | None) -> None:
-        """Cut a link for some seconds, or until it is mended."""
-        self._take_down(link, seconds if seconds is not None else math.inf)
-
-    def do_up(self, link: int) -> None:
-        """Mend a link."""
-        self._take_down(link, None)
-
-    def _take_down(self, link: int, seconds: float | None) -> None:
-        self._mend_at.pop(link, None)
-        if seconds is not None:
-            self._mend_at[link] = time.monotonic() + seconds
-        for direction in self._links[link]:
-            direction.take_down(seconds is not None)
-
     def do_counts(self, link: int) -> dict[str, Any]:
         """What a link has carried and dropped, down (towards the site) and up."""
         down, up = self._links[link]
         return {"down": down.counts, "up": up.counts}
 
 
-def main() -> None:
-    """Be the wire until standard input ends."""
+def _open_tun(namespace: str, name: str) -> int:
+    """A TUN device in a named network namespace, without waiting; gone when it is closed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with open("/proc/self/ns/net") as home, open(f"/run/netns/{namespace}") as there:
+        _enter(libc, there.fileno())
+        try:
+            device = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK)
+        finally:
+            _enter(libc, home.fileno())
+    flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR
+    fcntl.ioctl(device, TUNSETIFF, struct.pack("16sH22x", name.encode(), flags))
+    fcntl.ioctl(device, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4)
+    return device
+
+
+def _enter(libc: Any, namespace: int) -> None:
+    if libc.setns(namespace, CLONE_NEWNET):
+        number = ctypes.get_errno()
+        raise OSError(number, f"setns: {os.strerror(number)}")
+
+
+# Namespaces ---------------------------------------------------------------------------------------
+
+
+def ip(*words: str) -> str:
+    """Run `ip`, and give what it printed.
+
+    Raises:
+        FedwanError: it failed; the text says how.
+    """
+    result = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if result.returncode:
+        raise FedwanError(f"`ip {' '.join(words)}` failed: {result.stderr.strip()}")
+    return result.stdout
+
+
+def remove(names: Sequence[str]) -> None:
+    """Remove network namespaces, those that are there, and end the processes inside."""
+    left = [name for name in names if Path("/run/netns", name).exists()]
+    deadline = time.monotonic() + KILL_AFTER_S
+    number = signal.SIGTERM
+    while pids := [pid for name in left for pid in ip("netns", "pids", name).split()]:
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(int(pid), number)
+        time.sleep(0.02)
+        if time.monotonic() > deadline:
+            number = signal.SIGKILL
+    for name in left:
+        with suppress(FedwanError):  # somebody else who cleans up was faster
+            ip("netns", "del", name)
+
+
+if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
     with suppress(PermissionError):
         # A network does not slow down because its machines are busy. Real time, for niceness counts
@@ -278,8 +358,4 @@ def main() -> None:
     try:
         wire.run()
     finally:
-        wire.close()
-
-
-if __name__ == "__main__":
-    main()
+        remove(wire.spaces)

@@ -7,15 +7,11 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from fedwan.link import pki
-from tests.workers import Room, scope_of
-
-ROOM = pytest.StashKey[Room]()
 
 # A suite that was started in the background ignores Ctrl-C, and so would every process it starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -43,49 +39,6 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Some tests go to one worker, the others wherever there is time."""
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Scheduling(LoadScopeScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            return scope_of(nodeid)
-
-    return Scheduling(config, log)
-
-
-def is_alone(item: pytest.Item | None) -> bool:
-    return item is not None and item.get_closest_marker("alone") is not None
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """First what nothing may run beside, one after the other."""
-    items.sort(key=lambda item: not is_alone(item))
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_configure(config: pytest.Config) -> None:
-    """A worker has its own folder in the run's, where all meet."""
-    if hasattr(config, "workerinput"):
-        factory: pytest.TempPathFactory = config._tmp_path_factory  # type: ignore[attr-defined]
-        config.stash[ROOM] = Room(factory.getbasetemp().parent)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """A test that is marked so is alone on the machine, though the suite has several workers."""
-    room = item.config.stash.get(ROOM, None)
-    if room is None:
-        return (yield)
-    room.enter(alone=is_alone(item))  # waiting counts to no test's timeout
-    try:
-        return (yield)
-    finally:
-        if not (is_alone(item) and is_alone(nextitem)):
-            room.leave()
 
 
 @pytest.fixture(scope="session")

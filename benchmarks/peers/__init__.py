@@ -1,1 +1,1 @@
-"""What `benchmarks/peers.py` runs: one script per system, and the workloads that they share."""
+"""The comparison with peers: one script per system, and the workloads that they share."""

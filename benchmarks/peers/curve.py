@@ -7,16 +7,19 @@ training is over, so that measuring costs no training time in any system.
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.harness.processes import save_json
+from benchmarks.harness.stopwatch import STOPWATCH
 from benchmarks.peers.spec import Spec
 from benchmarks.peers.workload import Part
 from fedwan.coordinator.ema import update_ema
 from fedwan.state import State, clone, hash_state, layout_of
 
-__all__ = ["Curve"]
+__all__ = ["Curve", "save_site"]
 
 
 class Curve:
@@ -74,3 +77,9 @@ class Curve:
             live[name].copy_(value)
         held_out, seed = self._part.shard.held_out, self._part.config.seed
         return self._part.workload.evaluate(held_out, seed)
+
+
+def save_site(folder: Path, site: int, sha256: str, curve: Curve | None = None) -> None:
+    """Write what a site has to say, and what it saw of the global weights; measures quality now."""
+    result = STOPWATCH.result() | {"sha256": sha256} | (curve.measure() if curve else {})
+    save_json(folder / f"site{site}.json", result)

@@ -1,15 +1,14 @@
 """PyTorch's DistributedDataParallel over gloo: gradients are averaged in every step.
 
-    python benchmarks/peers/ddp.py --folder RUN --site N
-
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `bucket_cap_mb`; `flows`, see `role.name_interface`.
+parameters. Options: `bucket_cap_mb`; `flows`, see `spec.name_interface`.
 """
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import os
 import sys
@@ -17,20 +16,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-import torch  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
-from torch.nn.parallel import DistributedDataParallel  # noqa: E402
-
-from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
-from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from benchmarks.peers.workload import Part, measure_local_step, open_part  # noqa: E402
-from fedwan.state import hash_state  # noqa: E402
+from benchmarks.harness.stopwatch import STOPWATCH
+from benchmarks.peers.curve import Curve, save_site
+from benchmarks.peers.spec import Spec, enter, name_interface
+from benchmarks.peers.workload import Part, measure_local_step, open_part
+from fedwan.state import hash_state
 
 TIMEOUT = timedelta(seconds=600)
 
@@ -79,8 +74,9 @@ def flow_step(part: Part, spec: Spec, site: int) -> Callable[[], None]:
     """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile."""
     STOPWATCH.nominal_s = measure_local_step(spec, site)
     flow = part.workload.inner
-    wrapped = {name: wrap(network, spec) for name, network in flow.networks.items()}
-    watched = STOPWATCH.watch(dataclasses.replace(flow, networks=wrapped))
+    descent = copy.copy(flow.descent)
+    descent.networks = {name: wrap(network, spec) for name, network in flow.networks.items()}
+    watched = STOPWATCH.watch(dataclasses.replace(flow, descent=descent))
     return dataclasses.replace(part, workload=watched).step
 
 
@@ -110,8 +106,8 @@ def train(spec: Spec, site: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    role = Role.from_command_line(__doc__)
-    train(role.spec, role.site, role.folder)
+    spec, folder, site = enter()
+    train(spec, int(site), folder)
     # Everything is written; gloo's threads can hang the interpreter's own way out.
     sys.stdout.flush()
     os._exit(0)

@@ -1,48 +1,24 @@
 """fedwan itself, with Flower left out: the coordinator's service and the sites', a process each.
 
-    python benchmarks/peers/fedwan_run.py --folder RUN --role coordinator
-    python benchmarks/peers/fedwan_run.py --folder RUN --site N
-
-The very functions that a deployment's ServerApp and ClientApp call, over the data plane under
-mutual TLS, with checkpoints and outputs as in any run; only the ticket travels through a file.
-Strategy, codecs, the link's channels and all else are words of the configuration
-(`Spec.words`, e.g. `strategy=diloco codec.up=fp32`).
-
-Two observers are put around the engine, and change nothing: the coordinator's average is looked at
-after each of its updates, and the clock of a site stops when it has the last one.
+As `harness/party.py` has them. Strategy, codecs, the link's channels and all else are words of the
+configuration (`Spec.words`, e.g. `strategy=diloco codec.up=fp32`). An observer is put into the
+coordinator, and changes nothing: its average is looked at after each of its updates.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from fedwan.site.loop import SiteLoop  # noqa: E402
-from fedwan.site.settings import SiteSettings  # noqa: E402
-
-from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role, save_site  # noqa: E402
-from benchmarks.peers.spec import Spec, load_json, save_json  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from benchmarks.peers.workload import config_of, open_part  # noqa: E402
-from fedwan.config import Config, merge, site_names  # noqa: E402
-from fedwan.coordinator.model import GlobalModel  # noqa: E402
-from fedwan.coordinator.service import run_coordinator  # noqa: E402
-from fedwan.link import pki  # noqa: E402
-from fedwan.link.ticket import Ticket  # noqa: E402
-from fedwan.site import service  # noqa: E402
-
-RUN_ID = "peers"
-START_S = 60.0
+from benchmarks.harness.party import coordinate, take_part
+from benchmarks.harness.processes import load_json, save_json
+from benchmarks.peers.curve import Curve, save_site
+from benchmarks.peers.spec import Spec, enter
+from benchmarks.peers.workload import config_of, open_part
+from fedwan.config import Config, dump, merge
+from fedwan.coordinator.model import GlobalModel
+from fedwan.link import pki
 
 
 def prepare(spec: Spec, folder: Path) -> None:
@@ -60,20 +36,14 @@ def settle(spec: Spec, folder: Path) -> Config:
     return dataclasses.replace(config, link=dataclasses.replace(config.link, **link))
 
 
-def coordinate(spec: Spec, folder: Path) -> None:
+def serve(spec: Spec, folder: Path) -> None:
     """The coordinator's process."""
     config = settle(spec, folder)
-    part = open_part(spec, 0, config)
-    curve = Curve(part, spec)
+    dump(config, folder / "config.yaml")
+    curve = Curve(open_part(spec, 0, config), spec)
     observe(curve, spec.h)
-
-    @contextmanager
-    def announce(ticket: Ticket) -> Iterator[None]:
-        save_json(folder / "ticket.json", ticket.to_dict())
-        yield
-
-    run_coordinator(config, RUN_ID, folder / "pki" / "coordinator", False, announce)
-    summary = json.loads((folder / "out" / "summary.json").read_text())
+    coordinate(folder)
+    summary = load_json(folder / "out" / "summary.json")
     save_json(folder / "coordinator.json", {"summary": summary} | curve.measure())
 
 
@@ -92,29 +62,6 @@ def observe(curve: Curve, h: int) -> None:
     GlobalModel.commit = commit_and_look  # type: ignore[method-assign]
 
 
-class WatchedLoop(SiteLoop):
-    """A site's loop whose clock stops when training is over, before the last questions."""
-
-    def _stay(self, step: int) -> str:
-        STOPWATCH.end()
-        return super()._stay(step)
-
-
-def take_part(spec: Spec, site: int, folder: Path) -> None:
-    """A site's process."""
-    service.SiteLoop = WatchedLoop  # type: ignore[misc]
-    path = folder / "ticket.json"
-    deadline = time.monotonic() + START_S
-    while not path.exists():
-        if time.monotonic() > deadline:
-            sys.exit(f"the coordinator has not announced itself for {START_S:g} s; see its log")
-        time.sleep(0.05)
-    name = f"s{site + 1}"
-    settings = SiteSettings(name, folder / "pki" / name, folder / name)
-    sha256 = service.run_site(Ticket.from_dict(load_json(path)), settings)
-    save_site(folder, site, sha256)
-
-
 def gather(spec: Spec, folder: Path) -> None:
     """Put what the coordinator saw beside what the first site did, as the other systems have it."""
     path = folder / "site0.json"
@@ -122,9 +69,8 @@ def gather(spec: Spec, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    role = Role.from_command_line(__doc__)
-    assert site_names(config_of(role.spec))[0] == "s1"
-    if role.name == "coordinator":
-        coordinate(role.spec, role.folder)
+    spec, folder, who = enter()
+    if who == "coordinator":
+        serve(spec, folder)
     else:
-        take_part(role.spec, role.site, role.folder)
+        save_site(folder, int(who), take_part(folder, f"s{int(who) + 1}")["sha256"])

@@ -1,7 +1,5 @@
 """Flower's FedAvg through its messages: weights go down, H local steps are taken, weights come up.
 
-    python benchmarks/peers/flower_fedavg.py --folder RUN --role submit
-
 As its documentation has it: a SuperLink and a ServerApp with the strategy `FedAvg`, a SuperNode at
 each site, a ClientApp for each message, state between rounds (Adam's moments, the place in the
 data) in the `Context`. At its best: in the clear, no round of evaluation, eight objects under way
@@ -18,11 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-import torch  # noqa: E402
-from flwr.app import (  # noqa: E402
+import torch
+from flwr.app import (
     ArrayRecord,
     ConfigRecord,
     Context,
@@ -30,19 +25,19 @@ from flwr.app import (  # noqa: E402
     MetricRecord,
     RecordDict,
 )
-from flwr.serverapp import Grid  # noqa: E402
-from flwr.serverapp.strategy import FedAvg  # noqa: E402
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg
 
-from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role  # noqa: E402
-from benchmarks.peers.spec import Spec, load_json, save_json  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from benchmarks.peers.workload import Part, open_part  # noqa: E402
-from fedwan.errors import FedwanError  # noqa: E402
-from fedwan.flower.control import Control  # noqa: E402
-from fedwan.flower.environment import flower_environment  # noqa: E402
-from fedwan.flower.fab import build_fab  # noqa: E402
-from fedwan.state import hash_state  # noqa: E402
+from benchmarks.harness.processes import load_json, save_json
+from benchmarks.harness.stopwatch import STOPWATCH
+from benchmarks.peers.curve import Curve
+from benchmarks.peers.spec import Spec, enter
+from benchmarks.peers.workload import Part, open_part
+from fedwan.errors import FedwanError
+from fedwan.flower.control import Control
+from fedwan.flower.environment import flower_environment
+from fedwan.flower.fab import build_fab
+from fedwan.state import hash_state
 
 APP = Path(__file__).with_name("flower_app")
 ROUND_TIMEOUT_S = 3600.0
@@ -57,8 +52,7 @@ TUNED = {
 
 def environment(home: Path) -> dict[str, str]:
     """Environment variables for SuperLink, a SuperNode, and what they start."""
-    root = Path(__file__).resolve().parents[2]
-    return flower_environment(home) | TUNED | {"PYTHONPATH": str(root)}
+    return flower_environment(home) | TUNED
 
 
 def tool(name: str) -> str:
@@ -199,6 +193,6 @@ def gather(spec: Spec, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    role = Role.from_command_line(__doc__)
-    submit(role.spec, role.folder)
-    gather(role.spec, role.folder)
+    spec, folder, _ = enter()
+    submit(spec, folder)
+    gather(spec, folder)

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.peers.run import BARE, Outcome
-from benchmarks.wan import WanLink
+from benchmarks.harness.table import Row
+from benchmarks.peers.run import Outcome
+from benchmarks.wan import BARE, WanLink
 from fedwan.errors import FedwanError
 
-__all__ = ["COLUMNS", "Row", "borrow_curve", "make_row", "print_table", "summarise"]
-
-Row = dict[str, Any]
+__all__ = ["COLUMNS", "borrow_curve", "make_row", "summarise"]
 
 COLUMNS = (
-    "system",
-    "link",
-    "rate_mbit",
-    "rtt_ms",
-    "loss",
-    "steps",
-    "h",
-    "wall_s",
-    "bytes_up",
-    "bytes_down",
-    "utilisation",
-    "fd",
-    "time_to_fd_s",
-)
+    "system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd "
+    "time_to_fd_s"
+).split()
 """What every row has; `steps` and `wall_s` are those that ran, `fd` is at the end of the curve."""
 
 SKIPPED_STEPS = 2
@@ -42,11 +31,6 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
     the last weights. `utilisation` is what sites compute in a window of steady work, see
     `utilisation`.
 
-    Args:
-        name: how the system, with its settings, is called.
-        outcome: of its run.
-        link: the link that it ran on.
-        target_fd: the quality whose time is asked for.
     """
     spec, sites = outcome.spec, outcome.sites
     began = max(site["began"][0] for site in sites)
@@ -86,9 +70,8 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
 def utilisation(site: dict[str, Any], h: int) -> float:
     """Share of a site's time that it computed, from its third exchange to its last but one.
 
-    A window from the first step of the third round to the first step of the last one: whole rounds,
-    each with its exchange, and neither what follows the last step nor the first two: sites do not
-    all begin at once where one of them sends the initial weights first, and whoever overlaps
+    Whole rounds, each with its exchange, and neither what follows the last step nor the first two:
+    sites do not all begin at once where one sends the initial weights first, and whoever overlaps
     notices in the second. For systems that exchange in every step, from the third step on.
     """
     first, last = _window(site, h)
@@ -144,39 +127,15 @@ def borrow_curve(row: Row, fast: Row) -> Row:
     }
 
 
-def summarise(rows: list[Row]) -> list[Row]:
-    """One row per system and link: medians over its starts, and how many there were."""
-    groups: dict[tuple[object, ...], list[Row]] = {}
+def summarise(rows: list[Row]) -> Iterator[str]:
+    """A line per system and link: medians over its starts, and how many there were."""
+    groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        key = (row["workload"], row["system"], *(row[k] for k in COLUMNS[1:5]))
-        groups.setdefault(key, []).append(row)
-    return [_merge(group) for group in groups.values()]
-
-
-def _merge(group: list[Row]) -> Row:
-    merged = {key: group[0][key] for key in (*COLUMNS, "workload", "fd_from")}
-    for key in COLUMNS[7:]:
-        values = [row[key] for row in group]
-        merged[key] = None if None in values else median(values)
-    return merged | {"starts": len(group)}
-
-
-def print_table(rows: list[Row]) -> None:
-    """Medians, aligned; a time that was counted from another link's curve has a star."""
-    columns = (*COLUMNS, "starts")
-    lines = [list(columns)] + [[_show(row, key) for key in columns] for row in rows]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    for line in lines:
-        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
-    if any(row["fd_from"] == "fast link" for row in rows):
-        print("* steps of the same training on the fast link, times seconds per step on this one")
-
-
-def _show(row: Row, key: str) -> str:
-    value = row[key]
-    if value is None:
-        return "-"
-    star = "*" if key in ("fd", "time_to_fd_s") and row["fd_from"] == "fast link" else ""
-    if key.startswith("bytes"):
-        return f"{value / 1e6:.1f} MB"
-    return f"{value:.4g}{star}" if isinstance(value, float) else f"{value}{star}"
+        groups.setdefault((row["system"], row["link"]), []).append(row)
+    for (system, link), group in groups.items():
+        keys = ("wall_s", "bytes_up", "bytes_down", "utilisation", "fd", "time_to_fd_s")
+        found = {key: [row[key] for row in group] for key in keys}
+        texts = [f"{k} {'-' if None in v else f'{median(v):.4g}'}" for k, v in found.items()]
+        # Steps of the same training on the fast link, times seconds per step on this one.
+        borrowed = " (counted)" if group[0]["fd_from"] == "fast link" else ""
+        yield f"{system}, {link}, {len(group)} starts: {', '.join(texts)}{borrowed}"

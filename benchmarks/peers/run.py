@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
 import threading
 import time
-from bisect import bisect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers.app import lay_app
-from benchmarks.peers.spec import Spec, load_json
-from benchmarks.peers.systems import SYSTEMS, Process, System
+import numpy as np
+
+from benchmarks.harness.fleet import lay_app
+from benchmarks.harness.processes import load_json, run_processes
+from benchmarks.peers.spec import Spec
+from benchmarks.peers.systems import SYSTEMS
 from benchmarks.wan import Star, WanLink
 from fedwan.errors import FedwanError
 
-__all__ = ["BARE", "Outcome", "Traffic", "run"]
-
-BARE = WanLink(rate_mbit=0, rtt_ms=0)
-"""No wide area: bare links between the same namespaces."""
+__all__ = ["Outcome", "Traffic", "run"]
 
 PORTS = tuple(range(29500, 29510))
 SAMPLE_S = 0.25
@@ -36,7 +34,7 @@ class Outcome:
     emulation: str
     congestion: str
     sites: list[dict[str, Any]]
-    """See `role.save_site`; the first also has the curve."""
+    """See `curve.save_site`; the first also has the curve."""
     traffic: Traffic
 
 
@@ -48,42 +46,31 @@ class Traffic:
 
     def __init__(self, is_star: bool) -> None:
         self._is_star = is_star
-        self._rows: list[tuple[float, list[tuple[int, int]]]] = []
+        self._times: list[float] = []
+        self._bytes: list[list[tuple[int, int]]] = []
 
     def add(self, at: float, counts: list[dict[str, dict[str, int]]]) -> None:
         """Note what each link has carried by now, up and down."""
-        self._rows.append((at, [(c["up"]["bytes"], c["down"]["bytes"]) for c in counts]))
+        self._times.append(at)
+        self._bytes.append([(c["up"]["bytes"], c["down"]["bytes"]) for c in counts])
 
     def between(self, began: Sequence[float], ended: float) -> tuple[int, int]:
-        """Bytes that sites sent and received, all of them together.
-
-        Args:
-            began: when each site did; what its link carried earlier does not count.
-            ended: for all.
-        """
-        if not self._is_star:  # what a rank sends, the other receives
-            total = sum(
-                self._carried(link, way, max(began), ended)
-                for link in range(len(self._rows[0][1]))
-                for way in (0, 1)
-            )
-            return round(total), round(total)
+        """Bytes that all sites sent and received, from when each began to when all ended."""
+        num = len(self._bytes[0])
+        since = began if self._is_star else [max(began)] * num
         up, down = (
-            sum(self._carried(link, way, at, ended) for link, at in enumerate(began))
+            sum(self._carried(link, way, since[link], ended) for link in range(num))
             for way in (0, 1)
         )
+        if not self._is_star:  # what a rank sends, the other receives
+            up = down = up + down
         return round(up), round(down)
 
     def _carried(self, link: int, way: int, began: float, ended: float) -> float:
-        return self._at(link, way, ended) - self._at(link, way, began)
-
-    def _at(self, link: int, way: int, moment: float) -> float:
-        """Bytes at a moment, on a line between the looks around it."""
-        place = bisect([at for at, _ in self._rows], moment)
-        before, after = self._rows[max(0, place - 1)], self._rows[min(place, len(self._rows) - 1)]
-        share = (moment - before[0]) / (after[0] - before[0]) if after[0] > before[0] else 0.0
-        low, high = before[1][link][way], after[1][link][way]
-        return low + max(0.0, share) * (high - low)
+        """Bytes between two moments, each on a line between the looks around it."""
+        seen = [row[link][way] for row in self._bytes]
+        before, after = np.interp([began, ended], self._times, seen)
+        return float(after - before)
 
 
 def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:
@@ -102,36 +89,32 @@ def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: s
     """
     system = SYSTEMS[spec.system]
     num_links = spec.sites if system.is_star else spec.sites - 1
-    emulation = "veth" if link == BARE else None
-    with Star(num_links, _halve(link, num_links, system), emulation) as star:
+    if not system.is_star and spec.sites != 2:
+        raise FedwanError(
+            "systems without a coordinator are measured with 2 sites, one link between them; "
+            f"set sites=2, not {spec.sites}"
+        )
+    with Star(num_links, link) as star:
         star.set_congestion(congestion)
-        spec = _place(spec, star)
+        spec = dataclasses.replace(
+            spec,
+            hosts=(star.coordinator.address, *(place.address for place in star.sites)),
+            interfaces=("wan0", *("wan" for _ in star.sites)),
+            ports=PORTS,
+        )
         folder.mkdir(parents=True)
         spec.save(folder)
         lay_app(folder / "app")
         with _watch(star, Traffic(system.is_star)) as traffic:
-            _run_processes(system.plan(spec, folder, star), folder, timeout_s)
+            run_processes(system.plan(spec, folder, star), folder, timeout_s)
         emulation = star.emulation
-    system.finish(spec, folder)
+    if spec.system == "fedwan":
+        from benchmarks.peers.fedwan_run import gather
+
+        gather(spec, folder)
     sites = [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
     _check(spec, sites, folder)
     return Outcome(spec, emulation, congestion, sites, traffic)
-
-
-def _halve(link: WanLink, num_links: int, system: System) -> WanLink:
-    """Between two ranks at sites lie two links: each has half of the way."""
-    if system.is_star or num_links == 1:
-        return link
-    raise FedwanError(
-        "systems without a coordinator are measured with 2 sites, one link between them; "
-        f"set sites=2, not {num_links + 1}"
-    )
-
-
-def _place(spec: Spec, star: Star) -> Spec:
-    hosts = (star.coordinator.address, *(place.address for place in star.sites))
-    interfaces = ("wan0", *("wan" for _ in star.sites))
-    return dataclasses.replace(spec, hosts=hosts, interfaces=interfaces, ports=PORTS)
 
 
 @contextmanager
@@ -154,43 +137,11 @@ def _watch(star: Star, traffic: Traffic) -> Iterator[Traffic]:
         thread.join()
 
 
-def _run_processes(processes: list[Process], folder: Path, timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    children: dict[str, subprocess.Popen[bytes]] = {}
-    for process in processes:
-        with (folder / f"{process.name}.log").open("wb") as log:
-            children[process.name] = process.place.popen(
-                process.words, env=process.env, stdout=log, stderr=subprocess.STDOUT
-            )
-    left = {process.name for process in processes if not process.is_service}
-    while left:
-        for name, child in children.items():
-            code = child.poll()
-            if code is None or name not in left and code == 0:
-                continue
-            if code or name not in left:
-                raise FedwanError(
-                    f"{folder.name}: {name} ended with status {code}: {_tail(folder, name)}"
-                )
-            left.remove(name)
-        if time.monotonic() > deadline:
-            raise FedwanError(f"{', '.join(sorted(left))} took over {timeout_s:g} s; see {folder}")
-        time.sleep(0.1)
-
-
-def _tail(folder: Path, name: str) -> str:
-    path = folder / f"{name}.log"
-    lines = path.read_text(errors="replace").strip().splitlines()[-3:]
-    return f"{' | '.join(line.strip() for line in lines)} (see {path})"
-
-
 def _check(spec: Spec, sites: list[dict[str, Any]], folder: Path) -> None:
     """A system that merges wrongly is not measured."""
     hashes = [site["sha256"][:12] for site in sites]
     if len(set(hashes)) > 1:
         raise FedwanError(f"sites ended with different weights, {hashes}; see {folder}")
-    for site in sites:
-        if len(site["began"]) != spec.num_steps:
-            raise FedwanError(
-                f"a site took {len(site['began'])} of {spec.num_steps} steps; see {folder}"
-            )
+    taken = [len(site["began"]) for site in sites]
+    if set(taken) != {spec.num_steps}:
+        raise FedwanError(f"sites took {taken} of {spec.num_steps} steps; see {folder}")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import os
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Spec", "load_json", "save_json"]
+from benchmarks.harness.processes import load_json, save_json
 
-_FILE = "spec.json"
+__all__ = ["Spec", "enter", "name_interface"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Spec:
     system: str
     """`ddp`, `torchft`, `flower` or `fedwan`."""
     workload: str
-    """A recipe of `recipes/`: `digits_flow` or `timed`."""
+    """A recipe of `benchmarks/recipes`: `digits_flow` or `timed`."""
     steps: int
     """Of the whole training; schedules such as the average's half-life follow from it."""
     h: int
@@ -49,22 +50,27 @@ class Spec:
 
     def save(self, folder: Path) -> None:
         """Write it where the run's processes look."""
-        save_json(folder / _FILE, dataclasses.asdict(self))
+        save_json(folder / "spec.json", dataclasses.asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Spec:
         """Read what `save` wrote."""
-        values = load_json(folder / _FILE)
+        values = load_json(folder / "spec.json")
         return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
-def save_json(path: Path, content: object) -> None:
-    """Write a file that readers see whole or not at all."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(content))
-    temporary.rename(path)
+def enter() -> tuple[Spec, Path, str]:
+    """A process's part in a run, `FOLDER ROLE` on its command line; goes where the recipes are."""
+    folder = Path(sys.argv[1]).resolve()
+    os.chdir(folder / "app")
+    return Spec.load(folder), folder, sys.argv[2]
 
 
-def load_json(path: Path) -> Any:
-    """Read a JSON file."""
-    return json.loads(path.read_text())
+def name_interface(spec: Spec, site: int) -> None:
+    """Tell gloo which network interface to use, `flows` times.
+
+    It opens a connection, and two threads, for each name in its list, and deals operations out to
+    them in turn: under a long round trip, several connections carry more than one.
+    """
+    flows = spec.options.get("flows", 1)
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([spec.interfaces[site]] * flows)

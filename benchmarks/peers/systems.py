@@ -7,31 +7,16 @@ site behind a link of its own.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.harness.processes import Process, module
 from benchmarks.peers.spec import Spec
 from benchmarks.wan import Place, Star
-from benchmarks.wan_spaces import ip
+from benchmarks.wan_tun import ip
 
-__all__ = ["SYSTEMS", "Process", "System"]
-
-FOLDER = Path(__file__).parent
-
-
-@dataclass(frozen=True)
-class Process:
-    """One process of a run."""
-
-    name: str
-    place: Place
-    words: list[str]
-    is_service: bool = False
-    """It serves until it is ended, and the run is over without it."""
-    env: Mapping[str, str] | None = None
+__all__ = ["SYSTEMS", "System"]
 
 
 @dataclass(frozen=True)
@@ -44,24 +29,16 @@ class System:
     """`weights` after H steps, or `gradients` in each."""
     is_star: bool = False
     """Whether it has a coordinator besides its sites."""
-    finish: Callable[[Spec, Path], None] = field(default=lambda spec, folder: None)
-    """Brings what its processes left into the form of `role.save_site`."""
 
 
-def _script(name: str, folder: Path, **words: Any) -> list[str]:
-    options = [word for key, value in words.items() for word in (f"--{key}", str(value))]
-    return [sys.executable, str(FOLDER / name), "--folder", str(folder), *options]
-
-
-def _ranks(script: str) -> Callable[[Spec, Path, Star], list[Process]]:
+def _ranks(name: str) -> Callable[[Spec, Path, Star], list[Process]]:
     def plan(spec: Spec, folder: Path, star: Star) -> list[Process]:
         # gloo listens on an interface's own address, and the hub's lies on its loopback.
         hub = star.coordinator
         ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", spec.interfaces[0])
-        places = [hub, *star.sites]
         return [
-            Process(f"site{rank}", place, _script(script, folder, site=rank))
-            for rank, place in enumerate(places)
+            Process(f"site{rank}", module(name, folder, rank), place)
+            for rank, place in enumerate([hub, *star.sites])
         ]
 
     return plan
@@ -72,47 +49,33 @@ def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
 
     def service(name: str, place: Place, words: list[str]) -> Process:
         (folder / name).mkdir()
-        return Process(name, place, words, True, flower.environment(folder / name))
+        return Process(name, words, place, True, flower.environment(folder / name))
 
+    submit = module("peers.flower_fedavg", folder, "submit")
     return [
         service("superlink", star.coordinator, flower.superlink_command(spec)),
         *[
             service(f"supernode{site}", place, flower.supernode_command(spec, site, folder))
             for site, place in enumerate(star.sites)
         ],
-        Process("submit", star.coordinator, _script("flower_fedavg.py", folder, role="submit")),
+        Process("submit", submit, star.coordinator),
     ]
-
-
-def _finish_flower(spec: Spec, folder: Path) -> None:
-    from benchmarks.peers import flower_fedavg
-
-    flower_fedavg.gather(spec, folder)
 
 
 def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
-    from benchmarks.peers import fedwan_run
+    from benchmarks.peers.fedwan_run import prepare
 
-    fedwan_run.prepare(spec, folder)
-    script = "fedwan_run.py"
+    prepare(spec, folder)
+    places = {"coordinator": star.coordinator} | {f"{n}": p for n, p in enumerate(star.sites)}
     return [
-        Process("coordinator", star.coordinator, _script(script, folder, role="coordinator")),
-        *[
-            Process(f"site{site}", place, _script(script, folder, site=site))
-            for site, place in enumerate(star.sites)
-        ],
+        Process(who, module("peers.fedwan_run", folder, who), place)
+        for who, place in places.items()
     ]
 
 
-def _finish_fedwan(spec: Spec, folder: Path) -> None:
-    from benchmarks.peers import fedwan_run
-
-    fedwan_run.gather(spec, folder)
-
-
 SYSTEMS = {
-    "ddp": System(_ranks("ddp.py"), exchanges="gradients"),
-    "torchft": System(_ranks("torchft_diloco.py")),
-    "flower": System(_flower, is_star=True, finish=_finish_flower),
-    "fedwan": System(_fedwan, is_star=True, finish=_finish_fedwan),
+    "ddp": System(_ranks("peers.ddp"), exchanges="gradients"),
+    "torchft": System(_ranks("peers.torchft_diloco")),
+    "flower": System(_flower, is_star=True),
+    "fedwan": System(_fedwan, is_star=True),
 }

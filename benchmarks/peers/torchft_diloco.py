@@ -1,7 +1,5 @@
 """torchft's DiLoCo over gloo: local steps, and an all-reduce of what changed.
 
-    python benchmarks/peers/torchft_diloco.py --folder RUN --site N
-
 As its README and its `train_diloco.py` have it: a lighthouse (here in rank 0's process), a replica
 group of one process per site with a store and a manager of its own, DiLoCo around the inner steps.
 Initial weights are the same everywhere, so `init_sync` is off, as its documentation advises.
@@ -15,73 +13,39 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `flows`, see `role.name_interface`; `fragments`, `delay` (steps) and `alpha`
-for its streaming variant; `outer_lr`, `outer_momentum`, fedwan's own if left out.
+Options: `bucketize`; `flows`, see `spec.name_interface`.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+from torch import nn
+from torch.distributed import TCPStore
+from torchft import Manager, ProcessGroupGloo
+from torchft.coordination import LighthouseServer
+from torchft.local_sgd import DiLoCo
 
-import torch  # noqa: E402
-from torch import nn  # noqa: E402
-from torch.distributed import TCPStore  # noqa: E402
-from torchft import Manager, ProcessGroupGloo  # noqa: E402
-from torchft.coordination import LighthouseServer  # noqa: E402
-from torchft.local_sgd import DiLoCo  # noqa: E402
-
-from benchmarks.peers.curve import Curve  # noqa: E402
-from benchmarks.peers.role import Role, name_interface, save_site  # noqa: E402
-from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.stopwatch import STOPWATCH  # noqa: E402
-from benchmarks.peers.workload import Part, open_part  # noqa: E402
-from fedwan.errors import FedwanError  # noqa: E402
-from fedwan.state import State, hash_state  # noqa: E402
+from benchmarks.harness.stopwatch import STOPWATCH
+from benchmarks.peers.curve import Curve, save_site
+from benchmarks.peers.spec import Spec, enter, name_interface
+from benchmarks.peers.workload import Part, open_part
+from fedwan.errors import FedwanError
+from fedwan.state import State, hash_state
 
 TIMEOUT = timedelta(seconds=600)
 QUORUM_TICK_MS = 10
 
 
-def cut(part: Part, num_fragments: int) -> list[nn.Module]:
-    """All networks' modules with tensors of their own, in runs of about equal size."""
-    modules = [
-        module
-        for network in part.workload.networks.values()
-        for module in network.modules()
-        if any(True for _ in module.parameters(recurse=False))
-    ]
-    total = sum(p.numel() for module in modules for p in module.parameters(recurse=False))
-    fragments: list[list[nn.Module]] = [[] for _ in range(num_fragments)]
-    before = 0
-    for module in modules:
-        size = sum(p.numel() for p in module.parameters(recurse=False))
-        place = int((before + size / 2) * num_fragments / total)
-        fragments[min(place, num_fragments - 1)].append(module)
-        before += size
-    if not all(fragments):
-        raise FedwanError(f"fragments={num_fragments} leaves one empty; take fewer")
-    return [nn.ModuleList(fragment) for fragment in fragments]
-
-
-def outer_optimizers(
-    part: Part, fragments: list[nn.Module], spec: Spec
-) -> list[torch.optim.Optimizer]:
+def outer_optimizer(part: Part, model: nn.Module) -> torch.optim.Optimizer:
     """Nesterov, with the learning rate and momentum that fedwan's `diloco` takes here."""
     outer = next(iter(part.config.outer.values()))
-    lr = spec.options.get("outer_lr", outer.lr)
-    momentum = spec.options.get("outer_momentum", outer.momentum)
-    return [
-        torch.optim.SGD(fragment.parameters(), lr=lr, momentum=momentum, nesterov=True)
-        for fragment in fragments
-    ]
+    return torch.optim.SGD(model.parameters(), lr=outer.lr, momentum=outer.momentum, nesterov=True)
 
 
 @contextmanager
@@ -124,39 +88,30 @@ def managed(spec: Spec, site: int, part: Part) -> Iterator[Manager]:
 
 
 def global_weights(part: Part, diloco: DiLoCo) -> State:
-    """What all sites agree on: each fragment's weights after its last exchange."""
+    """What all sites agree on: the weights after the last exchange."""
     by_address = {value.data_ptr(): name for name, value in part.state.items()}
+    (fragment,) = diloco._fragments
     return {
         by_address[parameter.data_ptr()]: fragment.original_parameters[name]
-        for fragment in diloco._fragments
         for name, parameter in fragment._model_fragment.named_parameters()
     }
-
-
-def exchange_steps(spec: Spec, num_fragments: int) -> set[int]:
-    """Steps, from 0, inside which DiLoCo begins an exchange or waits for its end."""
-    every, delay = spec.h // num_fragments, spec.options.get("delay", 0)
-    return {step for step in range(spec.num_steps) if (step + 1) % every in (0, every - delay)}
 
 
 def train(spec: Spec, site: int, folder: Path) -> None:
     """One site's training."""
     name_interface(spec, site)
     part = open_part(spec, site)
-    options = spec.options
-    fragments = cut(part, options.get("fragments", 1))
+    model = nn.ModuleList(part.workload.networks.values())
     curve = Curve(part, spec) if site == 0 else None
     with (
         managed(spec, site, part) as manager,
         DiLoCo(
             manager,
-            fragments,
+            [model],
             list(part.workload.optimizers.values())[-1],
-            outer_optimizers(part, fragments, spec),
+            [outer_optimizer(part, model)],
             sync_every=spec.h,
-            use_bucketization=options.get("bucketize", True),
-            fragment_sync_delay=options.get("delay", 0),
-            fragment_update_alpha=options.get("alpha", 0.0),
+            use_bucketization=spec.options.get("bucketize", True),
         ) as diloco,
     ):
         manager.start_quorum()  # everybody is here: a first exchange would have to wait for it
@@ -165,17 +120,16 @@ def train(spec: Spec, site: int, folder: Path) -> None:
             part.step()
             if manager.current_step() > commits:
                 commits += 1
-                if curve is not None and commits % len(fragments) == 0:
+                if curve is not None:
                     curve.update(number, global_weights(part, diloco))
-        expected = spec.num_steps // spec.h * len(fragments)
+        expected = spec.num_steps // spec.h
         if commits != expected:
             raise FedwanError(f"torchft committed {commits} of {expected} exchanges; see its log")
-        STOPWATCH.discount(exchange_steps(spec, len(fragments)))
-        sha256 = hash_state(global_weights(part, diloco))
-        save_site(folder, site, sha256, curve)
+        STOPWATCH.discount({step for step in range(spec.num_steps) if (step + 1) % spec.h == 0})
+        save_site(folder, site, hash_state(global_weights(part, diloco)), curve)
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    role = Role.from_command_line(__doc__)
-    train(role.spec, role.site, role.folder)
+    spec, folder, site = enter()
+    train(spec, int(site), folder)

@@ -1,7 +1,7 @@
 """One site's part of a workload: the very model, data, batches and inner optimiser of fedwan's.
 
 `digits_flow` is fedwan's recipe `sites/flow.py` on its digits, `timed` a workload of pix2pix's
-size with steps of exactly 0.1 s; both in `recipes/`. Every system trains what `open_part` gives:
+size with steps of exactly 0.1 s (`benchmarks/recipes`). Every system trains what `open_part` gives:
 the same initial weights, the same shard, the same batches in the same order, the same noise.
 """
 
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from benchmarks.peers.spec import Spec
-from benchmarks.peers.stopwatch import STOPWATCH, Watched
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, site_names
 from fedwan.data.loader import Loader

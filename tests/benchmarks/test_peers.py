@@ -1,10 +1,9 @@
-"""The comparison with peers: its workloads, its arithmetic, and whole runs where they can run."""
+"""The comparison with peers: its workloads and its arithmetic."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -14,26 +13,24 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import wan
+from benchmarks.__main__ import read_arguments
+from benchmarks.harness.fleet import lay_app
+from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch
+from benchmarks.peers import compare
 from benchmarks.peers import rows as table
-from benchmarks.peers.app import ROOT, lay_app
 from benchmarks.peers.curve import Curve
-from benchmarks.peers.plot import draw
-from benchmarks.peers.recipes import timed
-from benchmarks.peers.run import BARE, Outcome, Traffic
+from benchmarks.peers.run import Outcome, Traffic
 from benchmarks.peers.spec import Spec
-from benchmarks.peers.stopwatch import STOPWATCH, Stopwatch
 from benchmarks.peers.workload import Part, open_part
-from benchmarks.wan import WanLink
+from benchmarks.recipes import timed
+from benchmarks.wan import BARE, WanLink
 from fedwan.coordinator.ema import update_ema
 from fedwan.data.shard import open_shard
-from fedwan.errors import FedwanError
+from fedwan.errors import FedwanError, UserError
 from fedwan.rng import NamedGenerators
 from fedwan.state import clone, hash_state, layout_of, state_of
 from fedwan.workloads.base import Batch, keep_local
 
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
-SCRIPT = ROOT / "benchmarks" / "peers.py"
 LINK = WanLink(rate_mbit=200, rtt_ms=100)
 
 
@@ -253,23 +250,10 @@ def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
         table.borrow_curve(short, other)
 
 
-def test_the_table_shows_medians_and_marks_what_was_borrowed(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_summary_has_medians_and_marks_what_was_borrowed() -> None:
     rows = [table.make_row("ddp", outcome(), LINK, 1.5) | {"wall_s": s} for s in (9.0, 1.0, 2.0)]
-    (merged,) = table.summarise(rows)
-    assert merged["wall_s"] == 2.0 and merged["starts"] == 3
-    table.print_table([merged | {"fd_from": "fast link"}])
-    text = capsys.readouterr().out
-    assert "18*" in text and "* steps of the same training" in text
-
-
-def test_the_picture_is_drawn_from_rows_with_and_without_quality(tmp_path: Path) -> None:
-    rows = [table.make_row("fedwan", outcome(), link, 1.5) for link in (LINK, BARE)]
-    draw(rows, tmp_path / "quality.png")
-    draw([row | {"curve": [], "time_to_fd_s": None} for row in rows], tmp_path / "timed.png")
-    for name in ("quality.png", "timed.png"):
-        assert (tmp_path / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    (line,) = table.summarise([row | {"fd_from": "fast link"} for row in rows])
+    assert "3 starts: wall_s 2," in line and line.endswith("(counted)")
 
 
 def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
@@ -286,61 +270,5 @@ def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_mend(words: list[str], message: str) -> None:
-    command = [sys.executable, str(SCRIPT), "--json", "rows.json", *words]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert result.returncode == 2 and message in result.stderr
-
-
-# Whole runs ---------------------------------------------------------------------------------------
-
-unavailable = wan.available()
-needs_wan = pytest.mark.skipif(unavailable is not None, reason=f"no emulated WAN: {unavailable}")
-needs_peers = pytest.mark.skipif(not PEERS.exists(), reason="no .venv-peers: make bench-peers")
-
-
-def measure(tmp_path: Path, *words: str) -> dict[tuple[str, str], dict[str, Any]]:
-    path = tmp_path / "out" / "rows.json"
-    command = [str(PEERS), str(SCRIPT), "--json", str(path), "--starts", "1", *words]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert path.with_suffix(".png").exists()
-    read = [json.loads(line) for line in path.read_text().splitlines()]
-    return {(row["system"], row["link"]): row for row in read}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@needs_wan
-@needs_peers
-def test_all_systems_train_the_same_flow_and_diloco_is_the_same_in_torchft_and_fedwan(
-    tmp_path: Path,
-) -> None:
-    systems = "ddp,torchft,flower,fedwan-diloco"
-    words = ["--workload", "digits_flow", "--steps", "80", "--points", "4", "--rtt-ms", "40"]
-    rows = measure(tmp_path, "--systems", systems, *words)
-    assert len(rows) == 8
-    for row in rows.values():
-        assert 0 < row["utilisation"] < 1 and row["fd_floor"] < row["fd"] < 80
-    # Two independent programs, one algorithm.
-    ours, theirs = rows["fedwan-diloco", "wan"], rows["torchft", "wan"]
-    assert ours["fd"] == pytest.approx(theirs["fd"], rel=1e-4)
-    assert ours["fd"] == rows["fedwan-diloco", "none"]["fd"]
-    # 4 exchanges of 2.1 MB by 2 sites, and headers; DDP's 80.
-    assert 16.9e6 < theirs["bytes_up"] < 20e6 and 16.9e6 < ours["bytes_up"] < 20e6
-    assert rows["ddp", "wan"]["bytes_up"] > 15 * theirs["bytes_up"]
-    assert rows["ddp", "wan"]["wall_s"] > 3 * rows["ddp", "none"]["wall_s"]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@needs_wan
-@needs_peers
-def test_the_timed_workload_runs_on_every_system(tmp_path: Path) -> None:
-    systems = "ddp,torchft,torchft-streaming,fedwan-diloco,fedwan"
-    words = ["--workload", "timed", "--words", "model.width=8", "model.step_s=0.02"]
-    rows = measure(tmp_path, "--systems", systems, *words, "--steps", "80", "--h", "20")
-    assert len(rows) == 10
-    for system in systems.split(","):
-        slow, fast = rows[system, "wan"], rows[system, "none"]
-        assert 0 < slow["utilisation"] < fast["utilisation"] <= 1
-    assert rows["fedwan", "wan"]["bytes_up"] < rows["fedwan-diloco", "wan"]["bytes_up"] / 4
+    with pytest.raises(UserError, match=message):
+        compare.check(read_arguments(compare, "peers", words))

@@ -20,7 +20,7 @@ def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.M
     layout = planner.pix2pix_layout()
     assert sum(spec.num_values for spec in layout.values()) == 57_182_660
     row = {"utilisation": 0.5, "fragments": 1, "emulation": "tun"}
-    monkeypatch.setattr(planner, "measure", lambda case: row)
+    monkeypatch.setattr(planner, "measure_case", lambda case: row)
     case = planner.cases(True)[2]
     found = planner.compare(case, planner.predict(case, layout))
     keys = "strategy codec h rate_mbit rtt_ms loss predicted measured".split()
@@ -28,7 +28,7 @@ def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.M
     assert found["measured"] == 0.5 and 0 < found["predicted"] < 1
     assert found["error"] == pytest.approx(found["predicted"] / 0.5 - 1, abs=1e-3)
     rows = [{"error": 0.2}, {"error": -0.1}, {"error": 0.15}]
-    assert planner.agreement(rows).startswith("2 of 3 predicted within 15%")
+    assert list(planner.summarise(rows)) == ["2 of 3 predicted within 15% of what was measured"]
 
 
 def test_the_simulator_is_timed_on_a_run_with_faults() -> None:

@@ -1,13 +1,13 @@
-"""One way of a link, by a clock of its own."""
+"""One way of an emulated link, by a clock of its own, and the packets that it cuts."""
 
 from __future__ import annotations
 
 import math
+import struct
 
 import pytest
 
-from benchmarks.wan_packets import VNET_BYTES
-from benchmarks.wan_tun import Direction
+from benchmarks.wan_tun import VNET_BYTES, Direction, cut, keep, num_segments, wire_bytes
 
 KB = bytes(VNET_BYTES + 1000)
 
@@ -78,3 +78,80 @@ def test_lost_packets_took_their_time_at_the_transmitter() -> None:
     direction.shape(1e6, 0.0, 0.0, math.inf)
     direction.accept(KB, now=0.0)
     assert direction.next_due() == pytest.approx(4.001)
+
+
+# Packets --------------------------------------------------------------------------------------
+
+FIN, PSH, ACK, CWR = 0x01, 0x08, 0x10, 0x80
+SEQUENCE = 0xFFFFFF00  # wraps around
+SEGMENT = 1448
+HEADERS = 20 + 32
+DATA = bytes(i % 251 for i in range(3 * SEGMENT + 100))
+
+
+def ones(data: bytes) -> int:
+    total = sum(struct.unpack(f"!{len(data) // 2}H", data))
+    while total > 0xFFFF:
+        total = (total & 0xFFFF) + (total >> 16)
+    return total
+
+
+def packet(payload: bytes) -> bytes:
+    flags = CWR | ACK | PSH | FIN
+    tcp = struct.pack("!HHIIBBHHH", 1000, 2000, SEQUENCE, 5, 8 << 4, flags, 100, 0, 0) + bytes(12)
+    addresses = bytes([198, 18, 0, 1, 198, 18, 1, 1])
+    size = 20 + len(tcp) + len(payload)
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, size, 65535, 0, 64, 6, 0) + addresses
+    kind = 1 if len(payload) > SEGMENT else 0
+    vnet = struct.pack("=BBHHHH", 1, kind, len(ip + tcp), SEGMENT if kind else 0, len(ip), 16)
+    return vnet + ip + tcp + payload
+
+
+def payload_of(packet: bytes) -> bytes:
+    return packet[VNET_BYTES + HEADERS :]
+
+
+def flags_of(packet: bytes) -> int:
+    return packet[VNET_BYTES + 20 + 13]
+
+
+def test_each_segment_is_charged_with_its_headers() -> None:
+    assert num_segments(packet(DATA)) == 4
+    assert wire_bytes(packet(DATA)) == len(DATA) + 4 * HEADERS
+    assert num_segments(packet(b"x")) == 1
+    assert wire_bytes(packet(b"x")) == 1 + HEADERS
+
+
+def test_what_is_left_are_the_runs_between_the_lost_segments() -> None:
+    parts = keep(packet(DATA), [1])
+    assert [payload_of(part) for part in parts] == [DATA[:SEGMENT], DATA[2 * SEGMENT :]]
+    assert [num_segments(part) for part in parts] == [1, 2]
+    assert keep(packet(DATA), [0, 1, 2, 3]) == []
+    assert keep(packet(DATA), []) == [packet(DATA)]
+    assert keep(packet(b"x"), [0]) == []
+
+
+def test_a_part_is_a_packet_of_its_own() -> None:
+    part = cut(packet(DATA), 1, 2)
+    assert payload_of(part) == DATA[SEGMENT : 3 * SEGMENT]
+    flags, kind, header, segment, start, offset = struct.unpack_from("=BBHHHH", part)
+    assert (flags, kind, segment, offset, start, header) == (1, 1, SEGMENT, 16, 20, HEADERS)
+    ip, tcp = part[VNET_BYTES:][:start], part[VNET_BYTES + start :]
+    assert struct.unpack_from("!I", tcp, 4)[0] == (SEQUENCE + SEGMENT) % 2**32
+    assert struct.unpack_from("!HH", ip, 2) == (len(ip) + len(tcp), 0)  # 65535 + 1
+    assert ones(ip) == 0xFFFF
+    pseudo = ip[12:20] + struct.pack("!HH", 6, len(tcp))
+    assert struct.unpack_from("!H", tcp, 16)[0] == ones(pseudo)
+
+
+def test_flags_stay_where_a_card_would_send_them() -> None:
+    assert flags_of(cut(packet(DATA), 0, 1)) == CWR | ACK
+    assert flags_of(cut(packet(DATA), 1, 2)) == ACK
+    assert flags_of(cut(packet(DATA), 3, 1)) == ACK | PSH | FIN
+
+
+def test_a_single_segment_is_no_super_packet() -> None:
+    part = cut(packet(DATA), 3, 1)
+    assert part[1] == 0
+    assert num_segments(part) == 1
+    assert len(payload_of(part)) == 100

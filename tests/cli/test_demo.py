@@ -1,13 +1,7 @@
-"""`fedwan demo`: where it goes, and (slow) the real thing from start to summary."""
+"""`fedwan demo`: where it goes. The real thing is in `tests/cli/test_fleets.py`."""
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +10,6 @@ import pytest
 from fedwan.cli import demo as demo_module
 from fedwan.cli.demo import demo
 from fedwan.errors import ConfigError
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -61,39 +53,3 @@ def test_resuming_goes_on_with_the_latest_demo_and_its_settings(
     make_run(Path("runs/demo"))
     demo(resume=True)
     assert calls == [(Path("runs/demo/config.yaml"), ["out=runs/demo"], True)]
-
-
-def fedwan(*words: str, cwd: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "fedwan", *words],
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_a_run_that_was_stopped_by_ctrl_c_goes_on_with_resume(tmp_path: Path) -> None:
-    process = fedwan("demo", "sites=2", "steps=160", "eval.every=0", cwd=tmp_path)
-    metrics = tmp_path / "runs" / "demo" / "metrics.jsonl"
-    while not (metrics.exists() and metrics.read_text().count('"kind":"round"') >= 6):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "fedwan: stopped by Ctrl-C\n")
-    assert not (tmp_path / "runs" / "demo" / "summary.json").exists()
-
-    again = fedwan("run", "runs/demo/config.yaml", cwd=tmp_path)
-    _, err = again.communicate(timeout=120)
-    assert again.returncode == 2 and "--resume" in err and err.count("\n") == 1
-
-    resumed = fedwan("demo", "--resume", cwd=tmp_path)
-    out, err = resumed.communicate(timeout=400)
-    assert (resumed.returncode, err) == (0, "")
-    summary = json.loads((tmp_path / "runs" / "demo" / "summary.json").read_text())
-    assert (summary["rounds"], summary["contributions"]) == (8, 16)
-    assert "resumed at version" in out

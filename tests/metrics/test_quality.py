@@ -33,6 +33,7 @@ def quality_of_real_samples(name: str) -> dict[str, Any]:
     return measure_quality(name, *real_samples(name, seed=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "factor"), [("digits", 1.4), ("ring8", 6), ("grid25", 6), ("stacked_digits", 1.4)]
 )
@@ -93,6 +94,7 @@ def test_points_are_judged_by_modes_too(name: str, modes: int) -> None:
     assert len(quality["histogram"]) == modes
 
 
+@pytest.mark.slow
 def test_stacked_digits_are_judged_by_a_thousand_modes() -> None:
     quality = quality_of_real_samples("stacked_digits")
     assert min(quality["modes"], quality["modes_floor"]) > 990

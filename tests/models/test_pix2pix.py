@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.peers.recipes.timed import patchgan_shapes, unet_shapes
+from benchmarks.recipes.timed import patchgan_shapes, unet_shapes
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import seeded_init
 from fedwan.state import Role, layout_of

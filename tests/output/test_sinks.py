@@ -40,6 +40,7 @@ def test_quality_becomes_metrics_and_lists_and_events_do_not() -> None:
     assert metrics_of(EventRecord(1.0, "join", "s1", "")) == {}
 
 
+@pytest.mark.slow
 def test_an_offline_run_is_logged_with_its_pictures_and_goes_on_under_its_name(
     tmp_path: Path,
 ) -> None:

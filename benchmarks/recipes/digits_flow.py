@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.peers.stopwatch import STOPWATCH, Watched
+from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from fedwan.config import Config
 from sites.flow import DEFAULTS, NETWORKS, USES, Model, check
 from sites.flow import build as build_flow

@@ -10,7 +10,7 @@ normal noise, which of all that deltas look like compresses least.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from benchmarks.peers.stopwatch import STOPWATCH, Watched
+from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
 from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
@@ -149,11 +149,9 @@ class _Touch(torch.autograd.Function):
 
 
 @dataclass
-class Timed:
-    """See `fedwan.workloads.base.Workload`."""
+class Timed(Ungenerative):
+    """Such a workload."""
 
-    networks: Mapping[str, nn.Module]
-    optimizers: Mapping[str, torch.optim.Optimizer]
     step_s: float
     slices: int
     exchanges_gradients: bool
@@ -216,14 +214,6 @@ class Timed:
             noise = self.bank[at : at + len(part)]
             part[: len(noise)].add_(noise)
             part, position = part[len(noise) :], position + len(noise)
-
-    def sample(self, num: int, seed: int) -> Tensor:
-        """Nothing is generated here."""
-        return torch.zeros(num, 1, 8, 8)
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Nothing is generated here."""
-        return {"fd": 0.0, "fd_floor": 0.0}
 
 
 def _sleep_until(moment: float) -> None:

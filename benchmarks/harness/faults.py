@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import mse_loss, softplus
 
+from benchmarks.harness.stopwatch import Ungenerative
 from fedwan.data import InMemory, Shard
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.workloads.base import Batch, Reduce, Workload
@@ -40,37 +42,18 @@ class Fault(NamedTuple):
     """(workload, H) to what the site trains instead."""
 
 
-class Unmeasured:
+class Unmeasured(Ungenerative):
     """A workload whose quality is not measured, to save time; the base of those with faults."""
 
     def __init__(self, inner: Any) -> None:
+        super().__init__(inner.networks, inner.optimizers)
         self.inner = inner
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        """See `Workload`."""
-        return self.inner.networks
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """See `Workload`."""
-        return self.inner.optimizers
+        self.examine = inner.examine
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """See `Workload`."""
-        return self.inner.step(batch, rng, reduce)
-
-    def sample(self, num: int, seed: int) -> Tensor:
-        """Nothing to look at."""
-        return torch.zeros(num, 1, 8, 8)
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Nothing is measured."""
-        return {"fd": 0.0, "fd_floor": 0.0}
-
-    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `Examinable`."""
-        return self.inner.examine(train, held_out, seed)
+        """The workload's."""
+        losses: dict[str, Tensor] = self.inner.step(batch, rng, reduce)
+        return losses
 
 
 # In the data ---------------------------------------------------------------------------------
@@ -101,7 +84,7 @@ def _short(shard: Shard, seed: int) -> Shard:
 
 def _copied(shard: Shard, seed: int) -> Shard:
     """As large as it was, in no order, but of a tenth of its images."""
-    num = len(shard.train.batch.y)
+    num = shard.num_samples
     generator = torch.Generator().manual_seed(derive_seed(seed, "copies"))
     chosen = torch.randperm(num, generator=generator) % max(1, num // NUM_COPIES)
     return dataclasses.replace(shard, train=InMemory(shard.train.take(chosen)))
@@ -187,35 +170,24 @@ class _Stale(Unmeasured):
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         if self._steps % self._h == 0:
-            present = {name: network.state_dict() for name, network in self.networks.items()}
-            self._past.append(
-                {
-                    name: {key: value.clone() for key, value in state.items()}
-                    for name, state in present.items()
-                }
-            )
+            present = {n: network.state_dict() for n, network in self.networks.items()}
+            self._past.append(copy.deepcopy(present))
             for name, network in self.networks.items():
                 network.load_state_dict(self._past[0][name])
         self._steps += 1
         return super().step(batch, rng, reduce)
 
 
+NETWORKS = ("velocity", "generator", "discriminator")
 FAULTS = (
     Fault("noise", ("noise",), (), shard=_noise),
     Fault("range", ("range",), (), shard=_range),
     Fault("tiny_shard", ("small_shard",), (), shard=_tiny),
     Fault("copies", ("small_shard",), (), shard=_copied),
-    Fault("lr_x10", ("learning_rate",), ("velocity", "generator", "discriminator"), workload=_fast),
-    Fault(
-        "memorising",
-        ("memorising",),
-        ("discriminator",),
-        ("gan",),
-        shard=_short,
-        workload=_memorising,
-    ),
-    Fault("diverging", ("diverging",), ("generator",), ("gan",), workload=_ascending),
+    Fault("lr_x10", ("learning_rate",), NETWORKS, workload=_fast),
+    Fault("memorising", ("memorising",), NETWORKS[2:], ("gan",), _short, _memorising),
+    Fault("diverging", ("diverging",), NETWORKS[1:2], ("gan",), workload=_ascending),
     Fault("stale", ("stale",), (), workload=_Stale),
-    Fault("collapse", ("collapse",), ("generator",), ("gan",), workload=_collapsing),
+    Fault("collapse", ("collapse",), NETWORKS[1:2], ("gan",), workload=_collapsing),
 )
 """The nine."""

@@ -1,24 +1,22 @@
 """fedwan beside its peers: the same model, data, batches, H and link, in real processes.
 
     make bench-peers ARGS="--json out/peers.json"
-    .venv-peers/bin/python benchmarks/peers.py [--quick] [--systems ddp,torchft,flower,fedwan]
-        [--workload digits_flow|timed] [--rate-mbit 200] [--rtt-ms 100] [--loss 0] --json PATH
 
 PyTorch DDP over gloo, torchft's DiLoCo over gloo, Flower's FedAvg through its messages, and fedwan,
 each on an emulated wide area and, between the same namespaces, on bare links. `--loss` is in
 percent on this command line. Needs root (network namespaces) and the peers' environment.
+`--quick`: one start, fewer steps.
 
 Row: system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
 time_to_fd_s, and how it came about.
 Bytes are those of all sites, as the link counts them. `fd_from` says where `fd` comes from: of DDP
 and Flower a bounded number of steps is run on the wide area, and their quality over steps is that
-of the same training, bit for bit, on bare links. `rows.py` defines every column.
+of the same training, bit for bit, on bare links. `peers/rows.py` defines every column.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -27,23 +25,16 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-# Works from a checkout that is not installed, too.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.harness.table import Row
+from benchmarks.peers.rows import borrow_curve, make_row, summarise
+from benchmarks.peers.run import run
+from benchmarks.peers.spec import Spec
+from benchmarks.peers.systems import SYSTEMS
+from benchmarks.peers.workload import WORKLOADS
+from benchmarks.wan import BARE, WanLink
+from fedwan.errors import UserError
 
-from benchmarks.peers.plot import draw  # noqa: E402
-from benchmarks.peers.rows import (  # noqa: E402
-    Row,
-    borrow_curve,
-    make_row,
-    print_table,
-    summarise,
-)
-from benchmarks.peers.run import BARE, run  # noqa: E402
-from benchmarks.peers.spec import Spec  # noqa: E402
-from benchmarks.peers.systems import SYSTEMS  # noqa: E402
-from benchmarks.peers.workload import WORKLOADS  # noqa: E402
-from benchmarks.wan import WanLink  # noqa: E402
-from fedwan.errors import FedwanError  # noqa: E402
+__all__ = ["add_options", "measure", "summarise"]
 
 
 @dataclass(frozen=True)
@@ -61,15 +52,9 @@ class Variant:
 STREAMING = ("strategy=streaming_diloco",)
 INT4 = ("codec.up=int4", "codec.down=int4")
 TORCHFT = {"digits_flow": {"bucketize": True}, "timed": {"bucketize": False, "flows": 4}}
-FRAGMENTS = {"fragments": 5}
 VARIANTS = {
     "ddp": Variant("ddp", options={"timed": {"flows": 4}}, rounds={"digits_flow": 150, "timed": 8}),
     "torchft": Variant("torchft", options=TORCHFT, rounds={"timed": 7}),
-    "torchft-streaming": Variant(
-        "torchft",
-        options={workload: best | FRAGMENTS for workload, best in TORCHFT.items()},
-        rounds={"timed": 7},
-    ),
     "flower": Variant("flower", rounds={"digits_flow": 12, "timed": 5}),
     "fedwan-diloco": Variant("fedwan", words=("strategy=diloco",)),
     "fedwan-fp32": Variant("fedwan", words=STREAMING),
@@ -97,8 +82,6 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
         own += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
     options = dict(variant.options.get(args.workload, {}))
-    if "fragments" in options:  # the longest overlap that it allows
-        options["delay"] = h // options["fragments"] - 1
     if not is_timed:
         options["hash_at"] = bound
     return Spec(
@@ -115,17 +98,12 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     )
 
 
-def measure(
+def measure_start(
     name: str, args: argparse.Namespace, start: int, folder: Path, curves: dict[str, Row]
 ) -> Iterator[Row]:
     """One start of a variant: on bare links first, then on the wide area.
 
-    Args:
-        name: of the variant.
-        args: the command line.
-        start: counted from 0.
-        folder: for the runs' files.
-        curves: a whole training of each variant and seed, by both; added to.
+    `curves` has a whole training of each variant and seed, by both, and is added to.
     """
     wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     seed = start % args.seeds
@@ -138,25 +116,21 @@ def measure(
         if spec.stop_at and spec.points:
             row = borrow_curve(row, curves[key])
         curves.setdefault(key, row)
-        print_table([row | {"starts": 1}])
         yield row
 
 
-def measure_all(args: argparse.Namespace, folder: Path) -> list[Row]:
+def measure(args: argparse.Namespace) -> Iterator[Row]:
     """Every system, start by start, so that what else a machine does meets them all alike."""
-    rows: list[Row] = []
+    check(args)
     curves: dict[str, Row] = {}
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    for start in range(args.starts):
-        for name in args.systems:
-            for row in measure(name, args, start, folder, curves):
-                rows.append(row)
-                args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return rows
+    with tempfile.TemporaryDirectory() as made:
+        folder = (args.keep or Path(made)).resolve()
+        for start in range(args.starts):
+            for name in args.systems:
+                yield from measure_start(name, args, start, folder, curves)
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--systems", default="ddp,torchft,flower,fedwan-fp32,fedwan")
     parser.add_argument("--workload", choices=WORKLOADS, default="timed")
     parser.add_argument("--rate-mbit", type=float, default=200.0)
@@ -171,39 +145,24 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--fd", type=float, default=TARGET_FD, help="quality whose time is asked")
     parser.add_argument("--words", nargs="*", default=[], help="key=value for every system")
     parser.add_argument("--fedwan", nargs="*", default=[], help="key=value for fedwan alone")
-    parser.add_argument("--quick", action="store_true", help="one start, fewer steps")
     parser.add_argument("--timeout-s", type=float, default=7200.0, help="of one run")
     parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
-    parser.add_argument("--json", type=Path, required=True, help="write rows to this file")
-    args = parser.parse_args()
-    steps = (QUICK_STEPS if args.quick else STEPS)[args.workload]
-    args.steps = args.steps or steps
+
+
+def check(args: argparse.Namespace) -> None:
+    """Fill in what is left to the workload.
+
+    Raises:
+        UserError: something does not fit.
+    """
+    args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     args.h = args.h or H[args.workload]
     args.starts = 1 if args.quick else args.starts
     args.seeds = args.seeds or args.starts
     args.systems = args.systems.split(",")
     if unknown := [name for name in args.systems if name not in VARIANTS]:
-        parser.error(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
+        raise UserError(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
     if any(VARIANTS[n].system == "torchft" for n in args.systems) and not find_spec("torchft"):
-        parser.error(f"torchft is not installed for {sys.executable}; use `make bench-peers`")
+        raise UserError(f"torchft is not installed for {sys.executable}; use `make bench-peers`")
     if args.steps % args.h:
-        parser.error(f"--steps {args.steps} is no multiple of --h {args.h}")
-    return args
-
-
-def main() -> None:
-    """Run every system, print a table, write rows and a picture."""
-    args = parse()
-    with tempfile.TemporaryDirectory() as name:
-        try:
-            rows = measure_all(args, (args.keep or Path(name)).resolve())
-        except FedwanError as error:
-            print(error, file=sys.stderr)
-            sys.exit(error.exit_code)
-    print()
-    print_table(summarise(rows))
-    draw(rows, args.json.with_suffix(".png"))
-
-
-if __name__ == "__main__":
-    main()
+        raise UserError(f"--steps {args.steps} is no multiple of --h {args.h}")

@@ -1,0 +1,108 @@
+"""Whole runs in one process, for tables that compare qualities and not links.
+
+The only file that knows `fedwan.simulate`, what a run leaves, and how a workload is built and
+measured by itself.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness.table import Row
+from fedwan.app import load_run, load_workload
+from fedwan.config import Config, site_names
+from fedwan.data.shard import Shard, open_shard
+from fedwan.rng import derive_seed
+from fedwan.simulation import Absence, SimulatedRun, simulate
+from fedwan.site.group import Group
+from fedwan.site.joining import Place
+from fedwan.site.recipe import train
+from fedwan.site.replica import Replica
+from fedwan.state import State, read_tensors, select_prefix
+from fedwan.workloads.base import Workload
+from fedwan.workloads.settings import networks_of
+
+__all__ = ["average_of", "describe", "evaluate", "run_simulated"]
+
+
+def run_simulated(
+    words: Sequence[str],
+    wrap: Callable[[int, Workload], Workload] = lambda _, workload: workload,
+    absence: tuple[float, float] | None = None,
+    wrap_shard: Callable[[int, Shard], Shard] = lambda _, shard: shard,
+    folder: Path | None = None,
+) -> tuple[Config, SimulatedRun]:
+    """The real engine, round loop, codecs and strategy over loopback links.
+
+    Args:
+        words: settings, `key=value`.
+        wrap: gets a site's number, counted from 0, and its workload; returns the one to use.
+        absence: shares of the run at which the second site dies and returns.
+        wrap_shard: as `wrap`, for a site's data.
+        folder: for checkpoints, which are kept there; None throws them away.
+    """
+    torch.set_num_threads(1)  # the sites' threads share the cores
+    config = load_run(None, list(words))
+    recipe = load_workload(config.workload)
+    names = site_names(config)
+
+    def take_part(place: Place) -> None:
+        index = names.index(place.member.name)
+        workload = wrap(index, recipe.build(config, "cpu"))
+        shard = wrap_shard(index, open_shard(config.data, index, config.sites, config.seed))
+        train(place, Group(), workload, shard, networks_of(recipe, config))
+
+    absences = {names[1]: Absence(*absence)} if absence else {}
+    with tempfile.TemporaryDirectory() as made:
+        run = simulate(config, folder or Path(made), train=take_part, absences=absences)
+    return config, run
+
+
+def describe(config: Config, run: SimulatedRun) -> Row:
+    """What tables tell of a run; each takes the columns that it has."""
+    totals = run.totals
+    # Each fragment's contributions count the samples behind it.
+    first = [row for row in run.records if row["kind"] == "round" and row["fragment"] == 0]
+    return {
+        "up": config.codec.up,
+        "down": config.codec.down,
+        "h": config.h,
+        "steps": config.steps,
+        "seed": config.seed,
+        "samples": totals.samples,
+        "fd": round(totals.quality["fd"], 3),
+        "fd_floor": round(totals.quality["fd_floor"], 3),
+        "modes": totals.quality.get("modes"),
+        "bytes_up": totals.bytes_up,
+        "bytes_down": totals.bytes_down,
+        "site_steps": sum(row["samples"] for row in first) / config.data.batch,
+        "late": totals.late,
+        "dropped": totals.dropped,
+        "staleness": round(totals.staleness / max(1, totals.contributions), 2),
+        "findings": [row for row in run.records if row.get("event") == "finding"],
+    }
+
+
+def average_of(folder: Path) -> State:
+    """The moving average that a run left in its folder."""
+    tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
+    return select_prefix("ema", tensors)
+
+
+def evaluate(config: Config, weights: State, num: int) -> list[dict[str, Any]]:
+    """Quality of these weights with `num` sets of samples; two, if nothing is drawn."""
+    workload = load_workload(config.workload).build(config, "cpu")
+    held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
+    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
+    assert weights.keys() == replica.base.keys(), "a checkpoint holds the whole model"
+    seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
+    with replica.showing(weights), torch.no_grad():
+        rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
+        if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
+            rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]
+    return rows

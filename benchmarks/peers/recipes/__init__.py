@@ -1,1 +1,0 @@
-"""Workload recipes of the benchmark; `app.py` lays them beside fedwan's own."""

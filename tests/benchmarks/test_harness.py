@@ -1,0 +1,109 @@
+"""The benchmarks' one harness: command, rows, processes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import scale, strategies, unequal
+from benchmarks.__main__ import MODULES, read_arguments, run
+from benchmarks.harness.processes import Process, run_processes
+from benchmarks.harness.table import mean_of, over_seeds, print_row, select
+from fedwan.app import load_run
+from fedwan.errors import FedwanError, UserError
+
+
+def benchmark() -> Any:
+    def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+        yield {"name": "a", "value": 1.0, "all": [1, 2]}
+        yield {"name": "b", "value": 3.0, "all": [3]}
+
+    def summarise(rows: list[dict[str, Any]]) -> list[str]:
+        return [f"mean {mean_of(rows, 'value'):g}"]
+
+    return SimpleNamespace(__doc__="Doc.", measure=measure, summarise=summarise)
+
+
+def test_a_benchmark_prints_rows_and_writes_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "rows.json"
+    run(benchmark(), read_arguments(benchmark(), "x", ["--json", str(path)]))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["name"] for row in rows] == ["a", "b"] and rows[0]["all"] == [1, 2]
+    header, first, *_, last = capsys.readouterr().out.splitlines()
+    assert header.split() == ["name", "value"] and first.split() == ["a", "1"]
+    assert last == "mean 2"
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_every_benchmark_has_a_command_line(name: str) -> None:
+    module = import_module(f"benchmarks.{MODULES[name]}")
+    assert callable(module.measure) and module.__doc__
+    assert read_arguments(module, name, ["--quick"]).quick
+
+
+def test_a_text_that_is_in_no_case_is_refused_with_all_of_them() -> None:
+    assert select({"one a": 1, "one b": 2, "two": 3}, "one") == [1, 2]
+    with pytest.raises(UserError, match="'three' is in none of: one; two"):
+        select({"one": 1, "two": 2}, "three")
+
+
+def test_every_case_comes_with_a_seed_before_the_next_seed() -> None:
+    args = argparse.Namespace(quick=False, seeds=2)
+    rows = list(over_seeds(args, "ab", lambda case, seed: {"case": case, "seed": seed}))
+    assert [(row["case"], row["seed"]) for row in rows] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert mean_of(rows, "seed", case="a") == 0.5
+
+
+@pytest.mark.slow
+def test_every_strategy_of_the_tables_can_be_run() -> None:
+    coded = (words for words, *_ in strategies.CODED.values())
+    for words in (*strategies.CASES.values(), *unequal.CASES.values(), *coded):
+        load_run(None, ["workload=flow", "sites=4", *words])
+
+
+def test_words_stand_under_their_header(capsys: pytest.CaptureFixture[str]) -> None:
+    print_row({"strategy": "diloco", "fd": 1.25}, is_first=True)
+    header, row = capsys.readouterr().out.splitlines()
+    assert header.endswith("     fd") and row.endswith("   1.25") and len(header) == len(row)
+
+
+def python(name: str, code: str, *, is_service: bool = False) -> Process:
+    return Process(name, [sys.executable, "-c", code], is_service=is_service)
+
+
+def test_a_process_that_fails_ends_the_others_and_its_last_words_are_told(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(FedwanError, match="bad ended with status 3: no luck"):
+        waiting = python("good", "import time; time.sleep(60)")
+        run_processes([waiting, python("bad", "print('no luck'); exit(3)")], tmp_path, 60)
+    assert time.monotonic() - began < 30
+
+
+def test_services_are_ended_when_the_others_are_done_and_may_not_end_before(tmp_path: Path) -> None:
+    service = python("service", "import time; time.sleep(60)", is_service=True)
+    run_processes([service, python("site", "")], tmp_path, 60)
+    with pytest.raises(FedwanError, match="service ended with status 0"):
+        early = python("service", "", is_service=True)
+        run_processes([early, python("site", "import time; time.sleep(60)")], tmp_path, 60)
+
+
+def test_processes_that_take_too_long_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FedwanError, match="not done in 0.2 s: slow"):
+        run_processes([python("slow", "import time; time.sleep(60)")], tmp_path, 0.2)
+
+
+def test_rounds_that_leave_none_to_measure_are_refused() -> None:
+    args = read_arguments(scale, "scale", ["--rounds", "2"])
+    with pytest.raises(UserError, match="--rounds=2 leaves none"):
+        next(scale.measure(args))
