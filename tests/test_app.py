@@ -317,16 +317,6 @@ def build(config, device):
 """
 
 
-def test_statistics_that_no_network_keeps_are_not_taken_anew(root: Path) -> None:
-    (root / "sites" / "mine.py").write_text(WORKLOAD + NETWORKS)
-    assert "eval.recalibrate=5 has no effect: workload 'mine' has no batch norm" in refusal(
-        "model.width=1", "eval.recalibrate=5"
-    )
-    (root / "sites" / "mine.py").write_text(WORKLOAD + NETWORKS + BATCH_NORM)
-    sys.modules.pop("sites.mine")
-    assert load_run("model.width=1", "eval.recalibrate=5").eval.recalibrate == 5
-
-
 def test_a_module_that_hides_a_recipe_is_named(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,7 +13,6 @@ from torch import nn
 from fedwan.errors import ConfigError
 from fedwan.fragments import (
     Fragment,
-    blocks,
     due_step,
     next_due,
     often,
@@ -122,7 +121,7 @@ def deep(num_layers: int = 12, width: int = 6) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("cut", [blocks, strided])
+@pytest.mark.parametrize("cut", [strided])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
 def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(cut: Any, count: int) -> None:
     layout = layout_of({"generator": deep(), "discriminator": deep(3)})
@@ -139,7 +138,7 @@ def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(cut: Any, count:
     assert all(f.layout for f in fragments)
 
 
-@pytest.mark.parametrize("cut", [blocks, strided])
+@pytest.mark.parametrize("cut", [strided])
 def test_fragments_weigh_about_the_same(cut: Any) -> None:
     layout = layout_of({"generator": deep(40), "discriminator": deep(20)})
     sizes = [f.num_bytes for f in cut(5, 10)(layout)]
@@ -148,21 +147,9 @@ def test_fragments_weigh_about_the_same(cut: Any) -> None:
 
 def test_a_part_of_the_generator_travels_with_a_part_of_the_discriminator() -> None:
     layout = layout_of({"generator": deep(8), "discriminator": deep(4)})
-    for cut in (blocks, strided):
+    for cut in (strided,):
         for fragment in cut(4, 8)(layout):
             assert {network_of(name) for name in fragment.layout} == {"generator", "discriminator"}
-
-
-def test_strides_mix_early_and_late_modules_and_blocks_do_not() -> None:
-    layout = layout_of({"net": nn.Sequential(*(nn.Linear(4, 4) for _ in range(12)))})
-
-    def layers(fragment: Fragment) -> list[int]:
-        return sorted({int(name.split("/")[1].split(".")[0]) for name in fragment.layout})
-
-    assert [layers(f) for f in strided(4, 4)(layout)] == [[i, i + 4, i + 8] for i in range(4)]
-    assert [layers(f) for f in blocks(4, 4)(layout)] == [
-        list(range(3 * i, 3 * i + 3)) for i in range(4)
-    ]
 
 
 def test_more_fragments_than_modules_are_refused_with_the_most_that_work() -> None:

@@ -27,7 +27,6 @@ from strategies import diloco, local_sgd, sync
 from tests.support import (
     ADAM,
     BATCH,
-    GAN,
     NET,
     SGD,
     DawdlingLink,
@@ -171,19 +170,6 @@ def test_running_variances_contain_the_distance_between_sites(tmp_path: Path) ->
     )
     name = "velocity/norm.running_var"
     assert float(apart[name].sum()) > float(alone[name].sum())
-
-
-def test_a_network_s_moving_average_has_its_own_half_life_throughout_a_run(tmp_path: Path) -> None:
-    usual, other = (
-        run_tiny(
-            tmp_path / str(index),
-            tiny_config("local_sgd", GAN, sites=1, ema={"half_life": 30.0}, network=own),
-        ).result.model
-        for index, own in enumerate(({}, {"generator": {"ema_half_life": 1e-3}}))
-    )
-    changed = {name for name in usual.ema if not torch.equal(usual.ema[name], other.ema[name])}
-    assert changed == {name for name in usual.ema if name.startswith("generator/")}
-    assert all(torch.equal(other.ema[name], other.state[name]) for name in changed)
 
 
 def test_diloco_at_20_steps_sends_at_most_a_19th_of_what_sync_sends(tmp_path: Path) -> None:

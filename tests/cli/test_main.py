@@ -47,7 +47,6 @@ def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         (["demo", "stepz=3"], "unknown key 'stepz' (= 3); did you mean 'steps'?"),
         (["demo", "sites=0", "out=/nowhere/x"], "sites = 0 is out of range"),
         (["run", "nope.yaml"], "config file 'nope.yaml' does not exist"),
-        (["run"], "Missing argument 'CONFIG.yaml'; see fedwan run --help"),
         (["train"], "No such command 'train'; see fedwan --help"),
         (["demo", "--fast"], "No such option"),
         (["report", "nope"], "'nope' holds no run"),

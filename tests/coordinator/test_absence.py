@@ -253,7 +253,7 @@ def on_arrival(sites: int, quorum: int, versions: int, **words: Any) -> Any:
         sites=sites,
         h=H,
         steps=versions * H,
-        round={"quorum": quorum, "warmup": 0, "max_staleness": 20, **words},
+        round={"quorum": quorum, "max_staleness": 20, **words},
     )
 
 

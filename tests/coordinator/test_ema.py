@@ -57,15 +57,3 @@ def test_a_fragment_moves_its_own_tensors_alone() -> None:
     ema = state(0, 1.0, 1.0)
     update_ema(ema, {"g/w": torch.zeros(2)}, LAYOUT, 400, 400.0)
     assert (float(ema["g/var"]), ema["g/w"].tolist()) == (1.0, [0.5, 0.5])
-
-
-def test_a_network_may_have_a_half_life_of_its_own() -> None:
-    layout: Layout = {
-        "d/w": spec((2,)),
-        "g/n": spec((), Role.COUNTER, torch.int64),
-        "g/w": spec(()),
-    }
-    ema = {"d/w": torch.zeros(2), "g/n": torch.tensor(1), "g/w": torch.tensor(0.0)}
-    new = {"d/w": torch.full((2,), 8.0), "g/n": torch.tensor(9), "g/w": torch.tensor(8.0)}
-    update_ema(ema, new, layout, 500, 500.0, {"g": 250.0})
-    assert (ema["d/w"].tolist(), int(ema["g/n"]), float(ema["g/w"])) == ([4.0, 4.0], 9, 6.0)

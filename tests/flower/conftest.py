@@ -46,6 +46,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
 
     def __init__(self, port: int = 0) -> None:
         self.requests: list[tuple[str, bytes, dict[str, str]]] = []
+        self.statuses: list[int] = []
+        """Of the next answers; 200 after them."""
         fake = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -54,7 +56,7 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 fake.requests.append((self.path, body, dict(self.headers)))
-                self.send_response(200)
+                self.send_response(fake.statuses.pop(0) if fake.statuses else 200)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()

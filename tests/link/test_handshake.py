@@ -138,7 +138,7 @@ def test_a_coordinator_s_certificate_is_no_site(
     with pytest.raises(IdentityError):
         Identity.load(identities / "coordinator", "site")
     as_site = Identity.load(identities / "coordinator", "coordinator")
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         credentials = as_site.grpc_channel_credentials()
         with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
             with pytest.raises(grpc.RpcError):

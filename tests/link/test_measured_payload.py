@@ -35,7 +35,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @pytest.fixture
 def plane(bench: Bench, identities: Path) -> Iterator[DataPlane]:
-    with serving(bench.desk, identities) as plane:
+    with serving(bench.hub, identities) as plane:
         yield plane
 
 
@@ -72,7 +72,7 @@ def test_a_revoked_site_may_not_measure(tmp_path: Path, bench: Bench) -> None:
     pki.init(folder, ["127.0.0.1"])
     pki.issue(folder, "s1")
     calls: list[Callable[[GrpcLink], object]] = [upload, download]
-    with serving(bench.desk, folder) as plane, dialling(plane.port, folder / "s1") as link:
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
         assert download(link)
         pki.revoke(folder, "s1")
         for call in calls:

@@ -122,7 +122,7 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     text = shown(make_summary(quality={}), [])
-    assert "–" in text
+    assert "not measured" in text
     assert "untrained" not in text
     assert "times more" not in text
 
