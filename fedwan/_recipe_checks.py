@@ -93,6 +93,9 @@ def _cut(config: Config, strategy: Strategy, built: Workload) -> None:
     from fedwan.workloads.home import staying_home
 
     trained = {name: built.networks[name] for name in built.optimizers}
-    held = InnerOptimizers(built.networks, built.optimizers).held()
+    made = {name: optimizer for name, optimizer in built.optimizers.items() if optimizer}
+    # Without memory some recipes make none: then all parameters count as held.
+    is_known = len(made) == len(built.optimizers)
+    held = InnerOptimizers(built.networks, made).held() if is_known else None
     home = staying_home(trained, held, config.excluded)
     strategy.fragments(layout_of(trained, home))

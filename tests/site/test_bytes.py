@@ -15,8 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 import fedwan
 from fedwan.config import Config
+from fedwan.fragments import strided
 from fedwan.site.group import local
 from fedwan.site.site import Site
+from fedwan.state import layout_of
 from tests.site.support import WIDTH, Processes, Ran, asked, at_site, cut, network
 
 DEPTH, WIDE = 8, 192
@@ -94,7 +96,7 @@ def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_pass
     net = network(depth=DEPTH, width=WIDE)
     whole = num_bytes(net.parameters())
     layer = max(num_bytes(m.parameters()) for m in net if isinstance(m, nn.Linear))
-    fragment = whole // 4 + layer
+    fragment = max(f.num_bytes for f in strided(4, 4)(layout_of({"net": net})))
     pair = Processes(2, tmp_path)
     try:
         ran: list[Ran] = pair.run(at_rank, asked(*WORDS.split(), "steps=12"), tmp_path / "run", way)
