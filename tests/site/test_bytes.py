@@ -102,7 +102,8 @@ def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_pass
         ran: list[Ran] = pair.run(at_rank, asked(*WORDS.split(), "steps=12"), tmp_path / "run", way)
     finally:
         pair.stop()
-    # A fragment's Δ may still be there when its update is. Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
+    # A fragment's Δ may still be there when its update is.
+    # Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
     passing = 2 * fragment + (2 * layer if way == "fsdp" else whole)
     for table in (one.ended for one in ran):
         assert max(table["weights"], table["gradients"], table["base"]) <= whole / 2
