@@ -176,22 +176,27 @@ class DeltaExchange:
 
         Saved before it leaves: once it is merged, nobody could make up for what this site forgets.
         """
-        site, fragment, version = self._site, flight.fragment, flight.version
-        delta = site.replica.delta(fragment)
-        residual = self._residual(fragment)
-        with self._asker.ask(fragment.index, version + 1, site.group.rank == 0) as asked:
-            payload, owed = None, State()
-            if site.group.rank == 0:
-                payload, owed = site.strategy.up.encode(delta, residual, fragment.layout)
-            if fragment.index == 0:
-                self._save(version + 1, self._residuals.ledger(residual, owed, done))
-            receipt = site.group.lead(
-                lambda: site.stub.send_contribution(fragment.index, version, payload, work)
-            )
-            self._settle(flight, receipt, residual, owed)
+        site, index, version = self._site, flight.fragment.index, flight.version
+        with self._asker.ask(index, version + 1, site.group.rank == 0) as asked:
+            self._send(flight, work, done)
         arrival = site.receive(asked)
         self._advance(flight, arrival)
         return arrival
+
+    def _send(self, flight: _Flight, work: wire.Work, done: Work) -> None:
+        """Encode, save and send; Δ and its payload are gone afterwards, before the update comes."""
+        site, fragment, version = self._site, flight.fragment, flight.version
+        delta = site.replica.delta(fragment)
+        residual = self._residual(fragment)
+        payload, owed = None, State()
+        if site.group.rank == 0:
+            payload, owed = site.strategy.up.encode(delta, residual, fragment.layout)
+        if fragment.index == 0:
+            self._save(version + 1, self._residuals.ledger(residual, owed, done))
+        receipt = site.group.lead(
+            lambda: site.stub.send_contribution(fragment.index, version, payload, work)
+        )
+        self._settle(flight, receipt, residual, owed)
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Take Δ, and leave the rest to a thread."""
