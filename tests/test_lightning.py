@@ -28,6 +28,7 @@ from fedwan.config import Config, to_json
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.errors import UserError
 from fedwan.lightning import FedwanCallback
+from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.simulation import Absence, SimulatedRun, simulate
@@ -141,8 +142,7 @@ class Served:
     @contextmanager
     def serving(self) -> Iterator[None]:
         identity = Identity.load(self.identities / "coordinator", "coordinator")
-        link = self.config.link
-        plane = DataPlane(self.run.hub, identity, "127.0.0.1", 0, 24, link.heartbeat_s, "auto")
+        plane = DataPlane(self.run.hub, identity, "127.0.0.1", 0, 24, HEARTBEAT_S, "auto")
         plane.start()
         self.address = f"127.0.0.1:{plane.port}"
         thread = threading.Thread(target=self.run.train)

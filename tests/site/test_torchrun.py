@@ -27,7 +27,7 @@ class Served:
     """A run of one site behind a real socket."""
 
     def __init__(self, folder: Path, identities: Path) -> None:
-        self.config = asked("h=2", "round.patience_s=60", "link.heartbeat_s=0.3")
+        self.config = asked("h=2", "round.patience_s=60")
         self.folder = folder
         self.identities = identities
         self.run = CoordinatedRun(
