@@ -12,7 +12,7 @@ are taken at the present weights, exchanged together, and both step, as in `site
 
 The teacher is frozen: each site reads its own copy, which is never sent, and must hash alike. Nor
 is the target sent: it is kept as its lag behind the student, and so moves along with every merge
-(`fedwan.models.followed`). What is merged, averaged and measured is the student.
+(`fedwan.models.distillation`). What is merged, averaged and measured is the student.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.models.feature_heads import FeatureHeads
-from fedwan.models.flow import build_velocity
-from fedwan.models.followed import Followed
+from fedwan.models.distillation import FeatureHeads, Followed
+from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce

@@ -18,7 +18,7 @@ from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.models.flow import VelocitySizes, build_velocity
+from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind, Reduce

@@ -20,8 +20,8 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.models.bounded import clamp_images
 from fedwan.models.gan import SIDES, build_discriminator, build_generator, normalize_spectra
+from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty

@@ -17,19 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from fedwan.models.bounded import LeakyTanh
-from fedwan.models.mlp import mlp
+from fedwan.models.layers import LeakyTanh, mlp
 
-__all__ = [
-    "SIDES",
-    "ImageDiscriminator",
-    "ImageGenerator",
-    "PointDiscriminator",
-    "PointGenerator",
-    "build_discriminator",
-    "build_generator",
-    "normalize_spectra",
-]
+__all__ = ["SIDES", "build_discriminator", "build_generator", "normalize_spectra"]
 
 SIDES = (8, 16, 32, 64, 128, 256)
 """Pixels a side of images that there are networks for."""
@@ -51,18 +41,20 @@ def build_generator(
         width: channels of the finest layer.
         num_classes: that it can be told to draw from; 0 for none.
     """
+    num_in = latents * (2 if num_classes else 1)
     if len(shape) == 1:
-        return PointGenerator(shape[0], latents, width, num_classes)
-    assert shape[1] == shape[2]
-    return ImageGenerator(shape[0], shape[1], latents, width, num_classes)
+        main = mlp(num_in, _POINT_SPREAD * width, _POINT_DEPTH, shape[0])
+    else:
+        main = _images_from(num_in, shape, width)
+    return _Generator(main, latents, num_classes)
 
 
 def build_discriminator(shape: tuple[int, ...], width: int, num_classes: int = 0) -> nn.Module:
     """A discriminator of samples of `shape`; see `build_generator`."""
     if len(shape) == 1:
-        return PointDiscriminator(shape[0], width, num_classes)
-    assert shape[1] == shape[2]
-    return ImageDiscriminator(shape[0], shape[1], width, num_classes)
+        num_features = _POINT_SPREAD * width
+        return _Discriminator(mlp(shape[0], num_features, _POINT_DEPTH, 1), num_classes)
+    return _Discriminator(_logits_of(shape, width), num_classes)
 
 
 def normalize_spectra(network: nn.Module) -> nn.Module:
@@ -77,7 +69,7 @@ def normalize_spectra(network: nn.Module) -> nn.Module:
 
 
 class _Generator(nn.Module):
-    """(latents (batch, latents), classes (batch,) or None) -> samples."""
+    """(latents (batch, latents), classes (batch,) or None) -> samples, images in [-1, 1]."""
 
     def __init__(self, main: nn.Sequential, latents: int, num_classes: int) -> None:
         super().__init__()
@@ -95,10 +87,12 @@ class _Generator(nn.Module):
 class _Discriminator(nn.Module):
     """(samples, classes (batch,) or None) -> logits (batch,), high for real."""
 
-    def __init__(self, main: nn.Sequential, num_features: int, num_classes: int) -> None:
+    def __init__(self, main: nn.Sequential, num_classes: int) -> None:
         super().__init__()
         self.main = main
-        self.classes = nn.Embedding(num_classes, num_features) if num_classes else None
+        last = main[-1]
+        assert isinstance(last, nn.Linear)
+        self.classes = nn.Embedding(num_classes, last.in_features) if num_classes else None
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
         """Logits, (batch,); of being real and of the class `y` if the network knows any."""
@@ -107,6 +101,37 @@ class _Discriminator(nn.Module):
         if self.classes is not None:
             logits = logits + (self.classes(y) * features).sum(dim=1)
         return logits
+
+
+def _images_from(num_in: int, shape: tuple[int, ...], width: int) -> nn.Sequential:
+    channels, side, _ = shape
+    *finer, coarsest = _channels(side, width)
+    layers: list[nn.Module] = [
+        nn.Linear(num_in, coarsest * _COARSEST**2),
+        nn.Unflatten(1, (coarsest, _COARSEST, _COARSEST)),
+        nn.LeakyReLU(_SLOPE),
+        nn.Conv2d(coarsest, coarsest, 3, padding=1),
+        nn.LeakyReLU(_SLOPE),
+    ]
+    above = coarsest
+    for level in reversed(finer):
+        layers += [nn.Upsample(scale_factor=2), nn.Conv2d(above, level, 3, padding=1)]
+        layers += [nn.LeakyReLU(_SLOPE)]
+        above = level
+    layers += [nn.Conv2d(width, channels, 3, padding=1), LeakyTanh()]
+    return _scaled(nn.Sequential(*layers), side)
+
+
+def _logits_of(shape: tuple[int, ...], width: int) -> nn.Sequential:
+    channels, side, _ = shape
+    finest, *coarser = _channels(side, width)
+    layers: list[nn.Module] = [nn.Conv2d(channels, finest, 3, padding=1), nn.LeakyReLU(_SLOPE)]
+    above = finest
+    for level in coarser:
+        layers += [nn.Conv2d(above, level, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
+        above = level
+    layers += [nn.Conv2d(above, above, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Flatten()]
+    return _scaled(nn.Sequential(*layers, nn.Linear(above * _COARSEST**2, 1)), side)
 
 
 def _channels(side: int, width: int) -> list[int]:
@@ -132,60 +157,3 @@ def _scaled(layers: nn.Sequential, side: int) -> nn.Sequential:
                 nn.init.kaiming_normal_(layer.weight, _SLOPE)
                 nn.init.zeros_(layer.bias)
     return layers
-
-
-class ImageGenerator(_Generator):
-    """Images (batch, channels, side, side) in [-1, 1]."""
-
-    def __init__(
-        self, channels: int, side: int, latents: int, width: int, num_classes: int = 0
-    ) -> None:
-        *finer, coarsest = _channels(side, width)
-        layers: list[nn.Module] = [
-            nn.Linear(latents * (2 if num_classes else 1), coarsest * _COARSEST**2),
-            nn.Unflatten(1, (coarsest, _COARSEST, _COARSEST)),
-            nn.LeakyReLU(_SLOPE),
-            nn.Conv2d(coarsest, coarsest, 3, padding=1),
-            nn.LeakyReLU(_SLOPE),
-        ]
-        above = coarsest
-        for level in reversed(finer):
-            layers += [nn.Upsample(scale_factor=2), nn.Conv2d(above, level, 3, padding=1)]
-            layers += [nn.LeakyReLU(_SLOPE)]
-            above = level
-        layers += [nn.Conv2d(width, channels, 3, padding=1), LeakyTanh()]
-        super().__init__(_scaled(nn.Sequential(*layers), side), latents, num_classes)
-
-
-class ImageDiscriminator(_Discriminator):
-    """Of images (batch, channels, side, side)."""
-
-    def __init__(self, channels: int, side: int, width: int, num_classes: int = 0) -> None:
-        finest, *coarser = _channels(side, width)
-        layers: list[nn.Module] = [nn.Conv2d(channels, finest, 3, padding=1)]
-        layers += [nn.LeakyReLU(_SLOPE)]
-        above = finest
-        for level in coarser:
-            layers += [nn.Conv2d(above, level, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
-            above = level
-        layers += [nn.Conv2d(above, above, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Flatten()]
-        num_features = above * _COARSEST**2
-        main = nn.Sequential(*layers, nn.Linear(num_features, 1))
-        super().__init__(_scaled(main, side), num_features, num_classes)
-
-
-class PointGenerator(_Generator):
-    """Points (batch, dimensions), unbounded."""
-
-    def __init__(self, dimensions: int, latents: int, width: int, num_classes: int = 0) -> None:
-        num_in = latents * (2 if num_classes else 1)
-        main = mlp(num_in, _POINT_SPREAD * width, _POINT_DEPTH, dimensions)
-        super().__init__(main, latents, num_classes)
-
-
-class PointDiscriminator(_Discriminator):
-    """Of points (batch, dimensions)."""
-
-    def __init__(self, dimensions: int, width: int, num_classes: int = 0) -> None:
-        num_features = _POINT_SPREAD * width
-        super().__init__(mlp(dimensions, num_features, _POINT_DEPTH, 1), num_features, num_classes)

@@ -42,8 +42,7 @@ class UNetGenerator(nn.Module):
         channels_out: of the output.
         width: channels of the finest level; coarser ones have twice as many, 8 times at most.
         depth: levels, at least 2; the size is a multiple of 2^depth.
-        dropout: share of values that is dropped on the way up, at the three levels above the
-            coarsest; the finest has none.
+        dropout: share of values dropped on the way up, at the three levels above the coarsest.
         norm: `batch` or `instance`.
     """
 
@@ -72,13 +71,7 @@ class UNetGenerator(nn.Module):
         _init(self)
 
     def forward(self, x: Tensor, draws: torch.Generator | None = None) -> Tensor:
-        """Images in [-1, 1].
-
-        Args:
-            x: input images in [-1, 1].
-            draws: CPU generator that dropout draws from, so that a run resumes to the bit; without
-                it nothing is dropped.
-        """
+        """Images in [-1, 1]; dropout draws from `draws`, on the CPU, and drops nothing without."""
         skips: list[Tensor] = []
         for down in self.downs:
             x = down(x)
@@ -95,11 +88,7 @@ class PatchDiscriminator(nn.Module):
     """Input and output, (batch, channels, size, size), -> logits (batch, 1, h, w), high for real.
 
     Each logit judges a patch of 70x70 pixels; h = w = size / 8 - 2. The size is at least 24.
-
-    Args:
-        channels: of input and output together.
-        width: channels of the first layer.
-        norm: `batch` or `instance`.
+    `channels` are those of input and output together.
     """
 
     def __init__(self, channels: int = 6, width: int = 64, norm: str = "batch") -> None:

@@ -1,14 +1,14 @@
-"""Velocity networks of a flow: (x, sigma) -> velocity, small enough for one CPU core.
+"""Velocity networks of flows: a perceptron, small enough for one CPU core, and a transformer.
 
-A perceptron with residual blocks that the noise level modulates (adaLN of Peebles & Xie 2023). At
-8x8 pixels a dense layer sees the whole image for the price of a convolution's few channels, and
-dense products are what a CPU core does best.
-
-The network predicts the data, and the velocity follows from it (Li & He 2025, "Back to basics"):
+Both predict the data, and the velocity follows from it (Li & He 2025, "Back to basics"):
 
     v = (x_sigma - data) / max(sigma, 1/20)
 
 Data lie near a surface of few dimensions, noise does not, so a narrow network predicts them better.
+
+Why not diffusers' `DiTTransformer2DModel`: it drops labels by torch's global generator, always one
+in ten; every block embeds times and labels anew, which sites would have to send; and it starts from
+default weights, not from zero gates, since it is made to be loaded.
 """
 
 from __future__ import annotations
@@ -16,21 +16,61 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import layer_norm, silu
+from torch.nn.functional import (
+    gelu,
+    layer_norm,
+    pixel_shuffle,
+    pixel_unshuffle,
+    scaled_dot_product_attention,
+    silu,
+)
 
-from fedwan.models.bounded import LeakyTanh
-from fedwan.models.dense_cuts import DenseCut
+from fedwan.models.layers import DenseCut, LeakyTanh
 
-__all__ = ["NUM_LEVEL_VALUES", "VelocityNetwork", "embed_level", "velocity_towards"]
+__all__ = [
+    "DiffusionTransformer",
+    "VelocityNetwork",
+    "VelocitySizes",
+    "build_velocity",
+    "embed_level",
+    "embed_positions",
+]
 
 _NUM_FREQUENCIES = 32
 _MIN_SIGMA = 0.05  # below it an error in the data would count for ever more in the velocity
+_MLP_RATIO = 4
+_LONGEST = 10_000  # positions per turn of the slowest wave, over 2 pi
 
-NUM_LEVEL_VALUES = 2 * _NUM_FREQUENCIES
-"""Values that `embed_level` makes of a noise level."""
+
+class VelocitySizes(NamedTuple):
+    """What a velocity network is built from, beside the data's shape and classes."""
+
+    network: str
+    """`mlp`, or `dit`, which is told the class."""
+    width: int
+    """Values of its residual stream, or of each token."""
+    depth: int
+    """Its blocks."""
+    patch: int
+    """Of `dit`: side of a patch."""
+    heads: int
+    """Of `dit`: of each attention."""
+
+
+def build_velocity(
+    shape: tuple[int, ...], num_classes: int, sizes: VelocitySizes
+) -> VelocityNetwork | DiffusionTransformer:
+    """A network for samples of `shape`, with initial weights from torch's global generator."""
+    if sizes.network == "dit":
+        return DiffusionTransformer(
+            *(shape, num_classes, sizes.patch, sizes.width, sizes.depth, sizes.heads)
+        )
+    assert sizes.network == "mlp"
+    return VelocityNetwork(shape, sizes.width, sizes.depth)
 
 
 def embed_level(sigma: Tensor) -> Tensor:
@@ -43,20 +83,17 @@ def embed_level(sigma: Tensor) -> Tensor:
     return torch.cat([angles.sin(), angles.cos()], dim=1)
 
 
-def velocity_towards(data: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-    """The velocity d x / d sigma that leads to predicted data, (batch, …).
-
-    Args:
-        data: the prediction, (batch, …).
-        x: samples at `sigma`, of the same shape.
-        sigma: (batch,) in [0, 1].
-    """
+def _velocity_towards(data: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
+    """The velocity d x / d sigma that leads from x to predicted data, (batch, …)."""
     velocity: Tensor = (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
     return velocity
 
 
 class VelocityNetwork(nn.Module):
     """Samples (batch, *shape) and noise levels (batch,) -> velocities (batch, *shape).
+
+    Residual blocks that the noise level modulates. At 8x8 pixels a dense layer sees the whole image
+    for the price of a convolution's few channels, and dense products are what a CPU does best.
 
     Args:
         shape: of one sample: (channels, height, width) of images in [-1, 1], or (dimensions,).
@@ -67,7 +104,7 @@ class VelocityNetwork(nn.Module):
     dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
         {"modulate": "gathered", "blocks.*.first": "columns", "blocks.*.second": "rows"}
     )
-    """See `fedwan.models.dense_cuts.DenseParallel`."""
+    """See `fedwan.models.layers.DenseParallel`."""
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
         super().__init__()
@@ -75,7 +112,7 @@ class VelocityNetwork(nn.Module):
         self.read = nn.Linear(num_values, width)
         self.level = nn.Sequential(nn.Linear(2 * _NUM_FREQUENCIES, width // 4), nn.SiLU())
         self.modulate = nn.Linear(width // 4, 2 * width * depth)
-        self.blocks = nn.ModuleList(_Block(width) for _ in range(depth))
+        self.blocks = nn.ModuleList(_DenseBlock(width) for _ in range(depth))
         self.write = nn.Linear(width, num_values)
         self.bound = LeakyTanh() if len(shape) == 3 else nn.Identity()
         for layer in (self.modulate, self.write):
@@ -86,7 +123,7 @@ class VelocityNetwork(nn.Module):
         """Velocities d x / d sigma."""
         h = self.features(x, sigma)[-1]
         data = self.bound(self.write(layer_norm(h, h.shape[1:]))).view_as(x)
-        return velocity_towards(data, x, sigma)
+        return _velocity_towards(data, x, sigma)
 
     def features(self, x: Tensor, sigma: Tensor) -> list[Tensor]:
         """What each block makes of the samples, (batch, width)."""
@@ -99,7 +136,7 @@ class VelocityNetwork(nn.Module):
         return made
 
 
-class _Block(nn.Module):
+class _DenseBlock(nn.Module):
     """x + dense(silu(dense(norm(x) * (1 + scale) + shift))), the identity at first."""
 
     def __init__(self, width: int) -> None:
@@ -114,3 +151,146 @@ class _Block(nn.Module):
         inner = layer_norm(x, x.shape[1:]) * (1 + scale) + shift
         out: Tensor = self.second(silu(self.first(inner)))
         return x + out
+
+
+def embed_positions(rows: int, columns: int, width: int) -> Tensor:
+    """Fixed positions of a grid's cells, row by row: (rows * columns, width).
+
+    The first half tells the row, the second the column, each in sines and then cosines of `width /
+    4` frequencies, geometrically from 1 down to about 1 / 10,000.
+    """
+    frequencies = _LONGEST ** -(torch.arange(width // 4) / (width // 4))
+    row = torch.arange(rows).repeat_interleave(columns)[:, None] * frequencies
+    column = torch.arange(columns).repeat(rows)[:, None] * frequencies
+    return torch.cat([row.sin(), row.cos(), column.sin(), column.cos()], dim=1)
+
+
+class DiffusionTransformer(nn.Module):
+    """Images (batch, *shape), noise levels (batch,), labels (batch,) -> velocities (batch, *shape).
+
+    Peebles & Xie 2023: patches as tokens, classes by adaLN-zero; it predicts the data, on pixels.
+
+    Args:
+        shape: (channels, height, width) of images in [-1, 1]; sides are multiples of `patch`.
+        num_classes: labels are 0 … num_classes, the last one for no label.
+        patch: side of a patch.
+        width: values of a token; a multiple of 4 and of `heads`.
+        depth: blocks.
+        heads: of each attention.
+    """
+
+    positions: Tensor
+
+    dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
+        {
+            "blocks.*.modulate": "gathered",
+            "blocks.*.qkv": "columns",
+            "blocks.*.merge": "rows",
+            "blocks.*.first": "columns",
+            "blocks.*.second": "rows",
+        }
+    )
+    """See `fedwan.models.layers.DenseParallel`: by heads, and hidden values."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        num_classes: int,
+        patch: int,
+        width: int,
+        depth: int,
+        heads: int,
+    ) -> None:
+        super().__init__()
+        channels, rows, columns = shape
+        self.patch = patch
+        self.read = _linear(channels * patch**2, width)
+        self.level = nn.Sequential(
+            _linear(2 * _NUM_FREQUENCIES, width, std=0.02),
+            nn.SiLU(),
+            _linear(width, width, std=0.02),
+        )
+        self.label = nn.Embedding(num_classes + 1, width)
+        nn.init.normal_(self.label.weight, std=0.02)
+        self.blocks = nn.ModuleList(_AttentionBlock(width, heads) for _ in range(depth))
+        self.modulate = _linear(width, 2 * width, std=0)
+        self.write = _linear(width, channels * patch**2, std=0)
+        self.bound = LeakyTanh()
+        # Not persistent: it is known everywhere, and so it never travels.
+        positions = embed_positions(rows // patch, columns // patch, width)
+        self.register_buffer("positions", positions, persistent=False)
+
+    def forward(self, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
+        """Velocities d x / d sigma."""
+        patches = pixel_unshuffle(x, self.patch)
+        condition = self._condition(sigma, labels)
+        tokens = self._blocks(patches, condition)[-1]
+        shift, scale = self.modulate(condition)[:, None].chunk(2, dim=2)
+        written = self.write(_modulate(tokens, shift, scale)).transpose(1, 2).reshape(patches.shape)
+        return _velocity_towards(self.bound(pixel_shuffle(written, self.patch)), x, sigma)
+
+    def features(self, x: Tensor, sigma: Tensor, labels: Tensor) -> list[Tensor]:
+        """What each block makes of the samples, (batch, tokens, width)."""
+        return self._blocks(pixel_unshuffle(x, self.patch), self._condition(sigma, labels))
+
+    def _condition(self, sigma: Tensor, labels: Tensor) -> Tensor:
+        return silu(self.level(embed_level(sigma)) + self.label(labels))
+
+    def _blocks(self, patches: Tensor, condition: Tensor) -> list[Tensor]:
+        # (batch, values of a patch, rows, columns) -> (batch, tokens, width)
+        tokens = self.read(patches.flatten(2).transpose(1, 2)) + self.positions
+        made = []
+        for block in self.blocks:
+            tokens = block(tokens, condition)
+            made.append(tokens)
+        return made
+
+
+class _AttentionBlock(nn.Module):
+    """Attention, then a perceptron, both normalised, shifted, scaled and gated by the condition.
+
+    Gates start at zero, and so the block as the identity.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.head_width = width // heads
+        self.modulate = _linear(width, 6 * width, std=0)
+        self.qkv = _linear(width, 3 * width)
+        self.merge = _linear(width, width)
+        self.first = _linear(width, _MLP_RATIO * width)
+        self.second = _linear(_MLP_RATIO * width, width)
+
+    def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
+        """Tokens (batch, tokens, width) under a condition (batch, width)."""
+        parts = self.modulate(condition)[:, None].chunk(6, dim=2)
+        shift, scale, gate = parts[:3]
+        tokens = tokens + gate * self._attention(_modulate(tokens, shift, scale))
+        shift, scale, gate = parts[3:]
+        hidden = gelu(self.first(_modulate(tokens, shift, scale)), approximate="tanh")
+        out: Tensor = tokens + gate * self.second(hidden)
+        return out
+
+    def _attention(self, tokens: Tensor) -> Tensor:
+        # (batch, tokens, heads * 3 * head) -> three of (batch, heads, tokens, head); head by head,
+        # so that who has a part of the layer's outputs has whole heads
+        split = self.qkv(tokens).unflatten(2, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
+        mixed = scaled_dot_product_attention(*split.unbind(0))
+        out: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
+        return out
+
+
+def _modulate(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """Normalised tokens, scaled and shifted."""
+    return layer_norm(tokens, tokens.shape[2:], eps=1e-6) * (1 + scale) + shift
+
+
+def _linear(num_in: int, num_out: int, std: float | None = None) -> nn.Linear:
+    """A dense layer with the paper's initial weights: Xavier's or normal ones, no bias at first."""
+    layer = nn.Linear(num_in, num_out)
+    if std is None:
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        nn.init.normal_(layer.weight, std=std)
+    nn.init.zeros_(layer.bias)
+    return layer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fedwan.models.bounded import clamp_images
+from fedwan.models.layers import clamp_images
 from fedwan.rng import derive_seed
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.guidance import balanced_labels, guide

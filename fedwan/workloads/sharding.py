@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.errors import FedwanError
-from fedwan.models.dense_cuts import DenseCut, DenseParallel
+from fedwan.models.layers import DenseCut, DenseParallel
 from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedwan.config import load
 from fedwan.errors import ConfigError, FedwanError
-from fedwan.models.flow import VelocitySizes
+from fedwan.models.velocity import VelocitySizes
 from fedwan.trained import load as load_trained
 
 __all__ = ["Teacher", "load_teacher", "read_teacher"]

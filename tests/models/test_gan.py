@@ -14,30 +14,17 @@ SHAPES = [(1, 8, 8), (3, 8, 8), (1, 16, 16), (3, 64, 64), (2,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_samples_have_the_shape_of_the_data_and_one_logit_each(shape: tuple[int, ...]) -> None:
-    samples = build_generator(shape, latents=5, width=4)(torch.randn(7, 5))
-    assert samples.shape == (7, *shape)
-    assert build_discriminator(shape, width=4)(samples).shape == (7,)
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_one_sample_does_not_depend_on_the_others_in_its_batch(shape: tuple[int, ...]) -> None:
+def test_samples_have_the_shape_of_the_data_and_do_not_depend_on_each_other(
+    shape: tuple[int, ...],
+) -> None:
     generator, discriminator = build_generator(shape, 5, 4), build_discriminator(shape, 4)
     z = torch.randn(4, 5)
-    torch.testing.assert_close(generator(z)[:1], generator(z[:1]))
-    x = torch.randn(4, *shape)
-    torch.testing.assert_close(discriminator(x)[:1], discriminator(x[:1]))
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_nothing_but_parameters_needs_merging(shape: tuple[int, ...]) -> None:
-    for network in (build_generator(shape, 5, 4), build_discriminator(shape, 4)):
-        assert not list(network.buffers())
-
-
-def test_the_demo_networks_are_small() -> None:
-    networks = (build_generator((1, 8, 8), 16, 24), build_discriminator((1, 8, 8), 24))
-    assert sum(p.numel() for network in networks for p in network.parameters()) < 100_000
+    samples = generator(z)
+    assert samples.shape == (4, *shape) and discriminator(samples).shape == (4,)
+    torch.testing.assert_close(samples[:1], generator(z[:1]))
+    torch.testing.assert_close(discriminator(samples)[:1], discriminator(samples[:1]))
+    # Nothing but parameters, which need no merging of their own.
+    assert not list(generator.buffers()) and not list(discriminator.buffers())
 
 
 @pytest.mark.parametrize(
@@ -72,9 +59,3 @@ def test_each_doubling_of_the_side_adds_a_level_to_both_networks() -> None:
             assert len(convolutions) == level + 2
             assert max(c.out_channels for c in convolutions) == 4 * min(2**level, 8)
     assert SIDES == (8, 16, 32, 64, 128, 256)
-
-
-def test_images_of_the_largest_side_are_made_and_judged() -> None:
-    image = build_generator((3, 256, 256), 5, 1)(torch.randn(1, 5))
-    assert image.shape == (1, 3, 256, 256)
-    assert build_discriminator((3, 256, 256), 1)(image).shape == (1,)

@@ -1,28 +1,42 @@
-"""Velocity networks."""
+"""Velocity networks: the perceptron and the transformer."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor, nn
 
-from fedwan.models.velocity import VelocityNetwork, embed_level
+from fedwan.models.velocity import (
+    DiffusionTransformer,
+    VelocityNetwork,
+    VelocitySizes,
+    build_velocity,
+    embed_level,
+    embed_positions,
+)
+from fedwan.state import state_of
 from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.rectified_flow import flow_sigmas
 
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (2,)], ids=str)
-def test_velocities_have_the_shape_of_the_samples(shape: tuple[int, ...]) -> None:
-    network = VelocityNetwork(shape, width=16, depth=2)
-    assert network(torch.randn(5, *shape), torch.rand(5)).shape == (5, *shape)
+CLASSES = 10
 
 
-@pytest.mark.parametrize("shape", [(1, 8, 8), (2,)], ids=str)
-def test_before_training_the_data_are_taken_for_zero(shape: tuple[int, ...]) -> None:
-    network = VelocityNetwork(shape, width=16, depth=2)
-    x = torch.randn(3, *shape)
-    sigma = torch.tensor([1.0, 0.5, 0.01])
+@pytest.mark.parametrize(
+    ("shape", "network", "patch"),
+    [((1, 8, 8), "mlp", 0), ((2,), "mlp", 0), ((1, 8, 8), "dit", 2), ((3, 8, 12), "dit", 4)],
+    ids=str,
+)
+def test_before_training_the_data_are_taken_for_zero(
+    shape: tuple[int, ...], network: str, patch: int
+) -> None:
+    velocity = build_velocity(shape, CLASSES, VelocitySizes(network, 16, 2, patch, 2))
+    x, sigma = torch.randn(3, *shape), torch.tensor([1.0, 0.5, 0.01])
+    told = (torch.arange(3),) if network == "dit" else ()
     expected = x / torch.tensor([1.0, 0.5, 0.05]).view(-1, *[1] * len(shape))
-    torch.testing.assert_close(network(x, sigma), expected)
+    torch.testing.assert_close(velocity(x, sigma, *told), expected)
+    assert not any("positions" in name for name in state_of({"velocity": velocity}))
+    blocks = velocity.features(x, sigma, *told)
+    assert [(len(f), f.shape[-1]) for f in blocks] == [(3, 16)] * 2
 
 
 def test_sampling_in_twenty_steps_ends_at_the_predicted_data() -> None:
@@ -33,22 +47,110 @@ def test_sampling_in_twenty_steps_ends_at_the_predicted_data() -> None:
     torch.testing.assert_close(samples, place.expand(5, 2), atol=1e-5, rtol=0)
 
 
-def test_the_level_changes_the_velocity_once_trained() -> None:
-    network = VelocityNetwork((2,), width=16, depth=1)
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    x, sigma = torch.randn(64, 2), torch.rand(64) * 0.9 + 0.1
-    for _ in range(20):
-        optimizer.zero_grad()
-        (network(x, sigma) - x * sigma[:, None]).square().mean().backward()
-        optimizer.step()
-    same = torch.ones(2, 2)
-    low, high = same - network(same, torch.tensor([0.2, 0.9])) * torch.tensor([[0.2], [0.9]])
-    assert not torch.allclose(low, high)
-
-
 def test_levels_are_told_apart_and_bounded() -> None:
     embedded = embed_level(torch.linspace(0, 1, 101))
     assert embedded.shape == (101, 64)
     assert float(embedded.abs().max()) <= 1
     distances = torch.cdist(embedded, embedded) + 10 * torch.eye(101)
     assert float(distances.min()) > 0.1
+
+
+def build(shape: tuple[int, ...] = (1, 8, 8), patch: int = 2, depth: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return DiffusionTransformer(shape, CLASSES, patch, width=16, depth=depth, heads=2)
+
+
+def inputs(shape: tuple[int, ...] = (1, 8, 8), num: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num, *shape, generator=generator)
+    return x, torch.rand(num, generator=generator), torch.arange(num) % (CLASSES + 1)
+
+
+def stir(network: nn.Module) -> nn.Module:
+    """Weights as training might leave them: none is zero any more."""
+    generator = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator)
+    return network
+
+
+def test_before_training_every_block_is_the_identity() -> None:
+    network = build(depth=3)
+    tokens, condition = torch.randn(5, 16, 16), torch.randn(5, 16)
+    for block in network.blocks:
+        assert torch.equal(block(tokens, condition), tokens)
+    stir(network)
+    assert not torch.allclose(network.blocks[0](tokens, condition), tokens)
+
+
+def test_no_weight_is_cut_off_by_its_zeros_for_long() -> None:
+    network = build()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
+    x, sigma, labels = inputs(num=11)
+    for _ in range(5):
+        optimizer.zero_grad()
+        (network(x, sigma, labels) - 1).square().mean().backward()
+        optimizer.step()
+    for name, value in network.state_dict().items():
+        assert not torch.equal(value, before[name]), name
+
+
+def test_level_class_and_every_pixel_count() -> None:
+    network = stir(build())
+    x, sigma, labels = inputs()
+    base = network(x, sigma, labels) * sigma.clamp(min=0.05).view(-1, 1, 1, 1) - x
+    other = network(x, 1 - sigma, labels) * (1 - sigma).clamp(min=0.05).view(-1, 1, 1, 1) - x
+    assert not torch.allclose(base, other)
+    assert not torch.allclose(network(x, sigma, labels), network(x, sigma, labels + 1))
+    x = x[:1].requires_grad_()
+    network(x, sigma[:1], labels[:1])[0, 0, 0, 0].backward()
+    assert x.grad is not None and bool((x.grad != 0).all())
+
+
+def test_samples_of_a_batch_do_not_see_each_other() -> None:
+    network = stir(build())
+    x, sigma, labels = inputs()
+    alone = [network(x[i : i + 1], sigma[i : i + 1], labels[i : i + 1]) for i in range(5)]
+    torch.testing.assert_close(torch.cat(alone), network(x, sigma, labels))
+
+
+def test_a_patch_stays_in_its_place() -> None:
+    """What a token says is written where it was read, whatever the order of patches."""
+    network = build((2, 4, 6), patch=2, depth=1)
+    with torch.no_grad():
+        # Tokens without positions or norms: what is written is the bias, by place within a patch.
+        network.write.bias.copy_(torch.arange(8) / 100)
+    sigma = torch.ones(1)
+    data = -network(torch.zeros(1, 2, 4, 6), sigma, torch.zeros(1, dtype=torch.int64))
+    patch = data[0, :, :2, :2]
+    assert torch.equal(data[0], patch.repeat(1, 2, 3))
+    assert len(patch.unique()) == 8
+
+
+def test_positions_are_those_of_the_paper() -> None:
+    positions = embed_positions(3, 5, 16)
+    assert positions.shape == (15, 16)
+    frequencies = torch.tensor([1.0, 0.1, 0.01, 0.001])
+    row, column = 2, 3
+    parts = [f(place * frequencies) for place in (row, column) for f in (torch.sin, torch.cos)]
+    torch.testing.assert_close(positions[row * 5 + column], torch.cat(parts))
+    distances = torch.cdist(positions, positions) + 10 * torch.eye(15)
+    assert float(distances.min()) > 0.1
+
+
+def test_without_positions_tokens_could_not_be_told_apart() -> None:
+    network = stir(build())
+    x, sigma, labels = inputs()
+    turned = network(x.roll(2, dims=3), sigma, labels).roll(-2, dims=3)
+    assert not torch.allclose(turned, network(x, sigma, labels))
+    network.positions.zero_()
+    turned = network(x.roll(2, dims=3), sigma, labels).roll(-2, dims=3)
+    torch.testing.assert_close(turned, network(x, sigma, labels))
+
+
+def test_it_can_be_built_without_memory() -> None:
+    with torch.device("meta"):
+        network = build()
+    assert all(parameter.is_meta for parameter in network.parameters())

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
-from fedwan.models.bounded import clamp_images
+from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch
 from fedwan.workloads.settings import require_at_least

@@ -10,7 +10,7 @@ import torch
 
 from fedwan.config import Config, DataConfig, NetworkConfig, dump
 from fedwan.errors import ConfigError
-from fedwan.models.flow import VelocitySizes, build_velocity
+from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.state import State, add_prefix, state_of, write_tensors
 from fedwan.workloads.teacher import load_teacher, read_teacher
 

@@ -1,29 +1,54 @@
-"""A network and a moving average of its weights, which follows it and is kept as its lag.
-
-The target of consistency training: with parameters p and decay d, after each step
-
-    average' = d average + (1 - d) p'     kept as     lag' = d (lag + p - p')     average = p + lag
-
-So the average is derived from whatever the parameters are. Where a merge moves them, it moves
-along and keeps the distance that this site's last steps left; a site that joins late, or has lost
-its checkpoint, starts from the merged weights with no lag, not from an average of initial ones.
-The lag is a site's own, like an optimiser's moments: it is in checkpoints, and never travels.
-"""
+"""What adversarial distillation needs beside the networks: heads, and a moving average."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.functional import layer_norm
 
-__all__ = ["Followed"]
+__all__ = ["FeatureHeads", "Followed"]
+
+
+class FeatureHeads(nn.Module):
+    """Discriminator heads on a frozen network's features (Sauer et al. 2024, 2403.12015).
+
+    Features of each block, (batch, …, width) -> logits (batch, blocks, …), high for what looks
+    real. What the frozen network sees in a sample is fixed, so the heads are small.
+
+    Args:
+        width: values of a feature.
+        blocks: as many lists of features; each has a head of its own.
+        hidden: values of a head's hidden layer.
+    """
+
+    def __init__(self, width: int, blocks: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, hidden), nn.SiLU(), nn.Linear(hidden, 1))
+            for _ in range(blocks)
+        )
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Logits of all blocks."""
+        pairs = zip(self.heads, features, strict=True)
+        logits = [head(layer_norm(f, f.shape[-1:])).squeeze(-1) for head, f in pairs]
+        return torch.stack(logits, dim=1)
 
 
 class Followed(nn.Module):
-    """Does what the network does; `target` does it with the averaged weights.
+    """A network and a moving average of its weights, the target of consistency training.
+
+    With parameters p and decay d, after each step
+
+        average' = d average + (1 - d) p'     kept as     lag' = d (lag + p - p')
+
+    The average, p + lag, is derived from whatever the parameters are: where a merge moves them, it
+    moves along, and a site that joins late starts from the merged weights with no lag. The lag is a
+    site's own, like an optimiser's moments: it is in checkpoints, and never travels.
 
     Memory: one more copy of the parameters, two while `target` runs.
 

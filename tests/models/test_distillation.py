@@ -1,4 +1,4 @@
-"""A network and its moving average."""
+"""Heads on a frozen network's features, and a network with its moving average."""
 
 from __future__ import annotations
 
@@ -6,8 +6,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedwan.models.followed import Followed
+from fedwan.models.distillation import FeatureHeads, Followed
 from fedwan.rng import seeded_init
+
+
+def test_each_block_has_a_head_and_each_token_a_logit() -> None:
+    heads = FeatureHeads(width=6, blocks=3, hidden=4)
+    assert heads([torch.randn(5, 6)] * 3).shape == (5, 3)
+    assert heads([torch.randn(5, 7, 6)] * 3).shape == (5, 3, 7)
+    with pytest.raises(ValueError):
+        heads([torch.randn(5, 6)] * 2)
+
+
+def test_the_scale_of_a_feature_does_not_matter() -> None:
+    heads, features = FeatureHeads(6, 1, 4), torch.randn(5, 6)
+    torch.testing.assert_close(heads([features]), heads([100 * features]), rtol=1e-3, atol=1e-4)
 
 
 def followed(half_life: float) -> Followed:
@@ -24,6 +37,15 @@ def move(network: Followed, by: float) -> None:
 def average(network: Followed) -> list[Tensor]:
     lags = network.buffers()
     return [p.detach() + lag for p, lag in zip(network.parameters(), lags, strict=True)]
+
+
+def twin(network: Followed, values: list[Tensor]) -> Followed:
+    """Without lag, with these parameters."""
+    other = followed(half_life=2.0)
+    with torch.no_grad():
+        for param, value in zip(other.parameters(), values, strict=True):
+            param.copy_(value)
+    return other
 
 
 def test_the_target_is_the_moving_average_of_the_parameters() -> None:
@@ -43,15 +65,6 @@ def test_the_target_is_the_moving_average_of_the_parameters() -> None:
     assert not torch.allclose(live, network(x))
 
 
-def twin(network: Followed, values: list[Tensor]) -> Followed:
-    """Without lag, with these parameters."""
-    other = followed(half_life=2.0)
-    with torch.no_grad():
-        for param, value in zip(other.parameters(), values, strict=True):
-            param.copy_(value)
-    return other
-
-
 def test_a_merge_takes_the_target_along() -> None:
     network = followed(half_life=5.0)
     move(network, 0.3)
@@ -60,13 +73,6 @@ def test_a_merge_takes_the_target_along() -> None:
         for param in network.parameters():
             param.add_(1.0)
     torch.testing.assert_close(average(network), [value + 1.0 for value in before])
-
-
-def test_without_a_half_life_the_target_is_the_network_itself() -> None:
-    network = followed(half_life=0.0)
-    move(network, 0.3)
-    x = torch.randn(5, 3)
-    assert torch.equal(network.target(x), network(x))
 
 
 def test_the_target_has_no_gradient_and_leaves_the_parameters_alone() -> None:

@@ -1,0 +1,56 @@
+"""What several networks are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+__all__ = ["DenseCut", "DenseParallel", "LeakyTanh", "clamp_images", "mlp"]
+
+DenseCut = Literal["columns", "rows", "gathered"]
+"""Of one layer: see `DenseParallel`."""
+_LEAK = 0.01
+
+
+@runtime_checkable
+class DenseParallel(Protocol):
+    """A network that the processes of a site may compute together (`fedwan.workloads.sharding`)."""
+
+    @property
+    def dense_cuts(self) -> Mapping[str, DenseCut]:
+        """How dense layers are cut, by path, `*` for any child; other layers are whole everywhere.
+
+        `columns` leaves a process its part of the layer's outputs, `rows` takes such parts for its
+        inputs, and what lies between needs none that another process has. After `gathered`, cut by
+        outputs too, all have all of them.
+        """
+        ...
+
+
+class LeakyTanh(nn.Module):
+    """tanh(h) + 0.01 h: the last layer of networks that make images, of any shape.
+
+    Most pixels of a digit are exactly -1. A plain tanh that is pushed far below has no gradient
+    left in float32, and a generator whose whole output is there never comes back: it happened in
+    one start of four. Without any tanh the background stays noisy. The leak costs a hundredth of
+    range: clamp samples to [-1, 1].
+    """
+
+    def forward(self, h: Tensor) -> Tensor:
+        """Values that pass ±1 only slowly."""
+        return h.tanh() + _LEAK * h
+
+
+def clamp_images(x: Tensor) -> Tensor:
+    """Generated images (batch, channels, height, width) within [-1, 1]; points as they are."""
+    return x.clamp(-1, 1) if x.dim() == 4 else x
+
+
+def mlp(num_in: int, width: int, depth: int, num_out: int) -> nn.Sequential:
+    """(batch, num_in) -> (batch, num_out) by `depth` hidden layers of `width` with leaky ReLU."""
+    layers: list[nn.Module] = []
+    for layer in range(depth):
+        layers += [nn.Linear(num_in if layer == 0 else width, width), nn.LeakyReLU(0.2)]
+    return nn.Sequential(*layers, nn.Linear(width, num_out))
