@@ -26,7 +26,7 @@ from torch.nn.functional import l1_loss
 from fedwan.config import Config, InnerConfig
 from fedwan.data import FileSource, Source, held_out_of, source_of
 from fedwan.errors import ConfigError
-from fedwan.metrics.translation import measure_translation
+from fedwan.metrics import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
@@ -154,7 +154,7 @@ class Pix2Pix(Descending):
         return images[torch.arange(num) % len(images)]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.translation`."""
+        """See `fedwan.metrics.measure_translation`."""
         inputs, targets = self._part(real.x)
         is_file = isinstance(self.source, FileSource)
         return measure_translation(targets, self._translate(inputs), with_moments=is_file)

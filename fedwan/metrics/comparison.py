@@ -21,13 +21,7 @@ import torch
 from torch import Tensor
 
 from fedwan.errors import PayloadError
-from fedwan.metrics.frechet import (
-    Moments,
-    ShardMoments,
-    frechet_distance,
-    merge_moments,
-    shard_moments,
-)
+from fedwan.metrics.frechet import Moments, frechet_distance, merge_moments, moments
 from fedwan.state import State
 
 __all__ = [
@@ -48,22 +42,19 @@ _MOST_FEATURES = 4096
 class Comparison(NamedTuple):
     """One draw of generated samples beside real ones."""
 
-    real: ShardMoments
-    generated: ShardMoments
-    other: ShardMoments
+    real: Moments
+    generated: Moments
+    other: Moments
     """Of real samples that are not in `real`."""
 
 
 def compare(real: Tensor, generated: Tensor, other: Tensor) -> Comparison:
     """What a site hands in of three sets of features, each (N, features) with N >= 1."""
-    return Comparison(*(shard_moments(x) for x in (real, generated, other)))
+    return Comparison(*(moments(x) for x in (real, generated, other)))
 
 
 def merge_comparisons(parts: Sequence[Sequence[Comparison]]) -> dict[str, float]:
-    """Distances of all parts' data together, `fd` and `fd_floor`, means over the comparisons.
-
-    Args:
-        parts: of each site as many comparisons, which are merged one by one.
+    """Distances of all sites' data together, `fd` and `fd_floor`, means over the comparisons.
 
     Raises:
         ValueError: parts that do not match, or too few samples.
@@ -76,7 +67,7 @@ def merge_comparisons(parts: Sequence[Sequence[Comparison]]) -> dict[str, float]
         real, generated, other = (
             merge_moments([draw[index] for draw in draws]) for index in range(3)
         )
-        union = merge_moments([moments for draw in draws for moments in (draw.real, draw.other)])
+        union = merge_moments([part for draw in draws for part in (draw.real, draw.other)])
         scale = union.covariance.diagonal().clamp(min=0).sqrt() + SMALLEST_DEVIATION
         fds.append(frechet_distance(_scaled(real, scale), _scaled(generated, scale)))
         floors.append(frechet_distance(_scaled(real, scale), _scaled(other, scale)))
@@ -116,7 +107,7 @@ def unpack_comparisons(tensors: State) -> list[Comparison]:
     return [
         Comparison(
             *(
-                ShardMoments(int(counts[row, part]), means[row, part], covariances[row, part])
+                Moments(int(counts[row, part]), means[row, part], covariances[row, part])
                 for part in range(3)
             )
         )
@@ -124,5 +115,5 @@ def unpack_comparisons(tensors: State) -> list[Comparison]:
     ]
 
 
-def _scaled(moments: Moments, scale: Tensor) -> Moments:
-    return Moments(moments.mean / scale, moments.covariance / scale.outer(scale))
+def _scaled(part: Moments, scale: Tensor) -> Moments:
+    return Moments(part.num_samples, part.mean / scale, part.covariance / scale.outer(scale))

@@ -1,90 +1,189 @@
-"""How metrics see samples: as features, and as figures that only this kind of data has."""
+"""The networks that metrics see images through: a trained classifier, and one of random weights.
+
+The classifier plays the part that Inception plays for large images (Heusel et al. 2017): its
+penultimate layer gives features, its classes the histogram. It learns on the public training split
+alone, in about a second on one core, from a fixed seed in one thread: every process of a machine
+gets the same weights, whether it trained or read them.
+
+Random features favour no data set, which is what Naeem et al. 2020 (2002.09797) use them for. They
+need neither labels nor training, and see photographs of any size; figures taken through them
+compare with each other alone, not with published ones.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
-from fedwan.data import Source
-from fedwan.metrics.classifier import Classifier, load_classifier
-from fedwan.metrics.modes import count_modes
-from fedwan.metrics.stacked_modes import count_stacked_modes
+from fedwan.data import find_source
+from fedwan.errors import CheckpointError
+from fedwan.rng import derive_seed, seeded_init
+from fedwan.state import clone, hash_state, read_tensors, write_tensors
+from fedwan.workloads.base import Batch
 
-__all__ = ["Features", "Seen", "see", "see_through"]
+__all__ = [
+    "NUM_FEATURES",
+    "Classifier",
+    "load_classifier",
+    "one_thread",
+    "see_images",
+    "train_classifier",
+]
 
-_AT_ONCE = 256
+NUM_FEATURES = 32
+"""Of the classifier."""
+_VERSION = 1  # raise it with any change to the network or its training: old caches are left alone
+_STEPS = 600
+_BATCH = 64
+_PEAK_LR = 4e-3
+_DROPOUT = 0.3  # of features too: spreads a class out, where it would collapse to a point
+_SMOOTHING = 0.1
+
+_WIDTHS = (3, 16, 16, 32)
+_SLOPE = 0.2  # a unit that is silent for real images would not notice others
+_CHUNK = 64
+
+_log = logging.getLogger(__name__)
 
 
-class Features(Protocol):
-    """A network of your own that metrics see samples through, such as Inception on large images.
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Run torch's CPU kernels in one thread, then as many as before.
 
-    Anything that can be called so; the built-in one is `Classifier.features`. A module should be in
-    evaluation mode, and on the device that samples are on.
+    How many threads share a sum changes its rounding. What two processes must agree on to the bit,
+    such as the weights of a feature network, is computed under this.
     """
-
-    def __call__(self, x: Tensor, /) -> Tensor:
-        """Samples (N, …), images in [-1, 1], to features (N, features), for any N."""
-        ...
-
-
-class Seen(NamedTuple):
-    """Samples as the metrics see them."""
-
-    features: Tensor
-    """(N, features)"""
-    figures: dict[str, Any]
-    """What is specific to the data: `histogram`, and `modes`, `good` and `mode_kl` of modes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-def see(source: Source, x: Tensor) -> Seen:
-    """Samples (N, …) as their source has it: points themselves, images through a classifier.
+class Classifier(nn.Module):
+    """Two convolutions and a dense layer of features, for images (batch, channels, 8, 8)."""
 
-    Raises:
-        ValueError: images that no classifier is known for.
-    """
-    if source.mixture is not None:
-        points = x.detach().cpu()
-        return Seen(points, count_modes(points, *source.mixture())._asdict())
-    if source.stack_of:
-        return _see_stack(source, x)
-    if source.shape[1:] != (8, 8):
-        raise ValueError(
-            f"samples of {source.name} are {source.shape}, and the built-in classifier sees 8x8 "
-            "images; pass a network of your own as features"
+    def __init__(self, channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(32 * 4 * 4, NUM_FEATURES),
+            nn.ReLU(),
         )
-    features, logits = _classifier(source.name).features_and_logits(x)
-    counts = torch.bincount(logits.argmax(dim=1), minlength=source.num_classes).double()
-    return Seen(features, {"histogram": (counts / len(x)).tolist()})
+        self.head = nn.Linear(NUM_FEATURES, num_classes)
 
-
-@torch.no_grad()
-def see_through(features: Features, x: Tensor) -> Seen:
-    """Samples (N, …) through a network of the user's own, 256 at a time.
-
-    Raises:
-        ValueError: it does not return as many rows of features.
-    """
-    seen = torch.cat([features(part) for part in torch.split(x, _AT_ONCE)])
-    if seen.dim() != 2 or len(seen) != len(x):
-        raise ValueError(
-            f"features of {len(x)} samples are of shape {tuple(seen.shape)}; "
-            f"return ({len(x)}, features)"
-        )
-    return Seen(seen.cpu(), {})
-
-
-def _see_stack(source: Source, x: Tensor) -> Seen:
-    """Each channel through the classifier of its own data set, the features side by side."""
-    classifier = _classifier(source.stack_of)
-    channels = [classifier.features_and_logits(channel) for channel in x.chunk(x.shape[1], dim=1)]
-    features = torch.cat([features for features, _ in channels], dim=1)
-    probabilities = torch.stack([logits.softmax(dim=1) for _, logits in channels], dim=1)
-    return Seen(features, count_stacked_modes(probabilities)._asdict())
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (N, NUM_FEATURES) and logits (N, classes) of images, on the CPU."""
+        with one_thread():
+            features = self.body(x.detach().to("cpu", torch.float32))
+            return features, self.head(features)
 
 
 @cache
-def _classifier(data_name: str) -> Classifier:
-    return load_classifier(data_name)
+def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
+    """The classifier of a data set of 8x8 images, from its cache or trained now (about a second).
+
+    A cache that cannot be read, or whose weights do not match their hash, is trained and written
+    anew; one that cannot be written costs only that second in the next process.
+
+    Args:
+        data_name: as in `data.name`.
+        folder: of the cache; None takes `~/.cache/fedwan`.
+    """
+    source = find_source(data_name)
+    train, _ = source.load()
+    data = hash_state({"x": train.x, "y": train.y})
+    key = f"{derive_seed(_VERSION, torch.__version__, data):016x}"
+    folder = folder or Path.home() / ".cache" / "fedwan"
+    path = folder / f"classifier-{data_name}-{key}.safetensors"
+    with seeded_init(0):  # overwritten, but it must not draw from the global generator
+        model = Classifier(source.shape[0], source.num_classes)
+    if not (path.exists() and _read(path, model)):
+        weights = clone(train_classifier(train, source.num_classes).state_dict())
+        model.load_state_dict(weights)
+        try:
+            write_tensors(path, weights, {"sha256": hash_state(weights)})
+        except OSError as error:
+            _log.warning("classifier not cached at %s: %s", path, error)
+    return model.eval().requires_grad_(False)
+
+
+def _read(path: Path, model: Classifier) -> bool:
+    """Load cached weights into a model, if they can be trusted."""
+    try:
+        weights, meta = read_tensors(path)
+        if meta.get("sha256") == hash_state(weights):
+            model.load_state_dict(weights)
+            return True
+    except (CheckpointError, RuntimeError):  # RuntimeError: of other shapes
+        pass
+    _log.warning("classifier trained anew: %s cannot be read, or does not match its hash", path)
+    return False
+
+
+def train_classifier(train: Batch, num_classes: int) -> Classifier:
+    """Train on images (N, channels, 8, 8) in [-1, 1] with labels; the same weights every time."""
+    with seeded_init(derive_seed("classifier", _VERSION)):
+        model = Classifier(train.x.shape[1], num_classes)
+    generator = torch.Generator().manual_seed(derive_seed("classifier", _VERSION, "draws"))
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=_PEAK_LR, weight_decay=0.05, foreach=False, fused=False
+    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _PEAK_LR, total_steps=_STEPS)
+    # Quality is measured without gradients, and the first to measure it comes through here.
+    with one_thread(), torch.enable_grad():
+        for _ in range(_STEPS):
+            index = torch.randint(len(train.y), (_BATCH,), generator=generator)
+            features = model.body(_drop(train.x[index], generator))
+            logits = model.head(_drop(features, generator))
+            loss = functional.cross_entropy(logits, train.y[index], label_smoothing=_SMOOTHING)
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            schedule.step()
+    return model
+
+
+def _drop(x: Tensor, generator: torch.Generator) -> Tensor:
+    # torch's own dropout draws from the global generator, which is not ours to move.
+    kept = torch.rand(x.shape, generator=generator) >= _DROPOUT
+    return x * kept / (1 - _DROPOUT)
+
+
+@torch.no_grad()
+def see_images(images: Tensor) -> Tensor:
+    """Mean response of each random filter, (N, 64), to images (N, 3, height, width), CPU."""
+    parts: list[Tensor] = []
+    with one_thread():
+        for chunk in torch.split(images.detach(), _CHUNK):
+            x, means = chunk.to("cpu", torch.float32), []
+            for layer in _random_layers():
+                x = functional.leaky_relu(layer(x), _SLOPE)
+                means.append(x.mean(dim=(2, 3)))
+            parts.append(torch.cat(means, dim=1))
+    return torch.cat(parts)
+
+
+@cache
+def _random_layers() -> tuple[nn.Conv2d, ...]:
+    layers = []
+    with seeded_init(derive_seed("random features")):
+        for index in range(len(_WIDTHS) - 1):
+            stride = 1 if index == 0 else 2
+            layer = nn.Conv2d(_WIDTHS[index], _WIDTHS[index + 1], 3, stride=stride, padding=1)
+            nn.init.kaiming_normal_(layer.weight, _SLOPE)
+            layers.append(layer.requires_grad_(False))
+    return tuple(layers)

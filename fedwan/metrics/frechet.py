@@ -6,7 +6,7 @@ The trace of the root needs no matrix root: the eigenvalues of C1 C2 are those o
 C1^(1/2) C2 C1^(1/2), never negative but for rounding, so their roots are taken and summed.
 
 Moments are all that it needs of a sample, and those of a union follow from those of its parts: each
-site hands in `shard_moments`, and `merge_moments` gives what all data in one place would give.
+site hands in moments, and `merge_moments` gives what all data in one place would give.
 """
 
 from __future__ import annotations
@@ -19,31 +19,11 @@ from torch import Tensor
 
 from fedwan.errors import FedwanError
 
-__all__ = [
-    "Moments",
-    "ShardMoments",
-    "frechet_between",
-    "frechet_distance",
-    "merge_moments",
-    "moments",
-    "shard_moments",
-]
+__all__ = ["Moments", "frechet_between", "frechet_distance", "merge_moments", "moments"]
 
 
 class Moments(NamedTuple):
-    """Mean and covariance of a sample, float64."""
-
-    mean: Tensor
-    """(features,)"""
-    covariance: Tensor
-    """(features, features), unbiased"""
-
-
-class ShardMoments(NamedTuple):
-    """What a site hands in of its shard's features, so that no sample leaves it.
-
-    Of few samples they still tell much: the mean of one is that sample.
-    """
+    """What is known of a sample without any of its members, though the mean of one is that one."""
 
     num_samples: int
     """At least 1."""
@@ -54,32 +34,21 @@ class ShardMoments(NamedTuple):
 
 
 def moments(features: Tensor) -> Moments:
-    """Moments of a sample, features (N, features) with N >= 2, in float64 on the CPU."""
+    """Moments of a sample, features (N, features) with N >= 1, in float64 on the CPU."""
     x = features.detach().to("cpu", torch.float64)
     mean = x.mean(dim=0)
     centred = x - mean
-    return Moments(mean, centred.T @ centred / (len(x) - 1))
+    return Moments(len(x), mean, centred.T @ centred / max(1, len(x) - 1))
 
 
-def shard_moments(features: Tensor) -> ShardMoments:
-    """What a site hands in of a shard, features (N, features) with N >= 1."""
-    if len(features) == 1:
-        (only,) = features.detach().to("cpu", torch.float64)
-        return ShardMoments(1, only, only.new_zeros(len(only), len(only)))
-    return ShardMoments(len(features), *moments(features))
-
-
-def merge_moments(parts: Sequence[ShardMoments]) -> Moments:
+def merge_moments(parts: Sequence[Moments]) -> Moments:
     """Moments of a union of shards, equal to those of all samples in one place but for rounding.
 
     Pairwise, as in Chan, Golub and LeVeque 1979 (equation 2.1): differences of means are squared,
     never means, so that an offset that all features share does no harm.
 
-    Args:
-        parts: of each shard; two samples or more in all.
-
     Raises:
-        ValueError: too few samples, or parts of different shapes.
+        ValueError: fewer than two samples in all, or parts of different shapes.
     """
     counts = [part.num_samples for part in parts]
     if sum(counts) < 2 or min(counts) < 1:
@@ -93,7 +62,7 @@ def merge_moments(parts: Sequence[ShardMoments]) -> Moments:
         pairs = [merged[i : i + 2] for i in range(0, len(merged), 2)]
         merged = [_add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
     total = merged[0]
-    return Moments(total.mean, total.scatter / (total.num_samples - 1))
+    return total._replace(covariance=total.covariance / (total.num_samples - 1))
 
 
 def frechet_distance(a: Moments, b: Moments) -> float:
@@ -102,7 +71,7 @@ def frechet_distance(a: Moments, b: Moments) -> float:
     Raises:
         FedwanError: a moment is not finite, as after a divergence.
     """
-    if not all(torch.isfinite(part).all() for part in (*a, *b)):
+    if not all(torch.isfinite(part).all() for part in (*a[1:], *b[1:])):
         raise FedwanError("the Frechet distance is undefined: a sample holds values not finite")
     root = _symmetric_root(a.covariance)
     inner = root @ b.covariance @ root
@@ -126,24 +95,17 @@ def _symmetric_root(matrix: Tensor) -> Tensor:
     return root
 
 
-class _Scatter(NamedTuple):
-    """The sum of the squared offsets from the mean is what adds up."""
-
-    num_samples: int
-    mean: Tensor
-    scatter: Tensor
-
-
-def _scatter(part: ShardMoments) -> _Scatter:
+def _scatter(part: Moments) -> Moments:
+    """With the sum of the squared offsets from the mean, which adds up, for a covariance."""
     mean, covariance = (x.detach().to("cpu", torch.float64) for x in part[1:])
     # The covariance of one sample is 0 / 0 to many a library.
     covariance = covariance if part.num_samples > 1 else torch.zeros_like(covariance)
-    return _Scatter(part.num_samples, mean, covariance * (part.num_samples - 1))
+    return Moments(part.num_samples, mean, covariance * (part.num_samples - 1))
 
 
-def _add(a: _Scatter, b: _Scatter) -> _Scatter:
+def _add(a: Moments, b: Moments) -> Moments:
     num = a.num_samples + b.num_samples
     between = b.mean - a.mean
     mean = a.mean + between * (b.num_samples / num)
     spread = between.outer(between) * (a.num_samples / num * b.num_samples)
-    return _Scatter(num, mean, a.scatter + b.scatter + spread)
+    return Moments(num, mean, a.covariance + b.covariance + spread)

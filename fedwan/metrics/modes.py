@@ -1,37 +1,34 @@
-"""Modes of a mixture that a generator found, and good samples (Srivastava et al. 2017).
+"""Modes that a generator found, of a mixture of Gaussians or of stacked images.
 
-A sample is good if it lies within three standard deviations of the nearest centre. A mode is found
-if it has at least a tenth of the good samples that an even share would give it.
+Both depend on the number of samples: compare only figures of equal numbers, and with what real data
+reach.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["ModeCount", "count_modes"]
+__all__ = ["count_modes", "count_stacked_modes"]
+
+_CONFIDENT = 0.7
+"""Least probability of the likeliest class in a good channel. The built-in classifier is so sure of
+92 % of held-out digits, 16 % of averages of two digits, and 1 % of noise."""
 
 
-class ModeCount(NamedTuple):
-    """What `count_modes` finds."""
+def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]:
+    """Of points (N, dimensions), beside a mixture's centres (modes, dimensions) of deviation sigma.
 
-    modes: int
-    """Modes found."""
-    good: float
-    """Share of good samples, in [0, 1]; 0.989 for draws from the true mixture in the plane."""
-    histogram: list[float]
-    """Share of all samples that are nearest to each centre; sums to 1."""
+    A point is good if it lies within three deviations of the nearest centre; a mode is found if it
+    has at least a tenth of the good points that an even share would give it (Srivastava et al.
+    2017).
 
-
-def count_modes(points: Tensor, centres: Tensor, sigma: float) -> ModeCount:
-    """Count the modes that samples found.
-
-    Args:
-        points: samples, (N, dimensions).
-        centres: of the mixture's modes, (modes, dimensions).
-        sigma: standard deviation of each mode, the same in every dimension.
+    Returns:
+        `modes` found, `good`, the share of points (0.989 of the true mixture in the plane), and
+        `histogram`, the share nearest to each centre.
     """
     distances = torch.cdist(points.detach().cpu().double(), centres.cpu().double())
     nearest_distance, nearest = distances.min(dim=1)
@@ -39,8 +36,31 @@ def count_modes(points: Tensor, centres: Tensor, sigma: float) -> ModeCount:
     num = len(centres)
     good_by_mode = torch.bincount(nearest[good], minlength=num)
     share = torch.bincount(nearest, minlength=num).double() / len(points)
-    return ModeCount(
-        modes=int((good_by_mode >= len(points) / num / 10).sum()),
-        good=float(good.double().mean()),
-        histogram=share.tolist(),
-    )
+    return {
+        "modes": int((good_by_mode >= len(points) / num / 10).sum()),
+        "good": float(good.double().mean()),
+        "histogram": share.tolist(),
+    }
+
+
+def count_stacked_modes(probabilities: Tensor) -> dict[str, Any]:
+    """Of the probabilities of each channel's classes, (N, channels, classes).
+
+    The channels' classes together are the mode, found if one sample is of it (Metz et al. 2017,
+    section 3.3.1).
+
+    Returns:
+        `modes` found, `mode_kl`, the divergence of their histogram from an even one, in nats, and
+        `good`, the share of samples whose every channel is classified with confidence.
+    """
+    _, channels, classes = probabilities.shape
+    confidence, labels = probabilities.max(dim=2)
+    places = classes ** torch.arange(channels - 1, -1, -1)  # the first channel weighs most
+    counts = torch.bincount((labels * places).sum(dim=1), minlength=classes**channels)
+    share = counts.double() / len(probabilities)
+    entropy = -float(torch.special.xlogy(share, share).sum())
+    return {
+        "modes": int((counts > 0).sum()),
+        "mode_kl": max(channels * math.log(classes) - entropy, 0.0),
+        "good": float((confidence >= _CONFIDENT).all(dim=1).double().mean()),
+    }

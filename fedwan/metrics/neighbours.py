@@ -1,37 +1,46 @@
-"""Distances from each point of a sample to its nearest others, shared by the figures that use them.
+"""Figures by nearest neighbours: precision and recall, density and coverage.
 
-Precision and recall (Kynkaanniemi et al. 2019) and density and coverage (Naeem et al. 2020) draw a
-ball around each point, as far as its k-th nearest neighbour in its own sample.
+Around each point of a sample lies a ball that reaches its k-th nearest neighbour in that sample.
+
+Precision: the share of generated samples in the balls of real ones. Recall: the share of real
+samples in the balls of generated ones (Kynkaanniemi et al. 2019, section 2).
+
+Density: how many real balls a generated sample lies in, as a share of the k to be expected.
+Coverage: the share of real balls that some generated sample lies in (Naeem et al. 2020, equations 2
+and 3). Balls stand around real samples only, so that one stray generated sample does not cover
+much, as it does in recall.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
-__all__ = ["Neighbours", "find_neighbours"]
+__all__ = ["density_coverage", "precision_recall", "radii_of"]
 
 
-class Neighbours(NamedTuple):
-    """A sample and how close its points lie, float64 on the CPU."""
-
-    points: Tensor
-    """(N, features)"""
-    distances: Tensor
-    """To the nearest other points, nearest first, (N, neighbours)."""
-
-    def radii(self, k: int) -> Tensor:
-        """Distance of each point to its k-th nearest other, (N,)."""
-        return self.distances[:, k - 1]
-
-
-def find_neighbours(features: Tensor, k: int) -> Neighbours:
-    """The k nearest others of each point of a sample, features (N, features) with N > k."""
-    assert len(features) > k
-    points = features.detach().to("cpu", torch.float64)
+def radii_of(points: Tensor, most: int) -> Tensor:
+    """Distances of each point to its nearest others, nearest first: (N, features) -> (N, most)."""
+    assert len(points) > most
     distances = torch.cdist(points, points)
     distances.fill_diagonal_(0)  # rounding must not make a point its own neighbour
-    nearest = distances.topk(k + 1, dim=1, largest=False).values
-    return Neighbours(points, nearest[:, 1:])
+    return distances.topk(most + 1, dim=1, largest=False).values[:, 1:]
+
+
+def precision_recall(
+    distances: Tensor, real_radii: Tensor, generated_radii: Tensor
+) -> tuple[float, float]:
+    """Both in [0, 1], from distances, generated to real (M, N), and each ball's radius."""
+    precision = (distances <= real_radii).any(dim=1).double().mean()
+    recall = (distances <= generated_radii[:, None]).any(dim=0).double().mean()
+    return float(precision), float(recall)
+
+
+def density_coverage(distances: Tensor, real_radii: Tensor, k: int) -> tuple[float, float]:
+    """Density, about 1 for the real distribution, and coverage, in [0, 1], of balls that hold k.
+
+    Coverage grows with the number of generated samples: compare only figures of equal N and M.
+    """
+    inside = distances <= real_radii
+    density = inside.sum() / (k * len(distances))
+    return float(density), float(inside.any(dim=0).double().mean())

@@ -1,76 +1,146 @@
-"""How samples are seen."""
+"""The classifier and its cache, random features, and one thread."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from fedwan.data import find_source
-from fedwan.metrics.classifier import NUM_FEATURES, load_classifier
-from fedwan.metrics.features import Features, see, see_through
+from fedwan.metrics import features as module
+from fedwan.metrics.features import (
+    NUM_FEATURES,
+    Classifier,
+    load_classifier,
+    one_thread,
+    see_images,
+)
+from fedwan.state import hash_state, read_tensors, write_tensors
 
 
-def test_points_are_their_own_features_and_their_modes_are_counted() -> None:
-    for name, modes in (("ring8", 8), ("grid25", 25)):
-        source = find_source(name)
-        _, held_out = source.load()
-        seen = see(source, held_out.x)
-        assert torch.equal(seen.features, held_out.x)
-        assert seen.figures["modes"] == modes
-        assert seen.figures["histogram"] == pytest.approx([1 / modes] * modes)
+class Cached(NamedTuple):
+    """A classifier that was trained and written."""
+
+    model: Classifier
+    path: Path
+    drew_globally: bool
 
 
-def test_a_stack_is_seen_channel_by_channel() -> None:
-    source, digits = find_source("stacked_digits"), load_classifier("digits")
-    x = source.load()[1].x[:50]
-    seen = see(source, x)
-    assert seen.features.shape == (50, 3 * NUM_FEATURES)
-    middle = seen.features[:, NUM_FEATURES : 2 * NUM_FEATURES]
-    torch.testing.assert_close(middle, digits.features(x[:, 1:2]))
-    assert set(seen.figures) == {"modes", "mode_kl", "good"}
+@pytest.fixture(scope="module")
+def cached(tmp_path_factory: pytest.TempPathFactory) -> Cached:
+    folder = tmp_path_factory.mktemp("cache")
+    before = torch.random.get_rng_state()
+    with torch.no_grad():  # as quality is measured
+        model = load_classifier("digits", folder)
+    (path,) = folder.iterdir()
+    return Cached(model, path, not torch.equal(torch.random.get_rng_state(), before))
 
 
-def test_images_of_another_size_ask_for_a_network() -> None:
-    large = dataclasses.replace(find_source("digits"), name="large", shape=(3, 32, 32))
-    with pytest.raises(ValueError, match=r"large are \(3, 32, 32\).* pass a network of your own"):
-        see(large, torch.zeros(4, 3, 32, 32))
+def never(*_: object) -> Classifier:
+    raise AssertionError("trained although cached")
 
 
-def test_a_network_of_ones_own_sees_all_samples_a_few_at_a_time_without_gradients() -> None:
-    network = torch.nn.Linear(3, 5)
-    sizes: list[int] = []
-
-    def features(x: Tensor, /) -> Tensor:
-        sizes.append(len(x))
-        out: Tensor = network(x)
-        return out
-
-    x = torch.randn(600, 3, generator=torch.Generator().manual_seed(0))
-    seen = see_through(features, x)
-    torch.testing.assert_close(seen.features, network(x).detach())
-    assert not seen.features.requires_grad
-    assert max(sizes) <= 256
-    assert seen.figures == {}
+def test_it_knows_held_out_digits(cached: Cached) -> None:
+    _, held_out = find_source("digits").load()
+    features, logits = cached.model(held_out.x)
+    assert features.shape == (400, NUM_FEATURES)
+    assert float((logits.argmax(dim=1) == held_out.y).double().mean()) > 0.97
 
 
-def test_the_built_in_classifier_and_any_module_are_such_networks() -> None:
-    networks: list[Features] = [load_classifier("digits").features, torch.nn.Flatten()]
-    for network in networks:
-        assert see_through(network, torch.zeros(7, 1, 8, 8)).features.shape[0] == 7
+@pytest.mark.slow
+def test_a_second_process_trains_to_the_same_bits(cached: Cached) -> None:
+    code = (
+        "import torch; torch.set_num_threads(2); torch.manual_seed(7)\n"
+        "from fedwan.data import find_source\n"
+        "from fedwan.metrics.features import train_classifier\n"
+        "from fedwan.state import hash_state\n"
+        "model = train_classifier(find_source('digits').load()[0], 10)\n"
+        "print(hash_state(model.state_dict()))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == hash_state(cached.model.state_dict())
 
 
-def test_features_of_a_wrong_shape_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"of shape \(7, 1, 8, 8\); return \(7, features\)"):
-        see_through(lambda x: x, torch.zeros(7, 1, 8, 8))
+def test_it_is_read_from_the_cache(cached: Cached, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not cached.drew_globally
+    model, path = cached.model, cached.path
+    monkeypatch.setattr(module, "train_classifier", never)
+    load_classifier.cache_clear()
+    again = load_classifier("digits", path.parent)
+    assert hash_state(again.state_dict()) == hash_state(model.state_dict())
 
 
-def test_a_stack_of_one_digit_three_times_has_ten_modes() -> None:
-    digits, _ = find_source("digits").load()
-    found = see(find_source("stacked_digits"), digits.x[:600].repeat(1, 3, 1, 1)).figures
-    assert found["modes"] == 10
-    assert found["mode_kl"] == pytest.approx(math.log(100), abs=0.02)
-    assert found["good"] > 0.9
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(bytes(content))
+
+
+def take_another_shape(path: Path) -> None:
+    weights, _ = read_tensors(path)
+    weights["head.bias"] = torch.zeros(3)
+    write_tensors(path, weights, {"sha256": hash_state(weights)})
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, take_another_shape])
+def test_a_damaged_cache_is_trained_and_written_anew(
+    cached: Cached,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: Callable[[Path], None],
+) -> None:
+    model, source = cached.model, cached.path
+    path = tmp_path / source.name
+    path.write_bytes(source.read_bytes())
+    damage(path)
+    monkeypatch.setattr(module, "train_classifier", lambda *_: model)
+    again = load_classifier("digits", tmp_path)
+    assert hash_state(again.state_dict()) == hash_state(model.state_dict())
+    assert path.read_bytes() == source.read_bytes()
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(
+    cached: Cached, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    monkeypatch.setattr(module, "train_classifier", lambda *_: cached.model)
+    again = load_classifier("digits", blocked / "cache")
+    assert hash_state(again.state_dict()) == hash_state(cached.model.state_dict())
+
+
+def test_images_of_any_size_have_as_many_random_features_and_none_is_dead() -> None:
+    for size in (16, 32, 50):
+        seen = see_images(torch.rand(70, 3, size, size) * 2 - 1)
+        assert seen.shape == (70, 64) and (seen.std(dim=0) > 0).all()
+
+
+def test_random_features_are_always_the_same_and_leave_the_global_generator_alone() -> None:
+    images = torch.rand(70, 3, 16, 16)
+    seen = see_images(images)
+    module._random_layers.cache_clear()
+    before = torch.random.get_rng_state()
+    assert torch.equal(see_images(images), seen)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    torch.testing.assert_close(seen[65:66], see_images(images[65:66]))
+
+
+def test_the_number_of_threads_comes_back_even_after_an_error() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(ZeroDivisionError), one_thread():
+            assert torch.get_num_threads() == 1
+            raise ZeroDivisionError
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

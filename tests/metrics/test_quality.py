@@ -13,8 +13,9 @@ from torch import Tensor
 
 from fedwan.data import find_source
 from fedwan.errors import FedwanError
-from fedwan.metrics import NUM_DRAWS, frechet_between, measure_quality
-from fedwan.metrics.threads import one_thread
+from fedwan.metrics import NUM_DRAWS, measure_quality, measure_translation
+from fedwan.metrics.features import NUM_FEATURES, load_classifier
+from fedwan.metrics.quality import LEAST_PAIRS, see
 from fedwan.workloads.base import Batch
 
 FLOORED = {"fd", "kid", "precision", "recall", "density", "coverage"}
@@ -105,33 +106,28 @@ def test_stacked_digits_are_judged_by_a_thousand_modes() -> None:
     assert "histogram" not in quality
 
 
-@pytest.mark.parametrize("name", ["digits", "ring8"])
-def test_figures_are_ready_for_json_and_the_same_in_any_number_of_threads(name: str) -> None:
-    texts = []
-    before = torch.get_num_threads()
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        texts.append(json.dumps(measure_quality(name, *real_samples(name, seed=1))))
-    torch.set_num_threads(before)
-    assert texts[0] == texts[1]
-
-
-def test_a_network_of_ones_own_takes_the_place_of_the_classifier() -> None:
-    held_out, samples = real_samples("digits", seed=1)
-    network = torch.nn.Flatten()
-    quality = measure_quality("digits", held_out, samples, network)
-    assert set(quality) == FLOORED | {f"{figure}_floor" for figure in FLOORED}
-    pixels = network(held_out.x)
-    draws = network(samples).chunk(NUM_DRAWS)
-    with one_thread():  # threads would sum in another order
-        expected = sum(frechet_between(pixels, draw) for draw in draws) / NUM_DRAWS
-    assert quality["fd"] == pytest.approx(expected, rel=1e-9)
-
-
 def test_measuring_leaves_the_global_generator_alone() -> None:
     before = torch.random.get_rng_state()
     measure_quality("ring8", *real_samples("ring8", seed=1))
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["digits", "ring8", "pairs"])
+def test_figures_are_ready_for_json_and_the_same_in_any_number_of_threads(
+    name: str, targets: Tensor
+) -> None:
+    texts = []
+    before = torch.get_num_threads()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        figures = (
+            measure_translation(targets, targets * 0.5)
+            if name == "pairs"
+            else measure_quality(name, *real_samples(name, seed=1))
+        )
+        texts.append(json.dumps(figures))
+    torch.set_num_threads(before)
+    assert texts[0] == texts[1]
 
 
 def test_samples_of_a_diverged_run_are_refused_with_the_mend() -> None:
@@ -139,3 +135,47 @@ def test_samples_of_a_diverged_run_are_refused_with_the_mend() -> None:
     samples[0, 0] = math.inf
     with pytest.raises(FedwanError, match="diverged; lower the learning rates"):
         measure_quality("ring8", held_out, samples)
+    targets = torch.zeros(LEAST_PAIRS, 3, 8, 8)
+    assert measure_translation(targets, targets + 0.25)["l1"] == 0.25
+    with pytest.raises(FedwanError, match="diverged; lower the learning rates"):
+        measure_translation(targets, targets + math.nan)
+
+
+def test_a_stack_is_seen_channel_by_channel() -> None:
+    source, digits = find_source("stacked_digits"), load_classifier("digits")
+    x = source.load()[1].x[:50]
+    seen = see(source, x)
+    assert seen.features.shape == (50, 3 * NUM_FEATURES)
+    middle = seen.features[:, NUM_FEATURES : 2 * NUM_FEATURES]
+    torch.testing.assert_close(middle, digits(x[:, 1:2])[0])
+    found = see(source, find_source("digits").load()[0].x[:600].repeat(1, 3, 1, 1)).figures
+    assert found["modes"] == 10 and found["good"] > 0.9
+    assert found["mode_kl"] == pytest.approx(math.log(100), abs=0.02)
+
+
+@pytest.fixture(scope="module")
+def targets() -> Tensor:
+    return find_source("photo_edges").load()[1].x[:, 1:]
+
+
+def test_who_hits_every_target_stands_at_the_floor(targets: Tensor) -> None:
+    quality = measure_translation(targets, targets.clone())
+    assert quality["fd"] == pytest.approx(quality["fd_floor"])
+    assert quality["l1"] == 0
+    assert quality["fd"] > 0
+
+
+def test_blurred_grey_and_constant_images_stand_far_from_it(targets: Tensor) -> None:
+    blurred = torch.nn.functional.avg_pool2d(targets, 5, stride=1, padding=2)
+    grey = targets.mean(dim=1, keepdim=True).expand_as(targets)
+    constant = targets.mean(dim=(0, 2, 3), keepdim=True).expand_as(targets)
+    for bad in (blurred, grey, constant):
+        quality = measure_translation(targets, bad)
+        assert quality["fd"] > 2 * quality["fd_floor"]
+        assert quality["l1"] > 0.01
+
+
+def test_targets_in_another_order_are_as_good_but_far_off(targets: Tensor) -> None:
+    quality = measure_translation(targets, targets.flip(0))
+    assert quality["fd"] < 2 * quality["fd_floor"]
+    assert quality["l1"] > 0.2
