@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from fedwan.config import Config, site_names
-from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
+from fedwan.config import Config, load, site_names
+from fedwan.output.records import (
+    NOT_A_RECORD,
+    EventRecord,
+    QualityRecord,
+    Record,
+    RoundRecord,
+    to_record,
+)
 
-__all__ = ["Board", "SiteRow"]
+__all__ = ["Board", "Follower", "SiteRow"]
 
 _STATES = {"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"}
-_NEWS = frozenset(
-    {"lost", "rejoin", "rejected", "paused", "warning", "stopped", "resume", "finding"}
-)
+_NEWS = frozenset({"lost", "rejoin", "rejected", "paused", "warning", "resume", "finding"})
 _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
 
@@ -39,7 +47,7 @@ class SiteRow:
         busy_s = self.compute_s + self.wait_s
         return self.compute_s / busy_s if busy_s > 0 else None
 
-    def take(self, record: RoundRecord, *, is_now: bool = True) -> None:
+    def take(self, record: RoundRecord, *, is_now: bool) -> None:
         """Account for one round; one of an earlier start says nothing of state and speed."""
         steps, seconds = record.step - self.step, record.t - self.seen_t
         if self.seen_t and steps > 0 and seconds > 0:
@@ -100,7 +108,7 @@ class Board:
         if record.site in self.sites and record.event in _STATES:
             row = self.sites[record.site]
             row.state = _STATES[record.event]
-            row.seen_t = 0.0  # The time away is no measure of its speed.
+            row.seen_t = 0.0  # the time away is no measure of its speed
         if record.event in _NEWS:
             self.news.append(record)
 
@@ -135,7 +143,50 @@ class Board:
         busy_s = compute_s + sum(row.wait_s for row in self.sites.values())
         return compute_s / busy_s if busy_s > 0 else None
 
+
+class Follower:
+    """A board that follows a run's folder while the run goes on."""
+
+    def __init__(self, out: Path, config: Config) -> None:
+        self._out = out
+        self._config = config
+        self._offset, self._inode = 0, 0
+        self._began, self._since = time.monotonic(), time.time()
+        self.board = Board(config, self._since)
+
     @property
-    def losses(self) -> list[str]:
-        """Names of the losses, in order."""
-        return sorted({name for row in self.sites.values() for name in row.losses})
+    def elapsed_s(self) -> float:
+        """Since the watch began."""
+        return time.monotonic() - self._began
+
+    def poll(self) -> bool:
+        """Take the whole lines that are new; whether there were any.
+
+        A file that was replaced, as by a run that is resumed, starts the board afresh.
+        """
+        path = self._out / "metrics.jsonl"
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            return False
+        if stat.st_ino != self._inode or stat.st_size < self._offset:
+            self._inode, self._offset = stat.st_ino, 0
+            self.board = Board(self._config, self._since)
+        with path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.splitlines():
+            self._take(line)
+        return bool(whole)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            record = to_record(json.loads(line))
+        except NOT_A_RECORD:
+            return  # a live view must not end for that
+        if getattr(record, "event", "") == "agreed":  # their script's steps are known now
+            self._config = self.board.config = load(self._out / "config.yaml")
+        if record is not None:
+            self.board.take(record)

@@ -14,109 +14,65 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import Config, load
-from fedwan.output.board import Board, SiteRow
-from fedwan.output.records import Record, Tail
+from fedwan.config import Config
+from fedwan.output.board import Board, Follower
 from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, subject
 
 __all__ = ["render_board", "watch"]
 
 _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
-_STATE_STYLES = {"training": "green", "expected": "dim", "silent": "bold red", "left": "dim"}
+_STATE_STYLES = {"training": "green", "silent": "bold red"}
 _MOST_NEWS = 3
 
 
 def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:
     """Show a run until it ends: a live table on a terminal, occasional lines elsewhere.
 
-    Args:
-        out: the run's folder.
-        config: resolved.
-        is_running: whether there is more to come; asked a few times a second.
-        console: where to show it.
+    `is_running`, whether there is more to come, is asked a few times a second.
     """
+    follower = Follower(out, config)
     if console.is_terminal:
-        _watch_live(out, config, is_running, console)
+        _watch_live(follower, is_running, console)
     else:
-        _watch_plainly(out, config, is_running, console)
+        _watch_plainly(follower, is_running, console)
 
 
-class _Follower:
-    """A board that follows a file."""
-
-    def __init__(self, out: Path, config: Config) -> None:
-        self._out = out
-        self._config = config
-        self._tail = Tail(out / "metrics.jsonl")
-        self._generation = 0
-        self._began = time.monotonic()
-        self._since = time.time()
-        self.board = Board(config, self._since)
-
-    def poll(self) -> list[Record]:
-        """Take what is new; a file that was replaced starts the board afresh."""
-        records = self._tail.poll()
-        if self._tail.generation != self._generation:
-            self._generation = self._tail.generation
-            self.board = Board(self._config, self._since)
-        for record in records:
-            if getattr(record, "event", "") == "agreed":  # their script's steps are known now
-                self._config = self.board.config = load(self._out / "config.yaml")
-            self.board.take(record)
-        return records
-
-    @property
-    def elapsed_s(self) -> float:
-        """Since the watch began."""
-        return time.monotonic() - self._began
-
-
-def _watch_live(
-    out: Path, config: Config, is_running: Callable[[], bool], console: Console
-) -> None:
-    follower = _Follower(out, config)
+def _watch_live(follower: Follower, is_running: Callable[[], bool], console: Console) -> None:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         shown = -1
-        while True:
-            goes_on = is_running()
-            news = follower.poll()
+        while is_running():
             second = int(follower.elapsed_s)
-            if news or second != shown or not goes_on:
+            if follower.poll() or second != shown:
                 shown = second
                 live.update(render_board(follower.board, follower.elapsed_s), refresh=True)
-            if not goes_on:
-                break
             time.sleep(_TICK_S)
+    follower.poll()
     console.print(render_board(follower.board, follower.elapsed_s))
 
 
-def _watch_plainly(
-    out: Path, config: Config, is_running: Callable[[], bool], console: Console
-) -> None:
-    follower = _Follower(out, config)
+def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: Console) -> None:
     due_s, phase, last = 0.0, "", ""
     told: set[tuple[float, str]] = set()
-    while True:
+    goes_on = True
+
+    def say(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    while goes_on:
         goes_on = is_running()
         follower.poll()
         board = follower.board
         for event in board.news:
             if (event.t, event.text) not in told:
                 told.add((event.t, event.text))
-                _print_plainly(console, f"{event.event}: {event.text}")
+                say(f"{event.event}: {event.text}")
         line = _plain_line(board)
         is_due = follower.elapsed_s >= due_s or board.phase != phase or not goes_on
         if line != last and is_due:
             due_s, phase, last = follower.elapsed_s + _PLAIN_EVERY_S, board.phase, line
-            _print_plainly(console, f"{duration_text(follower.elapsed_s)}: {line}")
-        if not goes_on:
-            return
-        time.sleep(_TICK_S)
-
-
-def _print_plainly(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+            say(f"{duration_text(follower.elapsed_s)}: {line}")
+        time.sleep(_TICK_S if goes_on else 0)
 
 
 def _plain_line(board: Board) -> str:
@@ -137,12 +93,7 @@ def _plain_line(board: Board) -> str:
 
 
 def render_board(board: Board, elapsed_s: float) -> RenderableType:
-    """The table and its header.
-
-    Args:
-        board: the run's state.
-        elapsed_s: seconds since the command began.
-    """
+    """The table and its header, so many seconds after the command began."""
     config = board.config
     title = Text.assemble(
         ("fedwan ", "bold cyan"),
@@ -182,22 +133,19 @@ def _site_table(board: Board) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), header_style="dim")
     table.add_column("site")
     table.add_column("state")
-    losses = board.losses
+    losses = sorted({name for row in board.sites.values() for name in row.losses})
     for name in ("step", *losses, "utilisation", "up", "down", "steps/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in board.sites.values():
-        table.add_row(*_cells(row, losses), style="" if row.state == "training" else "dim")
+        table.add_row(
+            Text(row.name, style="bold"),
+            Text(row.state, style=_STATE_STYLES.get(row.state, "dim")),
+            f"{row.step:,}",
+            *(number_text(row.losses.get(name)) for name in losses),
+            percent_text(row.utilisation),
+            bytes_text(row.bytes_up),
+            bytes_text(row.bytes_down),
+            number_text(row.steps_per_s),
+            style="" if row.state == "training" else "dim",
+        )
     return table
-
-
-def _cells(row: SiteRow, losses: list[str]) -> list[RenderableType]:
-    return [
-        Text(row.name, style="bold"),
-        Text(row.state, style=_STATE_STYLES.get(row.state, "")),
-        f"{row.step:,}",
-        *(number_text(row.losses.get(name)) for name in losses),
-        percent_text(row.utilisation),
-        bytes_text(row.bytes_up),
-        bytes_text(row.bytes_down),
-        number_text(row.steps_per_s),
-    ]

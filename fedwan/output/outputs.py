@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from threading import Lock
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,26 +12,23 @@ from safetensors.torch import load as load_tensors
 
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
-from fedwan.output.records import Record, Recorder
+from fedwan.output.records import Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
-from fedwan.output.sinks import Sink, open_sinks
 from fedwan.output.summary import Summary, write_summary
 from fedwan.output.units import subject
+from fedwan.output.wandb_log import WandbLog
 
 if TYPE_CHECKING:
     from fedwan.coordinator.totals import Totals
 
 __all__ = ["Outputs"]
 
-_log = logging.getLogger(__name__)
-
 
 class Outputs:
     """`config.yaml`, `metrics.jsonl`, `samples.png`, `summary.json` and `report.html` of a run.
 
-    A context: however the run ends, the report is written and the sinks are closed. Safe to call
-    from several threads.
+    A context: however the run ends, the report is written. Safe to call from several threads.
 
     Args:
         config: resolved.
@@ -41,13 +36,12 @@ class Outputs:
         resumed_version: the version that a resumed run goes on from; None for a new run.
 
     Raises:
-        ConfigError: see `open_sinks`.
+        ConfigError: see `WandbLog`.
     """
 
     def __init__(self, config: Config, out: Path, resumed_version: int | None = None) -> None:
         self._config = config
         self._out = out
-        self._lock = Lock()
         out.mkdir(parents=True, exist_ok=True)
         dump(config, out / "config.yaml")
         if resumed_version is None:
@@ -55,7 +49,7 @@ class Outputs:
             for name in ("summary.json", "samples.png", "report.html"):
                 (out / name).unlink(missing_ok=True)
         self._recorder = Recorder(out / "metrics.jsonl", resumed_version)
-        self._sinks: list[Sink] = open_sinks(config, out)
+        self._wandb = WandbLog(config, out)
         self._is_kept_said = False
 
     def __enter__(self) -> Self:
@@ -68,7 +62,7 @@ class Outputs:
         trace: TracebackType | None,
     ) -> None:
         self._recorder.close()
-        self._each_sink(lambda sink: sink.close())
+        self._wandb.close()
         write_report(self._out)
 
     def agreed(self, config: Config) -> None:
@@ -84,22 +78,17 @@ class Outputs:
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Append a row to `metrics.jsonl`; see `fedwan.output.records`."""
-        record: Record = self._recorder.write(row)
-        self._each_sink(lambda sink: sink.write(record))
+        self._wandb.write(self._recorder.write(row))
 
-    def event(self, event: str, site: str | None, text: str) -> None:
+    def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
         """Append an event."""
-        self.record({"kind": "event", "event": event, "site": site, "text": text})
+        self.record({"kind": "event", "event": event, "site": site, "text": text, **details})
 
     def samples(self, version: int, step: int, data: bytes) -> None:
-        """Draw `samples.png`.
+        """Draw `samples.png` of a version, at a step of the run.
 
-        Args:
-            version: that the samples are of.
-            step: of the run, at that version.
-            data: safetensors with `generated` and `real`, each where it may be shown; without
-                `generated` an event says so once. They come from a site: bytes that cannot be
-                drawn become a warning.
+        `data`, from a site, is safetensors with `generated` and `real`, each where it may be shown;
+        without `generated` an event says so once. Bytes that cannot be drawn become a warning.
         """
         config = self._config
         title = (
@@ -109,18 +98,15 @@ class Outputs:
         path = self._out / "samples.png"
         try:
             tensors = load_tensors(data)
-            if "generated" not in tensors:
-                self._say_kept()
-                return
-            draw_samples(path, tensors["generated"], tensors.get("real"), title)
+            if "generated" in tensors:
+                draw_samples(path, tensors["generated"], tensors.get("real"), title)
         except (SafetensorError, ValueError, ConfigError) as error:
             text = f"samples of version {version} cannot be drawn: {' '.join(str(error).split())}"
             self.event("warning", None, text)
             return
-        self._each_sink(lambda sink: sink.picture(path, step))
-
-    def _say_kept(self) -> None:
-        if not self._is_kept_said:
+        if "generated" in tensors:
+            self._wandb.picture(path, step)
+        elif not self._is_kept_said:
             self._is_kept_said = True
             self.event("samples_kept", None, SAMPLES_KEPT)
 
@@ -138,46 +124,19 @@ class Outputs:
         """
         config = self._config
         busy_s = totals.compute_s + totals.wait_s
+        chosen = "strategy workload sites h steps seed".split()
+        summed = "bytes_up bytes_down contributions rejected rejoins late dropped quality".split()
         summary = Summary(
-            strategy=config.strategy,
-            workload=config.workload,
-            sites=config.sites,
-            h=config.h,
-            steps=config.steps,
-            seed=config.seed,
+            **{name: getattr(config, name) for name in chosen},
+            **{name: getattr(totals, name) for name in summed},
             wall_s=wall_s,
             compute_s=totals.compute_s / config.sites,
             wait_s=totals.wait_s / config.sites,
             utilisation=totals.compute_s / busy_s if busy_s else 0.0,
-            bytes_up=totals.bytes_up,
-            bytes_down=totals.bytes_down,
             rounds=versions,
-            contributions=totals.contributions,
-            rejected=totals.rejected,
-            rejoins=totals.rejoins,
-            late=totals.late,
-            dropped=totals.dropped,
             staleness=totals.staleness / max(1, totals.contributions),
-            quality=totals.quality,
             global_sha256=sha256,
         )
         write_summary(summary, self._out / "summary.json")
-        self.record(
-            {
-                "kind": "event",
-                "event": "done",
-                "site": None,
-                "text": f"{versions} rounds; global weights {sha256[:16]}",
-                "payload_bytes": payload_bytes,
-            }
-        )
-
-    def _each_sink(self, action: Callable[[Sink], None]) -> None:
-        with self._lock:
-            for sink in list(self._sinks):
-                try:
-                    action(sink)
-                except Exception as error:
-                    # Whatever a dashboard's library raises, the run matters more.
-                    self._sinks.remove(sink)
-                    _log.warning("%s is dropped: %s", type(sink).__name__, error)
+        text = f"{versions} rounds; global weights {sha256[:16]}"
+        self.event("done", None, text, payload_bytes=payload_bytes)

@@ -14,7 +14,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Lock
 from typing import Any, TextIO
@@ -23,12 +23,12 @@ from fedwan.errors import ConfigError
 from fedwan.output.files import replace_text
 
 __all__ = [
+    "NOT_A_RECORD",
     "EventRecord",
     "QualityRecord",
     "Record",
     "Recorder",
     "RoundRecord",
-    "Tail",
     "finite",
     "read_records",
     "to_record",
@@ -51,13 +51,11 @@ class RoundRecord:
     losses: Mapping[str, float | None]
     """Mean over this round's steps, by name; None where it was not finite."""
     compute_s: float
-    """Of this round."""
+    """Of this round, as are the next three."""
     wait_s: float
-    """Of this round."""
     bytes_up: int
-    """Of this round, on the wire."""
+    """On the wire."""
     bytes_down: int
-    """Of this round, on the wire."""
     norms: Mapping[str, float | None]
     """Of the contribution, by network."""
     round_s: float
@@ -110,32 +108,28 @@ class EventRecord:
 
 Record = RoundRecord | QualityRecord | EventRecord
 
+NOT_A_RECORD = (ValueError, KeyError, TypeError, AttributeError)
+"""What `to_record` of a damaged row raises."""
+_ROUND_FIELDS = frozenset(field.name for field in fields(RoundRecord))
+
 
 def to_record(row: Mapping[str, Any]) -> Record | None:
     """A row as a record; None for a kind that this version does not know.
 
     Raises:
         KeyError: something that every row of its kind holds is missing.
+        TypeError: the same.
     """
     rest = dict(row)
-    kind, t = rest.pop("kind"), float(rest.pop("t"))
+    kind, t = rest.pop("kind"), float(rest["t"])
     if kind == "round":
-        # Earlier versions wrote less.
-        names = [name for name in _ROUND_FIELDS if name in rest or name in _ROUND_ALWAYS]
-        return RoundRecord(t, **{name: rest[name] for name in names})
+        return RoundRecord(**{name: rest[name] for name in rest if name in _ROUND_FIELDS})
+    del rest["t"]
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)
     if kind == "event":
         return EventRecord(t, rest.pop("event"), rest.pop("site"), rest.pop("text"), rest)
     return None
-
-
-_ROUND_FIELDS = tuple(name for name in RoundRecord.__dataclass_fields__ if name != "t")
-_ROUND_ALWAYS = frozenset(
-    name
-    for name, value in RoundRecord.__dataclass_fields__.items()
-    if name != "t" and value.default is MISSING and value.default_factory is MISSING
-)
 
 
 class Recorder:
@@ -154,14 +148,7 @@ class Recorder:
         self._lock = Lock()
 
     def write(self, row: Mapping[str, Any]) -> Record:
-        """Append one row; `t` is filled in. Values that are not finite become null.
-
-        Args:
-            row: `kind` and what its record holds.
-
-        Returns:
-            The record.
-        """
+        """Append one row; `t` is filled in. Values that are not finite become null."""
         row = finite({"kind": row["kind"], "t": time.time(), **row})
         record = to_record(row)
         assert record is not None, f"no record is of kind {row['kind']!r}"
@@ -174,38 +161,6 @@ class Recorder:
         """Close the file."""
         with self._lock:
             self._file.close()
-
-
-class Tail:
-    """Reads a file of records while it grows: `poll()` gives what is new.
-
-    A file that was replaced, as by a run that is resumed, is read again from its beginning, and
-    `generation` counts that.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._inode = 0
-        self.generation = 0
-
-    def poll(self) -> list[Record]:
-        """Records of whole lines since the last call."""
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return []
-        if stat.st_ino != self._inode or stat.st_size < self._offset:
-            self._inode, self._offset = stat.st_ino, 0
-            self.generation += 1
-        if stat.st_size == self._offset:
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [record for line in whole.splitlines() if (record := _try_line(line)) is not None]
 
 
 def read_records(path: Path) -> list[Record]:
@@ -229,8 +184,8 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             to_record(row)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            if number == len(lines):  # No newline behind it: its writer was killed.
+        except NOT_A_RECORD:
+            if number == len(lines):  # no newline behind it: its writer was killed
                 break
             raise ConfigError(
                 f"{path} line {number} is no record ({line[:40]!r}); "
@@ -238,14 +193,6 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             ) from None
         rows.append(row)
     return rows
-
-
-def _try_line(line: bytes) -> Record | None:
-    """A record; None where a line holds none, since a live view must not end for that."""
-    try:
-        return to_record(json.loads(line))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
 
 
 def _rows_until(path: Path, version: int) -> list[dict[str, Any]]:

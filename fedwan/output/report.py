@@ -1,21 +1,22 @@
-"""`report.html`: a run on one page, whether it has ended or not."""
+"""`report.html`: a run on one page, whether it has ended or not; `report.html` here is its form."""
 
 from __future__ import annotations
 
 import base64
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedwan.config import Config, load
 from fedwan.errors import ConfigError
-from fedwan.output.chart import Bar, Series, line_chart, stacked_bars
+from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.files import replace_text
-from fedwan.output.page import card, page, section, table
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
 from fedwan.output.summary import Summary, read_summary, sync_bytes
 from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, subject
@@ -23,25 +24,21 @@ from fedwan.output.units import bytes_text, duration_text, number_text, percent_
 __all__ = ["write_report"]
 
 _MOST_EVENTS = 200
-
-Values = Mapping[str, float | None]
+_FIRST_EVENTS = 20
 
 
 def write_report(out: Path) -> Path:
-    """Write `report.html` from whatever else the run's folder holds.
-
-    Args:
-        out: the run's folder.
-
-    Returns:
-        Path of the report.
+    """Write `report.html` from whatever else the run's folder holds; gives its path.
 
     Raises:
         ConfigError: the folder holds no run, or its files are damaged.
     """
-    run = _read(out)
+    forms = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
+    )
+    forms.filters["px"] = "{:.1f}".format
     path = out / "report.html"
-    replace_text(path, _render(run))
+    replace_text(path, forms.get_template("report.html").render(_contents(_read(out))))
     return path
 
 
@@ -52,19 +49,12 @@ class _Run:
     out: Path
     config: Config
     summary: Summary | None
+    records: Sequence[Record]
     rounds: Sequence[RoundRecord]
     qualities: Sequence[QualityRecord]
     events: Sequence[EventRecord]
-
-    def by_site(self) -> dict[str, list[RoundRecord]]:
-        sites: dict[str, list[RoundRecord]] = defaultdict(list)
-        for record in self.rounds:
-            sites[record.site].append(record)
-        return dict(sorted(sites.items()))
-
-    def times(self) -> list[float]:
-        records: list[Record] = [*self.events, *self.rounds, *self.qualities]
-        return [record.t for record in records]
+    sites: Mapping[str, Sequence[RoundRecord]]
+    """Rounds by site, in name order."""
 
 
 def _read(out: Path) -> _Run:
@@ -73,83 +63,86 @@ def _read(out: Path) -> _Run:
             f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
         )
     records = read_records(out / "metrics.jsonl")
+    rounds = [r for r in records if isinstance(r, RoundRecord)]
+    sites = defaultdict(list)
+    for record in rounds:
+        sites[record.site].append(record)
     return _Run(
-        out=out,
-        config=load(out / "config.yaml", []),
-        summary=read_summary(out / "summary.json") if (out / "summary.json").exists() else None,
-        rounds=[r for r in records if isinstance(r, RoundRecord)],
-        qualities=[r for r in records if isinstance(r, QualityRecord)],
-        events=[r for r in records if isinstance(r, EventRecord)],
+        out,
+        load(out / "config.yaml", []),
+        read_summary(out / "summary.json") if (out / "summary.json").exists() else None,
+        records,
+        rounds,
+        [r for r in records if isinstance(r, QualityRecord)],
+        [r for r in records if isinstance(r, EventRecord)],
+        dict(sorted(sites.items())),
     )
 
 
-def _render(run: _Run) -> str:
-    config = run.config
-    title = f"{subject(config)} · {config.strategy}"
-    subtitle = (
-        f"{config.sites} sites · H = {config.h} · {config.steps:,} steps per site · "
-        f"seed {config.seed} · {_started(run)}"
-    )
-    is_done = run.summary is not None
-    return page(
-        title,
-        subtitle,
-        "done" if is_done else "not finished",
-        is_done,
-        [
-            f'<div class="cards">{"".join(_cards(run))}</div>',
-            section("Samples of the EMA weights", _samples(run)),
-            section("What the doctor found", _findings(run)),
-            section("Training", f'<div class="charts">{"".join(_charts(run))}</div>'),
-            section("Sites", _sites(run)),
-            section("Events", _events(run)),
-            section("Configuration", _configuration(run)),
-        ],
-    )
+def _contents(run: _Run) -> dict[str, Any]:
+    config, picture = run.config, run.out / "samples.png"
+    began = "no record yet"
+    if run.records:
+        began = f"{datetime.fromtimestamp(run.records[0].t, UTC):%Y-%m-%d %H:%M} UTC"
+    return {
+        "width": WIDTH,
+        "title": f"{subject(config)} · {config.strategy}",
+        "subtitle": f"{config.sites} sites · H = {config.h} · {config.steps:,} steps per site · "
+        f"seed {config.seed} · {began}",
+        "is_done": run.summary is not None,
+        "cards": _cards(run),
+        "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",
+        "no_picture": next((e.text for e in run.events if e.event == "samples_kept"), ""),
+        "findings": [_finding(e) for e in run.events if e.event == "finding"],
+        "charts": [chart for chart in _charts(run) if chart is not None],
+        "sites": [_site(name, rounds) for name, rounds in run.sites.items()],
+        "events": _events(run),
+        "config_text": (run.out / "config.yaml").read_text(encoding="utf-8"),
+    }
 
 
-def _started(run: _Run) -> str:
-    times = run.times()
-    if not times:
-        return "no record yet"
-    return f"{datetime.fromtimestamp(min(times), UTC):%Y-%m-%d %H:%M} UTC"
+def _sum(rounds: Sequence[RoundRecord], name: str) -> float:
+    return float(sum(getattr(record, name) for record in rounds))
 
 
-def _cards(run: _Run) -> list[str]:
-    up = sum(record.bytes_up for record in run.rounds)
-    down = sum(record.bytes_down for record in run.rounds)
-    compute = sum(record.compute_s for record in run.rounds)
-    wait = sum(record.wait_s for record in run.rounds)
-    times = run.times()
-    wall = max(times) - min(times) if times else 0.0
-    utilisation = compute / (compute + wait) if compute + wait else None
+def _utilisation(rounds: Sequence[RoundRecord]) -> float | None:
+    compute_s = _sum(rounds, "compute_s")
+    busy_s = compute_s + _sum(rounds, "wait_s")
+    return compute_s / busy_s if busy_s else None
+
+
+def _cards(run: _Run) -> list[tuple[str, str, str]]:
+    up, down = _sum(run.rounds, "bytes_up"), _sum(run.rounds, "bytes_down")
+    wall_s = run.records[-1].t - run.records[0].t if run.records else 0.0
+    utilisation, summary = _utilisation(run.rounds), run.summary
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
-    if (summary := run.summary) is not None:
-        up, down, wall = summary.bytes_up, summary.bytes_down, summary.wall_s
+    if summary is not None:
+        up, down, wall_s = summary.bytes_up, summary.bytes_down, summary.wall_s
         utilisation = summary.utilisation
         sync = sync_bytes(summary, run.events)
         if sync and up + down and summary.strategy != "sync":
-            fewer = (
-                f"synchronous training: {bytes_text(sync)}, {sync / (up + down):,.1f} times more"
-            )
+            times = f"{sync / (up + down):,.1f} times more"
+            fewer = f"synchronous training: {bytes_text(sync)}, {times}"
     version = max((record.version for record in run.rounds), default=0)
-    step = min((rows[-1].step for rows in run.by_site().values()), default=0)
-    rejoins = sum(event.event == "rejoin" for event in run.events)
-    rejected = sum(event.event == "rejected" for event in run.events)
+    step = min((rounds[-1].step for rounds in run.sites.values()), default=0)
+    happened = [event.event for event in run.events]
     return [
-        card("Fréchet distance", *_quality_card(run)),
-        card("Sent over the wire", bytes_text(up + down), fewer),
-        card("Utilisation", percent_text(utilisation), "share of the time that sites compute"),
-        card("Time", duration_text(wall), f"{step:,} of {run.config.steps:,} steps"),
-        card("Rounds", f"{version:,}", f"{rejoins} rejoined, {rejected} rejected"),
+        ("Fréchet distance", *_quality(run)),
+        ("Sent over the wire", bytes_text(up + down), fewer),
+        ("Utilisation", percent_text(utilisation), "share of the time that sites compute"),
+        ("Time", duration_text(wall_s), f"{step:,} of {run.config.steps:,} steps"),
+        (
+            "Rounds",
+            f"{version:,}",
+            f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected",
+        ),
     ]
 
 
-def _quality_card(run: _Run) -> tuple[str, str]:
+def _quality(run: _Run) -> tuple[str, str]:
     if not run.qualities:
         return number_text(None), "not measured yet"
-    last = run.qualities[-1]
-    fd, floor = last.figure("fd"), last.figure("fd_floor")
+    fd, floor = run.qualities[-1].figure("fd"), run.qualities[-1].figure("fd_floor")
     untrained = next((q.figure("fd") for q in run.qualities if q.version == 0), None)
     detail = f"floor {number_text(floor)}"
     if fd and floor:
@@ -157,145 +150,84 @@ def _quality_card(run: _Run) -> tuple[str, str]:
     return number_text(fd), f"{detail}; untrained {number_text(untrained)}"
 
 
-def _charts(run: _Run) -> list[str]:
-    return [
-        *_quality_charts(run),
-        *_per_site("Loss", run, lambda record: record.losses),
-        _bytes_chart(run),
-        _time_chart(run),
-        *_per_site("Norm of the contribution", run, lambda record: record.norms),
-    ]
+def _charts(run: _Run) -> Iterator[Chart | None]:
+    def figures(name: str) -> list[tuple[float, float | None]]:
+        return [(q.step, q.figure(name)) for q in run.qualities]
 
-
-def _quality_charts(run: _Run) -> list[str]:
-    fds = [(float(q.step), q.figure("fd")) for q in run.qualities]
-    floors = [(float(q.step), q.figure("fd_floor")) for q in run.qualities]
-    known = [y for _, y in (*fds, *floors) if y]
+    known = [y for _, y in (*figures("fd"), *figures("fd_floor")) if y]
     is_wide = bool(known) and max(known) > 20 * min(known)
-    charts = [
-        line_chart(
-            "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else ""),
-            [Series("EMA", fds), Series("floor (real against real)", floors, is_reference=True)],
-            "step",
-            number_text,
-            log_y=is_wide,
-        )
-    ]
-    shares = [
-        Series(name, [(float(q.step), q.figure(name)) for q in run.qualities], color)
-        for color, name in enumerate(("precision", "recall"))
-    ]
-    charts.append(line_chart("Precision and recall", shares, "step", number_text))
-    return charts
-
-
-def _per_site(what: str, run: _Run, values_of: Callable[[RoundRecord], Values]) -> list[str]:
-    """One chart per name, one line per site."""
-    sites = run.by_site()
-    names = sorted({name for record in run.rounds for name in values_of(record)})
-    return [
-        line_chart(
-            f"{what}: {name}",
-            [
-                Series(site, [(float(r.step), values_of(r).get(name)) for r in rows], color)
-                for color, (site, rows) in enumerate(sites.items())
-            ],
-            "step",
-            number_text,
-        )
-        for name in names
-    ]
-
-
-def _bytes_chart(run: _Run) -> str:
-    steps = [float(record.step) for record in run.rounds]
-    up = accumulate(float(record.bytes_up) for record in run.rounds)
-    down = accumulate(float(record.bytes_down) for record in run.rounds)
-    # One point per step: what all sites had sent by then.
-    series = [
-        Series(name, sorted(dict(zip(steps, sums, strict=True)).items()), color)
-        for color, (name, sums) in enumerate((("up", up), ("down", down)))
-    ]
-    return line_chart("Bytes on the wire, all sites", series, "step", bytes_text)
-
-
-def _time_chart(run: _Run) -> str:
-    bars = [
-        Bar(
-            site,
-            (
-                ("compute", sum(record.compute_s for record in rows)),
-                ("wait", sum(record.wait_s for record in rows)),
-            ),
-        )
-        for site, rows in run.by_site().items()
-    ]
-    return stacked_bars("Where the time of each site went", bars, duration_text)
-
-
-def _sites(run: _Run) -> str:
-    rows = []
-    for site, records in run.by_site().items():
-        compute = sum(record.compute_s for record in records)
-        wait = sum(record.wait_s for record in records)
-        rows.append(
-            [
-                site,
-                f"{len({record.version for record in records}):,}",
-                f"{records[-1].step:,}",
-                duration_text(compute),
-                duration_text(wait),
-                percent_text(compute / (compute + wait) if compute + wait else None),
-                bytes_text(sum(record.bytes_up for record in records)),
-                bytes_text(sum(record.bytes_down for record in records)),
-            ]
-        )
-    header = ["site", "rounds", "steps", "compute", "wait", "utilisation", "up", "down"]
-    return table(header, rows, num_from=1)
-
-
-def _findings(run: _Run) -> str:
-    rows = [
+    yield line_chart(
+        "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else ""),
         [
-            str(e.details.get("version", "")),
-            e.site or "all",
-            str(e.details.get("network") or "all"),
-            str(e.details.get("finding", "")).replace("_", " "),
-            str(e.details.get("why", "")),
-            str(e.details.get("mend", "")),
+            Series("EMA", figures("fd")),
+            Series("floor (real against real)", figures("fd_floor"), is_reference=True),
+        ],
+        number_text,
+        is_wide,
+    )
+    shares = [Series(name, figures(name)) for name in ("precision", "recall")]
+    yield line_chart("Precision and recall", shares, number_text)
+    yield from _per_site("Loss", run, lambda record: record.losses)
+    # One point per step: what all sites had sent by then.
+    sent = []
+    for name in ("up", "down"):
+        sums = accumulate(getattr(record, f"bytes_{name}") for record in run.rounds)
+        steps = (record.step for record in run.rounds)
+        sent.append(Series(name, sorted(dict(zip(steps, sums, strict=True)).items())))
+    yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
+    busy = {
+        site: (_sum(rounds, "compute_s"), _sum(rounds, "wait_s"))
+        for site, rounds in run.sites.items()
+    }
+    title = "Where the time of each site went"
+    yield stacked_bars(title, ("compute", "wait"), busy, duration_text)
+    yield from _per_site("Norm of the contribution", run, lambda record: record.norms)
+
+
+def _per_site(
+    what: str, run: _Run, values_of: Callable[[RoundRecord], Mapping[str, float | None]]
+) -> Iterator[Chart | None]:
+    """One chart per name, one line per site."""
+    for name in sorted({name for record in run.rounds for name in values_of(record)}):
+        series = [
+            Series(site, [(r.step, values_of(r).get(name)) for r in rounds])
+            for site, rounds in run.sites.items()
         ]
-        for e in run.events
-        if e.event == "finding"
+        yield line_chart(f"{what}: {name}", series, number_text)
+
+
+def _site(name: str, rounds: Sequence[RoundRecord]) -> list[str]:
+    return [
+        name,
+        f"{len({record.version for record in rounds}):,}",
+        f"{rounds[-1].step:,}",
+        duration_text(_sum(rounds, "compute_s")),
+        duration_text(_sum(rounds, "wait_s")),
+        percent_text(_utilisation(rounds)),
+        bytes_text(_sum(rounds, "bytes_up")),
+        bytes_text(_sum(rounds, "bytes_down")),
     ]
-    return table(["round", "site", "network", "finding", "why", "mend"], rows)
 
 
-def _events(run: _Run) -> str:
-    events = list(run.events)
-    skipped = len(events) - _MOST_EVENTS
-    if skipped > 0:
-        # How it began and how it ended tell more than the middle.
-        events = events[:20] + events[20 + skipped :]
+def _finding(event: EventRecord) -> list[str]:
+    details = event.details
+    return [
+        str(details.get("version", "")),
+        event.site or "all",
+        str(details.get("network") or "all"),
+        str(details.get("finding", "")).replace("_", " "),
+        str(details.get("why", "")),
+        str(details.get("mend", "")),
+    ]
+
+
+def _events(run: _Run) -> list[list[str]]:
     rows = [
         [f"{datetime.fromtimestamp(e.t, UTC):%H:%M:%S}", e.event, e.site or "", e.text]
-        for e in events
+        for e in run.events
     ]
-    if skipped > 0:
-        rows.insert(20, ["…", f"{skipped} more", "", "see metrics.jsonl"])
-    return table(["UTC", "event", "site", ""], rows)
-
-
-def _samples(run: _Run) -> str:
-    path = run.out / "samples.png"
-    if not path.is_file():
-        texts = [event.text for event in run.events if event.event == "samples_kept"]
-        return f'<div class="panel">{escape(texts[0])}</div>' if texts else ""
-    data = base64.b64encode(path.read_bytes()).decode()
-    image = f'<img class="samples" alt="generated samples" src="data:image/png;base64,{data}">'
-    return f'<div class="panel">{image}</div>'
-
-
-def _configuration(run: _Run) -> str:
-    text = escape((run.out / "config.yaml").read_text(encoding="utf-8"))
-    details = f"<details><summary>config.yaml</summary><pre>{text}</pre></details>"
-    return f'<div class="panel">{details}</div>'
+    skipped = len(rows) - _MOST_EVENTS
+    if skipped > 0:  # how it began and how it ended tell more than the middle
+        rest = rows[_FIRST_EVENTS + skipped :]
+        rows = [*rows[:_FIRST_EVENTS], ["…", f"{skipped} more", "", "see metrics.jsonl"], *rest]
+    return rows

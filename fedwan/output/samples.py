@@ -35,18 +35,12 @@ Floats = NDArray[np.float32]
 
 
 def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> None:
-    """Draw samples to a PNG; the same samples give the same bytes.
+    """Draw samples to a PNG, replaced whole; the same samples give the same bytes.
 
-    Where real samples have more channels than generated ones, they are pairs: the first channels
-    are what was given, drawn as a picture of their own, and the others what was to be made of it.
-
-    Args:
-        path: of the picture; replaced whole.
-        generated: samples, a tensor on any device or an array: images (num, 1 or 3, height, width)
-            in [-1, 1], or points (num, 2).
-        real: as many or fewer real samples of the same shape, or with 1 or 3 channels before it, or
-            None to show none.
-        title: a line above.
+    Samples are tensors or arrays: images (num, 1 or 3, height, width) in [-1, 1], or points (num,
+    2). Where real samples have more channels than generated ones, they are pairs: the first
+    channels are what was given, drawn as a picture of their own, and the others what was to be made
+    of it.
 
     Raises:
         ValueError: samples are neither images nor points, or the two do not match.
@@ -60,12 +54,15 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
             panels.insert(0, ("given", given))
         panels.append(("real, held out", theirs))
     if ours.ndim == 2 and ours.shape[1] == 2:
-        data = _draw_points(panels, title)
+        figure = _draw_points(panels, title)
     elif ours.ndim == 4 and ours.shape[1] in (1, 3):
-        data = _draw_images(panels, title)
+        figure = _draw_images(panels, title)
     else:
         raise ValueError(f"samples of shape {ours.shape} are neither images nor points")
-    replace_bytes(path, data)
+    buffer = io.BytesIO()
+    # Without the library's version in it, equal pictures are equal files.
+    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    replace_bytes(path, buffer.getvalue())
 
 
 def _as_array(samples: Any) -> Floats:
@@ -83,7 +80,7 @@ def _part(theirs: Floats, ours: Floats) -> tuple[Floats | None, Floats]:
     return (theirs[:, :num_given] if num_given else None), rest
 
 
-def _draw_images(panels: list[tuple[str, Floats]], title: str) -> bytes:
+def _draw_images(panels: list[tuple[str, Floats]], title: str) -> Any:
     count = len(panels[0][1])
     columns = math.ceil(math.sqrt(count))
     mosaics = [(name, _mosaic(images[:count], columns)) for name, images in panels]
@@ -96,28 +93,24 @@ def _draw_images(panels: list[tuple[str, Floats]], title: str) -> bytes:
         _caption(figure, name, left, height)
         # Pixel for pixel: resampling would blur what is to be judged.
         figure.figimage(mosaic, left, _MARGIN_PX + grid_height - mosaic.shape[0], origin="upper")
-    return _encode(figure)
+    return figure
 
 
 def _mosaic(images: Floats, columns: int) -> Floats:
     """(num, channels, height, width) in [-1, 1] to one (H, W, 3) picture in [0, 1]."""
-    _, channels, height, width = images.shape
+    scale = max(1, round(_GRID_PX / (columns * images.shape[3])))
     images = np.nan_to_num(np.clip(images * 0.5 + 0.5, 0.0, 1.0))
-    scale = max(1, round(_GRID_PX / (columns * width)))
+    tiles = images.repeat(scale, axis=2).repeat(scale, axis=3).transpose(0, 2, 3, 1)
+    height, width = tiles.shape[1] + _GAP_PX, tiles.shape[2] + _GAP_PX
     rows = math.ceil(len(images) / columns)
-    cell_h, cell_w = height * scale + _GAP_PX, width * scale + _GAP_PX
-    canvas = np.full((rows * cell_h - _GAP_PX, columns * cell_w - _GAP_PX, 3), 1.0, np.float32)
-    for index, image in enumerate(images):
-        row, column = divmod(index, columns)
-        tile = np.repeat(np.repeat(image, scale, axis=1), scale, axis=2).transpose(1, 2, 0)
-        top, left = row * cell_h, column * cell_w
-        canvas[top : top + height * scale, left : left + width * scale] = np.broadcast_to(
-            tile, (height * scale, width * scale, 3)
-        )
-    return canvas
+    canvas = np.ones((rows * height, columns * width, 3), np.float32)
+    for index, tile in enumerate(tiles):
+        top, left = index // columns * height, index % columns * width
+        canvas[top : top + height - _GAP_PX, left : left + width - _GAP_PX] = tile
+    return canvas[:-_GAP_PX, :-_GAP_PX]
 
 
-def _draw_points(panels: list[tuple[str, Floats]], title: str) -> bytes:
+def _draw_points(panels: list[tuple[str, Floats]], title: str) -> Any:
     side = 2 * _MARGIN_PX  # Room for the numbers at the axes.
     width = len(panels) * (side + _GRID_PX) + _MARGIN_PX
     height = _TITLE_PX + _CAPTION_PX + _GRID_PX + _MARGIN_PX
@@ -139,7 +132,7 @@ def _draw_points(panels: list[tuple[str, Floats]], title: str) -> bytes:
         axes.set_axisbelow(True)
         for spine in axes.spines.values():
             spine.set_color("#d5dae1")
-    return _encode(figure)
+    return figure
 
 
 def _figure(width: int, height: int, title: str) -> Any:
@@ -166,10 +159,3 @@ def _caption(figure: Any, name: str, left: int, height: int) -> None:
     figure.text(
         left / width, 1 - (_TITLE_PX + 4) / height, name, va="top", fontsize=9, color=_MUTED
     )
-
-
-def _encode(figure: Any) -> bytes:
-    buffer = io.BytesIO()
-    # Without the library's version in it, equal pictures are equal files.
-    figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
-    return buffer.getvalue()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from rich.table import Table
 
 from fedwan.errors import ConfigError
 from fedwan.output.files import replace_text
-from fedwan.output.records import EventRecord, QualityRecord, Record
+from fedwan.output.records import EventRecord, QualityRecord, Record, finite
 from fedwan.output.units import bytes_text, duration_text, number_text, percent_text
 
 __all__ = ["Summary", "read_summary", "render_summary", "sync_bytes", "write_summary"]
@@ -60,8 +59,7 @@ class Summary:
 
 def write_summary(summary: Summary, path: Path) -> None:
     """Write `summary.json`; figures that are not finite become null."""
-    row = dataclasses.asdict(summary)
-    row["quality"] = {key: _finite(value) for key, value in summary.quality.items()}
+    row = finite(dataclasses.asdict(summary))
     replace_text(path, json.dumps(row, indent=2, allow_nan=False) + "\n")
 
 
@@ -98,10 +96,7 @@ def sync_bytes(summary: Summary, records: Sequence[Record]) -> int | None:
 def render_summary(summary: Summary, records: Sequence[Record], out: Path) -> Panel:
     """A run on one screen: quality, bytes, time, faults, and where to look.
 
-    Args:
-        summary: the run's.
-        records: the run's; for the untrained model's quality and the size of the networks.
-        out: the run's folder.
+    The records tell the untrained model's quality and the size of the networks.
     """
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
@@ -115,79 +110,59 @@ def render_summary(summary: Summary, records: Sequence[Record], out: Path) -> Pa
     return Panel(table, title=title, box=box.ROUNDED, expand=False, padding=(1, 2))
 
 
-def _lines(summary: Summary, records: Sequence[Record], out: Path) -> list[tuple[str, str]]:
-    lines = [("quality", _quality_text(summary, records))]
+def _lines(summary: Summary, records: Sequence[Record], out: Path) -> Iterator[tuple[str, str]]:
+    yield "quality", _quality_text(summary, records)
     sent = summary.bytes_up + summary.bytes_down
     detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
-    lines.append(("bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"))
+    yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
     sync = sync_bytes(summary, records)
     if sync is not None and sent and summary.strategy != "sync":
         times = f"{sync / sent:,.0f}" if sync >= 10 * sent else f"{sync / sent:.1f}"
-        lines.append(
-            (
-                "",
-                f"synchronous training would have sent {bytes_text(sync)}: "
-                f"[bold green]{times} times more[/]",
-            )
-        )
-    lines.append(
-        (
-            "time",
-            f"{duration_text(summary.wall_s)} in all; each site computed "
-            f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
-            f"(utilisation {percent_text(summary.utilisation)})",
-        )
+        would = f"synchronous training would have sent {bytes_text(sync)}"
+        yield "", f"{would}: [bold green]{times} times more[/]"
+    yield (
+        "time",
+        f"{duration_text(summary.wall_s)} in all; each site computed "
+        f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
+        f"(utilisation {percent_text(summary.utilisation)})",
     )
-    lines.append(
-        (
-            "rounds",
-            f"{summary.rounds:,}, from {summary.contributions:,} contributions; "
-            f"{summary.rejected} rejected; sites rejoined {summary.rejoins} times",
-        )
+    yield (
+        "rounds",
+        f"{summary.rounds:,}, from {summary.contributions:,} contributions; "
+        f"{summary.rejected} rejected; sites rejoined {summary.rejoins} times",
     )
     if summary.late or summary.dropped:
-        lines.append(
-            (
-                "staleness",
-                f"{summary.staleness:.1f} versions on average; {summary.late:,} contributions "
-                f"merged late, {summary.dropped:,} dropped",
-            )
+        yield (
+            "staleness",
+            f"{summary.staleness:.1f} versions on average; {summary.late:,} contributions "
+            f"merged late, {summary.dropped:,} dropped",
         )
-    lines.append(("weights", f"sha256 {summary.global_sha256[:16]}…"))
+    yield "weights", f"sha256 {summary.global_sha256[:16]}…"
     picture = out / "samples.png"
     is_kept = any(isinstance(r, EventRecord) and r.event == "samples_kept" for r in records)
     is_there = picture.is_file() or not is_kept
-    lines.append(("samples", f"[cyan]{picture}[/]" if is_there else "stay with the sites"))
-    lines.append(("report", f"[cyan]{out / 'report.html'}[/]"))
-    return lines
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    yield "samples", f"[cyan]{picture}[/]" if is_there else "stay with the sites"
+    yield "report", f"[cyan]{out / 'report.html'}[/]"
 
 
 def _quality_text(summary: Summary, records: Sequence[Record]) -> str:
-    fd, floor = summary.quality.get("fd"), summary.quality.get("fd_floor")
+    figures = {
+        name: value
+        for name, value in summary.quality.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    fd, floor = figures.get("fd"), figures.get("fd_floor")
     if fd is None:
-        others = [
-            f"{name} {number_text(v)}" for name, v in summary.quality.items() if _is_number(v)
-        ]
+        others = [f"{name} {number_text(value)}" for name, value in figures.items()]
         return "; ".join(others) or "not measured: the script gives no evaluate="
     text = f"Fréchet distance [bold]{number_text(fd)}[/]; real data itself {number_text(floor)}"
     if fd and floor:
         text += f" ({fd / floor:.1f} times the floor)"
-    untrained = next(
-        (r.figure("fd") for r in records if isinstance(r, QualityRecord) and r.version == 0), None
-    )
-    if untrained is not None:
-        text += f"; untrained {number_text(untrained)}"
-    others = [
-        f"{name} {number_text(summary.quality[name])}"
-        for name in ("precision", "recall")
-        if summary.quality.get(name) is not None
-    ]
-    return "; ".join([text, *others])
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    for record in records:
+        if isinstance(record, QualityRecord) and record.version == 0:
+            text += f"; untrained {number_text(record.figure('fd'))}"
+            break
+    for name in ("precision", "recall"):
+        if name in figures:
+            text += f"; {name} {number_text(figures[name])}"
+    return text

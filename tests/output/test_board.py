@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fedwan.output.board import Board
+from fedwan.output.board import Board, Follower
+from fedwan.output.records import Recorder
 from tests.output.runs import event, make_config, quality_row, record_of, round_row
 
 
@@ -81,3 +82,33 @@ def test_it_remembers_the_untrained_model(board: Board) -> None:
     board.take(record_of(quality_row(0, 80.0), 1.0))
     board.take(record_of(quality_row(2, 0.9), 2.0))
     assert (board.fd_untrained, board.fd, board.fd_floor) == (80.0, 0.9, 0.4)
+
+
+def test_a_follower_takes_whole_lines_once_and_passes_over_what_is_damaged(tmp_path: Path) -> None:
+    follower = Follower(tmp_path, make_config(tmp_path))
+    assert not follower.poll()
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder.write(round_row(1, "s1"))
+    assert follower.poll() and not follower.poll()
+    assert follower.board.sites["s1"].bytes_up == 1000
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('nonsense\n{"kind":"event","t":1e12,"event":"warn')
+        file.flush()
+        follower.poll()
+        file.write('ing","site":null,"text":"late"}\n')
+    follower.poll()
+    assert [event.text for event in follower.board.news] == ["late"]
+    recorder.close()
+
+
+def test_a_follower_begins_again_when_a_resumed_run_replaces_the_file(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    for version in (1, 2, 3):
+        recorder.write(round_row(version, "s1"))
+    recorder.close()
+    follower = Follower(tmp_path, make_config(tmp_path))
+    follower.poll()
+    assert follower.board.version == 3
+    Recorder(tmp_path / "metrics.jsonl", resume_version=2).close()
+    follower.poll()
+    assert follower.board.version == 2 and follower.board.sites["s1"].bytes_up == 2000

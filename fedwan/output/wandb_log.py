@@ -1,63 +1,46 @@
-"""Where records go besides `metrics.jsonl`: Weights & Biases, if the run asks for it.
-
-A sink that breaks in mid-run is dropped with a warning: a dashboard must not end a training run.
-"""
+"""Metrics and pictures to Weights & Biases, if `log.wandb` asks for it."""
 
 from __future__ import annotations
 
 import dataclasses
+import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from threading import Lock
+from typing import Any
 
 from fedwan.config import Config
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.output.files import replace_text
-from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
+from fedwan.output.records import EventRecord, QualityRecord, Record
 
-__all__ = ["Sink", "WandbSink", "metrics_of", "open_sinks"]
+__all__ = ["WandbLog", "metrics_of"]
 
-
-class Sink(Protocol):
-    """Takes what the recorder takes, after it."""
-
-    def write(self, record: Record) -> None:
-        """A record was written."""
-        ...
-
-    def picture(self, path: Path, step: int) -> None:
-        """A picture of samples was drawn."""
-        ...
-
-    def close(self) -> None:
-        """The run has ended."""
-        ...
+_log = logging.getLogger(__name__)
 
 
-def open_sinks(config: Config, out: Path) -> list[Sink]:
-    """The sinks that a configuration asks for.
+class WandbLog:
+    """Takes what the recorder takes, after it; does nothing if `log.wandb=disabled`.
 
-    Raises:
-        ConfigError: wandb is not installed or cannot be reached, or `log.wandb=online` without a
-            login.
-    """
-    return [] if config.log.wandb == "disabled" else [WandbSink(config, out)]
-
-
-class WandbSink:
-    """Metrics and pictures to Weights & Biases; `log.wandb` says online or offline.
+    If it breaks in mid-run it is dropped with a warning: a dashboard must not end a training run.
 
     Args:
         config: resolved; becomes the run's configuration there.
         out: the run's folder. The run's name there is kept in it, so that a resumed run goes on.
+
+    Raises:
+        ConfigError: wandb is not installed or cannot be reached, or there is no login.
     """
 
     def __init__(self, config: Config, out: Path) -> None:
+        self._run: Any = None
+        self._lock = Lock()
+        if config.log.wandb == "disabled":
+            return
         # Imported only when asked for: it takes half a second, and starts a service.
-        wandb = require("wandb", "wandb")
-        self._wandb = wandb
+        self._wandb = wandb = require("wandb", "wandb")
         settings = wandb.Settings(
             console="off",
             silent=True,
@@ -69,7 +52,7 @@ class WandbSink:
         try:
             self._run = wandb.init(
                 project="fedwan",
-                mode="online" if config.log.wandb == "online" else "offline",
+                mode=config.log.wandb,
                 dir=str(out),
                 id=_run_id(out),
                 resume="allow",
@@ -87,17 +70,26 @@ class WandbSink:
         self._run.define_metric("*", step_metric="step")
 
     def write(self, record: Record) -> None:
-        """See `Sink`."""
+        """Log a record."""
         if metrics := metrics_of(record):
-            self._run.log(metrics)
+            self._try(lambda run: run.log(metrics))
 
     def picture(self, path: Path, step: int) -> None:
-        """See `Sink`."""
-        self._run.log({"step": step, "samples": self._wandb.Image(str(path))})
+        """Log a picture of samples."""
+        self._try(lambda run: run.log({"step": step, "samples": self._wandb.Image(str(path))}))
 
     def close(self) -> None:
-        """See `Sink`."""
-        self._run.finish()
+        """The run has ended."""
+        self._try(lambda run: run.finish())
+
+    def _try(self, action: Callable[[Any], object]) -> None:
+        with self._lock:
+            try:
+                if self._run is not None:
+                    action(self._run)
+            except Exception as error:  # whatever the library raises, the run matters more
+                self._run = None
+                _log.warning("Weights & Biases is dropped: %s", error)
 
 
 def metrics_of(record: Record) -> dict[str, float]:
@@ -108,21 +100,16 @@ def metrics_of(record: Record) -> dict[str, float]:
     if isinstance(record, QualityRecord):
         names = (name for name in record.figures if record.figure(name) is not None)
         return metrics | {f"quality/{name}": record.figures[name] for name in names}
-    return metrics | _round_metrics(record)
-
-
-def _round_metrics(record: RoundRecord) -> dict[str, float]:
     site = record.site
-    metrics: dict[str, float] = {f"{site}/samples": record.samples, "round_s": record.round_s}
-    for name in ("compute_s", "wait_s", "bytes_up", "bytes_down"):
+    metrics["round_s"] = record.round_s
+    for name in ("samples", "compute_s", "wait_s", "bytes_up", "bytes_down"):
         metrics[f"{site}/{name}"] = getattr(record, name)
-    groups: list[tuple[str, Mapping[str, Any]]] = [
+    for group, values in (
         ("loss", record.losses),
         ("norm", record.norms),
         ("cosine", record.cosines),
         ("figure", record.figures),
-    ]
-    for group, values in groups:
+    ):
         for name, value in values.items():
             if value is not None:
                 metrics[f"{site}/{group}/{name}"] = value
