@@ -13,7 +13,7 @@ import typer
 from fedwan.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fedwan.doctor.finding import Finding
+    from fedwan.doctor.diagnosis import Finding
     from fedwan.output.records import Record
 
 __all__ = ["run"]

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fedwan.coordinator.gathering import Merged
-from fedwan.doctor.directions import Direction, Directions
-from fedwan.doctor.live import LiveDoctor, bounded
-from fedwan.doctor.sampling import Sample
+from fedwan.doctor.diagnosis import LiveDoctor
+from fedwan.doctor.sampling import Direction, Directions, Sample, bounded
 from fedwan.fragments import Fragment
 
 __all__ = ["RoundRows"]
+
+_LOOK_EVERY = 8
+"""Rounds between two looks of the doctor."""
 
 
 class RoundRows:
@@ -28,6 +30,8 @@ class RoundRows:
         self._corrects = corrects
         self._directions: dict[int, Directions] = {}
         self._doctor = LiveDoctor()
+        self._unseen: list[list[dict[str, Any]]] = []
+        """Rows of the rounds since the doctor's last look."""
 
     def add(
         self,
@@ -38,7 +42,7 @@ class RoundRows:
         run_step: int,
         round_s: float,
     ) -> None:
-        """A row for each contribution, and one for each thing that the doctor finds.
+        """A row for each contribution; now and then one for each thing that the doctor finds.
 
         Args:
             fragment: which.
@@ -60,7 +64,16 @@ class RoundRows:
         rows = [shared | _row(m, compared[m.contribution.site]) for m in merged]
         if self._corrects:
             rows = [row | {"backward": {}} for row in rows]
-        for row in [*rows, *self._doctor.look(rows)]:
+        for row in rows:
+            self._record(row)
+        self._unseen.append(rows)
+        if len(self._unseen) == _LOOK_EVERY:
+            self.look()
+
+    def look(self) -> None:
+        """A row for each thing that the doctor finds in the rounds since its last look."""
+        rounds, self._unseen = self._unseen, []
+        for row in self._doctor.look(rounds):
             self._record(row)
 
 

@@ -120,6 +120,7 @@ class Rounds:
             while model.version == version:
                 self._round(model, self._next(model))
             self._after_version(model, before)
+        self._rows.look()
         self._final_quality(model)
         self._servicer.finish("the run is complete", is_complete=True)
         # A live site on a slow link may still be fetching the last update.

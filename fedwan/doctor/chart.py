@@ -5,7 +5,7 @@ Everything that a record holds gets a name:
     lr/NETWORK, x/low, memory/NETWORK …    the site's own figures, see `fedwan.site.vitals`
     loss/NAME                              losses; infinite where they were not finite
     norm/NETWORK                           over the median of the other sites' latest, per fragment
-    cosine/ agreement/ backward/NETWORK    see `fedwan.doctor.directions`
+    cosine/ agreement/ backward/NETWORK    see `fedwan.doctor.sampling`
     staleness                              versions by which contributions came late
 
 Medians, over a site's last few rounds and then over sites: one odd round, or one odd site among
@@ -28,15 +28,14 @@ PAST = 8
 FEWEST_OTHERS = 2
 """With whom a site is compared: of two sites nobody can say which one is odd."""
 
-_Values = dict[str, deque[float]]
-
 
 class Chart:
     """What is known of a run, built record by record."""
 
     def __init__(self) -> None:
         self.version = 0
-        self._values: dict[str, _Values] = {}
+        self._values: dict[str, dict[str, deque[float]]] = {}
+        """By site and name."""
         self._first: dict[str, dict[str, float]] = {}
         """By name and site."""
         self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
@@ -62,70 +61,57 @@ class Chart:
                 self._first.setdefault(name, {}).setdefault(record.site, value)
 
     def _named(self, record: RoundRecord) -> dict[str, float]:
-        named = {"staleness": float(record.staleness)}
-        named |= {name: value for name, value in record.figures.items() if value is not None}
+        named: dict[str, float | None] = {"staleness": float(record.staleness), **record.figures}
         for name, loss in record.losses.items():
             named[f"loss/{name}"] = math.inf if loss is None else loss
-        for what, values in (
-            ("cosine", record.cosines),
-            ("agreement", record.agreement),
-            ("backward", record.backward),
-        ):
-            named |= {f"{what}/{n}": value for n, value in values.items() if value is not None}
-        for network, norm in record.norms.items():
-            others = self._other_norms(record, network)
-            if norm is not None and len(others) >= FEWEST_OTHERS and statistics.median(others):
-                named[f"norm/{network}"] = norm / statistics.median(others)
-        return named
+        for network in record.norms:
+            named[f"norm/{network}"] = self._relative_norm(record, network)
+        for what in ("cosine", "agreement", "backward"):
+            values = getattr(record, "cosines" if what == "cosine" else what)
+            named |= {f"{what}/{network}": value for network, value in values.items()}
+        return {name: value for name, value in named.items() if value is not None}
 
-    def _other_norms(self, record: RoundRecord, network: str) -> list[float]:
+    def _relative_norm(self, record: RoundRecord, network: str) -> float | None:
         latest = self._norms[record.fragment].items()
         norms = [norms.get(network) for site, norms in latest if site != record.site]
-        return [norm for norm in norms if norm is not None]
+        others = [norm for norm in norms if norm is not None]
+        mine = record.norms[network]
+        if mine is None or len(others) < FEWEST_OTHERS or not statistics.median(others):
+            return None
+        return mine / statistics.median(others)
 
     def names(self, site: str, what: str) -> list[str]:
         """What follows `what/` in the names that a site has values of: networks, or losses."""
         prefix = f"{what}/"
         return sorted(n.removeprefix(prefix) for n in self._values[site] if n.startswith(prefix))
 
-    def past(self, site: str, name: str) -> list[float]:
+    def everywhere(self, what: str) -> list[str]:
+        """What follows `what/` at any site."""
+        return sorted({name for site in self.sites for name in self.names(site, what)})
+
+    def past(self, site: str, name: str, rounds: int = PAST) -> list[float]:
         """A site's latest values, oldest first."""
-        return list(self._values.get(site, {}).get(name, ()))
+        return list(self._values[site].get(name, ()))[-rounds:]
 
     def began(self, site: str, name: str) -> float:
         """The largest of the other sites' first values ever; 0 where there are none."""
         firsts = self._first.get(name, {}).items()
         return max((value for other, value in firsts if other != site), default=0.0)
 
-    def steady(self, site: str, name: str, rounds: int) -> float | None:
-        """Median of a site's last values; None unless there are so many."""
-        known = self._values.get(site, {}).get(name, ())
-        return self._median(site, name, rounds) if len(known) >= rounds else None
+    def steady(self, site: str, name: str, rounds: int, over: int = 0) -> float | None:
+        """Median of a site's last `over or rounds` values; None unless there are `rounds`."""
+        known = len(self._values[site].get(name, ()))
+        return self._median(site, name, over or rounds) if known >= rounds else None
 
-    def lasting(self, site: str, name: str, rounds: int) -> float | None:
-        """Median of all values that are remembered; None unless there are so many."""
-        return None if self.steady(site, name, rounds) is None else self._median(site, name, PAST)
-
-    def others(self, site: str, name: str, rounds: int) -> list[float]:
-        """Every other site's median over its last rounds, or as many as it has."""
+    def typical(self, site: str, name: str, rounds: int) -> float | None:
+        """Median over the other sites' medians of as many rounds as they have; None of too few."""
         medians = (self._median(other, name, rounds) for other in self._values if other != site)
-        return [median for median in medians if median is not None]
+        others = [median for median in medians if median is not None]
+        return statistics.median(others) if len(others) >= FEWEST_OTHERS else None
 
     def _median(self, site: str, name: str, rounds: int) -> float | None:
         key = (site, name, rounds)
         if key not in self._medians:
-            past = self.past(site, name)[-rounds:]
+            past = self.past(site, name, rounds)
             self._medians[key] = statistics.median(past) if past else None
         return self._medians[key]
-
-    def typical(self, site: str, name: str, rounds: int) -> float | None:
-        """Median over the other sites; None where there are too few of them."""
-        others = self.others(site, name, rounds)
-        return statistics.median(others) if len(others) >= FEWEST_OTHERS else None
-
-    def ratio(self, site: str, name: str, rounds: int) -> float | None:
-        """A site's value over the others'; None where either is unknown or not above 0."""
-        mine, typical = self.steady(site, name, rounds), self.typical(site, name, rounds)
-        if mine is None or typical is None or mine <= 0 or typical <= 0:
-            return None
-        return mine / typical if math.isfinite(typical) else None

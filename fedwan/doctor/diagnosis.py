@@ -1,20 +1,49 @@
 """The doctor: takes a run's rounds as they are recorded, and tells each finding once.
 
-The same code runs live in the coordinator and over the `metrics.jsonl` of a run that ended, was
-killed, or goes on.
+The same code looks at a run that goes on, in the coordinator, and at the `metrics.jsonl` of one
+that ended, was killed, or goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
+from typing import Any, NamedTuple
 
 from fedwan.doctor.chart import Chart
-from fedwan.doctor.finding import Finding
 from fedwan.doctor.rules import RUN_RULES, SITE_RULES
-from fedwan.output.records import EventRecord, Record, RoundRecord
+from fedwan.output.records import EventRecord, Record, RoundRecord, finite, to_record
 
-__all__ = ["Doctor", "diagnose"]
+__all__ = ["Doctor", "Finding", "LiveDoctor", "diagnose"]
+
+_log = logging.getLogger(__name__)
+
+
+class Finding(NamedTuple):
+    """One thing that is wrong, or worth knowing."""
+
+    kind: str
+    """As the table in docs/doctor.md has it."""
+    site: str | None
+    """Where; None for the run as a whole."""
+    network: str | None
+    """In which network; None for all of them, as with data."""
+    version: int
+    """The round in which it was told first."""
+    why: str
+    """The figures behind it, in one sentence."""
+    mend: str
+    """What to do about it, in one sentence."""
+    is_warning: bool = True
+    """False for a note: nothing needs to be mended."""
+
+    @property
+    def text(self) -> str:
+        """One line for a log."""
+        where = self.site or "the run"
+        network = f", {self.network}" if self.network else ""
+        return f"{where}{network}: {self.kind.replace('_', ' ')}: {self.why}; {self.mend}"
 
 
 class Doctor:
@@ -27,37 +56,32 @@ class Doctor:
         """By site, the highest rule that has told of it."""
 
     def take(self, records: Sequence[RoundRecord]) -> list[Finding]:
-        """What is new after one round.
-
-        Args:
-            records: of one fragment and version, one for each contribution that was merged.
-        """
+        """What is new after one round: records of one fragment and version."""
         self._chart.take(records)
         found: list[Finding] = []
         for site in dict.fromkeys(record.site for record in records):
             found += self._of_site(site)
         if not self._rank:
-            for rule in RUN_RULES:
-                found += self._new(rule(self._chart))
-        return found
+            for kind, rule, is_warning in RUN_RULES:
+                told = rule(self._chart)
+                found += [Finding(kind, None, n, 0, w, m, is_warning) for n, w, m in told]
+        return self._new(found)
 
     def _of_site(self, site: str) -> list[Finding]:
         highest = self._rank.get(site, len(SITE_RULES) - 1)
-        for rank, rule in enumerate(SITE_RULES[: highest + 1]):
-            findings = list(rule(self._chart, site))
-            if findings:
+        for rank, (kind, rule) in enumerate(list(SITE_RULES.items())[: highest + 1]):
+            if found := [Finding(kind, site, n, 0, w, m) for n, w, m in rule(self._chart, site)]:
                 self._rank[site] = rank
-                return self._new(findings)
+                return found
         return []
 
     def _new(self, findings: Iterable[Finding]) -> list[Finding]:
         """Those that were not told before."""
         new = []
         for finding in findings:
-            key = (finding.kind, finding.site, finding.network)
-            if key not in self._told:
-                self._told.add(key)
-                new.append(finding)
+            if finding[:3] not in self._told:
+                self._told.add(finding[:3])
+                new.append(finding._replace(version=self._chart.version))
         return new
 
 
@@ -96,3 +120,46 @@ def _of_event(event: EventRecord, version: int) -> Iterator[Finding]:
             event.text,
             "run the same app and library versions on the same kind of device at every site",
         )
+
+
+class LiveDoctor:
+    """Sees the rounds of a run that goes on, and tells its log.
+
+    A run must not end for its doctor: if it fails it says so once, and looks no more.
+    """
+
+    def __init__(self) -> None:
+        self._doctor: Doctor | None = Doctor()
+
+    def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+        """Rows of events, one for each thing that is told for the first time.
+
+        Args:
+            rounds: the rows of each, as they are recorded.
+        """
+        if self._doctor is None:
+            return []
+        findings: list[Finding] = []
+        try:
+            for rows in rounds:
+                records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
+                findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
+        except Exception:
+            self._doctor = None
+            _log.warning("the doctor failed and looks no more; training goes on", exc_info=True)
+            return []
+        for finding in findings:
+            level = logging.WARNING if finding.is_warning else logging.INFO
+            _log.log(level, "round %d: %s", finding.version, finding.text)
+        return [_to_row(finding) for finding in findings]
+
+
+def _to_row(finding: Finding) -> dict[str, Any]:
+    return {
+        "kind": "event",
+        "event": "finding" if finding.is_warning else "note",
+        "site": finding.site,
+        "text": f"round {finding.version}: {finding.text}",
+        **{k: v for k, v in finding._asdict().items() if k not in ("kind", "site")},
+        "finding": finding.kind,
+    }

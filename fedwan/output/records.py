@@ -71,7 +71,7 @@ class RoundRecord:
     cosines: Mapping[str, float | None] = field(default_factory=dict)
     """With the mean of the other sites' contributions, by network."""
     agreement: Mapping[str, float | None] = field(default_factory=dict)
-    """Of all sites' contributions, by network, see `fedwan.doctor.directions`."""
+    """Of all sites' contributions, by network, see `fedwan.doctor.sampling`."""
     backward: Mapping[str, float | None] = field(default_factory=dict)
     """Largest cosine with what the last updates moved by, by network."""
 

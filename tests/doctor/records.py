@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from fedwan.doctor.diagnosis import Doctor
-from fedwan.doctor.finding import Finding
+from fedwan.doctor.diagnosis import Doctor, Finding
 from fedwan.output.records import RoundRecord
 
 SITES = ("s1", "s2", "s3", "s4")

@@ -1,11 +1,15 @@
-"""Findings of whole files of records."""
+"""Findings of whole files of records, and of a run that goes on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
+from dataclasses import asdict, replace
 
-from fedwan.doctor.diagnosis import diagnose
-from fedwan.output.records import EventRecord, Record, RoundRecord
+import pytest
+
+from fedwan.doctor import diagnosis
+from fedwan.doctor.diagnosis import LiveDoctor, diagnose
+from fedwan.output.records import EventRecord, Record, RoundRecord, to_record
 from tests.doctor.records import SITES, at, figures, healthy
 
 
@@ -61,3 +65,37 @@ def test_records_of_earlier_versions_have_nothing_to_find() -> None:
         for s in SITES
     ]
     assert list(diagnose(plain)) == []
+
+
+def rows(version: int) -> list[dict[str, object]]:
+    bend = at("s2", figures(x_low=0.0, x_high=255.0))
+    found = [asdict(bend(healthy(version, site))) for site in SITES]
+    for row in found:
+        del row["t"]
+        row["kind"] = "round"
+        row["losses"]["generator"] = float("nan")  # as the wire may bring it
+    return found
+
+
+def test_a_finding_is_logged_once_and_becomes_an_event(caplog: pytest.LogCaptureFixture) -> None:
+    doctor = LiveDoctor()
+    with caplog.at_level(logging.INFO, diagnosis.__name__):
+        events = [*doctor.look([rows(1), rows(2)]), *doctor.look([rows(3), rows(4), rows(5)])]
+    (row,) = [event for event in events if event["site"] == "s2"]
+    assert (row["event"], row["finding"], row["network"]) == ("finding", "range", None)
+    record = to_record({"t": 1.0, **row})
+    assert isinstance(record, EventRecord) and record.details["version"] == 3
+    (message,) = [r for r in caplog.records if "s2" in r.getMessage()]
+    assert message.levelno == logging.WARNING
+    assert message.getMessage() == record.text
+
+
+def test_a_doctor_that_fails_says_so_once_and_the_run_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    doctor = LiveDoctor()
+    assert doctor.look([[{"kind": "round", "site": "s1"}]]) == []
+    assert doctor.look([rows(1)]) == []
+    assert [r.message for r in caplog.records] == [
+        "the doctor failed and looks no more; training goes on"
+    ]

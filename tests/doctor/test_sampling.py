@@ -1,13 +1,23 @@
-"""Samples of contributions: the same places for all, and no bit of the merge changed."""
+"""Samples of contributions, which change no bit of the merge, and how they lie to each other."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedwan.codecs import Codec, fp32, int4, topk2
 from fedwan.coordinator.merge import Merger
-from fedwan.doctor.sampling import NUM_PLACES, Sample, Sampler
+from fedwan.doctor.sampling import (
+    MOST_FIGURES,
+    NUM_PLACES,
+    Directions,
+    Sample,
+    Sampler,
+    agreement_of,
+    bounded,
+    cosine_of,
+)
 from fedwan.state import Layout, Role, State
 from tests.support import spec
 
@@ -56,10 +66,6 @@ def test_a_cosine_of_samples_is_near_that_of_the_whole() -> None:
     assert float(torch.cosine_similarity(a, b, dim=0)) == pytest.approx(1 / 1.25**0.5, abs=0.05)
 
 
-def test_places_depend_on_the_layout_alone() -> None:
-    assert torch.equal(Sampler(LAYOUT).of(state())["g"], Sampler(LAYOUT).of(state())["g"])
-
-
 @pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
 def test_sampling_changes_no_bit_of_what_is_merged(
     codec: Codec, monkeypatch: pytest.MonkeyPatch
@@ -74,3 +80,56 @@ def test_sampling_changes_no_bit_of_what_is_merged(
     sampled = merged()
     monkeypatch.setattr(Sampler, "tap", lambda self, tensors, into: tensors)
     assert all(torch.equal(value, sampled[name]) for name, value in merged().items())
+
+
+def vector(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32)
+
+
+def test_agreement_is_one_for_the_same_and_one_over_sites_for_the_orthogonal() -> None:
+    assert agreement_of([vector(1, 2)] * 3) == pytest.approx(1.0)
+    assert agreement_of(list(torch.eye(4))) == pytest.approx(1 / 4)
+    assert agreement_of([vector(1, 0), vector(-1, 0)]) == pytest.approx(0.0)
+    assert agreement_of([vector(0, 0)] * 2) == cosine_of(vector(0, 0), vector(1, 0)) == 0.0
+
+
+def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
+    found = Directions().compare(
+        {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}},
+        {"g": vector(0, 0)},
+    )
+    assert found["s1"].cosines["g"] == pytest.approx(0.0)
+    assert found["s3"].cosines["g"] == pytest.approx(-(0.5**0.5))
+    assert found["s1"].agreement == found["s3"].agreement
+    assert found["s1"].backward == {}
+
+
+def test_one_site_alone_is_compared_with_nobody() -> None:
+    found = Directions().compare({"s1": {"g": vector(1, 0)}}, {"g": vector(0, 0)})
+    assert found["s1"] == ({}, {}, {})
+
+
+def test_where_sites_come_one_by_one_the_others_latest_count() -> None:
+    directions = Directions()
+    directions.compare({"s1": {"g": vector(1, 0)}}, {"g": vector(0, 0)})
+    found = directions.compare({"s2": {"g": vector(-2, 0)}}, {"g": vector(0, 0)})
+    assert found["s2"].cosines == {"g": pytest.approx(-1.0)}
+    assert found["s2"].agreement == {"g": pytest.approx(0.1)}
+
+
+def test_who_trains_from_old_weights_asks_to_undo_the_moves_since() -> None:
+    """Global weights 0, 1, 2, 3 along a line; deltas are global minus local."""
+    directions = Directions()
+    for position in range(4):
+        present = vector(position, 0)
+        fresh = present - (present + vector(1, 0.1))
+        old = present - (vector(max(0, position - 2), 0) + vector(1, 0.1))
+        samples = {"fresh": {"g": fresh}, "old": {"g": old}}
+        found = directions.compare(samples, {"g": present})
+    assert found["fresh"].backward["g"] < -0.9 and found["old"].backward["g"] > 0.9
+
+
+def test_no_more_figures_are_kept_than_a_record_should_hold() -> None:
+    assert bounded({"a/b": 1.0}) == {"a/b": 1.0}
+    assert len(bounded({str(number): 0.0 for number in range(1000)})) == MOST_FIGURES
+    assert bounded({"x" * 1000: 0.0}) == {}

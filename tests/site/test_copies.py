@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedwan.config import DataConfig
 from fedwan.data import InMemory, Shard, open_shard
-from fedwan.doctor.rules.small_shard import LEAST_DISTINCT
+from fedwan.doctor.rules import LEAST_DISTINCT
 from fedwan.site import vitals
 from fedwan.site.copies import distinct_share, pixel_keys
 from fedwan.site.vitals import Vitals
