@@ -14,7 +14,6 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import Payload, fp32
-from fedwan.codecs.growing import GrowingPayload
 from fedwan.coordinator.agreement import Agreement, Claim
 from fedwan.coordinator.intake import Contribution, Intake, Key
 from fedwan.coordinator.model import GlobalModel
@@ -121,9 +120,7 @@ class Bench:
         return float(tensor[0])
 
 
-def header_of(
-    payload: Payload | GrowingPayload, version: int = 0, samples: int = 4
-) -> wire.UploadHeader:
+def header_of(payload: Payload, version: int = 0, samples: int = 4) -> wire.UploadHeader:
     return wire.UploadHeader(
         run_id=RUN,
         kind=wire.UploadHeader.CONTRIBUTION,

@@ -1,14 +1,8 @@
-"""Codecs: how parameters are written on the wire, one file each."""
+"""Codecs: how parameters are written on the wire, one file for each kind of them."""
 
-from fedwan.codecs.base import Codec
-from fedwan.codecs.bf16 import bf16
-from fedwan.codecs.coded import Coded, Plain, plain
-from fedwan.codecs.feedback import with_feedback
-from fedwan.codecs.float4 import float4
-from fedwan.codecs.fp32 import fp32
-from fedwan.codecs.growing import GrowingPayload
-from fedwan.codecs.int4 import int4
-from fedwan.codecs.int8 import int8
+from fedwan.codecs.base import Codec, Coded, Plain, plain, with_feedback
+from fedwan.codecs.blocks import float4, int4, int8
+from fedwan.codecs.floats import bf16, fp32
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
 from fedwan.errors import ConfigError
@@ -17,7 +11,6 @@ from fedwan.names import nearest
 __all__ = [
     "Coded",
     "Codec",
-    "GrowingPayload",
     "Payload",
     "Plain",
     "bf16",

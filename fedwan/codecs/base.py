@@ -1,28 +1,28 @@
 """A codec: tensors to payload at the sender, payload to tensors at the receiver.
 
-`encode(tensors, residual) -> (payload, residual)`. `read_each(payload, layout)` gives coded
+`encode(tensors, residual, layout) -> (payload, residual)`. `read_each(payload, layout)` gives coded
 tensors, which a receiver adds to what it holds without a decoded copy; `decode` gives copies. The
-residual is what error feedback still owes, an explicit state of the sender; codecs without error
-feedback return it as they got it. Parameters go through the codec; everything else (running means,
-variances, counters) is written raw, since it is small and must arrive exactly.
+residual is what error feedback still owes, an explicit state of the sender. Parameters go through
+the codec; all else (running means, counters) is written raw: it is small and must arrive exactly.
 """
+
+# ruff: noqa: D102 (what a `Coded` does is said once)
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from fedwan.codecs.coded import Coded, Plain
-from fedwan.codecs.growing import GrowingPayload
 from fedwan.codecs.payload import (
     RAW,
     Bytes,
+    Entry,
     Payload,
-    Record,
     Source,
-    build,
     framed_bytes,
     make_head,
     read_records,
@@ -32,16 +32,129 @@ from fedwan.codecs.payload import (
 from fedwan.errors import PayloadError
 from fedwan.state import Layout, Role, State, TensorSpec
 
-__all__ = ["Codec"]
+__all__ = ["Coded", "Codec", "Plain", "plain", "span_values", "spans", "with_feedback"]
+
+CPU_SPAN = 1 << 17
+"""Values worked on at a time on a CPU: 512 KiB of fp32, half of a common second-level cache."""
+DEVICE_SPAN = 1 << 25
+"""Values at a time elsewhere: few launches, and temporaries of 128 MiB at most."""
+
+
+class Coded(ABC):
+    """One tensor of a payload, still coded; good until the next one is taken.
+
+    All ways to read it give the same bits. Targets have the tensor's shape and may be on any
+    device; only coded bytes cross to it. Blocks that stay in a processor's cache are worked on,
+    whatever the size of the tensor. What the record claims (indices, scales) was checked when this
+    was made, so that nothing is half added when a payload lies.
+    """
+
+    @abstractmethod
+    def tensor(self) -> Tensor:
+        """The decoded tensor; it may share the payload's memory: do not write to it."""
+
+    def write_to(self, target: Tensor) -> None:
+        """Target = decoded, in place."""
+        if _is_run(target):
+            self._write(target)
+        else:
+            target.copy_(self.tensor())
+
+    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
+        """Target += weight * decoded, in place; rounded as `target.add_(decoded, alpha=weight)`."""
+        if _is_run(target):
+            self._add(target, weight)
+        else:
+            target.add_(self.tensor().to(target.device, target.dtype), alpha=weight)
+
+    @abstractmethod
+    def _write(self, target: Tensor) -> None:
+        """As `write_to`, to a contiguous fp32 tensor."""
+
+    @abstractmethod
+    def _add(self, target: Tensor, weight: float) -> None:
+        """As `add_to`, to a contiguous fp32 tensor."""
+
+    @abstractmethod
+    def sum_of_squares(self) -> float:
+        """Of the decoded values; not finite if one of them is not, or is too large to square."""
+
+    @abstractmethod
+    def pick(self, index: Tensor) -> Tensor:
+        """Decoded values at these places of the flat tensor, int64 (n,), ascending, on the CPU.
+
+        A copy, fp32 (n,). Costs of the order of n, not of the tensor.
+        """
+
+
+def _is_run(target: Tensor) -> bool:
+    """Whether a tensor can be written as one run of fp32."""
+    return target.dtype == torch.float32 and target.is_contiguous()
+
+
+def span_values(num_values: int, device: torch.device) -> int:
+    """How many values of so many to work on at a time."""
+    return min(num_values, CPU_SPAN if device.type == "cpu" else DEVICE_SPAN)
+
+
+def spans(num_values: int, size: int) -> Iterator[slice]:
+    """Cut so many values into spans of a size; the last one may be shorter."""
+    for start in range(0, num_values, max(1, size)):
+        yield slice(start, min(start + size, num_values))
+
+
+class Plain(Coded):
+    """A tensor whose coded form is its values in some dtype: fp32, bf16 and raw records.
+
+    Args:
+        value: may share the payload's memory.
+        dtype: of the decoded tensor; as the value's if None.
+    """
+
+    def __init__(self, value: Tensor, dtype: torch.dtype | None = None) -> None:
+        self._value = value
+        self._dtype = dtype or value.dtype
+
+    def tensor(self) -> Tensor:
+        return self._value.to(self._dtype)
+
+    def _write(self, target: Tensor) -> None:
+        target.copy_(self._value)
+
+    def _add(self, target: Tensor, weight: float) -> None:
+        value = self._value.to(target.device)
+        if value.dtype == target.dtype:
+            target.add_(value, alpha=weight)
+            return
+        flat, into = value.reshape(-1), target.view(-1)
+        for span in spans(len(flat), span_values(len(flat), target.device)):
+            into[span].add_(flat[span].to(target.dtype), alpha=weight)
+
+    def sum_of_squares(self) -> float:
+        flat = self._value.reshape(-1)
+        total = 0.0
+        for span in spans(len(flat), span_values(len(flat), flat.device)):
+            # Half precision is widened: its squares overflow long before its values do.
+            part = flat[span] if flat.dtype is torch.float64 else flat[span].float()
+            total += float(torch.dot(part, part))
+        return total
+
+    def pick(self, index: Tensor) -> Tensor:
+        return self._value.reshape(-1)[index].to(self._dtype).float()
+
+
+def plain(state: Mapping[str, Tensor]) -> dict[str, Coded]:
+    """Tensors that were never coded, for who reads coded ones; no copies."""
+    return {name: Plain(value) for name, value in state.items()}
 
 
 class Codec(NamedTuple):
-    """How parameters are written; one file per codec makes one of these."""
+    """How parameters are written. A new codec is a file that makes one of these."""
 
     name: str
     """As in the config: `fp32`, `bf16`, …"""
     encoding: int
-    """Its number in a payload's table."""
+    """Its number in a payload's table, from 1 on."""
     encode_tensor: Callable[[Tensor, Tensor | None], tuple[memoryview, Tensor | None]]
     """(value, residual or None) -> (record, residual or None)."""
     read_tensor: Callable[[Bytes, TensorSpec], Coded]
@@ -67,69 +180,53 @@ class Codec(NamedTuple):
             residual: what earlier calls still owe; start with {}.
             layout: names, shapes, dtypes and roles, known to the receiver too.
         """
-        new_residual: State = {}
-        records = self._records(tensors, residual, layout, new_residual)
-        return build(records), new_residual
+        payload = self.grow(layout)
+        owed = self.encode_into(payload, tensors, residual, layout)
+        payload.checksum = payload.digest()
+        return payload, owed
 
-    def grow(self, layout: Layout) -> GrowingPayload:
+    def grow(self, layout: Layout) -> Payload:
         """An empty payload of this layout, for `encode_into`; it can be read from at once."""
-        head = make_head(
-            (name, self._encoding_of(name, spec), spec, self._bytes_of(name, spec))
-            for name, spec in layout.items()
-        )
-        return GrowingPayload(head, self.payload_bytes(layout))
+        return Payload([make_head(self._entries(layout))], num_bytes=self.payload_bytes(layout))
 
     def encode_into(
-        self,
-        growing: GrowingPayload,
-        tensors: Mapping[str, Tensor],
-        residual: State,
-        layout: Layout,
+        self, payload: Payload, tensors: Mapping[str, Tensor], residual: State, layout: Layout
     ) -> State:
         """As `encode`, into what `grow` made; readers get each tensor as soon as it is coded.
 
         Raises:
             Exception: whatever stopped the encoding; readers are told too.
         """
-        new_residual: State = {}
+        owed: State = {}
         try:
-            for record in self._records(tensors, residual, layout, new_residual):
-                growing.append(record.data)
-            growing.finish()
+            for name, spec in layout.items():
+                value = tensors[name]
+                if tuple(value.shape) != spec.shape:
+                    raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
+                if spec.role is Role.PARAMETER:
+                    record, rest = self.encode_tensor(value, residual.get(name))
+                    if rest is not None:
+                        owed[name] = rest
+                else:
+                    record = tensor_bytes(value.to(spec.dtype))
+                payload.append(record)
+            payload.finish()
         except BaseException as error:
-            growing.fail(error)
+            payload.fail(error)
             raise
-        return new_residual
-
-    def _records(
-        self, tensors: Mapping[str, Tensor], residual: State, layout: Layout, owed: State
-    ) -> Iterator[Record]:
-        """Each tensor's record in turn; what is owed from now on goes into `owed`."""
-        for name, spec in layout.items():
-            value = tensors[name]
-            if tuple(value.shape) != spec.shape:
-                raise ValueError(f"{name!r} has shape {tuple(value.shape)}, not {spec.shape}")
-            if spec.role is Role.PARAMETER:
-                data, rest = self.encode_tensor(value, residual.get(name))
-                if rest is not None:
-                    owed[name] = rest
-            else:
-                data = tensor_bytes(value.to(spec.dtype))
-            yield Record(name, self._encoding_of(name, spec), spec, data)
-
-    def _encoding_of(self, name: str, spec: TensorSpec) -> int:
-        return self.encoding if spec.role is Role.PARAMETER else RAW
-
-    def _bytes_of(self, name: str, spec: TensorSpec) -> int:
-        if spec.role is Role.PARAMETER:
-            return self.record_bytes(spec)
-        return spec.num_values * spec.dtype.itemsize
+        return owed
 
     def payload_bytes(self, layout: Layout) -> int:
         """Exact length of a payload of this layout, known before any tensor is."""
-        return framed_bytes(
-            (name, spec, self._bytes_of(name, spec)) for name, spec in layout.items()
-        )
+        return framed_bytes(self._entries(layout))
+
+    def _entries(self, layout: Layout) -> list[Entry]:
+        return [
+            Entry(name, self.encoding, spec, self.record_bytes(spec))
+            if spec.role is Role.PARAMETER
+            else Entry(name, RAW, spec, spec.num_values * spec.dtype.itemsize)
+            for name, spec in layout.items()
+        ]
 
     def read_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Coded]]:
         """One coded tensor at a time: fp32 for parameters, the layout's dtype for the rest.
@@ -141,19 +238,7 @@ class Codec(NamedTuple):
             PayloadError: see `read_records`; a wrong checksum shows only after the last tensor. Or
                 a record claims what cannot be: scales that are not finite, indices out of range.
         """
-        known = {RAW, self.encoding}
-        for entry, data in read_records(payload, layout, known):
-            name, spec = entry.name, entry.spec
-            encoding, num_bytes = self._encoding_of(name, spec), self._bytes_of(name, spec)
-            if entry.encoding != encoding:
-                raise PayloadError(
-                    f"tensor {name!r} of role {spec.role.value} is in encoding {entry.encoding}, "
-                    f"expected {encoding}; set the same codec on both sides"
-                )
-            if len(data) != num_bytes:
-                raise PayloadError(
-                    f"record of {name!r} has {len(data)} bytes, expected {num_bytes}"
-                )
+        for (name, _, spec, _), data in read_records(payload, self._entries(layout)):
             if spec.role is not Role.PARAMETER:
                 yield name, Plain(tensor_from_bytes(data, spec.dtype, spec.shape))
                 continue
@@ -164,14 +249,34 @@ class Codec(NamedTuple):
             yield name, coded
 
     def decode_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Tensor]]:
-        """As `read_each`, decoded.
-
-        Tensors may share memory with the payload: do not write to them, and copy what is to be
-        kept when the next one is taken.
-        """
+        """As `read_each`, decoded; copy what is to be changed, or kept when the next is taken."""
         for name, coded in self.read_each(payload, layout):
             yield name, coded.tensor()
 
     def decode(self, payload: Source, layout: Layout) -> State:
         """All tensors of a payload, checked whole before any is returned; copies."""
         return {name: value.clone() for name, value in self.decode_each(payload, layout)}
+
+
+def with_feedback(codec: Codec) -> Codec:
+    """Error feedback around any codec: what its coding loses now is sent with the next value.
+
+        a = e + value        sent: Q(a)        e = a - Q(a)
+
+    Seide et al. 2014; Karimireddy et al. 2019 (1901.09847), algorithm 2. The same on the wire; an
+    exact codec, and one that has feedback, as they are. Memory: the residual, fp32, on the device
+    of what is encoded. Time: a decoding besides.
+    """
+    if codec.is_exact or codec.has_feedback:
+        return codec
+
+    def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
+        owed = value.detach().to(torch.float32, copy=True).contiguous()
+        if residual is not None:
+            owed += residual.to(owed.device).view(owed.shape)
+        record, _ = codec.encode_tensor(owed, None)
+        spec = TensorSpec(tuple(owed.shape), torch.float32, Role.PARAMETER)
+        codec.read_tensor(record, spec).add_to(owed, -1.0)
+        return record, owed
+
+    return codec._replace(encode_tensor=encode, has_feedback=True)

@@ -1,4 +1,4 @@
-"""Block-wise codes: 128 values share a scale in bf16, each value is a small number times it.
+"""int8, int4, float4: 128 values share a scale in bf16, each value is a small number times it.
 
 A record holds the scales of all blocks, then the codes of all blocks; the last block may be
 shorter (docs/wire.md). A scale has 8 significant bits and a code few, so that their product is
@@ -7,7 +7,12 @@ multiply-add, and adding a record to a tensor rounds once.
 
 Values are worked on in spans that stay in the cache, with every operation on many rows at a time:
 on a CPU the time is that of the passes over the cache, on a GPU that of a few kernels.
+
+Two codes of 4 bits to a byte: byte j of a block of w values holds the code of value j in its lower
+half and that of value j + ceil(w / 2) in its upper half, so that packing moves whole rows.
 """
+
+# ruff: noqa: D102 (methods are those of `fedwan.codecs.base.Coded`)
 
 from __future__ import annotations
 
@@ -17,19 +22,29 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwan.codecs.base import Codec
-from fedwan.codecs.coded import span_values, spans
+from fedwan.codecs.base import Codec, Coded, span_values, spans
 from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
-from fedwan.codecs.scales import check_scales
+from fedwan.errors import PayloadError
 from fedwan.state import TensorSpec
 
-__all__ = ["BLOCK", "BlockFormat", "block_codec"]
+__all__ = ["check_scales", "float4", "int4", "int8"]
 
 BLOCK = 128
 """Values that share a scale."""
+MIN_SCALE = 2.0**-126
+"""Below this a block is written as zeros: products would lose bits to underflow."""
+_INFINITY = 0x7F80
+"""Infinity in bf16, as an integer; below it are zero and the positive finite numbers."""
+_MAGNITUDE = 0x7FFF_FFFF
+_HALF = 0x0040_0000
+"""Half of a binary32's mantissa: added to the bits, it carries from 1.5 on into the exponent."""
+_SIGN_AND_CODE = 0x0380_0000 - (1 << 31)
+"""Bit 31, and bits 25 to 23."""
+_LIFT = 2.0**120
+"""From the exponent that a float4 code has in the lowest bits of the field to what it means."""
 
 
-class BlockFormat(NamedTuple):
+class _Format(NamedTuple):
     """What tells one block-wise codec from another."""
 
     bits: int
@@ -37,7 +52,6 @@ class BlockFormat(NamedTuple):
     peak: float
     """What the largest value of a block is in units of its scale."""
     min_scale: float
-    """Below this a block is written as zeros: products would lose bits to underflow."""
     pack: Callable[[Tensor, Tensor], None]
     """(values in units of the scale [rows, width], codes [rows, bytes], int8, written); may spoil
     the values. Their width is even where two codes make a byte."""
@@ -72,7 +86,89 @@ class _Part(NamedTuple):
     """int8 [blocks, bytes]."""
 
 
-def _parts(record: Tensor, num_values: int, form: BlockFormat) -> list[_Part]:
+def int8() -> Codec:
+    """8.125 bits a value: code = value / scale, -127 … 127, an error of half a scale at most."""
+    return _block_codec("int8", 3, _Format(8, 127.0, MIN_SCALE, _pack_bytes, _unpack_bytes))
+
+
+def int4() -> Codec:
+    """4.125 bits a value: code -7 … 7, an error of 1/14 of the block's largest value at most."""
+    return _block_codec("int4", 4, _Format(4, 7.0, MIN_SCALE, _pack_int4, _unpack_halves))
+
+
+def float4() -> Codec:
+    """4.125 bits a value: a sign and an exponent of 3 bits (E3M0), no error feedback needed.
+
+    Streaming DiLoCo (2501.18512) sends its deltas so. The scale is the block's largest magnitude;
+    the values are 0 and ± scale * 2^-6 … 2^0, so that small values keep their sign and size where
+    int4 has but a zero. Each is rounded to the nearest power of two: the relative error is at most
+    1/3, and what is below 3/4 of the smallest power becomes zero. Code: bit 3 is the sign; the
+    others are 0 for zero and e + 7 for 2^e.
+    """
+    return _block_codec("float4", 5, _Format(4, 1.0, 2.0**-120, _pack_float4, _unpack_float4))
+
+
+def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
+    return Codec(
+        name,
+        encoding,
+        lambda value, residual: (tensor_bytes(_encode(form, value)), None),
+        lambda data, spec: _BlockCoded(form, data, spec),
+        lambda spec: form.record_bytes(spec.num_values),
+    )
+
+
+# Codes -------------------------------------------------------------------------------------------
+
+
+def _pack_bytes(values: Tensor, packed: Tensor) -> None:
+    packed.copy_(torch.round(values, out=values))
+
+
+def _unpack_bytes(packed: Tensor, values: Tensor) -> None:
+    values.copy_(packed)
+
+
+def _pack_halves(codes: Tensor, packed: Tensor) -> None:
+    half = codes.shape[1] // 2
+    torch.bitwise_or(codes[:, :half] & 15, codes[:, half:] << 4, out=packed)
+
+
+def _unpack_halves(packed: Tensor, values: Tensor) -> None:
+    half = packed.shape[1]
+    code = packed << 4
+    values[:, :half].copy_(code.bitwise_right_shift_(4))
+    values[:, half:].copy_(torch.bitwise_right_shift(packed, 4, out=code))
+
+
+def _pack_int4(values: Tensor, packed: Tensor) -> None:
+    _pack_halves(values.round_().to(torch.int8), packed)
+
+
+def _pack_float4(values: Tensor, packed: Tensor) -> None:
+    bits = values.view(torch.int32)
+    sign = (bits >> 28).bitwise_and_(8)
+    # |value| rounded to a power of two 2^e: the exponent field is 127 + e, the code e + 7.
+    code = bits.bitwise_and_(_MAGNITUDE).add_(_HALF).bitwise_right_shift_(23)
+    code.sub_(120).clamp_(0, 7).bitwise_or_(sign)
+    _pack_halves(code.to(torch.int8), packed)
+
+
+def _unpack_float4(packed: Tensor, values: Tensor) -> None:
+    # A code s eee goes to the sign and the lowest exponent bits of a binary32: 2^(eee - 127), and
+    # zero for 000. Multiplying by a power of two lifts it where it belongs, without rounding.
+    half = packed.shape[1]
+    bits = values.view(torch.int32)
+    bits[:, :half].copy_(packed << 4)
+    bits[:, half:].copy_(packed & -16)
+    bits.bitwise_left_shift_(19).bitwise_and_(_SIGN_AND_CODE)
+    values.mul_(_LIFT)
+
+
+# Records -----------------------------------------------------------------------------------------
+
+
+def _parts(record: Tensor, num_values: int, form: _Format) -> list[_Part]:
     """The blocks of a record; its tensors share the record's memory."""
     num_full, rest = divmod(num_values, BLOCK)
     num_blocks = num_full + (rest > 0)
@@ -90,10 +186,7 @@ def _parts(record: Tensor, num_values: int, form: BlockFormat) -> list[_Part]:
     return parts
 
 
-# Writing -----------------------------------------------------------------------------------------
-
-
-def _encode(form: BlockFormat, value: Tensor) -> Tensor:
+def _encode(form: _Format, value: Tensor) -> Tensor:
     """A tensor's record, uint8, on the tensor's device."""
     flat = value.detach().reshape(-1)
     record = torch.empty(form.record_bytes(len(flat)), dtype=torch.uint8, device=value.device)
@@ -102,7 +195,7 @@ def _encode(form: BlockFormat, value: Tensor) -> Tensor:
     return record
 
 
-def _encode_part(form: BlockFormat, flat: Tensor, part: _Part) -> None:
+def _encode_part(form: _Format, flat: Tensor, part: _Part) -> None:
     size = span_values(len(flat), flat.device) // part.width
     scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
     for rows in spans(len(part.scales), size):
@@ -120,42 +213,46 @@ def _encode_part(form: BlockFormat, flat: Tensor, part: _Part) -> None:
         form.pack(work, part.codes[rows])
 
 
-# Reading -----------------------------------------------------------------------------------------
+def check_scales(scales: Tensor) -> None:
+    """Refuse scales, bf16 seen as int16 [num], that no sender of finite values would make.
+
+    Raises:
+        PayloadError: one is negative or not finite.
+    """
+    bad = ((scales < 0) | (scales >= _INFINITY)).nonzero()
+    if len(bad):
+        at = int(bad[0])
+        seen = float(scales[at : at + 1].view(torch.bfloat16))
+        raise PayloadError(
+            f"holds values that are not finite (scale {at} of {len(scales)} is {seen}); "
+            "lower the inner learning rate or clip the gradients at that site"
+        )
 
 
-class _BlockCoded:
-    """Implements `Coded` for a record.
+class _BlockCoded(Coded):
+    """A record.
 
     Raises:
         PayloadError: a scale is negative or not finite.
     """
 
-    def __init__(self, form: BlockFormat, data: Bytes, spec: TensorSpec) -> None:
+    def __init__(self, form: _Format, data: Bytes, spec: TensorSpec) -> None:
         self._form = form
         self._spec = spec
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
         check_scales(self._record[: 2 * -(-spec.num_values // BLOCK)].view(torch.int16))
 
     def tensor(self) -> Tensor:
-        """See `Coded`."""
         target = torch.empty(self._spec.shape)
-        self.write_to(target)
+        self._write(target)
         return target
 
-    def write_to(self, target: Tensor) -> None:
-        """See `Coded`."""
-        if not _is_plain(target):
-            target.copy_(self.tensor())
-            return
+    def _write(self, target: Tensor) -> None:
         flat = target.view(-1)
         for where, units, scale in self._units(target.device):
             torch.mul(units, scale, out=flat[where].view(units.shape))
 
-    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
-        """See `Coded`."""
-        if not _is_plain(target):
-            target.add_(self.tensor().to(target.device, target.dtype), alpha=weight)
-            return
+    def _add(self, target: Tensor, weight: float) -> None:
         flat = target.view(-1)
         for where, units, scale in self._units(target.device):
             rows = flat[where].view(units.shape)
@@ -165,7 +262,6 @@ class _BlockCoded:
                 rows.add_(units.mul_(scale), alpha=weight)
 
     def sum_of_squares(self) -> float:
-        """See `Coded`."""
         total = 0.0
         for _, units, scale in self._units(self._record.device):
             values = units.mul_(scale).reshape(-1)
@@ -173,7 +269,6 @@ class _BlockCoded:
         return total
 
     def pick(self, index: Tensor) -> Tensor:
-        """See `Coded`. Decodes the blocks that the values lie in, 128 for one at most."""
         picked = torch.empty(len(index))
         for part in _parts(self._record, self._spec.num_values, self._form):
             inside = (index >= part.values.start) & (index < part.values.stop)
@@ -194,31 +289,11 @@ class _BlockCoded:
         """
         record = self._record.to(device)
         for part in _parts(record, self._spec.num_values, self._form):
-            width = part.width
-            size = span_values(part.values.stop - part.values.start, device) // width
+            width, first = part.width, part.values.start
+            size = span_values(part.values.stop - first, device) // width
             scratch = torch.empty(size, self._form.padded(width), device=device)
             for rows in spans(len(part.scales), size):
                 work = scratch[: rows.stop - rows.start]
                 self._form.unpack(part.codes[rows], work)
-                first = part.values.start
                 where = slice(first + rows.start * width, first + rows.stop * width)
                 yield where, work[:, :width], part.scales[rows].float()
-
-
-def _is_plain(target: Tensor) -> bool:
-    return target.dtype == torch.float32 and target.is_contiguous()
-
-
-def block_codec(name: str, encoding: int, form: BlockFormat) -> Codec:
-    """The codec that a block format makes."""
-
-    def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
-        return tensor_bytes(_encode(form, value)), None
-
-    return Codec(
-        name,
-        encoding,
-        encode,
-        lambda data, spec: _BlockCoded(form, data, spec),
-        lambda spec: form.record_bytes(spec.num_values),
-    )

@@ -13,48 +13,45 @@
     …       …     records in table order, each followed by zeros up to a multiple of 8
     end-8   8     XXH3-64 of every byte before it
 
-Encodings: 0 raw (the dtype's own bytes); each codec has its own from 1 on. Nothing here
-is unpickled or executed; a reader knows the layout it expects and refuses anything else before it
-allocates.
+Encodings: 0 raw (the dtype's own bytes); each codec has its own from 1 on. Sizes of records are
+known before any tensor is, so a payload can be sent while it is still being encoded, and a reader
+compares the table with the one that it expects: it parses nothing and allocates nothing by it.
 """
 
 from __future__ import annotations
 
+import secrets
 import struct
-from collections.abc import Iterable, Iterator, Set
+import threading
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 import xxhash
 from torch import Tensor
 
-from fedwan.codecs.buffers import Buffers, Bytes
-from fedwan.errors import PayloadError
-from fedwan.state import Layout, Role, TensorSpec
+from fedwan.errors import FedwanError, PayloadError
+from fedwan.state import TensorSpec
 
 __all__ = [
     "RAW",
     "Bytes",
     "Entry",
     "Payload",
-    "Record",
     "Source",
-    "build",
     "framed_bytes",
     "make_head",
-    "make_trailer",
-    "padding",
     "read_records",
-    "read_table",
     "tensor_bytes",
     "tensor_from_bytes",
 ]
 
+Bytes = bytes | bytearray | memoryview
+
 RAW = 0
 MAGIC = b"FWPL"
 VERSION = 1
-MAX_TENSORS = 1 << 20
-MAX_TABLE_BYTES = 1 << 28
 _HEADER = struct.Struct("<4sB3xII")
 _TRAILER = struct.Struct("<Q")
 _DTYPES = (
@@ -88,50 +85,104 @@ class Source(Protocol):
         ...
 
 
-class Record(NamedTuple):
-    """One encoded tensor, before framing."""
-
-    name: str
-    encoding: int
-    spec: TensorSpec
-    data: memoryview
-
-
 class Entry(NamedTuple):
-    """Where a tensor's record lies in a payload."""
+    """A tensor in a payload's table."""
 
     name: str
     encoding: int
     spec: TensorSpec
-    offset: int
     num_bytes: int
+    """Of its record."""
 
 
 class Payload:
-    """An encoded payload as a list of buffers; fp32 records share memory with their tensors.
+    """A payload as a row of buffers, none copied; a `Source` that may still grow.
+
+    One thread encodes, any number of others read, and wait for what is not coded yet.
 
     Args:
-        buffers: what it is made of, in order.
-        checksum: XXH3-64 of all but the trailer; tells two attempts at a transfer apart.
+        buffers: what there is of it, in order.
+        checksum: tells two attempts at a transfer apart; random if None.
+        num_bytes: of the whole, where more is to come.
     """
 
-    def __init__(self, buffers: Iterable[Bytes], checksum: int) -> None:
-        self.checksum = checksum
-        self._buffers = Buffers()
+    def __init__(
+        self, buffers: Iterable[Bytes], checksum: int | None = None, num_bytes: int | None = None
+    ) -> None:
+        self.checksum = secrets.randbits(64) | 1 if checksum is None else checksum
+        self._buffers: list[memoryview] = []
+        self._starts: list[int] = []
+        self._num_present = 0
+        self._digest = xxhash.xxh3_64()
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
         for buffer in buffers:
-            self._buffers.append(buffer)
-
-    @property
-    def num_bytes(self) -> int:
+            self._put(buffer, is_hashed=num_bytes is not None)
+        self.num_bytes: int = self._num_present if num_bytes is None else num_bytes
         """Length of the payload."""
-        return self._buffers.num_bytes
+
+    def _put(self, buffer: Bytes, is_hashed: bool = True) -> None:
+        if is_hashed:
+            self._digest.update(buffer)
+        if not len(buffer):
+            return
+        with self._changed:
+            self._buffers.append(memoryview(buffer).cast("B"))
+            self._starts.append(self._num_present)
+            self._num_present += len(buffer)
+            self._changed.notify_all()
+
+    def append(self, record: Bytes) -> None:
+        """The next record; it must not change any more."""
+        self._put(record)
+        self._put(bytes(_padding(len(record))))
+
+    def finish(self) -> None:
+        """All records are there."""
+        self._put(_TRAILER.pack(self._digest.intdigest()), is_hashed=False)
+        assert self._num_present == self.num_bytes, "records are not as long as was said"
+
+    def digest(self) -> int:
+        """XXH3-64 of all but the trailer."""
+        return self._digest.intdigest()
+
+    def fail(self, error: BaseException) -> None:
+        """There will be no more records; whoever waits for them is told why."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
 
     def read(self, offset: int, size: int) -> Bytes:
-        """`size` bytes from `offset`: a view where one buffer holds them, else a copy."""
-        return self._buffers.read(offset, size)
+        """A view where one buffer holds these bytes, else a copy; waits until they are coded.
+
+        Raises:
+            FedwanError: they never will be, since encoding failed.
+        """
+        end = offset + size
+        assert 0 <= offset and end <= self.num_bytes
+        with self._changed:
+            self._changed.wait_for(lambda: self._error is not None or end <= self._num_present)
+            if end > self._num_present:
+                raise FedwanError(
+                    f"the payload could not be encoded ({type(self._error).__name__}: "
+                    f"{self._error}); nothing was merged, the site's own log says more"
+                ) from self._error
+        if not size:
+            return b""
+        at = bisect_right(self._starts, offset) - 1
+        start = offset - self._starts[at]
+        parts = [self._buffers[at][start : start + size]]
+        missing = size - len(parts[0])
+        if not missing:
+            return parts[0]
+        while missing:
+            at += 1
+            parts.append(self._buffers[at][:missing])
+            missing -= len(parts[-1])
+        return bytearray().join(parts)
 
 
-def padding(size: int) -> int:
+def _padding(size: int) -> int:
     """Zeros behind so many bytes, up to a multiple of 8."""
     return -size % 8
 
@@ -154,147 +205,97 @@ def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -
     return torch.frombuffer(writable, dtype=dtype).reshape(shape)
 
 
-def make_head(rows: Iterable[tuple[str, int, TensorSpec, int]]) -> bytes:
-    """A payload's first bytes, up to its first record, of (name, encoding, spec, record bytes)."""
-    table = bytearray()
-    count = 0
-    for name, encoding, spec, num_bytes in rows:
-        if spec.dtype not in _DTYPES:
-            raise ValueError(
-                f"tensor {name!r} is {spec.dtype}, which cannot travel; "
-                "keep it in another dtype, or register it with persistent=False"
-            )
-        encoded = name.encode()
-        table += struct.pack("<H", len(encoded)) + encoded
-        dtype, num_dims = _DTYPES.index(spec.dtype), len(spec.shape)
-        table += struct.pack(f"<BBB{num_dims}IQ", encoding, dtype, num_dims, *spec.shape, num_bytes)
-        count += 1
-    head = _HEADER.pack(MAGIC, VERSION, count, len(table)) + bytes(table)
-    return head + bytes(padding(len(head)))
-
-
-def make_trailer(digest: xxhash.xxh3_64) -> bytes:
-    """A payload's last bytes."""
-    return _TRAILER.pack(digest.intdigest())
-
-
-def build(records: Iterable[Record]) -> Payload:
-    """Frame records as a payload. Costs one hashing pass; record bytes are not copied."""
-    parts = list(records)
-    head = make_head((r.name, r.encoding, r.spec, len(r.data)) for r in parts)
-    body = [b for r in parts for b in (r.data, bytes(padding(len(r.data))))]
-    digest = xxhash.xxh3_64(head)
-    for part in body:
-        digest.update(part)
-    return Payload([head, *body, make_trailer(digest)], digest.intdigest())
-
-
-def framed_bytes(records: Iterable[tuple[str, TensorSpec, int]]) -> int:
-    """Length of the payload that `build` makes of records, given as (name, spec, record bytes)."""
-    head = _HEADER.size
-    body = 0
-    for name, spec, size in records:
-        head += 2 + len(name.encode()) + 3 + 4 * len(spec.shape) + 8
-        body += size + padding(size)
-    return head + padding(head) + body + _TRAILER.size
-
-
-def read_table(source: Source, layout: Layout, encodings: Set[int]) -> tuple[list[Entry], int]:
-    """Parse and check a payload's table against the layout that its reader expects.
-
-    Args:
-        source: the payload.
-        layout: the tensors it must hold, no fewer and no more.
-        encodings: encodings that its reader accepts.
-
-    Returns:
-        The entries in payload order, and the offset at which records begin.
-
-    Raises:
-        PayloadError: anything differs; nothing of the size that the payload claims was allocated.
-    """
-    total = source.num_bytes
-    if total < _HEADER.size + _TRAILER.size:
-        raise PayloadError(f"payload has {total} bytes, fewer than its header; send it again")
-    magic, version, count, table_bytes = _HEADER.unpack(source.read(0, _HEADER.size))
-    if magic != MAGIC or version != VERSION:
-        raise PayloadError(
-            f"payload begins with {bytes(magic)!r} version {version}, not {MAGIC!r} version "
-            f"{VERSION}; install the same fedwan on both sides"
+def _pack_entry(entry: Entry) -> bytes:
+    name, encoding, spec, num_bytes = entry
+    if spec.dtype not in _DTYPES:
+        raise ValueError(
+            f"tensor {name!r} is {spec.dtype}, which cannot travel; "
+            "keep it in another dtype, or register it with persistent=False"
         )
-    if count > MAX_TENSORS or table_bytes > min(MAX_TABLE_BYTES, total - _HEADER.size):
-        raise PayloadError(
-            f"payload claims {count} tensors in a table of {table_bytes} bytes; refused"
-        )
-    if count != len(layout):
-        raise PayloadError(f"payload holds {count} tensors, expected {len(layout)}; refused")
-    table = bytes(source.read(_HEADER.size, table_bytes))
-    offset = _HEADER.size + table_bytes
-    offset += padding(offset)
-    first = offset
-    entries: list[Entry] = []
-    for name, encoding, spec, size in _parse_entries(table, count):
-        expected = layout.get(name)
-        if expected is None or (spec.shape, spec.dtype) != (expected.shape, expected.dtype):
-            raise PayloadError(
-                f"payload holds {name[:99]!r} as {spec.dtype} {spec.shape[:9]}, expected "
-                f"{expected and (expected.dtype, expected.shape)}; "
-                "start every site from the same app and config"
-            )
-        if encoding not in encodings:
-            raise PayloadError(
-                f"tensor {name!r} is in encoding {encoding}, expected one of {sorted(encodings)}; "
-                "set the same codec on both sides"
-            )
-        entries.append(Entry(name, encoding, expected, offset, size))
-        offset += size + padding(size)
-    if len({entry.name for entry in entries}) != count:
-        raise PayloadError("payload names a tensor twice; refused")
-    if offset + _TRAILER.size != total:
-        raise PayloadError(
-            f"payload has {total} bytes where its table adds up to {offset + _TRAILER.size}; "
-            "it is truncated or padded"
-        )
-    return entries, first
+    encoded, num_dims = name.encode(), len(spec.shape)
+    numbers = (encoding, _DTYPES.index(spec.dtype), num_dims, *spec.shape, num_bytes)
+    return struct.pack("<H", len(encoded)) + encoded + struct.pack(f"<BBB{num_dims}IQ", *numbers)
 
 
-def _parse_entries(table: bytes, count: int) -> Iterator[tuple[str, int, TensorSpec, int]]:
-    at = 0
-    try:
-        for _ in range(count):
-            (length,) = struct.unpack_from("<H", table, at)
-            name = table[at + 2 : at + 2 + length].decode()
-            at += 2 + length
-            encoding, dtype, dims = struct.unpack_from("<BBB", table, at)
-            *shape, size = struct.unpack_from(f"<{dims}IQ", table, at + 3)
-            at += 3 + 4 * dims + 8
-            yield name, encoding, TensorSpec(tuple(shape), _DTYPES[dtype], Role.PARAMETER), size
-    except (struct.error, UnicodeDecodeError, IndexError) as error:
-        raise PayloadError(f"payload's table is broken ({error}); refused") from None
-    if at != len(table):
-        raise PayloadError(f"payload's table has {len(table) - at} stray bytes; refused")
+def make_head(entries: Sequence[Entry]) -> bytes:
+    """A payload's first bytes, up to its first record."""
+    table = b"".join(map(_pack_entry, entries))
+    head = _HEADER.pack(MAGIC, VERSION, len(entries), len(table)) + table
+    return head + bytes(_padding(len(head)))
 
 
-def read_records(
-    source: Source, layout: Layout, encodings: Set[int]
-) -> Iterator[tuple[Entry, Bytes]]:
+def framed_bytes(entries: Sequence[Entry]) -> int:
+    """Length of the payload with such a table."""
+    table = sum(13 + len(name.encode()) + 4 * len(spec.shape) for name, _, spec, _ in entries)
+    head = _HEADER.size + table
+    body = sum(entry.num_bytes + _padding(entry.num_bytes) for entry in entries)
+    return head + _padding(head) + body + _TRAILER.size
+
+
+def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Bytes]]:
     """Each record in order, one in memory at a time, checking the checksum on the way.
 
     A record is good until the next one is taken.
 
+    Args:
+        source: the payload.
+        entries: the table that it must have.
+
     Raises:
-        PayloadError: as `read_table`, or, after the last record, the checksum does not match. So
-            nothing may be committed before the iterator is exhausted.
+        PayloadError: before the first record, if the table or the length differs; after the last
+            one, if the checksum does not match. So nothing may be committed before the iterator is
+            exhausted.
     """
-    entries, first = read_table(source, layout, encodings)
-    digest = xxhash.xxh3_64(source.read(0, first))
+    offset = _check_head(source, entries)
+    digest = xxhash.xxh3_64(source.read(0, offset))
     for entry in entries:
-        data = source.read(entry.offset, entry.num_bytes + padding(entry.num_bytes))
+        size = entry.num_bytes + _padding(entry.num_bytes)
+        data = source.read(offset, size)
         digest.update(data)
+        offset += size
         yield entry, memoryview(data)[: entry.num_bytes]
-    (expected,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
+    (expected,) = _TRAILER.unpack(source.read(offset, _TRAILER.size))
     if digest.intdigest() != expected:
         raise PayloadError(
             f"payload's checksum is {digest.intdigest():016x}, expected {expected:016x}; "
             "it was damaged on the way"
         )
+
+
+def _check_head(source: Source, entries: Sequence[Entry]) -> int:
+    """The offset of the first record."""
+    total = source.num_bytes
+    if total < _HEADER.size + _TRAILER.size:
+        raise PayloadError(f"payload has {total} bytes, fewer than its header; send it again")
+    head = make_head(entries)
+    seen = bytes(source.read(0, min(len(head), total)))
+    if seen[:8] != head[:8]:
+        raise PayloadError(
+            f"payload begins with {seen[:4]!r} version {seen[4]}, not {MAGIC!r} version {VERSION}; "
+            "install the same fedwan on both sides"
+        )
+    if seen != head:
+        count, num_bytes = struct.unpack_from("<II", seen, 8)
+        raise PayloadError(
+            f"payload holds {count} tensors in a table of {num_bytes} bytes, expected "
+            f"{_difference(seen, entries)}; every site from the same app and config, with the "
+            "same codecs"
+        )
+    if total != (expected := framed_bytes(entries)):
+        raise PayloadError(f"payload has {total} bytes, expected {expected}: truncated or padded")
+    return len(head)
+
+
+def _difference(seen: bytes, entries: Sequence[Entry]) -> str:
+    """What was expected instead, at the first tensor whose entry is another."""
+    offset = _HEADER.size
+    for entry in entries:
+        packed = _pack_entry(entry)
+        if seen[offset : offset + len(packed)] != packed:
+            name, encoding, spec, size = entry
+            return (
+                f"{len(entries)} with {name[:99]!r}, {spec.dtype} {spec.shape}, in encoding "
+                f"{encoding} and {size} bytes"
+            )
+        offset += len(packed)
+    return f"{len(entries)} in {offset - _HEADER.size} bytes"

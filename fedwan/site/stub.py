@@ -9,7 +9,6 @@ from typing import NamedTuple
 import safetensors.torch
 
 from fedwan.codecs import Payload, fp32
-from fedwan.codecs.growing import GrowingPayload
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, RunStopped
 from fedwan.fragments import whole
@@ -71,7 +70,7 @@ class CoordinatorStub:
         self,
         fragment: int,
         version: int,
-        payload: Payload | GrowingPayload | None,
+        payload: Payload | None,
         work: wire.Work,
     ) -> wire.Receipt:
         """Upload a contribution to `version`."""
@@ -82,7 +81,7 @@ class CoordinatorStub:
         kind: wire.UploadHeader.Kind,
         fragment: int,
         version: int,
-        payload: Payload | GrowingPayload | None,
+        payload: Payload | None,
         work: wire.Work,
     ) -> wire.Receipt:
         assert payload is not None, "rank 0 has encoded it"

@@ -1,4 +1,4 @@
-"""What all block-wise codecs share: scales, short blocks, exactness, refusals."""
+"""int8, int4 and float4: scales, short blocks, exactness, refusals."""
 
 from __future__ import annotations
 
@@ -75,12 +75,12 @@ def test_a_decoded_value_is_the_exact_product_of_code_and_scale(codec: Codec) ->
 
 
 @every_block_codec
-@pytest.mark.parametrize("num_values", [1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 257])
-def test_a_short_block_takes_no_more_than_its_share(codec: Codec, num_values: int) -> None:
+def test_a_short_block_takes_no_more_than_its_share(codec: Codec) -> None:
     bits = BITS[codec.name]
-    data = record(codec, random_values(num_values))
-    assert len(data) == 2 * -(-num_values // 128) + -(-num_values * bits // 8)
-    assert len(data) == codec.record_bytes(spec((num_values,)))
+    for num_values in (1, 2, 3, 63, 64, 65, 127, 128, 129, 255, 257):
+        data = record(codec, random_values(num_values))
+        assert len(data) == 2 * -(-num_values // 128) + -(-num_values * bits // 8)
+        assert len(data) == codec.record_bytes(spec((num_values,)))
 
 
 @every_block_codec
@@ -97,17 +97,13 @@ def test_small_and_large_values_keep_their_size(codec: Codec) -> None:
 
 
 @every_block_codec
-@pytest.mark.parametrize(
-    "scale", [0x7F80, 0x7FC0, 0x7F81, -0x0080, -1, -0x8000], ids=lambda bits: hex(bits & 0xFFFF)
-)
 @pytest.mark.parametrize("block", [0, 1, 2])
-def test_a_scale_that_is_not_finite_or_negative_is_refused(
-    codec: Codec, scale: int, block: int
-) -> None:
-    data = bytearray(record(codec, random_values(300)))
-    struct.pack_into("<h", data, 2 * block, scale)
-    with pytest.raises(PayloadError, match=rf"not finite \(scale {block} of 3"):
-        codec.read_tensor(data, spec((300,)))
+def test_a_scale_that_is_not_finite_or_negative_is_refused(codec: Codec, block: int) -> None:
+    for scale in (0x7F80, 0x7FC0, -0x0080, -1, -0x8000):
+        data = bytearray(record(codec, random_values(300)))
+        struct.pack_into("<h", data, 2 * block, scale)
+        with pytest.raises(PayloadError, match=rf"not finite \(scale {block} of 3"):
+            codec.read_tensor(data, spec((300,)))
 
 
 @every_block_codec
@@ -125,10 +121,10 @@ def test_any_codes_are_finite(codec: Codec) -> None:
 
 
 @every_block_codec
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
-def test_other_dtypes_are_coded_as_their_fp32_values(codec: Codec, dtype: torch.dtype) -> None:
-    value = random_values(300).to(dtype)
-    assert record(codec, value) == record(codec, value.float())
+def test_other_dtypes_are_coded_as_their_fp32_values(codec: Codec) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        value = random_values(300).to(dtype)
+        assert record(codec, value) == record(codec, value.float())
 
 
 @every_block_codec
@@ -149,3 +145,53 @@ def test_records_share_no_memory_with_their_tensors() -> None:
     before = bytes(data)
     value.zero_()
     assert bytes(data) == before and before != bytes(tensor_bytes(value))
+
+
+# Codes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("codec", "value", "expected"),
+    [
+        # scale 2.0 = 0x4000; codes 127 -127 0 (ties to even) 2 -1
+        (int8(), [254.0, -254.0, 1.0, 3.0, -2.0], "0040 7f 81 00 02 ff"),
+        # scale 1.0 = 0x3f80; codes 7 -7 0 | 3 -2 and a zero that fills up
+        (int4(), [7.0, -7.0, 0.4, 3.0, -2.0], "803f 37 e9 00"),
+        # scale 3.0 = 0x4040; codes 7 8+6 0 | 5 8+1 and a zero that fills up
+        (float4(), [3.0, -1.5, 0.0, 0.75, -0.046875], "4040 57 9e 00"),
+    ],
+    ids=["int8", "int4", "float4"],
+)
+def test_a_record_has_the_bytes_that_are_documented(
+    codec: Codec, value: list[float], expected: str
+) -> None:
+    assert record(codec, torch.tensor(value)) == bytes.fromhex(expected)
+
+
+@pytest.mark.parametrize("codec", [int8(), int4()], ids=lambda codec: codec.name)
+def test_the_error_of_integers_is_at_most_half_a_scale(codec: Codec) -> None:
+    value = random_values(100_000)
+    peak = torch.nn.functional.pad(value, (0, 96)).view(-1, 128).abs().amax(1)
+    bound = (peak / PEAK[codec.name] * 0.502).repeat_interleave(128)[: len(value)]
+    assert bool(((value - round_trip(codec, value)).abs() <= bound).all())
+    bits = 8 * codec.record_bytes(spec((1024, 512, 4, 4)))
+    assert bits == (BITS[codec.name] + 0.125) * 1024 * 512 * 16
+
+
+def test_int4_rounds_to_nearest_with_ties_to_even() -> None:
+    value = torch.tensor([7.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.51, 6.49])
+    assert round_trip(int4(), value).tolist() == [7.0, 0.0, 2.0, 2.0, 0.0, -2.0, -3.0, 6.0]
+
+
+def test_float4_goes_to_the_nearest_power_of_two_and_keeps_signs_of_small_values() -> None:
+    powers = 2.0 ** -torch.arange(7.0)
+    assert torch.equal(round_trip(float4(), powers), powers)
+    value = torch.tensor([1.0, 0.751, 0.749, -0.376, 0.374, 0.751 / 64, 0.749 / 64, -0.749 / 64])
+    rounded = [1.0, 1.0, 0.5, -0.5, 0.25, 1 / 64, 0.0, 0.0]
+    assert round_trip(float4(), value).tolist() == rounded
+    value = random_values(100_000)
+    result = round_trip(float4(), value)
+    kept = result != 0
+    # 2^-8 more for the scale, which is rounded to bf16 itself
+    assert bool(((value - result).abs() <= (1 / 3 + 2**-8) * value.abs())[kept].all())
+    assert float(kept.float().mean()) > 0.95

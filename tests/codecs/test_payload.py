@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import re
-import subprocess
-import sys
+import threading
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedwan.codecs import Codec, Payload, bf16, float4, fp32, int4, int8, topk2
-from fedwan.codecs.payload import framed_bytes, tensor_bytes, tensor_from_bytes
-from fedwan.state import Role
+from fedwan.codecs.payload import tensor_bytes, tensor_from_bytes
+from fedwan.errors import FedwanError
+from fedwan.state import Layout, Role, State
 from tests.support import StrictSource, read_all, same_bits, spec
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +25,7 @@ LAYOUT = {"g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 CODECS = (fp32(), bf16(), int8(), int4(), float4(), topk2())
 
 # Made by:
-# python -c "from tests.codecs.test_payload import *; print(*(hex_of(c) for c in CODECS))"
+# python -c "from tests.codecs.test_payload import *; print(*map(hex_of, CODECS))"
 _HEAD = "4657504c0100000002000000240000000300672f6e0004000800000000000000"
 GOLDEN = {
     "fp32": f"{_HEAD}0300672f77010001020000000800000000000000000000000300000000000000"
@@ -89,14 +91,6 @@ def test_committed_bytes_are_still_read(codec: Codec) -> None:
     assert same_bits(codec.decode(payload, LAYOUT), expected)
 
 
-def test_the_command_in_the_comment_makes_them() -> None:
-    command = "from tests.codecs.test_payload import *; print(*(hex_of(c) for c in CODECS))"
-    out = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert out.stdout.split() == list(GOLDEN.values())
-
-
 def test_the_documentation_shows_these_bytes() -> None:
     page = (ROOT / "docs" / "wire.md").read_text()
     page = page[page.index("An example, byte by byte") :]
@@ -126,13 +120,6 @@ def test_a_payload_of_several_buffers_reads_like_one() -> None:
             assert bytes(payload.read(begin, end - begin)) == whole[begin:end]
 
 
-def test_framed_bytes_counts_names_in_utf_8() -> None:
-    sizes = [framed_bytes([(name, spec(()), 8)]) for name in ("abcdefgh", "äbcdefgäö")]
-    assert sizes[1] - sizes[0] in (0, 8)
-    payload, _ = fp32().encode({"äö": torch.tensor(1.0)}, {}, {"äö": spec(())})
-    assert payload.num_bytes == framed_bytes([("äö", spec(()), 4)])
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
 @pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
 def test_tensor_bytes_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -141,3 +128,98 @@ def test_tensor_bytes_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> 
     for data in (tensor_bytes(value), bytes(tensor_bytes(value))):
         back = tensor_from_bytes(data, dtype, shape)
         assert same_bits({"x": back}, {"x": value})
+
+
+# While it is encoded -----------------------------------------------------------------------------
+
+
+GROWN: Layout = {
+    "g/a": spec((40, 128)),
+    "g/b": spec((7,)),
+    "g/n": spec((), Role.COUNTER, torch.int64),
+    "g/w": spec((3, 1000)),
+}
+
+
+def grown_state() -> State:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.tensor(5)
+        if s.role is Role.COUNTER
+        else torch.randn(s.shape, generator=generator)
+        for name, s in GROWN.items()
+    }
+
+
+class Gated(Mapping[str, torch.Tensor]):
+    """Tensors that are made only once somebody opens the gate in front of them."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.gates = {name: threading.Event() for name in state}
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        assert self.gates[name].wait(30)
+        return self._state[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._state)
+
+    def __len__(self) -> int:
+        return len(self._state)
+
+
+@every_codec
+def test_a_reader_decodes_each_tensor_before_the_next_one_is_made(codec: Codec) -> None:
+    state = grown_state()
+    payload, _ = codec.encode(state, {}, GROWN)
+    expected = codec.decode(payload, GROWN)
+    gated, growing = Gated(state), codec.grow(GROWN)
+    with ThreadPoolExecutor(2) as pool:
+        encoding = pool.submit(codec.encode_into, growing, gated, {}, GROWN)
+        last = pool.submit(growing.read, growing.num_bytes - 8, 8)
+        try:
+            reading = codec.read_each(growing, GROWN)
+            for name in GROWN:
+                assert not encoding.done() and not last.done()
+                gated.gates[name].set()
+                read, coded = next(reading)
+                assert read == name
+                assert same_bits({name: coded.tensor()}, {name: expected[name]})
+            assert next(reading, None) is None  # the checksum holds
+        finally:
+            for gate in gated.gates.values():
+                gate.set()
+        assert bytes(last.result(30)) == read_all(payload)[-8:]
+    assert read_all(growing) == read_all(payload)
+
+
+def test_readers_are_told_that_encoding_failed_and_what_is_there_is_good() -> None:
+    codec, state = int4(), grown_state()
+    payload, _ = codec.encode(state, {}, GROWN)
+    state["g/b"] = torch.zeros(8)
+    growing = codec.grow(GROWN)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(growing.read, growing.num_bytes - 8, 8)
+        with pytest.raises(ValueError, match="'g/b' has shape"):
+            codec.encode_into(growing, state, {}, GROWN)
+        with pytest.raises(FedwanError, match=r"could not be encoded \(ValueError: 'g/b'"):
+            waiting.result(30)
+    there = codec.grow({}).num_bytes + codec.record_bytes(GROWN["g/a"])
+    assert growing.read(0, there) == payload.read(0, there)
+
+
+def test_the_checksum_tells_attempts_apart_and_is_of_the_bytes_where_they_are_known() -> None:
+    assert len({int4().grow(GROWN).checksum for _ in range(9)}) == 9
+    state = grown_state()
+    payloads = [int4().encode(state, {}, GROWN)[0] for _ in range(2)]
+    trailer = int.from_bytes(read_all(payloads[0])[-8:], "little")
+    assert [payload.checksum for payload in payloads] == [trailer, trailer]
+
+
+def test_records_that_are_missing_or_too_long_are_our_own_bug() -> None:
+    for record in (b"", bytes(100)):
+        growing = Payload([b"head...."], num_bytes=32)
+        growing.append(record)
+        with pytest.raises(AssertionError, match="as long as"):
+            growing.finish()

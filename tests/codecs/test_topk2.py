@@ -1,16 +1,20 @@
-"""The topk2 codec."""
+"""topk2: selection, packed indices, what is owed, and lies."""
 
 from __future__ import annotations
 
+import math
 import struct
 import sys
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedwan.codecs import fp32, topk2
+from fedwan.codecs.topk2 import largest, pack, pack_ascending, unpack, unpack_ascending
 from fedwan.errors import PayloadError
-from fedwan.state import Layout, Role, State
+from fedwan.state import Layout, Role
 from tests.support import spec
 
 
@@ -53,11 +57,11 @@ def test_of_each_chunk_the_64_largest_magnitudes_are_sent() -> None:
     assert torch.equal(sent, expected)
 
 
-@pytest.mark.parametrize("num_values", [1, 2, 63, 64, 65, 200, 4095, 4097, 4160, 4161])
-def test_a_short_chunk_keeps_64_or_all_that_it_has(num_values: int) -> None:
-    value = random_values(num_values) + 10.0
-    kept = num_values // 4096 * 64 + min(num_values % 4096, 64)
-    assert int((round_trip(value) != 0).sum()) == kept
+def test_a_short_chunk_keeps_64_or_all_that_it_has() -> None:
+    for num_values in (1, 2, 63, 64, 65, 200, 4095, 4097, 4160, 4161):
+        value = random_values(num_values) + 10.0
+        kept = num_values // 4096 * 64 + min(num_values % 4096, 64)
+        assert int((round_trip(value) != 0).sum()) == kept
 
 
 def test_topk_keeps_what_it_did_not_send() -> None:
@@ -147,12 +151,12 @@ def refusal(data: bytearray, num_values: int) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("bits", [0x7F80, 0x7FC0, -0x8000, -1])
 @pytest.mark.parametrize("which", [0, 1, 2, 3])
-def test_a_magnitude_that_is_negative_or_not_finite_is_refused(bits: int, which: int) -> None:
-    data = bytearray(record(random_values(5000)))
-    struct.pack_into("<h", data, 2 * which, bits)
-    assert f"not finite (scale {which} of 4" in refusal(data, 5000)
+def test_a_magnitude_that_is_negative_or_not_finite_is_refused(which: int) -> None:
+    for bits in (0x7F80, 0x7FC0, -0x8000, -1):
+        data = bytearray(record(random_values(5000)))
+        struct.pack_into("<h", data, 2 * which, bits)
+        assert f"not finite (scale {which} of 4" in refusal(data, 5000)
 
 
 @pytest.mark.parametrize(
@@ -184,17 +188,6 @@ def test_the_same_index_twice_is_refused() -> None:
     assert "not ascending" in refusal(data, 3)
 
 
-def test_error_feedback_goes_on_over_several_tensors() -> None:
-    state: State = {"a": random_values(300), "b": random_values(64, 65, seed=1)}
-    layout = {name: spec(value.shape) for name, value in state.items()}
-    owed: State = {}
-    for _ in range(2):
-        _, owed = topk2().encode(state, owed, layout)
-    assert list(owed) == ["a", "b"]
-    _, alone = topk2().encode_tensor(state["b"], topk2().encode_tensor(state["b"], None)[1])
-    assert alone is not None and torch.equal(owed["b"], alone)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_a_gpu_reads_the_same_values_and_keeps_what_it_owes_there() -> None:
     value = random_values(70_003)
@@ -217,3 +210,50 @@ def test_many_chunks_are_coded_in_batches_without_a_seam(monkeypatch: pytest.Mon
     assert owed is not None and again is not None and torch.equal(owed, again)
     coded = topk2().read_tensor(batched, spec(value.shape))
     assert torch.equal(coded.tensor(), value - owed)
+
+
+# Bits and selection ------------------------------------------------------------------------------
+
+
+def test_small_numbers_come_back_and_fill_bytes_from_the_lowest_bit_on() -> None:
+    assert pack(torch.tensor([[1, 2, 3, 4]]), 6).tolist() == [[0x81, 0x30, 0x10]]
+    for bits in (1, 2, 6):
+        for count in (1, 3, 4, 7, 8, 9, 70):
+            numbers = torch.randint(1 << bits, (3, count))
+            assert torch.equal(unpack(pack(numbers, bits), bits, count), numbers)
+
+
+@settings(max_examples=50)
+@given(data=st.data(), k=st.integers(1, 80))
+def test_ascending_indices_come_back(data: st.DataObject, k: int) -> None:
+    wanted = data.draw(st.sets(st.integers(0, 64 * k - 1), min_size=k, max_size=k))
+    indices = torch.tensor([sorted(wanted), list(range(64 * k - k, 64 * k)), list(range(k))])
+    upper, low = pack_ascending(indices)
+    assert upper.shape[1] == -(-2 * k // 8) and low.shape[1] == 3 * -(-k // 4)
+    back = unpack_ascending(upper, low, k)
+    assert back is not None and torch.equal(back, indices)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10_000),
+    shape=st.sampled_from([(1, 4096), (3, 4096), (2, 2048), (2, 8192), (5, 100), (1, 1)]),
+    num_different=st.sampled_from([1, 2, 70, 10**6]),
+)
+def test_the_largest_are_those_that_topk_finds(
+    seed: int, shape: tuple[int, int], num_different: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    rows = torch.randint(num_different, shape, generator=generator).float()
+    k = -(-shape[1] // 64)
+    values, indices = largest(rows, k)
+    assert torch.equal(values, rows.topk(k, 1).values)
+    assert torch.equal(rows.gather(1, indices), values)
+    assert all(len(set(row)) == k for row in indices.tolist())
+
+
+def test_what_is_not_finite_comes_first() -> None:
+    for at, value in ((0, math.nan), (255, math.inf), (256, math.nan), (4095, math.inf)):
+        rows = torch.ones(2, 4096)
+        rows[1, at] = value
+        assert largest(rows, 64)[1][1, 0] == at
