@@ -1,14 +1,14 @@
-"""What the settings may be, whatever the recipes: ranges, choices, and what goes with what."""
+"""What a setting may be: declared beside each field of `fedwan.config`, and checked here."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedwan._config_keys import leaves_of
+from fedwan._config_tree import leaves_of, value_at
 from fedwan.errors import ConfigError
 from fedwan.names import nearest, why_unsafe
 from fedwan.uses import Faults, Needs, unmet
@@ -16,38 +16,84 @@ from fedwan.uses import Faults, Needs, unmet
 if TYPE_CHECKING:
     from fedwan.config import Config
 
-__all__ = ["check", "check_address"]
+__all__ = [
+    "LISTENS",
+    "NAMED",
+    "POSITIVE",
+    "SHARE",
+    "check",
+    "check_address",
+    "one_of",
+    "setting",
+    "span",
+]
 
 _ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
 
-_LEAST = {"sites": 1, "site.accumulate": 1, "site.processes": 1}
-"""Least value of whole numbers, where it is not 0."""
-_MOST = {
-    "data.workers": 64,
-    "site.processes": 64,
-    "link.port": 65535,
-    "link.door_port": 65535,
-    "link.channels": 64,
-}
-_POSITIVE = ("inner.*.lr", "outer.*.lr", "round.patience_s")
-_SHARES = ("inner.*.beta1", "inner.*.beta2", "outer.*.momentum", "link.loss")
-"""0 or more and less than 1."""
-_NAMES = ("workload", "strategy", "out", "data.name", "data.split", "link.host")
-_CHOICES: dict[str, tuple[str, ...]] = {
-    "device": ("auto", "cpu", "cuda"),
-    "data.direction": ("", "a_to_b", "b_to_a"),
-    "inner.*.name": ("adam", "adamw", "muon", "sgd", "own"),
-    "inner.*.schedule": ("constant", "linear", "cosine"),
-    "inner.*.state": ("keep", "reset", "average"),
-    "site.precision": ("32-true", "bf16-mixed", "bf16-true", "16-mixed"),
-    "site.partition": ("none", "gradients", "weights", "tensor_parallel"),
-    "link.congestion": ("auto", "bbr", "cubic", "system"),
-    "log.wandb": ("disabled", "offline", "online"),
-}
+
+class Valid(NamedTuple):
+    """What values are valid, and how the message about another one ends."""
+
+    holds: Callable[[Any], bool]
+    says: Callable[[Any], str]
 
 
-def _is_whole(config: Config, _: str) -> bool:
-    return not config.site.cuts_weights
+def _in_range(holds: Callable[[Any], bool], text: str) -> Valid:
+    return Valid(holds, lambda _: f"is out of range; choose {text}")
+
+
+def _is_named(value: Any) -> bool:
+    names = value if isinstance(value, list) else [value]
+    return all(name.strip() and name.isprintable() for name in names)
+
+
+def _is_address(value: str, least_port: int = 1) -> bool:
+    match = _ADDRESS.fullmatch(value)
+    return match is not None and least_port <= int(match[1]) <= 65535
+
+
+_NOT_NEGATIVE = _in_range(lambda value: 0 <= value < math.inf, "0 or more")
+POSITIVE = _in_range(lambda value: 0 < value < math.inf, "more than 0")
+SHARE = _in_range(lambda value: 0 <= value < 1, "0 or more and less than 1")
+NAMED = Valid(_is_named, lambda _: "says nothing; give a name")
+LISTENS = Valid(
+    lambda value: _is_address(value, 0), lambda _: "is no host:port; write it like 0.0.0.0:7444"
+)
+
+
+def span(least: float, most: float = math.inf, *, or_zero: bool = False) -> Valid:
+    """From one number to another, both included."""
+    text = f"{least} or more" if most == math.inf else f"{least} to {most}"
+    return _in_range(
+        lambda value: least <= value <= most or (or_zero and value == 0),
+        f"0, or {text}" if or_zero else text,
+    )
+
+
+def one_of(*choices: str) -> Any:
+    """A field that takes one of these words, the first unless somebody sets it."""
+
+    def says(value: Any) -> str:
+        return f"is none of {', '.join(choices)}{nearest(value, choices)}"
+
+    return setting(choices[0], Valid(lambda value: value in choices, says))
+
+
+def setting(default: Any, valid: Valid) -> Any:
+    """A field of a section with values of its own; other numbers are 0 or more."""
+    return field(default=default, metadata={"valid": valid})
+
+
+def check_address(key: str, value: str) -> None:
+    """Refuse what is no `host:port`.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if not _is_address(value):
+        raise ConfigError(
+            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7444"
+        )
 
 
 _NEEDS = (
@@ -59,7 +105,11 @@ _NEEDS = (
         lambda c, n: c.inner[n].name != "sgd" or c.inner[n].beta1 > 0,
         "an optimiser with moments, such as sgd with beta1=0.9",
     ),
-    Needs("inner.*.name=muon", _is_whole, "whole matrices, as with site.partition=gradients"),
+    Needs(
+        "inner.*.name=muon",
+        lambda c, _: not c.site.cuts_weights,
+        "whole matrices, as with site.partition=gradients",
+    ),
 )
 
 
@@ -71,94 +121,38 @@ def check(config: Config) -> None:
     """
     faults = Faults()
     for key, value in leaves_of(config):
-        with faults.caught():
-            _check_leaf(key, value)
+        valid = _valid_at(config, key, value)
+        if valid is not None and not valid.holds(value):
+            faults.add([f"{key} = {value!r} {valid.says(value)}"])
     faults.add(_together(config))
     faults.add(unmet(config, _NEEDS))
     faults.tell()
 
 
-def check_address(key: str, value: str) -> None:
-    """Refuse what is no `host:port`.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    match = _ADDRESS.fullmatch(value)
-    if match is None or not 1 <= int(match[1]) <= 65535:
-        raise ConfigError(
-            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7444"
-        )
-
-
-def _check_leaf(key: str, value: Any) -> None:
-    if key.startswith("model."):
-        return  # its recipe's to check
-    choices = next((valid for k, valid in _CHOICES.items() if fnmatchcase(key, k)), None)
-    if choices is not None and value not in choices:
-        near = nearest(value, choices)
-        raise ConfigError(f"{key} = {value!r} is none of {', '.join(filter(None, choices))}{near}")
-    if key in _NAMES:
-        _check_text(key, value)
-    elif key.endswith(".exclude"):
-        for pattern in value:
-            _check_text(key, pattern)
-    elif key == "link.address" and value:
-        check_address(key, value)
-    elif isinstance(value, int) and not isinstance(value, bool):
-        _check_whole(key, value)
-    elif isinstance(value, float):
-        _check_number(key, value)
-
-
-def _check_text(key: str, value: str) -> None:
-    if not value.strip() or not value.isprintable():
-        raise ConfigError(f"{key} = {value!r} says nothing; give a name")
-
-
-def _check_whole(key: str, value: int) -> None:
-    least, most = _LEAST.get(key, 0), _MOST.get(key, 1 << 62)
-    if key == "data.size" and value and not 8 <= value <= 1024:
-        raise _out_of_range(key, value, "0, or 8 to 1024")
-    if not least <= value <= most:
-        text = f"{least} to {most}" if key in _MOST else f"{least} or more"
-        raise _out_of_range(key, value, text)
-
-
-def _check_number(key: str, value: float) -> None:
-    if any(fnmatchcase(key, pattern) for pattern in _SHARES):
-        is_fine, text = 0 <= value < 1, "0 or more and less than 1"
-    elif any(fnmatchcase(key, pattern) for pattern in _POSITIVE):
-        is_fine, text = 0 < value < math.inf, "more than 0"
-    elif key == "link.pace_mbit":
-        is_fine, text = value == 0 or 0.1 <= value <= 1e6, "0, or 0.1 to 1e6"
-    else:
-        is_fine, text = 0 <= value < math.inf, "0 or more"
-    if not is_fine:
-        raise _out_of_range(key, value, text)
-
-
-def _out_of_range(key: str, value: Any, text: str) -> ConfigError:
-    return ConfigError(f"{key} = {value!r} is out of range; choose {text}")
+def _valid_at(config: Config, key: str, value: Any) -> Valid | None:
+    head, _, leaf = key.rpartition(".")
+    section = value_at(config, head)
+    if isinstance(section, dict):
+        return None  # its recipe's to check
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    default = _NOT_NEGATIVE if is_number else None
+    valid: Valid | None = section.__dataclass_fields__[leaf].metadata.get("valid", default)
+    return valid
 
 
 def _together(config: Config) -> Iterator[str]:
     """Lines on settings that contradict each other."""
-    names, link = config.site_names, config.link
+    names, sites = config.site_names, config.sites
     for name in names:
         if reason := why_unsafe(name):
             yield f"site_names holds {name!r}, which {reason}; choose another name"
     for double in sorted({name for name in names if names.count(name) > 1}):
         yield f"site_names holds {double!r} twice; give each site its own name"
-    if names and len(names) != config.sites:
+    if names and len(names) != sites:
         yield (
-            f"site_names holds {len(names)} names for sites = {config.sites}; "
-            f"give {config.sites} names, or sites={len(names)}"
+            f"site_names holds {len(names)} names for sites = {sites}; "
+            f"give {sites} names, or sites={len(names)}"
         )
-    if config.round.quorum > config.sites:
-        yield (
-            f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites "
-            f"({config.sites})"
-        )
-    if link.port and link.port == link.door_port:
-        yield f"link.door_port = {link.door_port} is link.port as well; give the front door another"
+    if config.round.quorum > sites:
+        quorum = config.round.quorum
+        yield f"round.quorum = {quorum} is out of range; choose 0 to sites ({sites})"

@@ -1,32 +1,37 @@
 """Configuration as written: words and YAML into nested values, and wrong keys into clear errors.
 
-A schema is a dataclass whose fields are scalars, scalars or None (null leaves the setting open),
-lists of text, sections (dataclasses), dicts of sections (`inner`, by network) or of text (`init`),
-or open dicts (`model`, which its recipe checks).
+A schema is a dataclass of scalars, scalars or None, lists of text, sections (dataclasses), dicts
+of sections (`inner`, by network) or of text (`init`), or open dicts (`model`). OmegaConf merges and
+converts; here is what it does not say: the nearest key, and all faults at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
-from types import NoneType, UnionType
+from types import NoneType
 from typing import Any, TypeVar
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fedwan.errors import ConfigError
 from fedwan.names import closest
 
 __all__ = [
     "Tree",
+    "default_at",
     "keys_of",
+    "leaves_of",
     "overlay",
     "parse_words",
+    "put_at",
     "read_yaml",
+    "value_at",
 ]
 
 Section = TypeVar("Section")
@@ -61,20 +66,20 @@ def parse_words(words: Sequence[str], schema: type) -> Tree:
             branch = branch.setdefault(section, {})
             if not isinstance(branch, dict):
                 raise ConfigError(f"{key} = {text!r}, but {section!r} was given a value before it")
-        branch[leaf] = _parse_value(key, text, _kind_at(schema, key))
+        branch[leaf] = _parse_value(key, text, _kind_at(schema, key.split(".")))
     return tree
 
 
 def _parse_value(key: str, text: str, kind: Any) -> Any:
-    if not text and _may_be_open(kind):
-        raise _type_error(key, None, kind)  # whoever wants to leave it open says null
+    if kind is str:
+        return text
+    if not text and NoneType in typing.get_args(kind):
+        raise ConfigError(_fault(key, None, kind, None))  # whoever means it says null
     try:
-        value = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload, index]
+        tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     except (OmegaConfBaseException, yaml.YAMLError):
-        if kind is str:
-            return text
         raise ConfigError(f"{key} = {text!r} cannot be parsed; put it in quotes") from None
-    return value if kind is not str or isinstance(value, str) else text
+    return tree["value"]
 
 
 def read_yaml(path: Path) -> Tree:
@@ -103,187 +108,167 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
     """A copy of a dataclass instance with trees put over it, later ones over earlier ones.
 
     Raises:
-        ConfigError: a line each: an unknown key (the text names the nearest), a value of the wrong
-            type, or a section where a value belongs and the other way round.
+        ConfigError: a line each: an unknown key, with the nearest one, or a value of another type.
     """
-    schema = type(base)
-    faults: list[str] = []
-    checked = [_check_section(tree, schema, "", schema, faults) for tree in trees]
+    schema, merged, faults = type(base), OmegaConf.structured(base), []
+    for tree in trees:
+        leaves = list(_leaves(tree, schema, []))
+        try:
+            merged.merge_with(*(_nested(path, value) for path, value in leaves))
+        except OmegaConfBaseException:
+            faults += [fault for leaf in leaves if (fault := _try(merged, schema, *leaf))]
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     try:
-        merged = OmegaConf.merge(OmegaConf.structured(base), *checked)
         return typing.cast(Section, OmegaConf.to_object(merged))
-    except OmegaConfBaseException as error:
-        raise _explain(error, checked, schema) from None
+    except OmegaConfBaseException as error:  # of an interpolation
+        raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
 
 
-def _explain(error: OmegaConfBaseException, trees: Sequence[Tree], schema: type) -> ConfigError:
-    """OmegaConf's complaint as a line of ours, with the value as the user wrote it."""
-    path = error.full_key or ""
-    for tree in reversed(trees):
-        value: Any = tree
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
-        if isinstance(value, str) and "${" in value:
-            return ConfigError(f"{path} = {value!r} refers to nothing; write the value itself")
-        if value is not None:
-            return _type_error(path, value, _kind_at(schema, path))
-    text = " ".join(str(error).split())
-    return ConfigError(f"the configuration cannot be read: {text}")
-
-
-def _check_section(
-    tree: Mapping[str, Any], section: type, prefix: str, schema: type, faults: list[str]
-) -> Tree:
-    """A section without what is wrong in it, which is noted in `faults`."""
-    kinds = typing.get_type_hints(section)
-    checked: Tree = {}
+def _leaves(
+    tree: Mapping[str, Any], kind: Any, above: list[str]
+) -> Iterator[tuple[list[str], Any]]:
+    """Values and their paths; none of a section with every line commented out."""
     for key, value in tree.items():
-        path = f"{prefix}{key}"
-        try:
-            if key not in kinds:
-                raise _key_error(path, value, schema)
-            checked[key] = _check_value(path, value, kinds[key], schema, faults)
-        except ConfigError as error:
-            faults.append(str(error))
-    return checked
+        path, inside = [*above, key], _kind_at(kind, [key])
+        if _is_group(inside) and isinstance(value, Mapping):
+            yield from _leaves(value, inside, path)
+        elif not _is_group(inside) or value is not None:
+            yield path, value
 
 
-def _check_value(path: str, value: Any, kind: Any, schema: type, faults: list[str]) -> Any:
-    if _is_section(kind):
-        inside = _as_mapping(value, path, kind, schema)
-        return _check_section(inside, kind, f"{path}.", schema, faults)
-    if typing.get_origin(kind) is dict:
-        mapping = _as_mapping(value, path, kind, schema)
-        item = typing.get_args(kind)[1]
-        if not _is_section(item):
-            for name, part in mapping.items() if item is str else ():
-                _check_leaf(f"{path}.{name}", part, item)
-            return mapping
-        return {
-            name: _check_value(f"{path}.{name}", part, item, schema, faults)
-            for name, part in mapping.items()
-        }
-    _check_leaf(path, value, kind)
-    return value
+def _nested(path: Sequence[str], value: Any) -> Tree:
+    for key in reversed(path):
+        value = {key: value}
+    return typing.cast(Tree, value)
 
 
-def _check_leaf(path: str, value: Any, kind: Any) -> None:
+def _try(merged: DictConfig, schema: type, path: list[str], value: Any) -> str:
+    """What is wrong with one value, or nothing."""
+    key = ".".join(map(str, path))
+    try:
+        merged.merge_with(_nested(path, value))
+    except ConfigKeyError:
+        near = _nearest_key(key, schema)
+        mend = f"did you mean {near!r}?" if near else _list_keys(key, schema)
+        return f"unknown key {key!r} (= {value!r}); {mend}"
+    except OmegaConfBaseException:
+        return _fault(key, value, _kind_at(schema, path), schema)
+    return ""
+
+
+def _fault(key: str, value: Any, kind: Any, schema: type | None) -> str:
+    """A value that is not of its setting's type."""
+    if _is_group(kind):
+        return _section_fault(key, value, kind, schema)
     if typing.get_origin(kind) is list:
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise ConfigError(f"{path} = {value!r} is no list of names; write it like [paris,rome]")
-    elif value is None and _may_be_open(kind):
-        return
-    elif value is None or isinstance(value, Mapping | list):
-        raise _type_error(path, value, kind)
-    elif isinstance(value, bool) is not (_when_given(kind) is bool):
-        # YAML reads `off` as false: as text that would silently become "False".
-        raise _type_error(path, value, kind)
-    elif _when_given(kind) in (int, float) and isinstance(value, str) and "${" not in value:
-        try:
-            _when_given(kind)(value)
-        except ValueError:
-            raise _type_error(path, value, kind) from None
+        return f"{key} = {value!r} is no list of names; write it like [paris,rome]"
+    given = [part for part in typing.get_args(kind) if part is not NoneType] or [kind]
+    wanted, example = _KIND_WORDS.get(given[0], ("a value of this kind", ""))
+    if value is None:
+        return f"{key} has no value; give {wanted}{example}"
+    return f"{key} = {value!r} is not {wanted}; give one{example}"
 
 
-def _as_mapping(value: Any, path: str, kind: Any, schema: type) -> Mapping[str, Any]:
-    if value is None:  # A section with every line commented out.
-        return {}
-    if isinstance(value, Mapping):
-        return value
-    section = kind if _is_section(kind) else typing.get_args(kind)[1]
-    keys = list(typing.get_type_hints(section)) if _is_section(section) else ["NAME"]
-    between = "" if _is_section(kind) or not _is_section(section) else "NETWORK."
-    choices = ", ".join(f"{path}.{between}{key}" for key in keys)
-    parent, _, name = path.rpartition(".")
+def _section_fault(key: str, value: Any, kind: Any, schema: Any) -> str:
+    inside = kind if _is_section(kind) else typing.get_args(kind)[1]
+    keys = list(_hints(inside)) if _is_section(inside) else ["NAME"]
+    between = "NETWORK." if inside is not kind and _is_section(inside) else ""
+    parent, _, name = key.rpartition(".")
     near = ""
     if parent and name in keys:  # taken for a network's name
         near = f"; did you mean '{parent}.NETWORK.{name}'?"
-    elif not parent and _kind_at(schema, f"{path}s"):
-        near = f"; did you mean '{path}s'?"
-    raise ConfigError(f"{path} = {value!r} is a section, not a setting; it holds {choices}{near}")
+    elif not parent and f"{key}s" in _hints(schema):
+        near = f"; did you mean '{key}s'?"
+    choices = ", ".join(f"{key}.{between}{each}" for each in keys)
+    return f"{key} = {value!r} is a section, not a setting; it holds {choices}{near}"
 
 
-def _key_error(path: str, value: Any, schema: type) -> ConfigError:
-    """The error for a key that does not exist, with the nearest one that does."""
-    suggestion = _nearest_key(path, schema)
-    mend = f"did you mean {suggestion!r}?" if suggestion else _list_keys(path, schema)
-    return ConfigError(f"unknown key {path!r} (= {value!r}); {mend}")
-
-
-def _type_error(path: str, value: Any, kind: Any) -> ConfigError:
-    """The error for a value of the wrong type."""
-    wanted, example = _KIND_WORDS.get(_when_given(kind), ("a value of this kind", ""))
-    if value is None:
-        return ConfigError(f"{path} has no value; give {wanted}{example}")
-    mend = "put it in quotes" if kind is str and isinstance(value, bool) else f"give one{example}"
-    return ConfigError(f"{path} = {value!r} is not {wanted}; {mend}")
-
-
-def _kind_at(schema: type, path: str) -> Any:
-    """The type of the setting at a dotted path, or None where the schema has none."""
-    kind: Any = schema
-    for key in path.split("."):
-        if _is_section(kind):
-            kind = typing.get_type_hints(kind).get(key)
-        elif typing.get_origin(kind) is dict:
-            kind = typing.get_args(kind)[1]
-        else:
-            return None
-    return kind
-
-
-def _may_be_open(kind: Any) -> bool:
-    return isinstance(kind, UnionType) and NoneType in typing.get_args(kind)
-
-
-def _when_given(kind: Any) -> Any:
-    """`int` for `int | None`; any other type as it is."""
-    if not _may_be_open(kind):
-        return kind
-    (given,) = (part for part in typing.get_args(kind) if part is not NoneType)
-    return given
+_hints = cache(typing.get_type_hints)
 
 
 def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and dataclasses.is_dataclass(kind)
 
 
-def _nearest_key(path: str, schema: type) -> str | None:
-    """Best within the section that the path names; else any key whose last part is like it."""
-    head, _, leaf = path.rpartition(".")
-    siblings = _keys_in(schema, head)
-    if choice := closest(leaf, siblings):
+def _is_group(kind: Any) -> bool:
+    return _is_section(kind) or typing.get_origin(kind) is dict
+
+
+def _kind_at(kind: Any, path: Sequence[str]) -> Any:
+    """The type of the setting at a path, or None where the schema has none."""
+    for key in path:
+        if _is_section(kind):
+            kind = _hints(kind).get(key)
+        else:
+            kind = typing.get_args(kind)[1] if typing.get_origin(kind) is dict else None
+    return kind
+
+
+def _nearest_key(key: str, schema: type) -> str | None:
+    """Best within the section that the key names; else any key whose last part is like it."""
+    head, _, leaf = key.rpartition(".")
+    if choice := closest(leaf, _keys_in(schema, head)):
         return f"{head}.{choice}" if head else choice
-    leaves: dict[str, str] = {}
-    for key in keys_of(schema):
-        leaves.setdefault(key.rpartition(".")[2], key)
-    if choice := closest(leaf, leaves):
-        return leaves[choice]
-    return None
+    leaves = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
+    choice = closest(leaf, leaves)
+    return leaves[choice] if choice else None
 
 
-def _list_keys(path: str, schema: type) -> str:
-    head = path.rpartition(".")[0]
+def _list_keys(key: str, schema: type) -> str:
+    head = key.rpartition(".")[0]
     keys = _keys_in(schema, head)
     where = f"in {head!r} there are" if keys and head else "there are"
     return f"{where} {', '.join(keys or _keys_in(schema, ''))}"
 
 
 def _keys_in(schema: type, head: str) -> list[str]:
-    kind = _kind_at(schema, head) if head else schema
-    return list(typing.get_type_hints(kind)) if _is_section(kind) else []
+    kind = _kind_at(schema, head.split(".")) if head else schema
+    return list(_hints(kind)) if _is_section(kind) else []
 
 
 def keys_of(schema: type, prefix: str = "") -> list[str]:
     """Every key of a schema, `NETWORK` standing for any name: `inner.NETWORK.lr`."""
     paths: list[str] = []
-    for key, kind in typing.get_type_hints(schema).items():
+    for key, kind in _hints(schema).items():
         if _is_section(kind):
             paths += keys_of(kind, f"{prefix}{key}.")
-        elif typing.get_origin(kind) is dict and _is_section(typing.get_args(kind)[1]):
+        elif _is_group(kind) and _is_section(typing.get_args(kind)[1]):
             paths += keys_of(typing.get_args(kind)[1], f"{prefix}{key}.NETWORK.")
         else:
             paths.append(f"{prefix}{key}")
     return paths
+
+
+def leaves_of(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a configuration, with its key: `inner.generator.lr`."""
+    items = config.items() if isinstance(config, Mapping) else vars(config).items()
+    for key, value in items:
+        if dataclasses.is_dataclass(value) or (isinstance(value, Mapping) and not prefix):
+            yield from leaves_of(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def value_at(config: Any, key: str) -> Any:
+    """The value at a dotted key; of no key, the configuration."""
+    for part in key.split(".") if key else ():
+        config = config[part] if isinstance(config, Mapping) else getattr(config, part)
+    return config
+
+
+def put_at(config: Any, key: str, value: Any) -> None:
+    """Set the value at a dotted key, in place."""
+    head, _, leaf = key.rpartition(".")
+    section = value_at(config, head)
+    if isinstance(section, dict):
+        section[leaf] = value
+    else:
+        setattr(section, leaf, value)
+
+
+def default_at(config: Any, key: str) -> Any:
+    """What the setting at a dotted key is unless somebody sets it; None of an open dict's."""
+    head, _, leaf = key.rpartition(".")
+    section = value_at(config, head)
+    return None if isinstance(section, dict) else getattr(type(section)(), leaf)

@@ -18,10 +18,17 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedwan._config_checks import check
+from fedwan._config_checks import (
+    NAMED,
+    POSITIVE,
+    SHARE,
+    check,
+    one_of,
+    setting,
+    span,
+)
 from fedwan._config_tree import overlay, parse_words, read_yaml
 from fedwan.errors import ConfigError
-from fedwan.names import nearest
 
 __all__ = [
     "COMMAND",
@@ -42,7 +49,6 @@ __all__ = [
     "from_json",
     "load",
     "merge",
-    "nearest",
     "site_names",
     "to_json",
 ]
@@ -56,24 +62,24 @@ COMMAND = "command"
 class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
-    name: str = "adam"
+    name: str = one_of("adam", "adamw", "muon", "sgd", "own")
     """`adam`, `adamw`, `muon` (for matrices, `adamw` for the rest) or `sgd`; `own` where the
     workload's code makes it (`lightning`)."""
-    lr: float = 1e-3
+    lr: float = setting(1e-3, POSITIVE)
     """Learning rate."""
     warmup_steps: int = 0
     """Steps of the run in which the learning rate grows to `lr`."""
-    schedule: str = "constant"
+    schedule: str = one_of("constant", "linear", "cosine")
     """What it does from then to the run's end: `constant`, or falls as `linear` or `cosine`."""
-    beta1: float = 0.9
+    beta1: float = setting(0.9, SHARE)
     """Adam's first decay; momentum for `sgd` and `muon`."""
-    beta2: float = 0.999
+    beta2: float = setting(0.999, SHARE)
     """Adam's second decay; unused by `sgd`."""
     weight_decay: float = 0.0
     """Decoupled for `adamw` and `muon`, added to the gradient otherwise."""
     clip_norm: float = 0.0
     """Largest norm of this network's gradient; 0 leaves it as it is."""
-    state: str = "keep"
+    state: str = one_of("keep", "reset", "average")
     """What becomes of its moments when an update lands: `keep`; `reset`, as if it had never
     stepped; or `average`, they travel with the weights, uncoded, and are merged."""
 
@@ -82,9 +88,9 @@ class InnerConfig:
 class OuterConfig:
     """One network's outer optimiser, the one that steps on the merged deltas."""
 
-    lr: float = 1.0
+    lr: float = setting(1.0, POSITIVE)
     """Outer learning rate."""
-    momentum: float = 0.0
+    momentum: float = setting(0.0, SHARE)
     """Outer Nesterov momentum."""
 
 
@@ -95,7 +101,7 @@ class NetworkConfig:
     h: int = 0
     """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
     discriminator may travel more often than its generator. 0 takes the run's."""
-    exclude: list[str] = field(default_factory=list)
+    exclude: list[str] = field(default_factory=list, metadata={"valid": NAMED})
     """Patterns of names of its parameters and buffers, as in `norm.*`; `*` stands for any
     characters. What they match never travels: each site trains its own."""
 
@@ -104,13 +110,13 @@ class NetworkConfig:
 class DataConfig:
     """The data, and how it is split over the sites."""
 
-    name: str = "digits"
+    name: str = setting("digits", NAMED)
     """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
     image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
     workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
     your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`,
     `parquet`, `hf`."""
-    split: str = "iid"
+    split: str = setting("iid", NAMED)
     """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
     more uneven). `own`: each site has files of its own, and uses all of them."""
     batch: int = 0
@@ -122,13 +128,13 @@ class DataConfig:
     classes: str = ""
     """Of files: the names of their classes, as in `cat,dog`, or how many, as in `10` for 0 to 9;
     the same at every site, whatever classes it has. Empty: no classes."""
-    size: int = 0
+    size: int = setting(0, span(8, 1024, or_zero=True))
     """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
-    direction: str = ""
+    direction: str = one_of("", "a_to_b", "b_to_a")
     """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
     flip: bool = False
     """Of files: whether half of all pictures, drawn anew for each batch, are mirrored."""
-    workers: int = 0
+    workers: int = setting(0, span(0, 64))
     """Of files and of a recipe's own data set: processes of each site that read ahead; 0 reads when
     a step asks. Batches are the same with any number, but for those of streams."""
     labels: str = "class"
@@ -140,20 +146,20 @@ class DataConfig:
 class SiteConfig:
     """How a site computes its steps."""
 
-    precision: str = "32-true"
+    precision: str = one_of("32-true", "bf16-mixed", "bf16-true", "16-mixed")
     """`32-true`; `bf16-mixed`; `bf16-true`, under which weights, gradients and first moments are in
     bf16, too; or `16-mixed`, with one scale for the losses of all networks, under which a step is
     repeated until its gradients are finite."""
-    accumulate: int = 1
+    accumulate: int = setting(1, span(1))
     """Parts that a step's batch is computed in, one after the other, to save memory; the step takes
     the mean of their gradients."""
     recompute: bool = False
     """Whether the backward pass computes the inside of blocks again, to save memory."""
-    processes: int = 1
+    processes: int = setting(1, span(1, 64))
     """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
     its batch, unless `partition` says otherwise; their gradients are averaged before an optimiser
     or a strategy sees them."""
-    partition: str = "none"
+    partition: str = one_of("none", "gradients", "weights", "tensor_parallel")
     """What these processes share out: `none`; `gradients`, gradients and moments (FSDP2 that does
     not reshard after the forward pass); `weights`, the weights as well (FSDP2); `tensor_parallel`,
     dense layers, which they compute together, each step's whole batch."""
@@ -191,15 +197,15 @@ class LinkConfig:
     """Emulated rate of each site's link in Mbit/s, each way; 0 does not limit."""
     rtt_ms: float = 0.0
     """Emulated round-trip time in ms."""
-    loss: float = 0.0
+    loss: float = setting(0.0, SHARE)
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
-    channels: int = 0
+    channels: int = setting(0, span(0, 64))
     """Bulk channels a site opens beside its Control channel, each a TCP connection of its own; 0
     takes 4, or 1 under bbr or with a pace."""
-    congestion: str = "auto"
+    congestion: str = one_of("auto", "bbr", "cubic", "system")
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
-    pace_mbit: float = 0.0
+    pace_mbit: float = setting(0.0, span(0.1, 1_000_000, or_zero=True))
     """Most that transfers of a site may take of its link, Mbit/s each way with all headers; 0 sets
     no limit. A little below the link's own rate, no queue builds up before it. Linux only."""
 
@@ -222,7 +228,7 @@ class RoundConfig:
     quorum: int = 0
     """Fewest sites a round may close with, or, where nobody waits for others, fewest that must be
     live; 0 takes the strategy's own, which is all of them for most."""
-    patience_s: float = 600.0
+    patience_s: float = setting(600.0, POSITIVE)
     """Seconds to wait for missing sites before a round closes with a quorum, or the run stops; and
     that a site keeps trying to reach the coordinator."""
     grace: float = 0.0
@@ -271,7 +277,7 @@ class EvalConfig:
 class LogConfig:
     """Where metrics go besides `metrics.jsonl`."""
 
-    wandb: str = "disabled"
+    wandb: str = one_of("disabled", "offline", "online")
     """`disabled`, `offline` or `online`."""
 
 
@@ -279,13 +285,13 @@ class LogConfig:
 class Config:
     """A run. Defaults are the demo's."""
 
-    workload: str = "gan"
+    workload: str = setting("gan", NAMED)
     """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`, or `command`: a training script
     of each site's own."""
-    strategy: str = "diloco"
+    strategy: str = setting("diloco", NAMED)
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
-    sites: int = 4
+    sites: int = setting(4, span(1))
     """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""
     site_names: list[str] = field(default_factory=list)
     """Names of the sites, each the common name of that site's certificate."""
@@ -295,9 +301,9 @@ class Config:
     """Steps between two uploads; 0 takes the strategy's own."""
     seed: int = 0
     """Of initial weights, data order and every draw."""
-    out: str = "runs/demo"
+    out: str = setting("runs/demo", NAMED)
     """Folder of the run."""
-    device: str = "auto"
+    device: str = one_of("auto", "cpu", "cuda")
     """`auto`, `cpu` or `cuda`, on every site."""
     threads: int = 0
     """CPU threads of each site; 0 takes all cores, which the sites of a local run share."""

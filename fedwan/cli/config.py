@@ -11,8 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from fedwan import config as sections
-from fedwan._config_keys import default_at
-from fedwan._config_tree import keys_of
+from fedwan._config_tree import default_at, keys_of
 from fedwan.cli.run import Words
 from fedwan.config import Config
 

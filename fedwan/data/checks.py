@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedwan.config import DataConfig, nearest
+from fedwan.config import DataConfig
 from fedwan.data.file_source import FILE_NAMES, PAIRS, SITE, TARS
 from fedwan.data.sources import source_of
 from fedwan.data.splits import parse_split
 from fedwan.errors import ConfigError
+from fedwan.names import nearest
 
 __all__ = ["check_data"]
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 
-from fedwan.config import Config, DataConfig, nearest
+from fedwan.config import Config, DataConfig
 from fedwan.data import grid25, ring8, stacked_digits
 from fedwan.data.file_source import FILE_NAMES, PAIRS, FileSource, file_source
 from fedwan.data.files import open_files
 from fedwan.data.mixture import Mixture
 from fedwan.errors import ConfigError
+from fedwan.names import nearest
 from fedwan.workloads.base import Batch
 
 __all__ = ["Source", "find_source", "held_out_of", "num_labels", "pair_names", "source_of"]
