@@ -38,7 +38,6 @@ LIMIT_S = 900.0
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sites", type=int, nargs="+", help="numbers of sites")
     parser.add_argument("--model-mb", type=float, default=200.0, help="in fp32")
-    parser.add_argument("--channels", type=int, default=0, help="as link.channels")
     parser.add_argument("--rounds", type=int, default=6, help="2 of them not measured")
 
 
@@ -47,14 +46,14 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     if args.rounds <= WARM_UP:
         raise UserError(f"--rounds={args.rounds} leaves none to measure; take {WARM_UP + 1}")
     for sites in args.sites or ((4, 16) if args.quick else SIZES):
-        yield measure_size(sites, args.model_mb, args.rounds, args.channels)
+        yield measure_size(sites, args.model_mb, args.rounds)
 
 
-def measure_size(sites: int, model_mb: float, rounds: int, channels: int) -> Row:
+def measure_size(sites: int, model_mb: float, rounds: int) -> Row:
     """One run, as a row."""
     words = ["workload=weights", f"model.num_bytes={int(model_mb * 1e6)}", "strategy=diloco"]
     words += ["h=1", f"sites={sites}", f"steps={rounds}", "eval.every=0", f"codec.up={CODEC}"]
-    words += [f"codec.down={CODEC}", f"link.channels={channels}"]
+    words += [f"codec.down={CODEC}"]
     words += [f"checkpoint.every={1000 * rounds}"]
     run = run_fleet(words, None, LIMIT_S, has_light_sites=True)
     coordinator, found = run.parties["coordinator"], run.parties[ROLE_OF_LIGHT_SITES]

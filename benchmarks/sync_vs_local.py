@@ -76,7 +76,6 @@ def measure_one(
         f"codec.down={strategy.codec}",
         "threads=1",
         f"eval.every={0 if bound < rounds else max(strategy.h, steps // 20)}",
-        f"ema.half_life={steps * SITES * 6.4:g}",
         *strategy.words,
     ]
     if strategy.h > 1:

@@ -142,7 +142,7 @@ def _valid_at(config: Config, key: str, value: Any) -> Valid | None:
 
 def _together(config: Config) -> Iterator[str]:
     """Lines on settings that contradict each other."""
-    names, sites = config.site_names, config.sites
+    names, sites, link = config.site_names, config.sites, config.link
     for name in names:
         if reason := why_unsafe(name):
             yield f"site_names holds {name!r}, which {reason}; choose another name"
@@ -156,3 +156,5 @@ def _together(config: Config) -> Iterator[str]:
     if config.round.quorum > sites:
         quorum = config.round.quorum
         yield f"round.quorum = {quorum} is out of range; choose 0 to sites ({sites})"
+    if link.listen == link.door and not link.listen.endswith(":0"):
+        yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"

@@ -204,7 +204,6 @@ def resolve(config: Config) -> Config:
             resolve_strategy(strategy, config, networks, load_strategies)
     faults.tell()
     check_recipes(config, workload, strategy.build(config))
-    _fill_half_life(config)
     return merge(config)
 
 
@@ -237,7 +236,6 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
     for network in sorted(kinds):
         config.inner.setdefault(network, InnerConfig(name="own"))
     resolve_strategy(load_strategy(config.strategy), config, kinds, load_strategies)
-    _fill_half_life(config)
     return config
 
 
@@ -247,12 +245,6 @@ def sources(config: Config) -> dict[str, str]:
     if config.workload != COMMAND:
         modules[f"workload {config.workload}"] = load_workload(config.workload)
     return {name: source_sha256(module) for name, module in modules.items()}
-
-
-def _fill_half_life(config: Config) -> None:
-    """A tenth of the run."""
-    tenth = config.steps * config.sites * config.data.batch / 10
-    config.ema.half_life = config.ema.half_life or tenth
 
 
 def resolve_workload(config: Config) -> Config:

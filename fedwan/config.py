@@ -19,6 +19,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fedwan._config_checks import (
+    LISTENS,
     NAMED,
     POSITIVE,
     SHARE,
@@ -36,7 +37,6 @@ __all__ = [
     "CodecConfig",
     "Config",
     "DataConfig",
-    "EmaConfig",
     "EvalConfig",
     "InnerConfig",
     "LinkConfig",
@@ -47,6 +47,7 @@ __all__ = [
     "StreamConfig",
     "dump",
     "from_json",
+    "host_and_port",
     "load",
     "merge",
     "site_names",
@@ -114,8 +115,8 @@ class DataConfig:
     """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
     image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
     workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
-    your own, which need not fit in memory (docs/data.md): `folder`, `pairs`, `webdataset`,
-    `parquet`, `hf`."""
+    your own, which need not fit in memory (docs/data.md): `folder`, `pairs` (or `pairs_b_to_a`,
+    in the other direction), `webdataset`, `parquet`, `hf`."""
     split: str = setting("iid", NAMED)
     """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
     more uneven). `own`: each site has files of its own, and uses all of them."""
@@ -130,8 +131,6 @@ class DataConfig:
     the same at every site, whatever classes it has. Empty: no classes."""
     size: int = setting(0, span(8, 1024, or_zero=True))
     """Of files: pixels a side that images are resized to; 0 takes 64, or 256 of `pairs`."""
-    direction: str = one_of("", "a_to_b", "b_to_a")
-    """Of `pairs`: `a_to_b`, which empty takes, or `b_to_a`."""
     flip: bool = False
     """Of files: whether half of all pictures, drawn anew for each batch, are mirrored."""
     workers: int = setting(0, span(0, 64))
@@ -185,23 +184,17 @@ class CodecConfig:
 class LinkConfig:
     """The data plane, and the wide-area link that a local run emulates."""
 
-    host: str = "127.0.0.1"
-    """Address that the data plane listens on; sites dial `address`."""
-    port: int = 0
-    """Port of the data plane; 0 takes a free one (local runs only)."""
-    address: str = ""
-    """`host:port` that sites dial, where it differs from what the coordinator listens on."""
-    door_port: int = 0
-    """Port of Flower's mutual-TLS front door; 0 takes a free one (local runs only)."""
+    listen: str = setting("127.0.0.1:0", LISTENS)
+    """`host:port` that the data plane listens on; port 0 takes a free one (local runs only). Sites
+    dial this port of the host whose front door they know."""
+    door: str = setting("127.0.0.1:0", LISTENS)
+    """`host:port` that Flower's mutual-TLS front door listens on."""
     rate_mbit: float = 0.0
     """Emulated rate of each site's link in Mbit/s, each way; 0 does not limit."""
     rtt_ms: float = 0.0
     """Emulated round-trip time in ms."""
     loss: float = setting(0.0, SHARE)
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
-    channels: int = setting(0, span(0, 64))
-    """Bulk channels a site opens beside its Control channel, each a TCP connection of its own; 0
-    takes 4, or 1 under bbr or with a pace."""
     congestion: str = one_of("auto", "bbr", "cubic", "system")
     """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
     system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
@@ -241,16 +234,6 @@ class RoundConfig:
     """Lets slow sites take fewer steps than H between uploads, by their measured speed, but no
     fewer than this; a run then ends when all sites together have taken `sites` x `steps`. 0 takes
     the strategy's own, which is H steps for every site for most."""
-    max_norm: float = 0.0
-    """Refuse contributions whose norm exceeds this; 0 refuses only what is not finite."""
-
-
-@dataclass
-class EmaConfig:
-    """The moving average of the global weights, kept by the coordinator."""
-
-    half_life: float = 0.0
-    """In samples over all sites; 0 takes a tenth of the run."""
 
 
 @dataclass
@@ -325,10 +308,14 @@ class Config:
     stream: StreamConfig = field(default_factory=StreamConfig)
     link: LinkConfig = field(default_factory=LinkConfig)
     round: RoundConfig = field(default_factory=RoundConfig)
-    ema: EmaConfig = field(default_factory=EmaConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def half_life(self) -> float:
+        """Of the moving average of the weights, in samples of all sites: a tenth of a run."""
+        return self.steps * self.sites * self.data.batch / 10
 
     @property
     def excluded(self) -> dict[str, list[str]]:
@@ -393,6 +380,16 @@ def from_json(text: str) -> Config:
     if not isinstance(tree, dict):
         raise ConfigError(f"configuration {text[:40]!r} is no JSON object; use to_json")
     return merge(Config(), tree)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """The parts of a `host:port` that was checked.
+
+    >>> host_and_port("[::1]:7444")
+    ('::1', 7444)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def site_names(config: Config) -> list[str]:

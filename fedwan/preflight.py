@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from fedwan.config import COMMAND, Config
+from fedwan._config_tree import value_at
+from fedwan.config import COMMAND, Config, host_and_port
 from fedwan.data import FILE_NAMES, check_files
 from fedwan.uses import Faults
 
@@ -58,14 +59,14 @@ def _device(config: Config) -> Iterator[str]:
 
 
 def _ports(config: Config) -> Iterator[str]:
-    link = config.link
-    for key, port in (("link.port", link.port), ("link.door_port", link.door_port)):
+    for key in ("link.listen", "link.door"):
+        address = value_at(config, key)
         with socket.socket() as listener:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
-                listener.bind((link.host, port))
+                listener.bind(host_and_port(address))
             except OSError as error:
-                yield f"{key} = {port} cannot be listened on ({error.strerror}); set a free {key}"
+                yield f"{key} = {address} cannot be listened on ({error.strerror}); set a free port"
 
 
 def _extras(config: Config) -> Iterator[str]:

@@ -74,7 +74,7 @@ class Bench:
         self.strategy = averaging(len(sites))
         self.events: list[tuple[str, str | None, str]] = []
         self.registry = Registry(sites, silence_s)
-        self.intake = Intake(self.strategy.up, 0.0, folder / "spool")
+        self.intake = Intake(self.strategy.up, folder / "spool")
         self.claim = Claim.of(self.hello(sites[0]))
         self.hub = Servicer(
             run_id,

@@ -126,7 +126,7 @@ def tiny_config(
 ) -> Config:
     """A resolved configuration for tiny workloads; sections as in a YAML file."""
     config = Config(strategy=strategy, sites=sites, h=h, steps=steps, inner=dict(inner))
-    config.data.batch, config.ema.half_life = BATCH, 100.0
+    config.data.batch = BATCH
     config.eval.every = 0
     config = merge(config, sections)
     resolve_strategy(load_strategy(strategy), config, dict.fromkeys(inner, kind))

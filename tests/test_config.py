@@ -109,7 +109,7 @@ def test_an_unknown_key_in_a_file_is_refused_alike(tmp_path: Path) -> None:
         ("h", "'h' is no key=value"),
         ("=3", "'=3' is no key=value"),
         ("steps={a", "steps = '{a' cannot be parsed"),
-        ("seed=${nothing}", "seed = '${nothing}' refers to nothing"),
+        ("seed=${nothing}", "seed: Interpolation key 'nothing' not found"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named_with_its_key(word: str, says: str) -> None:
@@ -135,7 +135,7 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
 ) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("log:\n  wandb: false\n")
-    with pytest.raises(ConfigError, match="log.wandb = False is not text; put it in quotes"):
+    with pytest.raises(ConfigError, match="log.wandb = 'False' is none of disabled"):
         load(path, [])
 
 
@@ -153,11 +153,11 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
         ),
         (["link.loss=0.1"], "link.loss = 0.1 needs link.rtt_ms=100; set that"),
         (["site.partition=weights"], "site.partition = 'weights' needs site.processes=2"),
-        (["link.port=65536"], "link.port = 65536 is out of range; choose 0 to 65535"),
-        (["link.port=7000", "link.door_port=7000"], "link.door_port = 7000 is link.port as well"),
-        (["link.address=nowhere"], "'nowhere' is no host:port"),
-        (["link.address=a:99999"], "is no host:port"),
-        (["link.channels=-1"], "link.channels = -1"),
+        (["link.listen=nowhere"], "link.listen = 'nowhere' is no host:port"),
+        (["link.door=a:99999"], "is no host:port"),
+        (["link.listen=a:1", "link.door=a:1"], "link.door = 'a:1' is link.listen as well"),
+        (["data.workers=65"], "data.workers = 65 is out of range; choose 0 to 64"),
+        (["data.size=7"], "data.size = 7 is out of range; choose 0, or 8 to 1024"),
         (["link.congestion=brr"], "link.congestion = 'brr' is none of auto, bbr, cubic, system"),
         (["round.patience_s=0"], "round.patience_s = 0.0"),
         (["inner.g.name=adamm"], "inner.g.name = 'adamm' is none of"),
@@ -167,8 +167,6 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
         (["stream.tau=-1"], "stream.tau = -1 is out of range; choose 0 or more"),
         (["inner.g.beta1=1"], "inner.g.beta1 = 1.0"),
         (["inner.g.lr=0"], "inner.g.lr = 0.0 is out of range; choose more than 0"),
-        (["ema.half_life=-1"], "ema.half_life = -1.0 is out of range; choose 0"),
-        (["ema.half_life=.inf"], "ema.half_life = inf is out of range"),
         (["outer.g.lr=inf"], "outer.g.lr = inf"),
         (["device=gpu"], "device = 'gpu' is none of auto, cpu, cuda"),
         (["log.wandb=onlin"], "did you mean 'online'?"),
@@ -227,7 +225,7 @@ configs = st.builds(
         StreamConfig,
         tau=st.one_of(st.none(), st.integers(0, 10**6)),
     ),
-    link=st.builds(LinkConfig, rate_mbit=positive, address=st.sampled_from(["", "a.b:1"])),
+    link=st.builds(LinkConfig, rate_mbit=positive, listen=st.sampled_from(["a.b:0", "a.b:1"])),
 )
 
 
@@ -269,8 +267,8 @@ def test_all_faults_are_told_at_once() -> None:
     assert len(str(caught.value).splitlines()) == 4
 
 
-def test_there_are_at_most_66_settings() -> None:
-    assert len(keys_of(Config)) <= 66, "a new one retires another"
+def test_there_are_at_most_60_settings() -> None:
+    assert len(keys_of(Config)) <= 60, "a new one retires another"
 
 
 def test_every_setting_has_a_docstring() -> None:

@@ -21,11 +21,14 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        words = [f"out={tmp_path / 'file' / 'run'}", f"link.port={taken.getsockname()[1]}"]
+        words = [
+            f"out={tmp_path / 'file' / 'run'}",
+            f"link.listen=127.0.0.1:{taken.getsockname()[1]}",
+        ]
         with pytest.raises(ConfigError) as raised:
             preflight(load_run(None, [*words, "data.batch=1000"]))
     lines = str(raised.value).splitlines()
-    assert [line.split(" ")[0] for line in lines] == ["out", "link.port", "data.batch"]
+    assert [line.split(" ")[0] for line in lines] == ["out", "link.listen", "data.batch"]
 
 
 def test_folders_of_data_that_are_not_there_are_named(tmp_path: Path) -> None:

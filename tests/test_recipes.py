@@ -234,7 +234,7 @@ def test_patterns_of_what_stays_at_sites_are_read_back_as_they_were_written(tmp_
     [
         (["exclude=[raed.weight]"], "'raed.weight', which matches .* did you mean 'read.weight'"),
         (["exclude=['*']"], r"exclude = \['\*'\] matches all parameters"),
-        (["exclude=['']"], "network.velocity.exclude = '' says nothing"),
+        (["exclude=['']"], r"network.velocity.exclude = \[''\] says nothing"),
         (["exclude=read.*"], "exclude = 'read.*' is no list"),
         (["exclude=[read.*]", "strategy=sync"], "has no effect with strategy 'sync'"),
         (["exclude=[read.*]", "strategy=parameter_server"], "no effect with strategy 'parameter_"),

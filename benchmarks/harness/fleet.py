@@ -118,7 +118,7 @@ def run_fleet(
         host = star.coordinator.address if star else "127.0.0.1"
         (folder / "app").symlink_to(_app())
         with chdir(_app()):
-            config = load_run(None, [*words, f"link.host={host}"])
+            config = load_run(None, [*words, f"link.listen={host}:0"])
         config = dataclasses.replace(config, out=str(folder / "out"))
         dump(config, folder / "config.yaml")
         names = site_names(config)

@@ -90,11 +90,8 @@ class _Host:
         """One site, from joining to farewell."""
         try:
             identity = Identity.load(self._folder / "pki" / name)
-            channels = self.config.link.channels
             # Packed or not by how busy the cores are, bytes would not compare.
-            link = GrpcLink(
-                self._ticket["address"], identity, channels=channels, compression="none"
-            )
+            link = GrpcLink(self._ticket["address"], identity, compression="none")
             self._run(name, link)
         except BaseException:
             # The others would wait for this one.

@@ -45,7 +45,7 @@ class Curve:
         """The global weights after so many steps, one outer update later than at the last call."""
         if self._is_wanted:
             samples = (step - self._step) * self._part.samples_per_step
-            half_life = self._part.config.ema.half_life
+            half_life = self._part.config.half_life
             update_ema(self._ema, weights, self._layout, samples, half_life)
             self.look(step, self._ema)
         self.check(step, weights)

@@ -31,7 +31,7 @@ def coordinator(
 ) -> None:
     """Serve one run to sites elsewhere, until it is done.
 
-    Set link.host, link.port and link.door_port, and open both ports.
+    Set link.listen and link.door, and open both ports.
 
     docs/deploy.md shows a whole deployment.
     """

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app", "link"]
 
-KEYS = ("link.congestion", "link.pace_mbit", "link.channels")
+KEYS = ("link.congestion", "link.pace_mbit")
 MOST_SECONDS = 30.0
 
 
@@ -69,7 +69,7 @@ def link(
         typer.Option(
             "--config",
             metavar="CONFIG.yaml",
-            help="The run's: measure with its link.congestion, link.pace_mbit, link.channels.",
+            help="The run's: measure with its link.congestion, link.pace_mbit.",
             show_default=False,
         ),
     ] = None,

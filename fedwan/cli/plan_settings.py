@@ -19,7 +19,7 @@ COMPARED = ("strategy", "h", "codec", "stream", "outer")
 WITHOUT_WORKLOAD = frozenset(
     "params step_s loss usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
     "stream.tau round.quorum round.patience_s link.rate_mbit "
-    "link.rtt_ms link.loss link.congestion link.pace_mbit link.channels".split()
+    "link.rtt_ms link.loss link.congestion link.pace_mbit".split()
 )
 """Keys that mean something where no workload is given."""
 

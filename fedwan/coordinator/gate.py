@@ -18,22 +18,19 @@ from fedwan.state import Layout, Role, network_of
 __all__ = ["inspect"]
 
 
-def inspect(
-    payload: Source, layout: Layout, codec: Codec, max_norm: float = 0.0
-) -> dict[str, float]:
+def inspect(payload: Source, layout: Layout, codec: Codec) -> dict[str, float]:
     """Check a payload from end to end and measure it.
 
     Args:
         payload: as received.
         layout: of the fragment it claims to be.
         codec: the run's codec for contributions.
-        max_norm: largest norm a network's part may have; 0 sets no limit.
 
     Returns:
         Norm of the parameters' part, by network.
 
     Raises:
-        PayloadError: see `Codec.read_each`; or a value is not finite, or a norm is too large.
+        PayloadError: see `Codec.read_each`; or a value is not finite.
     """
     squares: dict[str, float] = defaultdict(float)
     for name, coded in codec.read_each(payload, layout):
@@ -50,11 +47,4 @@ def inspect(
             squares[network_of(name)] += square
         elif spec.role is Role.VARIANCE and bool((coded.tensor() < 0).any()):
             raise PayloadError(f"variance {name!r} is below zero; refused")
-    norms = {network: math.sqrt(square) for network, square in squares.items()}
-    for network, norm in norms.items():
-        if max_norm and norm > max_norm:
-            raise PayloadError(
-                f"the {network}'s part has norm {norm:.4g}, above round.max_norm={max_norm:g}; "
-                "lower the inner learning rate at that site, or raise round.max_norm"
-            )
-    return norms
+    return {network: math.sqrt(square) for network, square in squares.items()}

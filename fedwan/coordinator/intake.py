@@ -53,13 +53,11 @@ class Intake:
 
     Args:
         up: codec of contributions.
-        max_norm: see `gate.inspect`.
         folder: for large payloads.
     """
 
-    def __init__(self, up: Codec, max_norm: float, folder: Path) -> None:
+    def __init__(self, up: Codec, folder: Path) -> None:
         self._up = up
-        self._max_norm = max_norm
         self._folder = folder
         self._fragments: Sequence[Fragment] = ()
         self._layout: Layout = {}
@@ -125,10 +123,7 @@ class Intake:
     def inspect(self, key: Key, payload: Source) -> dict[str, float]:
         """See `gate.inspect`; needs no lock, waits its turn and takes a pass over the payload."""
         codec, layout = self.codec_and_layout(key)
-        # The limit is on what changed; the initial weights may have any norm.
-        is_initial = key.kind == wire.UploadHeader.INITIAL
-        max_norm = 0.0 if is_initial else self._max_norm
-        return self._checks.submit(inspect, payload, layout, codec, max_norm).result()
+        return self._checks.submit(inspect, payload, layout, codec).result()
 
     def accept(self, key: Key, contribution: Contribution) -> None:
         """Lay a checked contribution out for merging."""

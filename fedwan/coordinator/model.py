@@ -216,7 +216,7 @@ class GlobalModel:
                     f"{meta['contributes']}s, not {strategy.contributes}s, were merged"
                 )
             weights = select_prefix("global", tensors)
-            model = cls(weights, layout, strategy, config.ema.half_life)
+            model = cls(weights, layout, strategy, config.half_life)
             ema = select_prefix("ema", tensors)
             model.ema = {name: ema[name] for name in layout}
             model._server_step.load_state(select_prefix("outer", tensors))

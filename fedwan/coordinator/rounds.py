@@ -301,7 +301,7 @@ class Rounds:
         layout = self._servicer.layout
         initial = fp32().decode(payload, whole(layout)[0].layout)
         config = self._config
-        model = GlobalModel(initial, layout, self._strategy, config.ema.half_life)
+        model = GlobalModel(initial, layout, self._strategy, config.half_life)
         claim = self._servicer.agreement.agreed
         assert claim is not None
         if model.initial_sha256 != claim.initial_sha256:

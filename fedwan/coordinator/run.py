@@ -114,7 +114,7 @@ class CoordinatedRun:
         on_agreed(self.config)
         self.hub.start(
             claim,
-            Intake(self._built.up, self.config.round.max_norm, self._folder / "spool"),
+            Intake(self._built.up, self._folder / "spool"),
             self._built,
         )
         self._rounds = Rounds(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedwan.config import Config, to_json
+from fedwan.config import Config, host_and_port, to_json
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
@@ -68,7 +68,7 @@ def run_coordinator(
         plane = _data_plane(config, run.hub, Identity.load(identity, "coordinator"))
         try:
             plane.start()
-            address = config.link.address or f"{config.link.host}:{plane.port}"
+            address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
             outputs.event("listening", None, f"data plane listens on {address}")
             with announce(Ticket(address, run_id, to_json(config))):
                 _train(run, outputs)
@@ -93,16 +93,14 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
 
 def _data_plane(config: Config, servicer: Servicer, identity: Identity) -> DataPlane:
     link = config.link
-    threads = threads_per_site(link.channels, config.stream.fragments)
+    threads = threads_per_site(0, config.stream.fragments)
     return DataPlane(
         servicer,
         identity,
-        link.host,
-        link.port,
+        *host_and_port(link.listen),
         config.sites * threads + SPARE_THREADS,
         HEARTBEAT_S,
         link.congestion,
         link.pace_mbit,
         config.sites,
-        link.channels,
     )

@@ -16,7 +16,7 @@ __all__ = ["check_data"]
 _LABELS = ("class", "site")
 """Forms of `data.labels`."""
 _LEAST_PAIR_SIZE = 32
-_OF_FILES = ("path", "size", "direction", "classes", "flip", "workers")
+_OF_FILES = ("path", "size", "classes", "flip", "workers")
 
 
 def check_data(config: DataConfig, num_sites: int) -> None:
@@ -66,10 +66,9 @@ def _check_small(config: DataConfig, is_own: bool) -> None:
     for key in _OF_FILES:
         value = getattr(config, key)
         if value != getattr(DataConfig(), key):
-            names = PAIRS if key == "direction" else " or ".join(FILE_NAMES)
             raise ConfigError(
                 f"data.{key} = {value!r} has no effect on {config.name}; "
-                f"leave it out, or set data.name={names}"
+                f"leave it out, or set data.name={' or '.join(FILE_NAMES)}"
             )
     if is_own:
         raise ConfigError(
@@ -80,12 +79,7 @@ def _check_small(config: DataConfig, is_own: bool) -> None:
 
 def _check_files(config: DataConfig, is_own: bool) -> None:
     """Refuse paths and sizes that cannot be."""
-    if config.direction and config.name != PAIRS:
-        raise ConfigError(
-            f"data.direction = {config.direction!r} has no effect on {config.name}; leave it out, "
-            f"or set data.name={PAIRS}"
-        )
-    if config.name == PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
+    if config.name in PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
         raise ConfigError(
             f"data.size = {config.size} is out of range for pairs; choose 0, or "
             f"{_LEAST_PAIR_SIZE} to 1024"

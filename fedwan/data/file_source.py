@@ -11,8 +11,9 @@ from fedwan.data.pictures import Transform
 
 __all__ = ["FILE_NAMES", "PAIRS", "SITE", "TARS", "FileSource", "data_at_site", "file_source"]
 
-PAIRS, TARS = "pairs", "webdataset"
-FILE_NAMES = ("folder", PAIRS, TARS, "parquet", "hf")
+TARS = "webdataset"
+PAIRS = ("pairs", "pairs_b_to_a")
+FILE_NAMES = ("folder", *PAIRS, TARS, "parquet", "hf")
 """The values of `data.name` that stand for files of the user's."""
 SITE = "{site}"
 """What stands for the site's name in `data.path`."""
@@ -53,9 +54,9 @@ def file_source(config: DataConfig, captions: bool = False) -> FileSource:
     Raises:
         ConfigError: `data.classes` are none.
     """
-    is_pairs = config.name == PAIRS
+    is_pairs = config.name in PAIRS
     size = config.size or (256 if is_pairs else 64)
-    transform = Transform(size, is_pairs, config.direction)
+    transform = Transform(size, is_pairs, config.name == "pairs_b_to_a")
     return FileSource(config.name, transform, parse_classes(config.classes), captions)
 
 

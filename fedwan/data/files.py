@@ -138,14 +138,14 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
             "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "
             "as in data: {path: /data/images}"
         )
-    words = config.name, config.path, config.size, config.direction, config.classes
+    words = config.name, config.path, config.size, config.classes
     return _open(*words, captions)
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, path: str, size: int, direction: str, classes: str, captions: bool) -> Files:
+def _open(name: str, path: str, size: int, classes: str, captions: bool) -> Files:
     """Once per process: a workload may ask for held-out inputs again and again."""
-    config = DataConfig(name, path=path, size=size, direction=direction, classes=classes)
+    config = DataConfig(name, path=path, size=size, classes=classes)
     source, folder = file_source(config, captions), Path(path)
     if name == TARS:
         tars = tuple(find_tars(folder))

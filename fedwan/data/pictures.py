@@ -54,8 +54,8 @@ class Transform:
     """Pixels a side."""
     pairs: bool = False
     """Two images lie side by side in one; each becomes a square, whatever its shape."""
-    direction: str = ""
-    """Of pairs: `b_to_a` makes the left half from the right one, else the right from the left."""
+    swapped: bool = False
+    """Of pairs: the left half is made from the right one, not the right from the left."""
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -107,7 +107,7 @@ class Transform:
         # Cut before resizing: `resize(box=…)` would look across the middle.
         half, height = image.width // 2, image.height
         boxes = [(0, 0, half, height), (half, 0, 2 * half, height)]
-        return [image.crop(box) for box in (boxes[::-1] if self.direction == "b_to_a" else boxes)]
+        return [image.crop(box) for box in (boxes[::-1] if self.swapped else boxes)]
 
 
 @dataclass(frozen=True)

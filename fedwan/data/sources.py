@@ -126,4 +126,4 @@ def held_out_of(config: DataConfig) -> Batch:
 
 def pair_names() -> list[str]:
     """The data sets whose samples are pairs of an input and its target."""
-    return [*(source.name for source in _SOURCES if source.inputs), PAIRS]
+    return [*(source.name for source in _SOURCES if source.inputs), *PAIRS]

@@ -145,7 +145,7 @@ def open_table(source: FileSource, folder: Path) -> Table:
             which column holds images or labels.
     """
     datasets = import_datasets(source.name)
-    of_files = source.name in ("folder", PAIRS)
+    of_files = source.name in ("folder", *PAIRS)
     rows = load(datasets, source.name, folder)
     columns = find_columns(datasets, source, folder, rows.features)
     rows = rows.cast_column(columns.image, datasets.Image(decode=False)).with_format(None)
@@ -218,7 +218,7 @@ def find_columns(datasets: Any, source: FileSource, folder: Path, features: Any)
     label, names = "", ()
     found = [name for name, kind in features.items() if isinstance(kind, datasets.ClassLabel)]
     found = found or [name for name in _LABELS if name in features][:1]
-    if source.classes.names and (found or source.name not in ("folder", PAIRS)):
+    if source.classes.names and (found or source.name not in ("folder", *PAIRS)):
         label = _only(folder, "labels", found, features)
         names = tuple(getattr(features[label], "names", ()))
     caption = ""

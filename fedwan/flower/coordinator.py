@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Self
 
 from fedwan.app import installed_app
-from fedwan.config import Config, to_json
+from fedwan.config import Config, host_and_port, to_json
 from fedwan.errors import ConfigError, FedwanError, RunStopped
 from fedwan.flower.door import FrontDoor
 from fedwan.flower.errand import Errand
@@ -28,7 +28,6 @@ __all__ = ["Coordinator", "Started", "serve_coordinator"]
 
 _TICK_S = 0.5
 _GRACE_S = 6.0
-_DOOR_KEY = "link.door_port"
 
 
 @dataclass(frozen=True)
@@ -178,16 +177,18 @@ def serve_coordinator(
     stop = stop or threading.Event()
     out = Path(config.out)
     link = config.link
-    for key, port in (("link.port", link.port), (_DOOR_KEY, link.door_port)):
-        if port == 0:
-            raise ConfigError(f"{key} is 0; sites need to know the port: set it, and open it")
+    for key, address in (("link.listen", link.listen), ("link.door", link.door)):
+        if host_and_port(address)[1] == 0:
+            raise ConfigError(
+                f"{key} = {address!r} has port 0; sites need to know the port: set it, and open it"
+            )
     with only_one(out, "out"), stop_on_sigterm(stop):
         end_orphan(serverapp_mark(out))
         # The ServerApp will listen there, seconds from now: say at once if it cannot.
-        listen(link.host, link.port, "the data plane", "link.port").close()
+        listen(*host_and_port(link.listen), "the data plane", "link.listen").close()
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
-            closing(FrontDoor(identity, link.host, link.door_port)) as door,
+            closing(FrontDoor(identity, *host_and_port(link.door))) as door,
             Coordinator(config, door, identity, resume=resume) as coordinator,
         ):
             coordinator.run(on_started, stop)

@@ -42,7 +42,7 @@ class FrontDoor:
         # alert, and the site could not tell that from a broken line.
         self._tls.verify_flags &= ~ssl.VERIFY_CRL_CHECK_LEAF
         self._revocations = credentials.revocations()
-        self._bound = listen(host, port, "the front door", "link.door_port")
+        self._bound = listen(host, port, "the front door", "link.door")
         self._server: HttpServer | None = None
 
     @property

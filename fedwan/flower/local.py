@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from os import cpu_count, environ, pathsep
 from pathlib import Path
 
-from fedwan.config import Config, site_names
+from fedwan.config import Config, host_and_port, site_names
 from fedwan.errors import ConfigError, UserError
 from fedwan.flower.coordinator import Coordinator, Started
 from fedwan.flower.door import FrontDoor
@@ -58,7 +58,6 @@ def run_local(
     """
     stop = stop or threading.Event()
     out = Path(config.out)
-    config.link.host = _HOST
     # Sites that each take every core would spend their time waiting for one another.
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     names = site_names(config)
@@ -68,7 +67,7 @@ def run_local(
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
             log_to(out / "logs" / "coordinator.log", echo=False),
-            closing(FrontDoor(identity, _HOST, config.link.door_port)) as door,
+            closing(FrontDoor(identity, *host_and_port(config.link.door))) as door,
             Coordinator(config, door, identity, resume=resume) as coordinator,
             _site_services(config, names, door.port, command) as sites,
         ):

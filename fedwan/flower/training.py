@@ -48,7 +48,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
     failed_at = -1
     while True:
         assignment = Assignment(
-            address=ticket.address,
+            address=f"{site.door.rpartition(':')[0]}:{ticket.address.rpartition(':')[2]}",
             run_id=ticket.run_id,
             config=ticket.config,
             site=site.site,

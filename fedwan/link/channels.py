@@ -42,7 +42,7 @@ FEW_SITES = 8
 
 
 def num_channels(setting: int, is_bbr: bool, is_paced: bool) -> int:
-    """Channels of a site: `link.channels` where it is set, else 4, or 1 under bbr or a pace.
+    """Channels of a site: as many as asked, else 4, or 1 under bbr or a pace.
 
     >>> num_channels(0, False, False), num_channels(0, True, False), num_channels(8, True, True)
     (4, 1, 8)

@@ -71,7 +71,7 @@ def measure(
     Args:
         address: `host:port` of its data plane.
         identity: the site's.
-        settings: of the run; `channels`, `congestion` and `pace_mbit` are looked at.
+        settings: of the run; `congestion` and `pace_mbit` are looked at.
         seconds: that the transfer which counts takes, each way; at most 256 MiB are sent.
 
     Raises:
@@ -86,7 +86,6 @@ def measure(
     link = GrpcLink(
         address,
         identity,
-        channels=settings.channels,
         chunk_bytes=CHUNK_BYTES,
         patience_s=PATIENCE_S,
         congestion=settings.congestion,
@@ -133,7 +132,7 @@ def _connect_ms(address: str) -> float:
     except ConnectionRefusedError:
         raise ConfigError(
             f"nothing listens at {address}; the data plane does while a run is going on, "
-            "on link.port"
+            "on link.listen"
         ) from None
     except OSError as error:
         raise ConfigError(
@@ -163,7 +162,7 @@ def _check_is_data_plane(address: str, link: GrpcLink) -> None:
 def _no_data_plane(address: str) -> str:
     return (
         f"{address} answers, but not as a data plane of this version of fedwan; give the address "
-        "of link.port, not of the front door (link.door_port)"
+        "of link.listen, not of the front door (link.door)"
     )
 
 

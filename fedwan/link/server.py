@@ -104,7 +104,7 @@ class DataPlane:
         if not self.port:
             raise ConfigError(
                 f"the data plane cannot listen on {host}:{port}, it is in use or not an address "
-                "of this machine; set link.port to a free port, or link.host"
+                "of this machine; set link.listen"
             )
 
     def start(self) -> None:

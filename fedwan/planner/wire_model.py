@@ -98,8 +98,8 @@ def modelled_link(link: LinkConfig) -> WireLink:
     """The link that a configuration describes, alike both ways.
 
     Args:
-        link: `rate_mbit` (0 for no limit), `rtt_ms`, `loss`, `congestion`, `pace_mbit`, `channels`
-            are looked at. `auto` is taken for bbr, `system` for cubic.
+        link: `rate_mbit` (0 for no limit), `rtt_ms`, `loss`, `congestion`, `pace_mbit` are
+            looked at. `auto` is taken for bbr, `system` for cubic.
 
     >>> pipe = modelled_link(LinkConfig(rate_mbit=100.0, rtt_ms=100.0)).up
     >>> round(pipe.bytes_per_s * 8 / 1e6, 1)
@@ -116,7 +116,7 @@ def modelled_link(link: LinkConfig) -> WireLink:
         mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
         mbit *= 1.0 if is_paced else 1 - OVERSHOOT
     else:
-        channels = num_channels(link.channels, is_bbr, bool(link.pace_mbit))
+        channels = num_channels(0, is_bbr, bool(link.pace_mbit))
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
     pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
     return WireLink(pipe, pipe)

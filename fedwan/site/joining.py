@@ -264,7 +264,6 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
     link: Link = GrpcLink(
         address,
         identity,
-        channels=settings.channels,
         patience_s=config.round.patience_s,
         congestion=settings.congestion,
         pace_mbit=settings.pace_mbit,

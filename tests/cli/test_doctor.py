@@ -43,16 +43,16 @@ def test_figures_advice_and_the_same_as_json(
     plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "link.json"
-    words = ("link.channels=2", "--seconds", "0.5", "--json", str(path))
+    words = ("link.congestion=cubic", "--seconds", "0.5", "--json", str(path))
     address = f"127.0.0.1:{plane.port}"
     assert fedwan("doctor", "link", address, "--identity", str(identities / "s2"), *words) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line[:13].strip() for line in lines] == [
         *("link", "round trip", "up", "down", "site", "advice")
     ]
-    assert f"s2 to {address}, 2 channels" in lines[0]
+    assert f"s2 to {address}, 4 channels" in lines[0]
     figures = json.loads(path.read_text())
-    assert figures["site"] == "s2" and figures["channels"] == 2
+    assert figures["site"] == "s2" and figures["channels"] == 4
     for way, line in (("up", lines[2]), ("down", lines[3])):
         found = figures[way]
         # Loopback: more than any disk or modem, less than any memory.
@@ -130,7 +130,7 @@ def test_a_json_that_cannot_be_written_is_one_clear_line(
     plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = str(tmp_path / "no" / "folder.json")
-    words = ("link.channels=1", "--seconds", "0.5", "--json", path)
+    words = ("link.congestion=cubic", "--seconds", "0.5", "--json", path)
     address = f"127.0.0.1:{plane.port}"
     text = error_of(capsys, address, "--identity", str(identities / "s1"), *words)
     assert path in text and "cannot be written" in text

@@ -40,7 +40,7 @@ def test_a_run_that_ends_well_shows_its_summary(tmp_path: Path) -> None:
 
 def test_what_the_services_raise_is_raised(tmp_path: Path) -> None:
     def services(config: Config, stop: threading.Event) -> None:
-        raise ConfigError("link.port = 80 is in use; choose another")
+        raise ConfigError("link.listen = 80 is in use; choose another")
 
     with pytest.raises(ConfigError, match="is in use"):
         launch(make_config(tmp_path), services, make_console()[0])

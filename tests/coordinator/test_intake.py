@@ -26,8 +26,8 @@ DATA = read_all(encoded({"g/w": torch.tensor([3.0, 0.0, 4.0])}, LAYOUT))
 CONTRIBUTION, INITIAL = wire.UploadHeader.CONTRIBUTION, wire.UploadHeader.INITIAL
 
 
-def make(folder: Path, max_norm: float = 0.0) -> Intake:
-    intake = Intake(fp32(), max_norm, folder)
+def make(folder: Path) -> Intake:
+    intake = Intake(fp32(), folder)
     intake.set_layout(LAYOUT, whole(LAYOUT))
     return intake
 
@@ -116,15 +116,6 @@ def test_a_rejected_contribution_leaves_nothing(tmp_path: Path) -> None:
     intake.reject(key())
     assert intake.ready(key()) is None
     assert intake.open(key(), header()) is not first
-
-
-def test_the_norms_limit_holds_for_contributions_and_not_for_initial_weights(
-    tmp_path: Path,
-) -> None:
-    intake = make(tmp_path, max_norm=4.9)
-    with pytest.raises(PayloadError, match="norm 5, above round.max_norm=4.9"):
-        intake.inspect(key(), source())
-    assert intake.inspect(key(kind=INITIAL), source()) == {"g": pytest.approx(5.0)}
 
 
 def test_past_versions_are_forgotten_and_later_ones_kept(tmp_path: Path) -> None:

@@ -32,18 +32,18 @@ serve_coordinator(
 
 def config_for(out: Path, **link: Any) -> Config:
     config = Config(out=str(out), sites=1)
-    config.link.port = link.get("port", free_port())
-    config.link.door_port = link.get("door_port", free_port())
+    config.link.listen = f"127.0.0.1:{link.get('listen', free_port())}"
+    config.link.door = f"127.0.0.1:{link.get('door', free_port())}"
     return config
 
 
-@pytest.mark.parametrize("key", ["port", "door_port"])
+@pytest.mark.parametrize("key", ["listen", "door"])
 def test_a_port_that_is_not_set_is_asked_for(tmp_path: Path, authority: Path, key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"link\.{key} is 0"):
+    with pytest.raises(ConfigError, match=rf"link\.{key} = .* has port 0"):
         serve_coordinator(config_for(tmp_path, **{key: 0}), authority / "coordinator")
 
 
-@pytest.mark.parametrize("key", ["port", "door_port"])
+@pytest.mark.parametrize("key", ["listen", "door"])
 def test_a_port_in_use_is_told_before_anything_starts(
     tmp_path: Path, authority: Path, key: str
 ) -> None:
@@ -78,7 +78,7 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
     """Two services, each in its own folder, as docs/deploy.md has them."""
     out, fleet = tmp_path / "run", Fleet()
     words = ("workload=command", "sites=1", "strategy=local_sgd", "h=2", "checkpoint.every=1")
-    ports = (f"link.port={free_port()}", f"link.door_port={free_port()}")
+    ports = [f"link.{key}=127.0.0.1:{free_port()}" for key in ("listen", "door")]
     config = load_run(None, [f"out={out}", *ports, *words])
     (tmp_path / "config.json").write_text(to_json(config))
     coordinator = (str(tmp_path / "config.json"), str(authority / "coordinator"))
@@ -86,7 +86,7 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
         site="s1",
         identity=str(authority / "s1"),
         dir=str(tmp_path / "state"),
-        door=f"127.0.0.1:{config.link.door_port}",
+        door=config.link.door,
         command=f"python {STANDIN / 'train.py'} {out}",
         folder=str(tmp_path),
     )

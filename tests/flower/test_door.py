@@ -216,7 +216,7 @@ def test_a_port_in_use_is_one_line_with_the_port_and_the_key(authority: Path) ->
             FrontDoor(authority / "coordinator", "127.0.0.1", port)
     text = str(error.value)
     assert f"127.0.0.1:{port}" in text
-    assert "link.door_port" in text
+    assert "link.door" in text
     assert "\n" not in text
 
 

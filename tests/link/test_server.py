@@ -299,7 +299,7 @@ def test_a_port_in_use_is_the_user_s_to_mend(setting: Setting, identities: Path)
     with pytest.raises(ConfigError) as caught:
         DataPlane(setting.bench.hub, identity, "127.0.0.1", port, 1, 1.0)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
-    assert f"127.0.0.1:{port}" in str(caught.value) and "link.port" in str(caught.value)
+    assert f"127.0.0.1:{port}" in str(caught.value) and "link.listen" in str(caught.value)
 
 
 def test_a_port_of_a_listener_that_is_not_ours_is_in_use_too(
