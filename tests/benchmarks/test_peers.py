@@ -141,10 +141,10 @@ class Patient:
 
 def patient_part(app_config: Any = None) -> Part:
     workload = Stopwatch().watch(Patient())
-    config: Any = dataclasses.make_dataclass("C", ["data", "sites", "ema", "seed"])(
+    config: Any = dataclasses.make_dataclass("C", ["data", "sites", "half_life", "seed"])(
         dataclasses.make_dataclass("D", ["batch"])(8),
         2,
-        dataclasses.make_dataclass("E", ["half_life"])(64.0),
+        64.0,
         0,
     )
     shard: Any = dataclasses.make_dataclass("S", ["held_out"])(None)

@@ -30,7 +30,7 @@ def test_a_pace_below_the_rate_saves_what_bbr_loses_at_the_queue() -> None:
 
 def test_losses_hold_cubic_back_and_bbr_hardly() -> None:
     lossy = {"rate_mbit": 200.0, "rtt_ms": 150.0, "loss": 0.001}
-    assert mbit(**lossy, congestion="cubic", channels=2) == 2 * flow_mbit("cubic", 150.0, 0.001)
+    assert mbit(**lossy, congestion="cubic") == 4 * flow_mbit("cubic", 150.0, 0.001)
     assert mbit(**lossy, congestion="bbr") > 160
 
 
