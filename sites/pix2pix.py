@@ -24,7 +24,7 @@ from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
 from fedwan.config import Config, InnerConfig
-from fedwan.data import FileSource, Source, held_out_of, source_of
+from fedwan.data import Source, held_out_of, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
@@ -115,7 +115,7 @@ class Pix2Pix(Descending):
     descent: Descent
     config: Config
     model: Model
-    source: Source | FileSource
+    source: Source
     device: torch.device
 
     samples_from_inputs: ClassVar[bool] = True
@@ -156,7 +156,7 @@ class Pix2Pix(Descending):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """See `fedwan.metrics.measure_translation`."""
         inputs, targets = self._part(real.x)
-        is_file = isinstance(self.source, FileSource)
+        is_file = not self.source.public
         return measure_translation(targets, self._translate(inputs), with_moments=is_file)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:

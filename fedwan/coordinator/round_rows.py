@@ -91,7 +91,5 @@ def _row(merged: Merged, direction: Direction) -> dict[str, Any]:
         "norms": contribution.norms,
         "staleness": merged.staleness,
         "figures": bounded(work.figures),
-        "cosines": direction.cosines,
-        "agreement": direction.agreement,
-        "backward": direction.backward,
+        **direction,
     }

@@ -1,15 +1,14 @@
 """Data shards: what each site trains on, and the held-out real data that quality is judged on."""
 
 from fedwan.data.batches import InMemory, first_leaf, num_samples_in
-from fedwan.data.checks import check_data
-from fedwan.data.file_source import FILE_NAMES, FileSource, data_at_site
+from fedwan.data.checks import check_data, check_files
 from fedwan.data.loader import Loader
-from fedwan.data.preflight import check_files
-from fedwan.data.shard import Shard, dataset_of, open_shard
+from fedwan.data.shard import Shard, dataset_of, held_out_of, open_shard
 from fedwan.data.sources import (
+    FILE_NAMES,
     Source,
+    data_at_site,
     find_source,
-    held_out_of,
     num_labels,
     pair_names,
     source_of,
@@ -18,7 +17,6 @@ from fedwan.data.splits import has_own_data, split_indices
 
 __all__ = [
     "FILE_NAMES",
-    "FileSource",
     "InMemory",
     "Loader",
     "Shard",

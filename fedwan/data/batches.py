@@ -15,11 +15,7 @@ __all__ = ["InMemory", "first_leaf", "num_samples_in", "tell", "to_device"]
 
 
 class InMemory(Dataset[Any]):
-    """A data set whose samples are the rows of tensors.
-
-    Args:
-        batch: a pytree of tensors with as many rows each; at least one.
-    """
+    """A data set whose samples are the rows of tensors: a pytree of at least one."""
 
     def __init__(self, batch: Any) -> None:
         self.batch = batch

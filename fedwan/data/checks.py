@@ -1,17 +1,21 @@
-"""Settings of data that cannot work."""
+"""Settings and files that cannot work, found before a run starts."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 
-from fedwan.config import DataConfig
-from fedwan.data.file_source import FILE_NAMES, PAIRS, SITE, TARS
-from fedwan.data.sources import source_of
-from fedwan.data.splits import parse_split
+from fedwan.config import Config, DataConfig, site_names
+from fedwan.data.files import Files, open_files
+from fedwan.data.sources import FILE_NAMES, PAIRS, SITE, data_at_site, find_source, source_of
+from fedwan.data.splits import has_own_data, parse_split, split_indices
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
-__all__ = ["check_data"]
+__all__ = ["check_data", "check_files", "too_large"]
+
+_log = logging.getLogger(__name__)
 
 _LABELS = ("class", "site")
 """Forms of `data.labels`."""
@@ -20,77 +24,118 @@ _OF_FILES = ("path", "size", "classes", "flip", "workers")
 
 
 def check_data(config: DataConfig, num_sites: int) -> None:
-    """Refuse, without reading any data, settings that cannot work.
+    """Refuse, with a `ConfigError` and without reading any data, settings that cannot work."""
+    for fault in _faults(config, num_sites):
+        raise ConfigError(fault)
 
-    Raises:
-        ConfigError: unknown name or split, a setting of files unasked or missing, negative batch,
-            more sites than labels, or a split that one site alone makes meaningless.
-    """
-    source = source_of(config)
-    split = parse_split(config.split)
+
+def _faults(config: DataConfig, num_sites: int) -> Iterator[str]:
+    source, kind = source_of(config), parse_split(config.split).kind
     if config.name in FILE_NAMES:
-        _check_files(config, split.kind == "own")
+        yield from _of_path(config, is_own=kind == "own")
     else:
-        _check_small(config, split.kind == "own")
+        for key in _OF_FILES:
+            value = getattr(config, key)
+            if value != getattr(DataConfig(), key):
+                yield (
+                    f"data.{key} = {value!r} has no effect on {config.name}; "
+                    f"leave it out, or set data.name={' or '.join(FILE_NAMES)}"
+                )
+        if kind == "own":
+            yield (
+                f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
+                f"data.name={' or '.join(FILE_NAMES)}"
+            )
     if config.batch < 0:
-        raise ConfigError(
-            f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
-        )
+        yield f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
     if config.labels not in _LABELS:
-        raise ConfigError(
+        yield (
             f"data.labels is {config.labels!r}{nearest(config.labels, _LABELS)}; valid: "
             f"{', '.join(_LABELS)}"
         )
     if config.labels == "site" and num_sites == 1:
-        raise ConfigError(
+        yield (
             "data.labels is 'site', which tells the same of every sample at one site; leave it out"
         )
-    if config.name == TARS and split.kind not in ("iid", "own"):
-        raise ConfigError(
-            f"data.split is {config.split!r}, by which a stream cannot be dealt; take iid, which "
-            "deals tar files, or own"
-        )
-    if split.kind == "by_label" and num_sites > source.num_classes:
-        raise ConfigError(
+    if kind == "by_label" and num_sites > source.num_classes:
+        yield (
             f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "
             f"{source.num_classes} labels; take at most {source.num_classes} sites, or dirichlet:A"
         )
-    if split.kind not in ("iid", "own") and num_sites == 1:
-        raise ConfigError(
-            f"data.split is {config.split!r}, which has no effect with one site; take iid"
-        )
+    if kind not in ("iid", "own") and num_sites == 1:
+        yield f"data.split is {config.split!r}, which has no effect with one site; take iid"
 
 
-def _check_small(config: DataConfig, is_own: bool) -> None:
-    """Refuse what only files have."""
-    for key in _OF_FILES:
-        value = getattr(config, key)
-        if value != getattr(DataConfig(), key):
-            raise ConfigError(
-                f"data.{key} = {value!r} has no effect on {config.name}; "
-                f"leave it out, or set data.name={' or '.join(FILE_NAMES)}"
-            )
-    if is_own:
-        raise ConfigError(
-            f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
-            f"data.name={' or '.join(FILE_NAMES)}"
-        )
-
-
-def _check_files(config: DataConfig, is_own: bool) -> None:
-    """Refuse paths and sizes that cannot be."""
+def _of_path(config: DataConfig, is_own: bool) -> Iterator[str]:
     if config.name in PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
-        raise ConfigError(
+        yield (
             f"data.size = {config.size} is out of range for pairs; choose 0, or "
             f"{_LEAST_PAIR_SIZE} to 1024"
         )
     if not is_own and SITE in config.path:
-        raise ConfigError(
+        yield (
             f"data.path is {config.path!r}, another folder at each site, of which nothing can be "
             f"dealt by data.split = {config.split!r}; set data.split=own"
         )
     if not Path(config.path).is_absolute() and not (is_own and not config.path):
-        raise ConfigError(
+        yield (
             f"data.path is {config.path!r}; name the folder of images from the root, as in "
             "/data/facades: sites run in folders of their own"
         )
+
+
+def check_files(config: Config, sample: int = 32, *, captions: bool = False) -> list[str]:
+    """What is wrong with the data of a run whose sites are all on this machine, one line each.
+
+    Pictures that are not RGB are nothing wrong: they are converted, which is logged in one line.
+
+    Args:
+        config: of the run, with `data.batch` filled in.
+        sample: pictures of each folder that are read, evenly spaced.
+        captions: whether the recipe takes them.
+    """
+    names, data = site_names(config), config.data
+    try:
+        if faults := list(_faults(data, len(names))):
+            return faults
+        if data.name not in FILE_NAMES:
+            y = find_source(data.name).load()[0].y
+            parts = split_indices(y, data.split, len(names), config.seed)
+            return too_large(data.batch, min(len(part) for part in parts))
+    except ConfigError as error:
+        return [str(error)]
+    for index, name in enumerate(names):
+        try:
+            files = open_files(data_at_site(data, name), captions)
+            train = files.train(data.split, index, len(names), config.seed)
+        except ConfigError as error:
+            faults.append(str(error))
+            continue
+        faults += too_large(data.batch, len(train))
+        if has_own_data(data) or not index:
+            faults += _unreadable(files, sample)
+    return list(dict.fromkeys(faults))
+
+
+def _unreadable(files: Files, sample: int) -> Iterator[str]:
+    """Faults of some pictures, evenly spaced."""
+    modes: set[str] = set()
+    for row in range(0, len(files.keys), -(-len(files.keys) // sample)):
+        try:
+            files.sample(row)
+            modes.add(files.mode(row))
+        except ConfigError as error:
+            yield str(error)
+    if others := ", ".join(sorted(modes - {"RGB"})):
+        folder = files.folder
+        _log.warning("data.path: %s holds pictures of mode %s, converted to RGB", folder, others)
+
+
+def too_large(batch_size: int, num_samples: int) -> list[str]:
+    """What is wrong with a batch for a site of so many samples, 0 where that is not known."""
+    if not 0 < num_samples < batch_size:
+        return []
+    return [
+        f"data.batch = {batch_size} is more than the {num_samples} samples that a site trains on; "
+        f"set data.batch={num_samples} or less, or give each site more"
+    ]

@@ -1,109 +1,209 @@
-"""Data sets of files: what is known beforehand, how one is opened, and what of it is held out.
+"""Data sets of files, by Hugging Face `datasets`: tables of pictures, labels and captions.
 
-A site reads the samples that are its own and those held out, and of other samples their names.
+Needs the extra `data`. A site decodes the samples that are its own and those held out, and of other
+samples reads the names. A picture that turns out to be unreadable during a run is named, and the
+next one stands in for it: one damaged file in a million should not stop a run of weeks, and the
+order of all other samples stays as it is. Where several in a row cannot be read, that is no
+accident, and refused.
 """
 
 from __future__ import annotations
 
+import glob
 import hashlib
+import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import Dataset, default_collate
 
 from fedwan.config import DataConfig
-from fedwan.data.file_source import TARS, FileSource, file_source
-from fedwan.data.pictures import Pictures, Row, made
+from fedwan.data.pictures import BadPicture, Transform, opened
+from fedwan.data.sources import PAIRS, parse_classes, size_of
 from fedwan.data.splits import parse_split, split_indices
-from fedwan.data.tables import Table, open_table
-from fedwan.data.tars import TarStream, find_tars, keys_of
 from fedwan.errors import ConfigError
-from fedwan.rng import derive_seed
+from fedwan.extras import require
+from fedwan.workloads.base import Batch
 
-__all__ = ["Files", "hold_out", "open_files"]
+__all__ = ["Files", "Pictures", "hold_out", "open_files"]
 
-LEAST = 8
+_log = logging.getLogger(__name__)
+
+_LEAST = 8
 """Half of them to train on, half to judge by."""
 _LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
 """They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
+_MOST_IN_A_ROW = 8
+"""Unreadable samples for which the next one stands in."""
+_CAPTIONS = ("caption", "text", "txt")
+_LABELS = ("label", "labels", "cls", "json")
+_SPLIT = "train"
 
 
-@dataclass(frozen=True)
+class _Columns(NamedTuple):
+    """Which columns of a table are what; an empty name where there is none."""
+
+    image: str
+    label: str
+    """Empty where samples have no classes, or lie in their classes' folders."""
+    names: tuple[str, ...]
+    """Of the table's own classes, where it has any: its labels are numbers of these."""
+    caption: str
+
+
+@dataclass(frozen=True, eq=False)
 class Files:
-    """A data set of files that has been listed."""
+    """A data set of files that has been listed; workers that read ahead get a copy."""
 
-    source: FileSource
-    table: Table | None
-    """None of a stream."""
-    tars: tuple[str, ...]
-    """Of a stream."""
+    folder: Path
+    rows: Any
+    """A `datasets.Dataset` with its images undecoded."""
     keys: tuple[str, ...]
-    """A name for each sample."""
-    is_held_out: Tensor
-    """(N,), bool."""
+    """A name for each row, the same wherever the same data lie."""
+    columns: _Columns
+    classes: tuple[str, ...]
+    transform: Transform
+    are_files: bool
+    """Whether keys are paths below the folder."""
 
-    def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Any:
-        """What one site trains on: `Pictures`, or a `TarStream`.
+    @cached_property
+    def is_held_out(self) -> Tensor:
+        """(N,), bool."""
+        return hold_out(self.keys)
+
+    @property
+    def held_out(self) -> Any:
+        """All that is held out, decoded once: a batch on the CPU."""
+        return _held_out(self)
+
+    @cached_property
+    def labels(self) -> Tensor:
+        """(N,), int64.
+
+        Raises:
+            ConfigError: one that `data.classes` does not name.
+        """
+        if not self.classes:
+            return torch.zeros(len(self.keys), dtype=torch.int64)
+        if self.columns.label:
+            given = [_plain(value) for value in self.rows[self.columns.label]]
+        else:
+            given = [key.partition(os.sep)[0] if os.sep in key else None for key in self.keys]
+        numbers: dict[Any, int] = {}
+        for row, value in enumerate(given):
+            if value not in numbers:
+                numbers[value] = self._class_number(row, value)
+        return torch.tensor([numbers[value] for value in given], dtype=torch.int64)
+
+    def _class_number(self, row: int, value: Any) -> int:
+        is_numbered = self.classes == tuple(map(str, range(len(self.classes))))
+        known = () if is_numbered else self.columns.names
+        if isinstance(value, int) and 0 <= value < len(known):
+            value = known[value]
+        if value is None:
+            what = "has no label" if self.columns.label else "lies in no folder of a class"
+            raise ConfigError(
+                f"data.path: {self.name(row)} {what}, which data.classes asks for; mend that, or "
+                "leave data.classes out"
+            )
+        name = str(value).strip()
+        if name in self.classes:
+            return self.classes.index(name)
+        if name.isdecimal() and int(name) < len(self.classes):
+            return int(name)
+        shown = ", ".join(self.classes[:10]) + (", …" if len(self.classes) > 10 else "")
+        raise ConfigError(
+            f"data.path: {self.name(row)} is of class {name!r}, which data.classes does not name "
+            f"({shown}); name it there, at every site alike, or remove it here"
+        )
+
+    def name(self, row: int) -> str:
+        """A row's place on this machine, for whoever must look at it."""
+        key = self.keys[row]
+        return str(self.folder / key) if self.are_files else f"{self.folder}: row {key}"
+
+    def sample(self, row: int) -> Any:
+        """A `Batch` of x and y without the batch; of data with captions a dict of x, y, caption.
+
+        Raises:
+            ConfigError: it cannot be read; one line that names it.
+        """
+        found = self.rows[row]
+        try:
+            x = self.transform.apply(_bytes(found[self.columns.image]))
+        except OSError as error:
+            reason = error.strerror or error
+            text = f"cannot be read ({reason}); see that it is there, or remove it"
+        except BadPicture as error:
+            text = str(error)
+        else:
+            y = self.labels[row]
+            if not self.columns.caption:
+                return Batch(x, y)
+            return {"x": x, "y": y, "caption": str(found[self.columns.caption] or "")}
+        raise ConfigError(f"data.path: {self.name(row)} {text}")
+
+    def samples(self, rows: Iterable[int]) -> Iterator[Any]:
+        """Samples; those that cannot be read are named and left out.
+
+        Raises:
+            ConfigError: too many in a row cannot be read.
+        """
+        num_bad = 0
+        for row in rows:
+            try:
+                sample = self.sample(row)
+            except ConfigError as error:
+                num_bad += 1
+                if num_bad == _MOST_IN_A_ROW:
+                    raise ConfigError(f"{error} (nor can the {num_bad - 1} before it)") from None
+                _log.warning("%s; until then the next sample stands in for it", error)
+            else:
+                num_bad = 0
+                yield sample
+
+    def mode(self, row: int) -> str:
+        """How a picture's pixels are stored, as Pillow says it."""
+        with opened(_bytes(self.rows[row][self.columns.image])) as image:
+            return image.mode
+
+    def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
+        """What one site trains on.
 
         Raises:
             ConfigError: some site would be left without data.
         """
-        is_own = parse_split(split).kind == "own"
-        if self.table is not None:
-            index = (~self.is_held_out).nonzero().squeeze(1)
-            if not is_own:
-                labels = self.table.labels[index]
-                index = index[split_indices(labels, split, num_sites, seed)[site_index]]
-            return Pictures(self.table, index, self.source.transform)
-        tars = list(self.tars)
-        if not is_own:
-            if num_sites > len(tars):
-                raise ConfigError(
-                    f"sites is {num_sites}, but there are only {len(tars)} tar files to share out; "
-                    "write more and smaller ones"
-                )
-            dealt = split_indices(torch.zeros(len(tars)), split, num_sites, seed)[site_index]
-            tars = [tars[place] for place in dealt.tolist()]
-        held, mine = self._held_keys(), set(tars)
-        num = sum(key.rpartition(":")[0] in mine and key not in held for key in self.keys)
-        return TarStream(tars, num, held, self.source, derive_seed(seed, "tars", site_index))
+        index = (~self.is_held_out).nonzero().squeeze(1)
+        if parse_split(split).kind != "own":
+            dealt = split_indices(self.labels[index], split, num_sites, seed)
+            index = index[dealt[site_index]]
+        return Pictures(self, index)
 
-    def some_rows(self, num: int) -> Iterable[Row]:
-        """Samples, undecoded: of a table at even distances, of a stream the first."""
-        if self.table is None:
-            return islice((row for _, row in self._streamed()), num)
-        return map(self.table.row, range(0, len(self.keys), -(-len(self.keys) // num)))
 
-    def _streamed(self) -> Iterator[tuple[str, Row]]:
-        """All samples of a stream in the order of their tar files, each with its key."""
-        return TarStream(list(self.tars), 0, frozenset(), self.source, 0).rows()
+class Pictures(Dataset[Any]):
+    """Some rows of files, (n,) int64, decoded when they are asked for."""
 
-    def _held_rows(self) -> Iterable[Row]:
-        """What is held out, undecoded."""
-        if self.table is not None:
-            return map(self.table.row, self.is_held_out.nonzero().squeeze(1).tolist())
-        held = self._held_keys()
-        chosen = (row for key, row in self._streamed() if key in held)
-        return islice(chosen, len(held))
+    def __init__(self, files: Files, index: Tensor) -> None:
+        self._files, self._index = files, index
 
-    @cached_property
-    def held_out(self) -> Any:
-        """All that is held out, decoded once: a batch on the CPU.
+    def __len__(self) -> int:
+        return len(self._index)
 
-        Raises:
-            ConfigError: it cannot be read.
-        """
-        return default_collate(list(made(self._held_rows(), self.source.transform)))
+    def __getitem__(self, place: int) -> Any:
+        places = (torch.arange(_MOST_IN_A_ROW) + place) % len(self)
+        return next(self._files.samples(self._index[places].tolist()))
 
-    def _held_keys(self) -> frozenset[str]:
-        chosen = self.is_held_out.nonzero().squeeze(1).tolist()
-        return frozenset(self.keys[number] for number in chosen)
+
+@lru_cache(maxsize=1)
+def _held_out(files: Files) -> Any:
+    chosen = files.is_held_out.nonzero().squeeze(1)
+    return default_collate(list(files.samples(chosen.tolist())))
 
 
 def hold_out(keys: Sequence[str]) -> Tensor:
@@ -124,44 +224,118 @@ def hold_out(keys: Sequence[str]) -> Tensor:
 
 
 def open_files(config: DataConfig, captions: bool = False) -> Files:
-    """List the files that a configuration names.
-
-    Args:
-        config: with the path that they have at this site.
-        captions: whether samples have them.
+    """List the files that a configuration names, with the path that they have at this site.
 
     Raises:
-        ConfigError: there are none, too few, or none of the named kind.
+        ConfigError: `datasets` is not installed, there are no such files or too few, or it is not
+            clear which column holds what.
     """
     if not config.path:
         raise ConfigError(
             "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "
             "as in data: {path: /data/images}"
         )
-    words = config.name, config.path, config.size, config.classes
-    return _open(*words, captions)
+    transform = Transform(size_of(config), config.name in PAIRS, config.name == "pairs_b_to_a")
+    return _open(config.name, config.path, config.classes, transform, captions)
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, path: str, size: int, classes: str, captions: bool) -> Files:
+def _open(name: str, path: str, classes: str, transform: Transform, captions: bool) -> Files:
     """Once per process: a workload may ask for held-out inputs again and again."""
-    config = DataConfig(name, path=path, size=size, classes=classes)
-    source, folder = file_source(config, captions), Path(path)
-    if name == TARS:
-        tars = tuple(find_tars(folder))
-        keys = tuple(f"{tar}:{key}" for tar in tars for key in keys_of(tar))
-        table = None
-        # Of many, those near the beginning: what is held out is read through the stream.
-        names = [str(Path(key).relative_to(folder)) for key in keys[: 10 * _MOST_HELD_OUT]]
-        chosen = hold_out(names)
-        mask = torch.zeros(len(keys), dtype=torch.bool)
-        mask[: len(chosen)] = chosen
-    else:
-        table = open_table(source, folder)
-        tars, keys = (), table.keys
-        mask = hold_out(keys)
-    if len(keys) < LEAST:
+    datasets, folder = require("datasets", "data"), Path(path)
+    datasets.disable_progress_bars()
+    rows = _load(datasets, name, folder)
+    if len(rows) < _LEAST:
         raise ConfigError(
-            f"data.path = {path!r} holds {len(keys)} samples; put {LEAST} or more there"
+            f"data.path = {path!r} holds {len(rows)} samples; put {_LEAST} or more there"
         )
-    return Files(source, table, tars, keys, mask)
+    named = parse_classes(classes)
+    are_files = name in ("folder", *PAIRS)
+    columns = _find_columns(datasets, folder, rows.features, bool(named), are_files, captions)
+    rows = rows.cast_column(columns.image, datasets.Image(decode=False)).with_format(None)
+    if are_files:
+        keys = [os.path.relpath(image["path"], folder) for image in rows[columns.image]]
+        # By parts: a character that sorts before a slash must not part a folder's files.
+        order = sorted(range(len(keys)), key=lambda row: keys[row].split(os.sep))
+        rows, keys = rows.select(order), [keys[row] for row in order]
+    elif name == "webdataset":
+        tars = (os.path.relpath(tar, folder) for tar in rows["__url__"])
+        keys = [f"{tar}:{key}" for tar, key in zip(tars, rows["__key__"], strict=True)]
+    else:
+        keys = [str(number) for number in range(len(rows))]
+    return Files(folder, rows, tuple(keys), columns, named, transform, are_files)
+
+
+def _load(datasets: Any, name: str, folder: Path) -> Any:
+    """A `datasets.Dataset` of a folder.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    if not folder.is_dir():
+        raise ConfigError(
+            f"data.path = {str(folder)!r} is no folder on this machine; name one that it has, or "
+            "set data.path in this site's SITE.yaml"
+        )
+    below = os.path.join(glob.escape(str(folder)), "**")
+    try:
+        if name == "hf":
+            loaded = datasets.load_from_disk(str(folder))
+            return loaded[_SPLIT] if isinstance(loaded, dict) else loaded
+        if name in ("parquet", "webdataset"):
+            pattern = os.path.join(below, "*.parquet" if name == "parquet" else "*.tar")
+            return datasets.load_dataset(name, data_files={_SPLIT: pattern}, split=_SPLIT)
+        return datasets.load_dataset(
+            "imagefolder", data_files={_SPLIT: below}, drop_labels=True, split=_SPLIT
+        )
+    except Exception as error:  # of many kinds: of the file system, pyarrow, tarfile, datasets
+        what = {"hf": "what save_to_disk wrote, with a split 'train' if any"}.get(name)
+        what = what or ("images" if name in ("folder", *PAIRS) else f"{name} files")
+        while isinstance(error.__cause__, Exception):  # datasets say less than what they wrap
+            error = error.__cause__
+        raise ConfigError(
+            f"data.path = {str(folder)!r} cannot be read ({' '.join(str(error).split())}); "
+            f"data.name={name} takes a folder of {what}"
+        ) from None
+
+
+def _find_columns(
+    datasets: Any, folder: Path, features: Any, has_classes: bool, are_files: bool, captions: bool
+) -> _Columns:
+    """Which columns hold images, and labels and captions where they are wanted."""
+
+    def only(what: str, found: list[str]) -> str:
+        if len(found) == 1:
+            return found[0]
+        held = f"{len(found)} columns of {what}" if found else f"no column of {what}"
+        raise ConfigError(
+            f"data.path = {str(folder)!r} holds {held} where one is wanted, among "
+            f"{', '.join(features)}; name one {what[:-1]!r}"
+        )
+
+    def of_kind(kind: Any, *names: str) -> list[str]:
+        found = [name for name, feature in features.items() if isinstance(feature, kind)]
+        return found or [name for name in names if name in features][:1]
+
+    image = only("images", of_kind(datasets.Image, "image", "jpg", "png"))
+    label, labels = "", of_kind(datasets.ClassLabel, *_LABELS)
+    if has_classes and (labels or not are_files):
+        label = only("labels", labels)
+    names = tuple(getattr(features[label], "names", ())) if label else ()
+    caption = only("captions", of_kind((), *_CAPTIONS)) if captions else ""
+    return _Columns(image, label, names, caption)
+
+
+def _bytes(image: Any) -> bytes:
+    """Of an image as `datasets` gives it undecoded: its bytes, or the path of a file."""
+    image = image or {}
+    if image.get("bytes"):
+        return bytes(image["bytes"])
+    if not image.get("path"):
+        raise OSError("there is no image")
+    return Path(image["path"]).read_bytes()
+
+
+def _plain(value: Any) -> Any:
+    """What a label says: a `.json` of a tar file holds it as `label`."""
+    return value.get("label") if isinstance(value, dict) else value

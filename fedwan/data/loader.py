@@ -16,9 +16,10 @@ import io
 import multiprocessing
 import random
 import warnings
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,14 +28,82 @@ from torch.utils.data import IterableDataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fedwan.data.batches import InMemory, tell, to_device
-from fedwan.data.order import Draw, Order
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.rng import derive_seed, lent_generators
 
 # torchdata 0.11 calls what torch 2.13 deprecates.
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
-__all__ = ["Fetch", "Loader", "copied", "is_stream"]
+__all__ = ["Draw", "Fetch", "Loader", "copied", "is_stream"]
+
+
+class Draw(NamedTuple):
+    """Which samples a batch consists of: (batch,) int64, and a seed of what they draw."""
+
+    places: Tensor
+    seed: int
+
+
+class _Order:
+    """An endless order of samples: each epoch is a fresh permutation.
+
+    A batch that reaches the end of one goes on into the next: no sample is ever dropped, and every
+    batch is full.
+    """
+
+    def __init__(self, num_samples: int, batch_size: int, generator: torch.Generator) -> None:
+        assert num_samples > 0 and batch_size > 0
+        self._num_samples, self._batch_size = num_samples, batch_size
+        self._generator = generator
+        self._order = torch.empty(0, dtype=torch.int64)
+        self._position = self._drawn = 0
+        self._states: deque[dict[str, Tensor]] = deque()
+
+    def __iter__(self) -> Iterator[Draw]:
+        while True:
+            draw = self._draw()
+            self._states.append(self.state_dict())
+            yield draw
+
+    def _draw(self) -> Draw:
+        parts: list[Tensor] = []
+        missing = self._batch_size
+        while missing:
+            if self._position == len(self._order):
+                self._order = torch.randperm(self._num_samples, generator=self._generator)
+                self._position = 0
+            part = self._order[self._position : self._position + missing]
+            self._position += len(part)
+            missing -= len(part)
+            parts.append(part)
+        self._drawn += 1
+        return Draw(torch.cat(parts), derive_seed(self._generator.initial_seed(), self._drawn))
+
+    def taken(self) -> dict[str, Tensor]:
+        """The state after the earliest batch that was drawn in iteration and not yet taken."""
+        return self._states.popleft()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """`generator` (uint8), `order` (int64, never written into), `position`, `taken` (int64)."""
+        return {
+            "generator": self._generator.get_state(),
+            "order": self._order,
+            "position": torch.tensor(self._position),
+            "taken": torch.tensor(self._drawn),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on from `state_dict()`; raises `CheckpointError` for a shard of another size."""
+        order, position = state.get("order", torch.empty(0)), int(state.get("position", -1))
+        if len(order) not in (0, self._num_samples) or not 0 <= position <= len(order):
+            raise CheckpointError(
+                f"the data stream in the checkpoint stands at {position} of {len(order)} samples, "
+                f"but this shard has {self._num_samples}; resume with the same data, split and seed"
+            )
+        self._states.clear()
+        self._generator.set_state(state["generator"])
+        self._order, self._position = order.clone(), position
+        self._drawn = int(state["taken"])
 
 
 class Fetch:
@@ -58,8 +127,8 @@ class Loader:
     Args:
         dataset: map-style with at least one sample, or a stream.
         batch_size: samples in every batch.
-        generator: CPU generator of the order, which nobody else draws from. It may be ahead of the
-            batches that were taken; `state_dict()` is not.
+        generator: CPU generator of the order, which nobody else draws from; it may be ahead of the
+            batches that were taken.
         device: where batches are wanted.
         workers: processes that read ahead; 0 reads when a batch is asked for.
         told: see `tell`.
@@ -80,7 +149,7 @@ class Loader:
         self._device, self._told, self._flip = device, told, flip
         self._batch_size = batch_size
         self._taken = 0
-        self._order: Order | None = None
+        self._order: _Order | None = None
         if isinstance(dataset, InMemory):
             dataset, workers = InMemory(to_device(dataset.batch, device)), 0
         self._workers = workers
@@ -94,12 +163,9 @@ class Loader:
             stream = copied(dataset)
             self._loader = StatefulDataLoader(stream, batch_size, drop_last=True, **shared)
         else:
-            self._order = Order(len(dataset), batch_size, generator)
+            self._order = _Order(len(dataset), batch_size, generator)
             self._loader = StatefulDataLoader(
-                Fetch(dataset),
-                batch_sampler=self._order,
-                collate_fn=_as_it_is,
-                **shared,
+                Fetch(dataset), batch_sampler=self._order, collate_fn=_as_it_is, **shared
             )
         self._batches: Iterator[Any] | None = None
         self._state: dict[str, Tensor] = self._order.state_dict() if self._order else {}
@@ -138,10 +204,9 @@ class Loader:
 
     def _mirrored(self, batch: Any) -> Any:
         x = batch["x"] if isinstance(batch, dict) else batch.x
-        draws = torch.Generator().manual_seed(
-            derive_seed(self._generator.initial_seed(), "flip", self._taken)
-        )
-        chosen = (torch.rand(len(x), generator=draws) < 0.5).to(x.device)
+        seed = derive_seed(self._generator.initial_seed(), "flip", self._taken)
+        draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
+        chosen = (draws < 0.5).to(x.device)
         x = torch.where(chosen.view(-1, 1, 1, 1), x.flip(-1), x)
         return {**batch, "x": x} if isinstance(batch, dict) else batch._replace(x=x)
 
@@ -161,7 +226,7 @@ class Loader:
         """Go on from `state_dict()`.
 
         Raises:
-            CheckpointError: it is of other data; or of a stream with another number of workers.
+            CheckpointError: it is of other data, or of a stream with another number of workers.
         """
         self._batches = None
         if self._order is not None:
@@ -191,11 +256,7 @@ def is_stream(dataset: Any) -> bool:
 
 
 def copied(stream: Any) -> Any:
-    """A stream that stands where this one does, and moves alone.
-
-    Raises:
-        ConfigError: it cannot be copied.
-    """
+    """A stream that stands where this one does, and moves alone; a `ConfigError` if it cannot."""
     try:
         return copy.deepcopy(stream)
     except TypeError as error:

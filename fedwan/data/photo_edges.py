@@ -18,13 +18,11 @@ from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
-__all__ = ["NUM_INPUTS", "PHOTOS", "SHAPE", "SIZE", "load_photo_edges"]
+__all__ = ["load_photo_edges"]
 
-PHOTOS = {"astronaut": 2, "coffee": 2, "chelsea": 2, "rocket": 2, "retina": 5}
+_PHOTOS = {"astronaut": 2, "coffee": 2, "chelsea": 2, "rocket": 2, "retina": 5}
 """By name, how many times smaller a photograph is made."""
-NUM_INPUTS = 1
-SIZE = 32
-SHAPE = (NUM_INPUTS + 3, SIZE, SIZE)
+_SIZE = 32
 _STRIDE = 8
 _BLOCK = 64
 _PERIOD = 5
@@ -46,11 +44,10 @@ def load_photo_edges() -> tuple[Batch, Batch]:
     crops: list[Tensor] = []
     labels: list[Tensor] = []
     shares: list[Tensor] = []
-    for label, (name, factor) in enumerate(PHOTOS.items()):
+    for label, (name, factor) in enumerate(_PHOTOS.items()):
         photo = _shrink(torch.tensor(getattr(bundled, name)()), factor)
-        of_photo = _cut(photo)
-        crops.append(of_photo)
-        labels.append(torch.full((len(of_photo),), label))
+        crops.append(_cut(photo))
+        labels.append(torch.full((len(crops[-1]),), label))
         shares.append(_cut(_held_out_blocks(photo)).mean(dim=(1, 2, 3)))
     photos, y, share = torch.cat(crops), torch.cat(labels), torch.cat(shares)
     x = torch.cat([_edges(photos), photos], dim=1) * 2 - 1
@@ -79,13 +76,13 @@ def _held_out_blocks(photo: Tensor) -> Tensor:
 
 
 def _cut(image: Tensor) -> Tensor:
-    """Crops of an image (channels, height, width), (N, channels, SIZE, SIZE)."""
-    windows = image.unfold(1, SIZE, _STRIDE).unfold(2, SIZE, _STRIDE)
-    return windows.permute(1, 2, 0, 3, 4).reshape(-1, len(image), SIZE, SIZE)
+    """Crops of an image (channels, height, width), (N, channels, _SIZE, _SIZE)."""
+    windows = image.unfold(1, _SIZE, _STRIDE).unfold(2, _SIZE, _STRIDE)
+    return windows.permute(1, 2, 0, 3, 4).reshape(-1, len(image), _SIZE, _SIZE)
 
 
 def _edges(photos: Tensor) -> Tensor:
-    """Strength of edges in [0, 1], (N, 1, SIZE, SIZE), of photographs in [0, 1]."""
+    """Strength of edges in [0, 1], (N, 1, _SIZE, _SIZE), of photographs in [0, 1]."""
     brightness = (photos * torch.tensor(_LUMINANCE).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
     across = torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]) / 8
     kernels = torch.stack([across, across.T]).unsqueeze(1)

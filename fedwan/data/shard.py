@@ -13,17 +13,16 @@ from torch.utils.data import default_collate
 
 from fedwan.config import Config, DataConfig
 from fedwan.data.batches import InMemory, tell
-from fedwan.data.checks import check_data
-from fedwan.data.file_source import FILE_NAMES
+from fedwan.data.checks import check_data, too_large
 from fedwan.data.files import open_files
-from fedwan.data.loader import Fetch, Loader, copied, is_stream
-from fedwan.data.order import Draw
-from fedwan.data.sources import find_source
+from fedwan.data.loader import Draw, Fetch, Loader, copied, is_stream
+from fedwan.data.sources import FILE_NAMES, find_source, source_of
 from fedwan.data.splits import split_indices
 from fedwan.errors import ConfigError
 from fedwan.rng import derive_seed
+from fedwan.workloads.base import Batch
 
-__all__ = ["Shard", "dataset_of", "open_shard", "too_large"]
+__all__ = ["Shard", "dataset_of", "held_out_of", "open_shard"]
 
 _MOST_HELD_OUT = 512
 
@@ -51,28 +50,23 @@ class Shard:
 
     @property
     def num_samples(self) -> int:
-        """That the site trains on; 0 of a stream that does not say."""
-        return (
-            int(getattr(self.train, "num_samples", 0)) if is_stream(self.train) else len(self.train)
-        )
+        """That the site trains on; 0 of a stream."""
+        return 0 if is_stream(self.train) else len(self.train)
 
     def loader(
         self, batch_size: int, generator: torch.Generator, device: torch.device | str = "cpu"
     ) -> Loader:
         """Endless reshuffled batches, with the labels that networks are told; see `Loader`."""
-        return Loader(
-            *(self.train, batch_size, generator, device),
-            workers=min(self.workers, getattr(self.train, "num_shards", self.workers)),
-            told=self.told,
-            flip=self.flip,
-        )
+        settings = self.workers, self.told, self.flip
+        return Loader(self.train, batch_size, generator, device, *settings)
 
     def some(self, num: int) -> Any:
         """Training samples at even distances, `num` or all if there are fewer, on the CPU.
 
         Of a stream the first ones. Their labels are classes, as those of `held_out`: see `tell`.
         """
-        return self._read(num, _evenly(self.num_samples, num), seed=0)
+        step = max(1, -(-self.num_samples // num))
+        return self._read(num, torch.arange(self.num_samples)[::step], seed=0)
 
     def drawn(self, num: int, seed: int, start: int = 0) -> Any:
         """Training samples drawn without replacement, `num` or all if there are fewer, in order.
@@ -93,21 +87,6 @@ class Shard:
         return Fetch(self.train).__getitems__(Draw(places, derive_seed(seed, "read")))
 
 
-def too_large(batch_size: int, num_samples: int) -> list[str]:
-    """What is wrong with a batch for a site of so many samples, 0 where that is not known."""
-    if not 0 < num_samples < batch_size:
-        return []
-    return [
-        f"data.batch = {batch_size} is more than the {num_samples} samples that a site trains on; "
-        f"set data.batch={num_samples} or less, or give each site more"
-    ]
-
-
-def _evenly(num_samples: int, num: int) -> Tensor:
-    """Places at even distances, `num` or all if there are fewer, (n,) int64."""
-    return torch.arange(num_samples)[:: max(1, -(-num_samples // num))]
-
-
 def open_shard(
     config: DataConfig, site_index: int, num_sites: int, seed: int, *, captions: bool = False
 ) -> Shard:
@@ -116,53 +95,56 @@ def open_shard(
     Args:
         config: data set and split, as this site has them.
         site_index: which site, 0 … num_sites - 1.
-        num_sites: number of sites of the run.
-        seed: the run's seed; it deals the training data, and does not touch the held-out data.
-        captions: whether batches are dicts of `x`, `y` and `caption`, a list of text.
+        num_sites: of the run.
+        seed: the run's; it deals the training data, and does not touch the held-out data.
+        captions: whether batches of files are dicts of `x`, `y` and `caption`, a list of text.
 
     Raises:
-        ConfigError: see `check_data`; some site would be left without data; or of files, what is
-            wrong with the first that cannot be used.
+        ConfigError: what is wrong with the settings, the split, or the first file that is.
     """
     assert 0 <= site_index < num_sites
     check_data(config, num_sites)
-    told = site_index if config.labels == "site" else None
-    if config.name not in FILE_NAMES:
-        source = find_source(config.name)
-        train, held_out = source.load()
-        mine = split_indices(train.y, config.split, num_sites, seed)[site_index]
-        part = InMemory(InMemory(train).take(mine))
-        return _checked(
-            Shard(part, held_out, source.num_classes, source.public, told), config.batch
-        )
-    files = open_files(config, captions)
+    source = source_of(config)
+    train: Any
+    if config.name in FILE_NAMES:
+        files = open_files(config, captions)
+        train, held_out = files.train(config.split, site_index, num_sites, seed), files.held_out
+    else:
+        everything, held_out = source.load()
+        mine = split_indices(everything.y, config.split, num_sites, seed)[site_index]
+        train = InMemory(InMemory(everything).take(mine))
     shard = Shard(
-        files.train(config.split, site_index, num_sites, seed),
-        files.held_out,
-        files.source.num_classes,
-        files.source.public,
-        told,
+        train,
+        held_out,
+        source.num_classes,
+        source.public,
+        site_index if config.labels == "site" else None,
         config.workers,
         config.flip,
     )
     return _checked(shard, config.batch)
 
 
+def held_out_of(config: DataConfig) -> Batch:
+    """The held-out data of a configuration, with the path that files have at this site."""
+    if config.name not in FILE_NAMES:
+        return find_source(config.name).load()[1]
+    held_out: Batch = open_files(config).held_out
+    return held_out
+
+
 def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
-    """A recipe's own data: what its `dataset(config, site)` returns, as a shard.
+    """A recipe's own data: what the `dataset(config, site)` of its page returns, as a shard.
 
-    That is a torch `Dataset` or `IterableDataset` of samples that `default_collate` can stack, or a
-    pair of it and of held-out samples to measure by.
-
-    Args:
-        module: the recipe's page.
-        config: of the run.
-        site: the site's name.
+    That is a torch `Dataset` or `IterableDataset` of samples that `default_collate` can stack, a
+    pair of it and of held-out samples to measure by, or a shard.
 
     Raises:
         ConfigError: it returns something else, or no samples.
     """
     made = module.dataset(config, site)
+    if isinstance(made, Shard):
+        return _checked(made, config.data.batch)
     train, held_out = made if isinstance(made, tuple) else (made, None)
     for data in (train,) if held_out is None else (train, held_out):
         by_number = hasattr(data, "__getitem__") and hasattr(data, "__len__")

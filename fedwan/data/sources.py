@@ -1,27 +1,53 @@
-"""The data sets that fedwan knows: what is known before reading them, and how to read them."""
+"""What is known of a data set from the configuration alone, before it is opened.
+
+The classes of files are named by `data.classes`, since no site sees another's files and all sites
+must number them alike.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import grid25, ring8, stacked_digits
-from fedwan.data.file_source import FILE_NAMES, PAIRS, FileSource, file_source
-from fedwan.data.files import open_files
-from fedwan.data.mixture import Mixture
+from fedwan.data.mixtures import Mixture, draw_mixture, grid25, ring8
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.workloads.base import Batch
 
-__all__ = ["Source", "find_source", "held_out_of", "num_labels", "pair_names", "source_of"]
+__all__ = [
+    "FILE_NAMES",
+    "PAIRS",
+    "SITE",
+    "Source",
+    "data_at_site",
+    "find_source",
+    "num_labels",
+    "pair_names",
+    "parse_classes",
+    "size_of",
+    "source_of",
+]
+
+PAIRS = ("pairs", "pairs_b_to_a")
+FILE_NAMES = ("folder", *PAIRS, "webdataset", "parquet", "hf")
+"""The values of `data.name` that stand for files of the user's."""
+SITE = "{site}"
+"""What stands for the site's name in `data.path`."""
+_FORMS = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
+
+
+def _of_files() -> tuple[Batch, Batch]:
+    raise AssertionError("files are opened by fedwan.data.files")
 
 
 @dataclass(frozen=True)
 class Source:
-    """One data set that is small enough to be held in memory; see `FileSource` for others."""
+    """A data set: one that comes with fedwan and is held in memory, or one of files."""
 
     name: str
     """As in `data.name`."""
@@ -29,10 +55,9 @@ class Source:
     """Of one sample, without the batch."""
     num_classes: int
     """Labels are 0 … num_classes - 1."""
-    public: bool
-    """Samples may be shown, in pictures that leave the site."""
-    load: Callable[[], tuple[Batch, Batch]]
-    """Reads (training, held-out) data; once per process, so never write into what it returns."""
+    load: Callable[[], tuple[Batch, Batch]] = _of_files
+    """Reads (training, held-out) data of a set in memory; once per process, so never write into
+    what it returns."""
     mixture: Callable[[], Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
     stack_of: str = ""
@@ -40,90 +65,115 @@ class Source:
     inputs: int = 0
     """Channels at the front of a sample that are given; a workload learns to make the others."""
 
-
-def _loaded(module: str, function: str) -> Callable[[], tuple[Batch, Batch]]:
-    """Imported when it is called: scikit-learn takes a second, and ring8 does without."""
-
-    @cache
-    def load() -> tuple[Batch, Batch]:
-        made: tuple[Batch, Batch] = getattr(import_module(f"fedwan.data.{module}"), function)()
-        return made
-
-    return load
+    @property
+    def public(self) -> bool:
+        """Whether samples may be shown, in pictures that leave the site."""
+        return self.name not in FILE_NAMES
 
 
-_digits = _loaded("digits", "load_digits")
-_SOURCES = (
-    Source("digits", (1, 8, 8), 10, True, _digits),
-    Source(
-        "ring8", ring8.SHAPE, ring8.NUM_MODES, True, cache(ring8.load_ring8), ring8.ring8_mixture
+@cache
+def _load(name: str) -> tuple[Batch, Batch]:
+    if name == "ring8":
+        return draw_mixture(ring8(), name, 1000, 50)
+    if name == "grid25":
+        return draw_mixture(grid25(), name, 400, 20)
+    # Imported when they are asked for: scikit-learn takes a second.
+    if name == "photo_edges":
+        pairs: tuple[Batch, Batch] = import_module("fedwan.data.photo_edges").load_photo_edges()
+        return pairs
+    digits = import_module("fedwan.data.digits")
+    made: tuple[Batch, Batch] = (
+        digits.load_digits() if name == "digits" else digits.stack_digits(*_load("digits"))
+    )
+    return made
+
+
+_SOURCES = {
+    "digits": Source("digits", (1, 8, 8), 10, partial(_load, "digits")),
+    "ring8": Source("ring8", (2,), 8, partial(_load, "ring8"), ring8),
+    "grid25": Source("grid25", (2,), 25, partial(_load, "grid25"), grid25),
+    "stacked_digits": Source(
+        *("stacked_digits", (3, 8, 8), 1000, partial(_load, "stacked_digits")), stack_of="digits"
     ),
-    Source(
-        "grid25",
-        grid25.SHAPE,
-        grid25.NUM_MODES,
-        public=True,
-        load=cache(grid25.load_grid25),
-        mixture=grid25.grid25_mixture,
-    ),
-    Source(
-        "stacked_digits",
-        stacked_digits.SHAPE,
-        stacked_digits.NUM_MODES,
-        public=True,
-        load=cache(lambda: stacked_digits.stack_digits(*_digits())),
-        stack_of="digits",
-    ),
-    Source(
-        "photo_edges", (4, 32, 32), 5, True, _loaded("photo_edges", "load_photo_edges"), inputs=1
-    ),
-)
+    "photo_edges": Source("photo_edges", (4, 32, 32), 5, partial(_load, "photo_edges"), inputs=1),
+}
 
 
 def find_source(name: str) -> Source:
-    """The small data set called `name`.
+    """The data set called `name` that comes with fedwan.
 
     Raises:
         ConfigError: there is none.
     """
-    for source in _SOURCES:
-        if source.name == name:
-            return source
-    valid = [*(source.name for source in _SOURCES), *FILE_NAMES]
-    raise ConfigError(
-        f"data.name is {name!r}, which fedwan does not know{nearest(name, valid)}; "
-        f"valid: {', '.join(valid)}"
-    )
+    if name not in _SOURCES:
+        valid = [*_SOURCES, *FILE_NAMES]
+        raise ConfigError(
+            f"data.name is {name!r}, which fedwan does not know{nearest(name, valid)}; "
+            f"valid: {', '.join(valid)}"
+        )
+    return _SOURCES[name]
 
 
-def source_of(config: DataConfig) -> Source | FileSource:
+def source_of(config: DataConfig) -> Source:
     """What is known of the data set that a configuration names, without reading it.
 
     Raises:
         ConfigError: there is none such, or its classes are none.
     """
-    return file_source(config) if config.name in FILE_NAMES else find_source(config.name)
+    if config.name not in FILE_NAMES:
+        return find_source(config.name)
+    size, num_classes = size_of(config), max(1, len(parse_classes(config.classes)))
+    inputs = 3 if config.name in PAIRS else 0
+    return Source(config.name, (3 + inputs, size, size), num_classes, inputs=inputs)
+
+
+def size_of(config: DataConfig) -> int:
+    """Pixels a side of pictures."""
+    return config.size or (256 if config.name in PAIRS else 64)
+
+
+def parse_classes(text: str) -> tuple[str, ...]:
+    """Read `data.classes`: names of classes by number; none where samples have no classes.
+
+    >>> parse_classes("cat, dog")
+    ('cat', 'dog')
+    >>> parse_classes("3")
+    ('0', '1', '2')
+
+    Raises:
+        ConfigError: an empty name, a single one, or one twice.
+    """
+    if not text:
+        return ()
+    if text.strip().isdecimal():
+        names = tuple(str(number) for number in range(int(text)))
+    else:
+        names = tuple(name.strip() for name in text.split(","))
+    if len(names) < 2:
+        what = "a single class" if names and not names[0].isdecimal() else f"{len(names)} classes"
+        raise ConfigError(f"data.classes is {text!r}, {what}; give two or more, {_FORMS}")
+    if not all(names):
+        raise ConfigError(f"data.classes is {text!r}, in which a name is empty; give {_FORMS}")
+    (name, times), *_ = Counter(names).most_common(1)
+    if times > 1:
+        raise ConfigError(
+            f"data.classes is {text!r} and holds {name!r} twice; name each class once"
+        )
+    return names
 
 
 def num_labels(config: Config) -> int:
     """Labels that networks are told are 0 … num_labels - 1: those of classes, or of sites."""
-    if config.data.labels == "site":
-        return config.sites
-    return source_of(config.data).num_classes
-
-
-def held_out_of(config: DataConfig) -> Batch:
-    """The held-out data of a configuration, with the path that files have at this site.
-
-    Raises:
-        ConfigError: see `open_files`.
-    """
-    if config.name in FILE_NAMES:
-        held_out: Batch = open_files(config).held_out
-        return held_out
-    return find_source(config.name).load()[1]
+    return config.sites if config.data.labels == "site" else source_of(config.data).num_classes
 
 
 def pair_names() -> list[str]:
     """The data sets whose samples are pairs of an input and its target."""
-    return [*(source.name for source in _SOURCES if source.inputs), *PAIRS]
+    return [*(source.name for source in _SOURCES.values() if source.inputs), *PAIRS]
+
+
+def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfig:
+    """A run's data as one site has them: `own_path`, of the site's own file, goes first."""
+    if config.name not in FILE_NAMES:
+        return config
+    return dataclasses.replace(config, path=own_path or config.path.replace(SITE, site))

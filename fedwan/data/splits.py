@@ -28,12 +28,10 @@ _MAX_DRAWS = 100  # of a Dirichlet split that leaves some site empty-handed
 
 
 class Split(NamedTuple):
-    """A parsed `data.split`."""
+    """A parsed `data.split`, with Dirichlet's A: small is uneven; infinite for other kinds."""
 
     kind: str
-    """`iid`, `by_label`, `dirichlet` or `own`."""
     concentration: float
-    """Dirichlet's A: small is uneven; infinite for the other kinds."""
 
 
 def parse_split(text: str) -> Split:
@@ -63,13 +61,7 @@ def has_own_data(config: DataConfig) -> bool:
 
 
 def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:
-    """Indices of each site's samples.
-
-    Args:
-        y: labels of all training samples, (N,), int64.
-        split: as in `data.split`, but for `own`.
-        num_sites: number of sites.
-        seed: the run's seed.
+    """Indices of each site's samples, of all labels y (N,) int64, by a split other than `own`.
 
     Returns:
         For each site its indices into `y`, ascending, int64; disjoint, and together all of them.

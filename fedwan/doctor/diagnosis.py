@@ -112,14 +112,8 @@ def _of_event(event: EventRecord, version: int) -> Iterator[Finding]:
     if event.event == "rejected":
         yield Finding("refused", event.site, None, version + 1, why, mend or "see its log")
     if event.details.get("finding") == "different_weights":
-        yield Finding(
-            "different_weights",
-            event.site,
-            None,
-            version,
-            event.text,
-            "run the same app and library versions on the same kind of device at every site",
-        )
+        mend = "run the same app and library versions on the same kind of device at every site"
+        yield Finding("different_weights", event.site, None, version, event.text, mend)
 
 
 class LiveDoctor:
@@ -132,16 +126,12 @@ class LiveDoctor:
         self._doctor: Doctor | None = Doctor()
 
     def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
-        """Rows of events, one for each thing that is told for the first time.
-
-        Args:
-            rounds: the rows of each, as they are recorded.
-        """
-        if self._doctor is None:
-            return []
+        """Rows of events, one for each thing told for the first time, from the rows of rounds."""
         findings: list[Finding] = []
         try:
             for rows in rounds:
+                if self._doctor is None:
+                    return []
                 records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
                 findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
         except Exception:
@@ -155,11 +145,10 @@ class LiveDoctor:
 
 
 def _to_row(finding: Finding) -> dict[str, Any]:
-    return {
+    row = finding._asdict()
+    return row | {
         "kind": "event",
         "event": "finding" if finding.is_warning else "note",
-        "site": finding.site,
         "text": f"round {finding.version}: {finding.text}",
-        **{k: v for k, v in finding._asdict().items() if k not in ("kind", "site")},
         "finding": finding.kind,
     }

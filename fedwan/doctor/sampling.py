@@ -22,8 +22,7 @@ undo them. Of one site alone, or before the first update, there is nothing to co
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -32,16 +31,7 @@ from fedwan.codecs import Coded
 from fedwan.rng import derive_seed
 from fedwan.state import Layout, Role, network_of
 
-__all__ = [
-    "NUM_PLACES",
-    "Direction",
-    "Directions",
-    "Sample",
-    "Sampler",
-    "agreement_of",
-    "bounded",
-    "cosine_of",
-]
+__all__ = ["Direction", "Directions", "Sample", "Sampler", "bounded"]
 
 NUM_PLACES = 4096
 """Of each network's part of a fragment, at most."""
@@ -54,6 +44,8 @@ _LONGEST_NAME = 64
 
 Sample = dict[str, Tensor]
 """Values at the places of each network, fp32 (places,)."""
+Direction = dict[str, dict[str, float]]
+"""Of one contribution: `cosines`, `agreement` and `backward`, by network."""
 
 
 class Sampler:
@@ -97,14 +89,6 @@ class Sampler:
         return {network: torch.cat(values) for network, values in parts.items()}
 
 
-class Direction(NamedTuple):
-    """Of one contribution; networks without a comparison are left out."""
-
-    cosines: dict[str, float]
-    agreement: dict[str, float]
-    backward: dict[str, float]
-
-
 class Directions:
     """Compares the contributions to one fragment.
 
@@ -113,44 +97,32 @@ class Directions:
 
     def __init__(self) -> None:
         self._latest: dict[str, Sample] = {}
-        self._past: deque[Sample] = deque(maxlen=_MOVES + 1)
+        self._past: deque[Sample] = deque(maxlen=_MOVES)
 
     def compare(self, contributed: Mapping[str, Sample], before: Sample) -> dict[str, Direction]:
-        """Directions by site of what one round merged; `before` is of its initial weights."""
-        self._past.append(before)
-        self._latest.update(contributed)
-        present = self._past[-1]
-        moves = [
-            {network: value - past[network] for network, value in present.items()}
-            for past in list(self._past)[:-1]
-        ]
-        agreement = {
-            network: agreement_of([sample[network] for sample in self._latest.values()])
-            for network in present
-            if len(self._latest) > 1
-        }
-        sums = {
-            network: torch.stack([s[network] for s in self._latest.values()]).sum(0)
-            for network in present
-        }
-        return {
-            site: Direction(
-                self._cosines(sample, sums),
-                agreement,
-                {
-                    network: max(cosine_of(value, move[network]) for move in moves)
-                    for network, value in sample.items()
-                    if moves
-                },
-            )
-            for site, sample in contributed.items()
-        }
+        """Directions by site of what one round merged; `before` is of its initial weights.
 
-    def _cosines(self, sample: Sample, sums: Sample) -> dict[str, float]:
-        """With the others' sum, which has the direction of their mean."""
-        if len(self._latest) < 2:
-            return {}
-        return {network: cosine_of(v, sums[network] - v) for network, v in sample.items()}
+        Networks without a comparison are left out.
+        """
+        self._latest.update(contributed)
+        found: dict[str, Direction] = {
+            site: {"cosines": {}, "agreement": {}, "backward": {}} for site in contributed
+        }
+        for network, present in before.items():
+            latest = torch.stack([sample[network] for sample in self._latest.values()])
+            total, agreement = latest.sum(0), agreement_of(latest)
+            moves = [present - past[network] for past in self._past]
+            for site, sample in contributed.items():
+                value, direction = sample[network], found[site]
+                if len(latest) > 1:
+                    # The others' sum has the direction of their mean.
+                    direction["cosines"][network] = cosine_of(value, total - value)
+                    direction["agreement"][network] = agreement
+                if moves:
+                    closest = max(cosine_of(value, move) for move in moves)
+                    direction["backward"][network] = closest
+        self._past.append(before)
+        return found
 
 
 def cosine_of(one: Tensor, other: Tensor) -> float:
@@ -159,9 +131,8 @@ def cosine_of(one: Tensor, other: Tensor) -> float:
     return float(torch.dot(one, other)) / norms if norms else 0.0
 
 
-def agreement_of(values: Sequence[Tensor]) -> float:
-    """|mean|² / mean |·|² of vectors; 0 where all are 0."""
-    stacked = torch.stack(list(values))
+def agreement_of(stacked: Tensor) -> float:
+    """|mean|² / mean |·|² of vectors (n, values); 0 where all are 0."""
     mean_square = float(stacked.square().sum(1).mean())
     return float(stacked.mean(0).square().sum()) / mean_square if mean_square else 0.0
 
@@ -177,7 +148,6 @@ def _draw(size: int, network: str) -> Tensor:
     if size <= NUM_PLACES:
         return torch.arange(size)
     generator = torch.Generator().manual_seed(derive_seed("doctor", network, size))
-    drawn = torch.randint(size // _RUN, (NUM_PLACES // _RUN,), generator=generator).sort().values
-    is_new = torch.ones(len(drawn), dtype=torch.bool)
-    is_new[1:] = drawn[1:] != drawn[:-1]
-    return (drawn[is_new].unsqueeze(1) * _RUN + torch.arange(_RUN)).flatten()
+    drawn = torch.randint(size // _RUN, (NUM_PLACES // _RUN,), generator=generator)
+    runs: Tensor = torch.unique(drawn)
+    return (runs.unsqueeze(1) * _RUN + torch.arange(_RUN)).flatten()

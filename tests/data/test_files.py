@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import builtins
+import io
 import json
 import sys
 from collections.abc import Callable
@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from fedwan.config import DataConfig
 from fedwan.data import open_shard
-from fedwan.data import tars as tars_module
-from fedwan.data.files import hold_out
-from fedwan.data.pictures import Transform
+from fedwan.data.files import hold_out, open_files
+from fedwan.data.pictures import BadPicture, Transform
+from fedwan.errors import ConfigError
 from tests.data.files import (
     crop,
     encoded,
@@ -94,7 +95,7 @@ def test_every_format_gives_its_pictures_with_the_run_s_classes(tmp_path: Path, 
     assert seen.x.abs().max() <= 1 and seen.x.dtype == torch.float32
     assert not two_colours(seen.x) & two_colours(shard.held_out.x)
     # A crop's class is its number's parity in every format.
-    means = torch.stack([Transform(16)(encoded(n, "png")).mean() for n in range(NUM)])
+    means = torch.stack([Transform(16).apply(encoded(n, "png")).mean() for n in range(NUM)])
     for x, y in zip(seen.x, seen.y, strict=True):
         assert int((means - x.mean()).abs().argmin()) % 2 == int(y)
 
@@ -113,23 +114,6 @@ def test_a_loader_of_files_resumes_to_the_bit(tmp_path: Path, name: str) -> None
     assert take(again, 5) == expected[3:]
 
 
-def test_a_stream_resumes_inside_a_window_that_begins_inside_a_tar_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tars_module, "WINDOW", 7)
-    webdataset(tmp_path)
-    shard = open_one(config(tmp_path, "webdataset", split="own"))
-    expected = take(stream_of(shard, batch=3), 14)
-    for num in range(1, 13):
-        first = stream_of(shard, batch=3)
-        assert take(first, num) == expected[:num]
-        again = stream_of(shard, batch=3)
-        again.load_state_dict(first.state_dict())
-        assert take(again, 14 - num) == expected[num:]
-    epoch = [next(iter_) for iter_ in [iter(shard.train)] for _ in range(18)]
-    assert len(two_colours(torch.stack([sample.x for sample in epoch]))) == 18
-
-
 def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
     folder(tmp_path)
     plain, flipped = (
@@ -145,16 +129,14 @@ def test_sites_share_out_the_files_and_hold_out_the_same_ones(tmp_path: Path) ->
     folder(tmp_path / "f")
     webdataset(tmp_path / "w")
     for name in ("folder", "webdataset"):
-        shards = [open_one(config(tmp_path / name[0], name), site, 2) for site in range(2)]
+        asked = config(tmp_path / name[0], name, classes="cat,dog", split="by_label")
+        shards = [open_one(asked, site, 2) for site in range(2)]
+        assert [len(set(shard.some(30).y.tolist())) for shard in shards] == [1, 1]
         assert sum(shard.num_samples for shard in shards) == 18
         seen = [two_colours(shard.some(30).x) for shard in shards]
         assert torch.equal(shards[0].held_out.x, shards[1].held_out.x)
         held = two_colours(shards[0].held_out.x)
         assert not seen[0] & seen[1] and not held & (seen[0] | seen[1])
-    refused(
-        "sites is 4, but there are only 3 tar files",
-        lambda: open_one(config(tmp_path / "w", "webdataset"), 0, 4),
-    )
 
 
 def captioned_folder(path: Path) -> None:
@@ -197,7 +179,11 @@ def test_captions_that_are_not_there_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_pairs_are_read_in_both_directions(tmp_path: Path) -> None:
+def test_pairs_are_read_in_both_directions_and_cut_before_they_are_resized(tmp_path: Path) -> None:
+    pixels = np.zeros((20, 64, 3), np.uint8)
+    pixels[:, 32:] = 255
+    x = Transform(32, pairs=True).apply(png(Image.fromarray(pixels)))
+    assert (x[:3] == -1).all() and (x[3:] == 1).all()
     write_folder(tmp_path, range(10))
     there, back = (
         open_one(config(tmp_path, name, size=32)).held_out.x for name in ("pairs", "pairs_b_to_a")
@@ -221,7 +207,7 @@ def test_what_is_held_out_stays_when_others_come() -> None:
     ("others", "text"),
     [
         ({"classes": "cat,fox"}, "dog/.* is of class 'dog', which data.classes does not name"),
-        ({"name": "webdataset"}, r"holds no .tar files; put shards there"),
+        ({"name": "webdataset"}, "cannot be read .*data.name=webdataset takes a folder of webd"),
         ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
         ({"name": "parquet"}, "cannot be read .*data.name=parquet takes a folder of parquet"),
         ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
@@ -246,7 +232,7 @@ def test_too_few_or_damaged_or_unlabelled_files_are_refused(tmp_path: Path) -> N
     (tmp_path / "tars").mkdir()
     (tmp_path / "tars" / "a.tar").write_bytes(b"x" * 2000)
     refused(
-        "cannot be read as a tar file", lambda: open_one(config(tmp_path / "tars", "webdataset"))
+        "cannot be read .invalid header", lambda: open_one(config(tmp_path / "tars", "webdataset"))
     )
     wrong = table().rename_column("image", "picture").remove_columns("picture")
     wrong.save_to_disk(tmp_path / "wrong")
@@ -257,17 +243,84 @@ def test_too_few_or_damaged_or_unlabelled_files_are_refused(tmp_path: Path) -> N
 
 
 def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = builtins.__import__
-
-    def without(name: str, *args: Any, **others: Any) -> Any:
-        if name == "datasets":
-            raise ImportError(name)
-        return real(name, *args, **others)
-
-    monkeypatch.delitem(sys.modules, "datasets")
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "datasets", None)
     folder(tmp_path)
     refused(
-        r"needs the package datasets.*pip install 'fedwan\[data\]'",
+        r"needs datasets.*pip install 'fedwan\[data\]'",
         lambda: open_one(config(tmp_path)),
     )
+
+
+def test_classes_are_found_by_name_and_by_number(tmp_path: Path) -> None:
+    def number(classes: str, value: Any) -> int:
+        return open_files(config(tmp_path, classes=classes))._class_number(0, value)
+
+    folder(tmp_path)
+    assert [number("cat,dog", text) for text in ("cat", " dog", "0", 1)] == [0, 1, 0, 1]
+    assert number("12", "11") == 11
+    assert number("7,0", "0") == 1, "a name wins over a number"
+    for value in ("bird", 2, "-1", "", "CAT"):
+        with pytest.raises(ConfigError, match=r"is of class .* does not name \(cat, dog\)"):
+            number("cat,dog", value)
+
+
+def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_many(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_folder(tmp_path, range(30))
+    files = open_files(config(tmp_path))
+    bad = [tmp_path / files.keys[row] for row in range(9)]
+    bad[0].write_bytes(b"no image")
+    bad[2].unlink()
+    assert len(list(files.samples(range(4)))) == 2
+    assert f"{bad[0]} cannot be read as an image; remove it; until then" in caplog.text
+    assert f"{bad[2]} cannot be read (No such file" in caplog.text
+    for path in bad:
+        path.write_bytes(b"no image")
+    with pytest.raises(ConfigError, match=r"\(nor can the 7 before it\)"):
+        list(files.samples(range(30)))
+
+
+def png(image: Image.Image, **options: Any) -> bytes:
+    out = io.BytesIO()
+    image.save(out, "PNG", **options)
+    return out.getvalue()
+
+
+def test_the_middle_square_is_resized_to_values_between_minus_one_and_one() -> None:
+    pixels = np.zeros((16, 32, 3), np.uint8)
+    pixels[:, 8:24] = (255, 0, 51)
+    x = Transform(8).apply(png(Image.fromarray(pixels)))
+    assert x.shape == (3, 8, 8) and x.dtype == torch.float32
+    assert torch.allclose(x[:, 4, 4], torch.tensor([1.0, -1.0, -0.6]))
+    assert torch.equal(x.amin((1, 2)), x.amax((1, 2))), "nothing but the square"
+
+
+@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
+def test_pictures_of_every_mode_become_rgb(mode: str) -> None:
+    out = io.BytesIO()
+    Image.fromarray(crop(0)).convert(mode).save(out, "TIFF" if mode == "CMYK" else "PNG")
+    assert Transform(16).apply(out.getvalue()).shape == (3, 16, 16)
+
+
+def test_a_picture_is_turned_as_its_tag_says() -> None:
+    pixels = np.zeros((16, 16, 3), np.uint8)
+    pixels[:8] = 255
+    exif = Image.Exif()
+    exif[0x0112] = 3  # upside down
+    x = Transform(8).apply(png(Image.fromarray(pixels), exif=exif))
+    assert float(x[0, 0, 0]) == -1 and float(x[0, 7, 0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "transform", "text"),
+    [
+        (b"no image", Transform(8), "cannot be read as an image; remove it"),
+        (encoded(0, "png")[:300], Transform(8), r"cannot be read as an image \(.*; remove it"),
+        (encoded(0, "jpg"), Transform(64), "is 48 x 40 pixels, smaller than data.size = 64"),
+        (png(Image.new("RGB", (7, 4))), Transform(8, pairs=True), "is 7 pixels wide, which two"),
+    ],
+)
+def test_what_is_no_such_picture_is_told(data: bytes, transform: Transform, text: str) -> None:
+    with pytest.raises(BadPicture, match=text):
+        transform.apply(data)

@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
-from fedwan.config import DataConfig
-from fedwan.data import check_data, open_shard
+from fedwan.config import Config, DataConfig
+from fedwan.data import check_data, dataset_of, open_shard
 from fedwan.errors import ConfigError
-from fedwan.workloads.base import Batch
 
 
-def rows(batch: Batch) -> set[bytes]:
-    return {row.numpy().tobytes() for row in batch.x}
-
-
-@pytest.mark.parametrize("name", ["digits", "ring8", "grid25", "stacked_digits"])
-def test_the_held_out_data_are_the_same_everywhere_and_nobody_trains_on_them(name: str) -> None:
-    shards = [open_shard(DataConfig(name), site, 3, seed) for seed in (0, 1) for site in range(3)]
-    for shard in shards:
-        assert torch.equal(shard.held_out.x, shards[0].held_out.x)
-        assert torch.equal(shard.held_out.y, shards[0].held_out.y)
-    # Two identical scans exist in no pair of the two parts; points repeat with probability zero.
-    assert not rows(shards[0].held_out) & set.union(
-        *(rows(shard.train.batch) for shard in shards[:3])
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "total"),
-    [("digits", 1397), ("ring8", 8000), ("grid25", 10_000), ("stacked_digits", 20_000)],
-)
-def test_sites_share_out_all_training_data(name: str, total: int) -> None:
-    config = DataConfig(name, split="dirichlet:0.5")
+def test_sites_share_out_all_training_data_and_hold_out_the_same() -> None:
+    config = DataConfig("ring8", split="dirichlet:0.5")
     shards = [open_shard(config, site, 4, seed=5) for site in range(4)]
-    assert sum(len(shard.train) for shard in shards) == total
+    assert sum(shard.num_samples for shard in shards) == 8000
+    for shard in shards:
+        assert shard.held_out is shards[0].held_out
+        assert shard.public and shard.num_classes == 8
 
 
 def test_a_shard_streams_its_own_data_only() -> None:
@@ -58,12 +44,6 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     assert plain.tell(plain.held_out) is plain.held_out
 
 
-def test_bundled_data_are_public_and_know_their_classes() -> None:
-    shard = open_shard(DataConfig("ring8"), 0, 1, 0)
-    assert shard.public
-    assert shard.num_classes == 8
-
-
 @pytest.mark.parametrize(
     ("config", "sites", "text"),
     [
@@ -82,3 +62,44 @@ def test_what_cannot_work_is_refused_without_reading_data(
     with pytest.raises(ConfigError, match=text) as caught:
         check_data(config, sites)
     assert "\n" not in str(caught.value)
+
+
+def page(made: Any) -> ModuleType:
+    module = ModuleType("recipe")
+    module.dataset = lambda config, site: made  # type: ignore[attr-defined]
+    return module
+
+
+def config(batch: int = 4) -> Config:
+    asked = Config("text")
+    asked.data.batch = batch
+    return asked
+
+
+def test_any_data_set_becomes_a_shard_without_held_out_data() -> None:
+    tokens = TensorDataset(torch.arange(60).view(10, 6), torch.arange(10))
+    shard = dataset_of(page(tokens), config(), "s1")
+    assert shard.held_out is None and shard.num_samples == 10
+    rows, numbers = next(shard.loader(4, torch.Generator()))
+    assert torch.equal(rows[:, 0] // 6, numbers)
+    assert shard.some(3)[1].tolist() == [0, 4, 8]
+
+
+def test_it_may_come_with_held_out_samples() -> None:
+    one, other = [{"latents": torch.ones(2)}] * 9, [{"latents": torch.zeros(2)}] * 3
+    shard = dataset_of(page((one, other)), config(), "s1")
+    assert shard.held_out["latents"].shape == (3, 2)
+    assert dataset_of(page(shard), config(), "s1") is shard
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (None, "returned a NoneType for site 's1'"),
+        ([], "returned nothing for site 's1'"),
+        ([torch.ones(1)] * 3, "data.batch = 4 is more than the 3 samples"),
+    ],
+)
+def test_what_is_no_data_set_is_refused(made: Any, text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        dataset_of(page(made), config(), "s1")

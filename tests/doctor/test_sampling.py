@@ -87,10 +87,10 @@ def vector(*values: float) -> Tensor:
 
 
 def test_agreement_is_one_for_the_same_and_one_over_sites_for_the_orthogonal() -> None:
-    assert agreement_of([vector(1, 2)] * 3) == pytest.approx(1.0)
-    assert agreement_of(list(torch.eye(4))) == pytest.approx(1 / 4)
-    assert agreement_of([vector(1, 0), vector(-1, 0)]) == pytest.approx(0.0)
-    assert agreement_of([vector(0, 0)] * 2) == cosine_of(vector(0, 0), vector(1, 0)) == 0.0
+    assert agreement_of(vector(1, 2).expand(3, 2)) == pytest.approx(1.0)
+    assert agreement_of(torch.eye(4)) == pytest.approx(1 / 4)
+    assert agreement_of(torch.tensor([[1.0, 0], [-1, 0]])) == pytest.approx(0.0)
+    assert agreement_of(torch.zeros(2, 2)) == cosine_of(vector(0, 0), vector(1, 0)) == 0.0
 
 
 def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
@@ -98,23 +98,23 @@ def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
         {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}},
         {"g": vector(0, 0)},
     )
-    assert found["s1"].cosines["g"] == pytest.approx(0.0)
-    assert found["s3"].cosines["g"] == pytest.approx(-(0.5**0.5))
-    assert found["s1"].agreement == found["s3"].agreement
-    assert found["s1"].backward == {}
+    assert found["s1"]["cosines"]["g"] == pytest.approx(0.0)
+    assert found["s3"]["cosines"]["g"] == pytest.approx(-(0.5**0.5))
+    assert found["s1"]["agreement"] == found["s3"]["agreement"]
+    assert found["s1"]["backward"] == {}
 
 
 def test_one_site_alone_is_compared_with_nobody() -> None:
     found = Directions().compare({"s1": {"g": vector(1, 0)}}, {"g": vector(0, 0)})
-    assert found["s1"] == ({}, {}, {})
+    assert found["s1"] == {"cosines": {}, "agreement": {}, "backward": {}}
 
 
 def test_where_sites_come_one_by_one_the_others_latest_count() -> None:
     directions = Directions()
     directions.compare({"s1": {"g": vector(1, 0)}}, {"g": vector(0, 0)})
     found = directions.compare({"s2": {"g": vector(-2, 0)}}, {"g": vector(0, 0)})
-    assert found["s2"].cosines == {"g": pytest.approx(-1.0)}
-    assert found["s2"].agreement == {"g": pytest.approx(0.1)}
+    assert found["s2"]["cosines"] == {"g": pytest.approx(-1.0)}
+    assert found["s2"]["agreement"] == {"g": pytest.approx(0.1)}
 
 
 def test_who_trains_from_old_weights_asks_to_undo_the_moves_since() -> None:
@@ -126,7 +126,7 @@ def test_who_trains_from_old_weights_asks_to_undo_the_moves_since() -> None:
         old = present - (vector(max(0, position - 2), 0) + vector(1, 0.1))
         samples = {"fresh": {"g": fresh}, "old": {"g": old}}
         found = directions.compare(samples, {"g": present})
-    assert found["fresh"].backward["g"] < -0.9 and found["old"].backward["g"] > 0.9
+    assert found["fresh"]["backward"]["g"] < -0.9 and found["old"]["backward"]["g"] > 0.9
 
 
 def test_no_more_figures_are_kept_than_a_record_should_hold() -> None:
