@@ -17,14 +17,7 @@ SAY_EVERY_S = 10.0
 
 
 class Alone:
-    """What `fedwan.join` gives a script that nobody started for a run; the same face as `Site`.
-
-    Args:
-        num_steps: until the end.
-
-    Raises:
-        UserError: there is no number of steps.
-    """
+    """What `fedwan.join` gives a script that nobody started for a run; the same face as `Site`."""
 
     name = "alone"
 

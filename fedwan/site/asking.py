@@ -24,12 +24,7 @@ class _InVain(Exception):  # noqa: N818
 
 
 class Asked:
-    """A question that was put.
-
-    Args:
-        outcome: of it; None at ranks that ask nothing.
-        is_vain: set when the answer is of no use any more.
-    """
+    """A question that was put."""
 
     def __init__(self, outcome: Future[Arrival] | None, is_vain: threading.Event) -> None:
         self._outcome = outcome
@@ -53,23 +48,12 @@ class Asked:
         return bool(wait([self._outcome], POLL_S).done)
 
     def result(self) -> Arrival:
-        """The answer, once it is here.
-
-        Raises:
-            FedwanError: the run ended without it, or the coordinator cannot be reached.
-        """
+        """The answer, once it is here."""
         assert self._outcome is not None, "rank 0 has asked"
         return self._outcome.result()
 
     def wait(self, heed: Callable[[], None]) -> Arrival:
-        """The answer.
-
-        Args:
-            heed: called every now and then in this thread; may raise to end the wait.
-
-        Raises:
-            FedwanError: see `result`.
-        """
+        """The answer."""
         try:
             while not self.poll():
                 heed()
@@ -80,12 +64,7 @@ class Asked:
 
 
 class Asker:
-    """Puts questions, each in a thread of its own.
-
-    Args:
-        stub: who carries them.
-        count: questions at once.
-    """
+    """Puts questions, each in a thread of its own."""
 
     def __init__(self, stub: CoordinatorStub, count: int) -> None:
         self._stub = stub

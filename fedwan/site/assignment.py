@@ -58,11 +58,7 @@ class Assignment:
 
     @classmethod
     def given(cls) -> Assignment | None:
-        """That of this process; None where nobody started it for a run.
-
-        Raises:
-            UserError: the file is gone or no assignment.
-        """
+        """That of this process; None where nobody started it for a run."""
         text = os.environ.get(VARIABLE, "")
         if not text:
             return None

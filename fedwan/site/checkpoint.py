@@ -80,14 +80,6 @@ class SiteCheckpoints:
     feedback owed when it was taken. One is written at a time. A disk that takes longer than the
     time between two makes the next `save` wait: none is left out, so that it depends on versions
     alone what a successor finds.
-
-    Args:
-        folder: of the site and run.
-        group: the site's processes.
-        replica: networks and optimisers.
-        hook_state: of the strategy's hook; written in place when it is put back.
-        state: what the script names, by name.
-        is_beside: write from a copy, in a thread; else `save` returns with the file on disk.
     """
 
     def __init__(
@@ -111,11 +103,7 @@ class SiteCheckpoints:
         self._copy = HostCopy()
 
     def versions(self) -> list[int]:
-        """Versions that all processes have whole checkpoints of, in order; collective.
-
-        Raises:
-            CheckpointError: they are of another number of processes.
-        """
+        """Versions that all processes have whole checkpoints of, in order; collective."""
         own = self._group.collect(self._own_versions())
         if own[0]:
             self._group.lead(lambda: self._check_processes(max(own[0])))
@@ -138,17 +126,7 @@ class SiteCheckpoints:
         return self._folder / f"site-{version:08d}{self._ending}"
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
-        """Write the checkpoint of a version, and drop those that nobody can need any more.
-
-        Args:
-            version: that the completed steps lead to.
-            durable_version: that the coordinator would resume from, as far as this site knows.
-            ledger: what went into the contribution, and what is owed.
-
-        Raises:
-            OSError: it cannot be written; or the one before could not, beside the steps.
-            UserError: a `state_dict` of the script cannot be kept; processes of the site differ.
-        """
+        """Write the checkpoint of a version, and drop those that nobody can need any more."""
         self.settle()
         if self._group.size > 1:
             self._group.agree("weights", self._replica.same_sha256())
@@ -192,11 +170,7 @@ class SiteCheckpoints:
                 self._path(old).unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Wait until nothing is being written.
-
-        Raises:
-            OSError: what was could not be.
-        """
+        """Wait until nothing is being written."""
         writing = self._writing
         if writing is not None:
             wait([writing])
@@ -222,15 +196,7 @@ class SiteCheckpoints:
         self._copy = HostCopy()
 
     def load(self, version: int, with_model: bool) -> Ledger:
-        """Restore everything as it stood when the steps to `version` were complete.
-
-        Args:
-            version: one of `versions()`.
-            with_model: whether to take the networks too, or leave the coordinator's in them.
-
-        Raises:
-            CheckpointError: the file is truncated, or of another model or shard.
-        """
+        """Restore everything as it stood when the steps to `version` were complete."""
         began = time.monotonic()
         tensors, meta = read_tensors(self._path(version))
         replica = self._replica

@@ -41,10 +41,6 @@ def pixel_keys(x: Tensor) -> Tensor:
 def distinct_share(keys: Tensor, num_samples: int) -> float:
     """Share of a shard's samples that are no copies: exact if all were looked at, else estimated.
 
-    Args:
-        keys: (n,) of n samples drawn without replacement, the same for equal ones; at least one.
-        num_samples: N, that the shard has.
-
     >>> distinct_share(torch.tensor([1, 2, 2, 3]), 4)
     0.75
     >>> distinct_share(torch.tensor([1, 2, 3]), 1000)

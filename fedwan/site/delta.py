@@ -37,12 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class _Astray(FedwanError):
-    """This site's steps cannot be merged any more: it must start over from the global weights.
-
-    Args:
-        text: for nobody.
-        is_refused: it is not late, but what it sent cannot be used.
-    """
+    """This site's steps cannot be merged any more: it must start over from the global weights."""
 
     def __init__(self, text: str = "", is_refused: bool = False) -> None:
         super().__init__(text)
@@ -76,10 +71,6 @@ class DeltaExchange:
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
     with overlap also Δ of every fragment in flight, of which there are about τ P / H, until it
     is encoded. Room for Δ is kept for the fragments that follow.
-
-    Args:
-        site: whose steps these are.
-        hook: the strategy's, for this site.
     """
 
     def __init__(self, site: Site, hook: SiteHook) -> None:

@@ -26,12 +26,7 @@ __all__ = ["LookAhead"]
 
 
 class LookAhead(SiteHook):
-    """Estimates of the next global weights, fragment by fragment.
-
-    Args:
-        parts: what is known, by network.
-        replica: whose local weights are written.
-    """
+    """Estimates of the next global weights, fragment by fragment."""
 
     def __init__(self, parts: Mapping[str, Eager], replica: Replica) -> None:
         super().__init__()

@@ -65,12 +65,7 @@ class Exchange(Protocol):
         ...
 
     def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
-        """After a checkpoint was taken over: a hook begins anew if all did since.
-
-        Args:
-            header: of the global weights.
-            checkpoint: its version; 0 for none.
-        """
+        """After a checkpoint was taken over: a hook begins anew if all did since."""
         ...
 
     def finish(self) -> None:

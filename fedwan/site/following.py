@@ -30,11 +30,7 @@ class Over(Exception):  # noqa: N818
 
 
 class Follower:
-    """What a site has of the global weights.
-
-    Args:
-        site: whose strategy has one fragment.
-    """
+    """What a site has of the global weights."""
 
     def __init__(self, site: Site) -> None:
         assert len(site.fragments) == 1, "sites at a pace of their own send the whole model"
@@ -116,11 +112,7 @@ class Follower:
         self.run_step = int(header.run_step)
 
     def settle(self, receipt: wire.Receipt) -> int | None:
-        """The version that a contribution started from, or None if it will not be merged.
-
-        Raises:
-            FedwanError: it is one of several in a row that were refused.
-        """
+        """The version that a contribution started from, or None if it will not be merged."""
         if receipt.status == wire.Receipt.REJECTED:
             self._rejections += 1
             log.warning("contribution to version %d was refused: %s", self.version, receipt.text)

@@ -24,9 +24,6 @@ class GradientExchange(Inexact):
     """Implements `fedwan.site.exchange.Exchange` for synchronous training.
 
     Memory besides the replica: the encoded gradients until they are accepted, then their mean.
-
-    Args:
-        site: whose gradients these are.
     """
 
     def __init__(self, site: Site) -> None:
@@ -45,11 +42,7 @@ class GradientExchange(Inexact):
         return [v + (index == self._swapping) for index, v in enumerate(self.versions)]
 
     def reduce(self) -> None:
-        """Replace gradients by their mean over the sites.
-
-        Raises:
-            FedwanError: the contribution is refused, which repeating the same step would not mend.
-        """
+        """Replace gradients by their mean over the sites."""
         meter = self._site.meter
         with meter.waiting():
             for fragment in self._site.fragments:
@@ -84,11 +77,7 @@ class GradientExchange(Inexact):
         self._durable_version = arrival.durable_version
 
     def after_step(self, step: int) -> int:
-        """The optimisers have stepped on the mean gradient: every site is at the same weights.
-
-        Raises:
-            UserError: the step had no `reduce`.
-        """
+        """The optimisers have stepped on the mean gradient: every site is at the same weights."""
         self._site.require_reduced(min(self.versions) >= step)
         with self._site.meter.waiting():
             # The step is complete only now: its contribution has left within it.

@@ -28,13 +28,7 @@ TIMEOUT = datetime.timedelta(minutes=10)
 
 
 class Group:
-    """One process by itself: the base of a site's process group.
-
-    Args:
-        rank: of this process.
-        size: number of processes.
-        handle: torch's process group on gloo; None where there is one process.
-    """
+    """One process by itself: the base of a site's process group."""
 
     def __init__(self, rank: int = 0, size: int = 1, handle: Any = None) -> None:
         self.rank = rank
@@ -42,11 +36,7 @@ class Group:
         self._handle = handle
 
     def lead(self, call: Callable[[], T]) -> T:
-        """What a call returns at rank 0, told to all; an error of it is raised at all.
-
-        Args:
-            call: not called at other ranks; what it returns can be pickled.
-        """
+        """What a call returns at rank 0, told to all; an error of it is raised at all."""
         if self.size == 1:
             return call()
         result: tuple[T | None, BaseException | None] = (None, None)
@@ -68,13 +58,7 @@ class Group:
         return cast(T, value)
 
     def spread(self, value: Tensor | None, shape: Iterable[int], dtype: torch.dtype) -> Tensor:
-        """A tensor of rank 0 at all ranks, in host memory where there are several.
-
-        Args:
-            value: at rank 0; not looked at elsewhere.
-            shape: of it.
-            dtype: of it.
-        """
+        """A tensor of rank 0 at all ranks, in host memory where there are several."""
         if self.size == 1:
             assert value is not None
             return value
@@ -87,12 +71,7 @@ class Group:
         return sent
 
     def spread_payload(self, payload: Source | None, num_bytes: int) -> Source:
-        """A payload of rank 0 at all ranks.
-
-        Args:
-            payload: at rank 0; not looked at elsewhere.
-            num_bytes: of it.
-        """
+        """A payload of rank 0 at all ranks."""
         if self.size == 1 or self.rank == 0:
             assert payload is not None
             held = payload
@@ -113,15 +92,7 @@ class Group:
         return values
 
     def agree(self, what: str, text: str) -> None:
-        """Refuse to go on where ranks have another text than rank 0.
-
-        Args:
-            what: the text is of, as in "the networks' layouts".
-            text: short, such as a hash.
-
-        Raises:
-            UserError: which ranks differ, and both texts.
-        """
+        """Refuse to go on where ranks have another text than rank 0."""
         texts = self.collect(text)
         others = [rank for rank, other in enumerate(texts) if other != texts[0]]
         if others:
@@ -133,11 +104,7 @@ class Group:
 
 
 def open_group() -> Group:
-    """The group of the processes that torchrun started; of this one alone if it did not.
-
-    Raises:
-        UserError: there are several, and the script has not made torch's default process group.
-    """
+    """The group of the processes that torchrun started; of this one alone if it did not."""
     dist = torch.distributed
     if not dist.is_available() or not dist.is_initialized():
         from os import environ
@@ -175,12 +142,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def piece_like(value: Tensor, tensor: Tensor) -> Tensor:
-    """This process's piece of a whole value, cut as a tensor is; no communication.
-
-    Args:
-        value: of the tensor's shape, the same at all processes.
-        tensor: any.
-    """
+    """This process's piece of a whole value, cut as a tensor is; no communication."""
     if not is_cut(tensor):
         return value
     from torch.distributed.tensor import DTensor, distribute_tensor

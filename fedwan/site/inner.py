@@ -22,15 +22,7 @@ __all__ = ["InnerOptimizers"]
 
 
 class InnerOptimizers:
-    """All inner optimisers of a site.
-
-    Args:
-        networks: by name.
-        optimizers: by any name; each holds parameters of these networks alone.
-
-    Raises:
-        UserError: an optimiser holds a parameter of none of the networks.
-    """
+    """All inner optimisers of a site."""
 
     def __init__(
         self, networks: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
@@ -56,11 +48,7 @@ class InnerOptimizers:
         return {self._names[p] for o in self.optimizers.values() for p in _held(o)}
 
     def state(self) -> State:
-        """All moments by name, sharing memory.
-
-        Raises:
-            UserError: a field of an optimiser's state is neither a tensor nor None.
-        """
+        """All moments by name, sharing memory."""
         flat: State = {}
         for key, optimizer in self.optimizers.items():
             for param in _held(optimizer):
@@ -75,15 +63,7 @@ class InnerOptimizers:
         return flat
 
     def load(self, flat: Mapping[str, Tensor], *, is_whole: bool) -> None:
-        """Have these moments and no others; learning rates stay as they are.
-
-        Args:
-            flat: as `state` gives them.
-            is_whole: they are whole tensors, of which each process takes its piece.
-
-        Raises:
-            CheckpointError: one is of a parameter that there is none of.
-        """
+        """Have these moments and no others; learning rates stay as they are."""
         self.forget()
         for name, value in flat.items():
             head, _, parameter = name.partition("|")

@@ -145,11 +145,7 @@ def _join(
 
 
 def given_place() -> Place | None:
-    """Where this script stands: None alone.
-
-    Raises:
-        UserError: what the service has handed over does not fit this site.
-    """
+    """Where this script stands: None alone."""
     place = _place.get()
     if place is not None:
         return place
@@ -168,11 +164,7 @@ def standing_in(place: Place) -> Any:
 
 
 def open_site(place: Place, script: Script, group: Group) -> Site:
-    """A site, not joined yet.
-
-    Raises:
-        ConfigError: the strategy does not fit the networks.
-    """
+    """A site, not joined yet."""
     member = place.member
     config = complete(member.config, script.kinds, script.num_steps)
     member = replace(member, config=config, sources=sources(config) if not place.strategy else None)
@@ -246,11 +238,7 @@ def _log_to_stderr() -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU where there is one; of several processes each its own.
-
-    Raises:
-        ConfigError: `cuda` is asked for and there is none.
-    """
+    """`auto` takes a GPU where there is one; of several processes each its own."""
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda' but this site has no CUDA GPU; set device=auto or cpu")

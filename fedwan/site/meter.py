@@ -21,10 +21,6 @@ class Meter:
     Computing is what happens inside a step, reading its data included, less what is spent waiting
     there. What the engine does between steps (coding, sending, waiting, applying, checkpoints)
     counts as waiting; measuring quality (`aside`) counts as neither, wherever it happens.
-
-    Args:
-        link: whose bytes to count; None at ranks that have none.
-        clock: monotonic seconds.
     """
 
     def __init__(self, link: Link | None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,12 +81,7 @@ class Meter:
         self._figures |= figures
 
     def work(self, step: int, done: Work) -> wire.Work:
-        """What a contribution says of itself; all but steps and samples are since the last call.
-
-        Args:
-            step: completed steps since the run began.
-            done: steps and samples in this contribution.
-        """
+        """What a contribution says of itself; all but steps and samples are since the last call."""
         link = self._link
         num_bytes = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
         now = (self._compute_s, self._wait_s, *num_bytes)

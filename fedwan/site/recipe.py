@@ -47,11 +47,7 @@ __all__ = ["take_part", "train"]
 
 
 def take_part(place: Place, group: Group) -> None:
-    """Train the recipe that a run's configuration names.
-
-    Raises:
-        FedwanError: see the tree.
-    """
+    """Train the recipe that a run's configuration names."""
     member = place.member
     config = member.config
     names = site_names(config)
@@ -73,18 +69,7 @@ def train(
     shard: Shard,
     kinds: Mapping[str, NetworkKind],
 ) -> str:
-    """Take a workload's steps on a shard to the end of the run.
-
-    Args:
-        place: in the federation.
-        group: the site's processes.
-        workload: freshly built.
-        shard: this site's data.
-        kinds: by trained network.
-
-    Returns:
-        SHA-256 of the weights that this site ended with.
-    """
+    """Take a workload's steps on a shard to the end of the run."""
     member = place.member
     config, name = member.config, member.name
     rank = group.rank if config.site.partition != "tensor_parallel" else 0

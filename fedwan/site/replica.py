@@ -42,19 +42,7 @@ __all__ = ["Replica"]
 
 
 class Replica:
-    """A site's copy of the networks.
-
-    Args:
-        networks: by name, holding the initial weights.
-        optimizers: by any name; a network that none of them steps is frozen.
-        inner: by network: what becomes of its moments when an update lands; kept if not named.
-        exclude: by network: patterns of names of its tensors that stay at this site.
-        group: the site's processes.
-
-    Raises:
-        ConfigError: of `exclude`, or of networks that have nothing to train.
-        UserError: an optimiser holds a parameter of no network.
-    """
+    """A site's copy of the networks."""
 
     def __init__(
         self,
@@ -148,19 +136,12 @@ class Replica:
         """Δ = global - local for parameters, local values for the rest; made when taken.
 
         Where tensors lie in pieces: made at once, for rank 0 alone.
-
-        Raises:
-            UserError: a frozen parameter was changed.
         """
         self._check_fixed()
         return self._gathered(fragment, self._delta_of)
 
     def gradients(self, fragment: Fragment) -> Mapping[str, Tensor]:
-        """Gradients of parameters (zero where there is none), local values for the rest.
-
-        Raises:
-            UserError: a frozen parameter was changed.
-        """
+        """Gradients of parameters (zero where there is none), local values for the rest."""
         self._check_fixed()
         return self._gathered(fragment, self._gradient_of)
 
@@ -184,13 +165,6 @@ class Replica:
         """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
 
         One pass over the weights: a delta may wait for its encoding while training goes on.
-
-        Args:
-            fragment: which.
-            room: whole tensors; at rank 0 alone.
-
-        Raises:
-            UserError: a frozen parameter was changed.
         """
         self._check_fixed()
         for name, spec in fragment.layout.items():
@@ -219,12 +193,7 @@ class Replica:
     # What lands ----------------------------------------------------------------------------
 
     def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """Global += update, for every tensor of the fragment; the local weights stay.
-
-        Raises:
-            PayloadError: the payload is damaged. The replica is then in between two versions: end
-                this process; its successor takes the global weights.
-        """
+        """Global += update, for every tensor of the fragment; the local weights stay."""
         for name, coded in codec.read_each(payload, fragment.layout):
             base = self.base[name]
             if self.layout[name].role is not Role.PARAMETER:
@@ -256,11 +225,7 @@ class Replica:
             reshard(self.trained.values())
 
     def owe(self, owed: State) -> None:
-        """L ← l - e: keep in the local weights what error feedback has not sent yet.
-
-        Args:
-            owed: whole tensors at rank 0.
-        """
+        """L ← l - e: keep in the local weights what error feedback has not sent yet."""
         names = self.group.lead(lambda: list(owed))
         for name in names:
             live = local(self.live[name])
@@ -275,11 +240,7 @@ class Replica:
         return piece_like(self.group.spread(value, spec.shape, dtype), self.live[name])
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """Put the mean gradient in place of the local one, and set merged buffers.
-
-        Raises:
-            PayloadError: the payload is damaged.
-        """
+        """Put the mean gradient in place of the local one, and set merged buffers."""
         for name, value in codec.decode_each(payload, fragment.layout):
             if self.layout[name].role is not Role.PARAMETER:
                 local(self.live[name]).copy_(piece_like(value, self.live[name]))
@@ -299,11 +260,7 @@ class Replica:
         self._refresh()
 
     def load_base(self, weights: State | None) -> None:
-        """Set the global weights and leave the local ones.
-
-        Args:
-            weights: whole tensors by name; at rank 0 alone.
-        """
+        """Set the global weights and leave the local ones."""
         for name in self.group.lead(lambda: list(weights or {})):
             local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
 
@@ -340,11 +297,7 @@ class Replica:
                 local(self.live[name]).copy_(value)
 
     def global_sha256(self, *, of_steps: bool = False) -> str:
-        """Hash of the global weights as the coordinator keeps them.
-
-        Args:
-            of_steps: they are what every site's own steps make, as where gradients are exchanged.
-        """
+        """Hash of the global weights as the coordinator keeps them."""
         if not of_steps:
             return self._hash(self.base)
         return hash_state(
@@ -366,9 +319,6 @@ class Replica:
         """The networks hold other weights, in evaluation mode, for a while.
 
         Costs a second copy of this process's pieces meanwhile.
-
-        Args:
-            weights: whole tensors by name; at rank 0 alone.
         """
         both = [*self.live.items(), *self.local.items()]
         kept = [(local(t), local(t).clone()) for name, t in both if not is_moment(name)]

@@ -12,11 +12,7 @@ __all__ = ["Residuals"]
 
 
 class Residuals:
-    """What error feedback owes, and to which version of each fragment.
-
-    Args:
-        num_fragments: of the strategy.
-    """
+    """What error feedback owes, and to which version of each fragment."""
 
     def __init__(self, num_fragments: int) -> None:
         self._owed: list[State] = [{} for _ in range(num_fragments)]

@@ -101,13 +101,6 @@ class Script:
 class Site:
     """One site's part in one run: a context manager, and an iterator over its steps.
 
-    Args:
-        member: name, configuration, folder.
-        script: what trains.
-        strategy: the run's.
-        link: to the coordinator; at rank 0 alone.
-        group: the site's processes.
-
     Attributes:
         name: of this site.
         step: completed steps of the run.
@@ -416,11 +409,7 @@ class Site:
         self._saved_version = min(self._saved_version, version - 1)
 
     def require_reduced(self, is_reduced: bool) -> None:
-        """Refuse a step without `reduce` where gradients are exchanged.
-
-        Raises:
-            UserError: there was none.
-        """
+        """Refuse a step without `reduce` where gradients are exchanged."""
         if not is_reduced:
             raise UserError(
                 f"strategy {self._member.config.strategy!r} exchanges gradients, and the step had "
@@ -440,12 +429,7 @@ class Site:
         return (kept[0] if kept else None), header
 
     def receive(self, asked: Asked, heed: Callable[[], None] = lambda: None) -> Arrival:
-        """Wait for an update, and have it at every process.
-
-        Args:
-            asked: at rank 0, the question.
-            heed: called every now and then; may raise to end the wait.
-        """
+        """Wait for an update, and have it at every process."""
         try:
             while not self.group.lead(asked.poll):
                 self.listen()

@@ -43,15 +43,7 @@ class Stateful(Protocol):
 
 
 def pack(name: str, item: Stateful) -> Tensor:
-    """An item's state as bytes, uint8 (n,).
-
-    Args:
-        name: as the script calls it.
-        item: whose state to take.
-
-    Raises:
-        UserError: it holds something that could not be read back.
-    """
+    """An item's state as bytes, uint8 (n,)."""
     return pack_value(f"state[{name!r}]", item.state_dict())
 
 
@@ -72,11 +64,7 @@ def pack_value(what: str, value: object) -> Tensor:
 
 
 def unpack(name: str, item: Stateful, packed: Tensor) -> None:
-    """Put back what `pack` gave.
-
-    Raises:
-        CheckpointError: the bytes are damaged.
-    """
+    """Put back what `pack` gave."""
     item.load_state_dict(unpack_value(f"state[{name!r}]", packed))
 
 

@@ -39,14 +39,7 @@ class Arrival(NamedTuple):
 
 
 class CoordinatorStub:
-    """Speaks for one site in one run.
-
-    Args:
-        link: what carries it; None at ranks that send nothing.
-        run_id: of the run.
-        layout: of the whole model.
-        poll_s: how long the coordinator holds a request for an update that is not there yet.
-    """
+    """Speaks for one site in one run."""
 
     def __init__(self, link: Link | None, run_id: str, layout: Layout, poll_s: float) -> None:
         self._rank_0_link = link
@@ -97,16 +90,7 @@ class CoordinatorStub:
         return self._link.upload(header, payload)
 
     def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Arrival:
-        """Wait for the update that leads to `version`.
-
-        Args:
-            fragment: which.
-            version: the one that it leads to.
-            between: called every now and then while waiting; may raise to end the wait.
-
-        Raises:
-            RunStopped: the run is over without that version, and `between` does not say why.
-        """
+        """Wait for the update that leads to `version`."""
         over_since = None
         while True:
             request = wire.DownloadRequest(

@@ -33,9 +33,6 @@ class ControlVariates(SiteHook):
     """Of one site's parameters.
 
     Memory: a copy of the parameters, on their device. Time: to add one to the other each step.
-
-    Args:
-        replica: whose local weights are corrected; parameters alone.
     """
 
     def __init__(self, replica: Replica) -> None:

@@ -50,15 +50,7 @@ LEAST_COMPARED = 512
 
 
 class Vitals:
-    """Looks at a site now and then.
-
-    Args:
-        workload: as it trains.
-        shard: this site's data.
-        h: steps between two contributions.
-        seed: of the run.
-        site: its name.
-    """
+    """Looks at a site now and then."""
 
     def __init__(self, workload: Workload, shard: Shard, h: int, seed: int, site: str) -> None:
         self._workload = workload
@@ -71,11 +63,7 @@ class Vitals:
         self._has_failed = False
 
     def after_step(self, batch: Any) -> dict[str, Tensor]:
-        """Figures, scalars by name, if it is time for a look; else none.
-
-        Args:
-            batch: that the step was taken on.
-        """
+        """Figures, scalars by name, if it is time for a look; else none."""
         self._steps += 1
         if self._steps % self._every:
             return {}
@@ -142,12 +130,7 @@ class Vitals:
 
 
 def shard_figures(keys: Tensor, num_samples: int) -> dict[str, Tensor]:
-    """How many samples there are, and which share of them is no copy of another.
-
-    Args:
-        keys: see `pixel_keys`, of some that were drawn at random, or of all.
-        num_samples: that the shard has.
-    """
+    """How many samples there are, and which share of them is no copy of another."""
     return {
         "shard/samples": torch.tensor(float(num_samples)),
         "shard/distinct": torch.tensor(distinct_share(keys, num_samples)),

@@ -49,14 +49,7 @@ class LossScale:
         return not peaks or bool(torch.stack(peaks).isfinite().all())
 
     def update(self, is_finite: bool) -> None:
-        """Adapt the scale once the gradients of all networks that step together were unscaled.
-
-        Args:
-            is_finite: whether all of them were.
-
-        Raises:
-            FedwanError: they are not finite at any scale.
-        """
+        """Adapt the scale once the gradients of all networks that step together were unscaled."""
         scale, streak = self.state["scale"], self.state["streak"]
         if is_finite:
             streak.add_(1)

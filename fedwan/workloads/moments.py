@@ -64,12 +64,7 @@ def is_moment(name: str) -> bool:
 
 
 def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
-    """Specs of the moments that travel, in name order.
-
-    Args:
-        layout: of the trained networks, without moments.
-        inner: by network; only those that are averaged count.
-    """
+    """Specs of the moments that travel, in name order."""
     shared = averaged(inner)
     moments = {
         f"{name}|{field}": TensorSpec(
@@ -89,11 +84,6 @@ def begin_moments(
     """Give parameters that have not stepped yet the moments of zero steps.
 
     With them an optimiser steps to the same bits.
-
-    Args:
-        config: that the optimiser was built from.
-        optimizer: changed where it has no moments.
-        params: of it.
     """
     for param in params:
         if not optimizer.state[param]:
@@ -133,9 +123,6 @@ def keep_squares_in_full(optimizer: torch.optim.Optimizer) -> None:
     """Have Adam keep the squares of gradients in fp32, whatever its parameters are in.
 
     In bf16 they could only grow: what beta2 = 0.999 takes from one is less than a 512th of it.
-
-    Args:
-        optimizer: whose steps are changed, from the second one on.
     """
 
     def widen(*_: object) -> None:

@@ -30,12 +30,6 @@ class Muon(torch.optim.Optimizer):
 
     A matrix has one moment, `momentum_buffer`, where AdamW keeps two: a network of matrices takes
     12 bytes a value in fp32 for 16. A step costs 15 products of matrices for each.
-
-    Args:
-        params: of one network.
-        lr: learning rate.
-        betas: the first is Muon's momentum, too.
-        weight_decay: decoupled.
     """
 
     def __init__(
@@ -91,9 +85,6 @@ def orthogonalised(matrix: Tensor) -> Tensor:
 
     Five Newton-Schulz iterations; values below a thousandth of the norm stay smaller. On a CPU they
     are taken in fp32, elsewhere in bf16, the dtype of what is returned.
-
-    Args:
-        matrix: [rows, columns], not changed.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
     dtype = torch.float32 if matrix.device.type == "cpu" else torch.bfloat16

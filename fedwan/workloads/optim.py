@@ -26,15 +26,7 @@ __all__ = [
 
 
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """The inner optimiser of one network.
-
-    Args:
-        config: resolved settings: `name` is `adam`, `adamw`, `muon` or `sgd`.
-        params: the network's parameters, or a mirror of them in the same order.
-
-    Returns:
-        An optimiser whose whole state is in its `state_dict()`.
-    """
+    """The inner optimiser of one network."""
     params = list(params)
     if config.name == "sgd":
         return torch.optim.SGD(
@@ -76,13 +68,7 @@ def step_optimizers(
     networks: Mapping[str, nn.Module],
     optimizers: Mapping[str, torch.optim.Optimizer],
 ) -> None:
-    """Clip the gradients of these networks as configured, and step them; to follow `reduce`.
-
-    Args:
-        inner: settings by network.
-        networks: that step.
-        optimizers: by network.
-    """
+    """Clip the gradients of these networks as configured, and step them; to follow `reduce`."""
     for name, network in networks.items():
         clip(network.parameters(), inner[name].clip_norm)
         optimizers[name].step()

@@ -23,12 +23,6 @@ def recompute_blocks(networks: Iterable[nn.Module]) -> None:
 
     A block is a module of several in an `nn.ModuleList` or `nn.Sequential`. It may draw from
     torch's own random generators, but from no others.
-
-    Args:
-        networks: changed in place.
-
-    Raises:
-        ConfigError: none of them has blocks.
     """
     blocks = [block for network in networks for block in _blocks(network)]
     if not blocks:

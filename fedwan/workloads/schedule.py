@@ -49,14 +49,7 @@ def set_rates(
     step: int,
     num_steps: int,
 ) -> None:
-    """Set the rates of one step.
-
-    Args:
-        optimizers: by network.
-        inner: by network; optimisers of others, and rates that never change, are left alone.
-        step: of the run, counted from 0.
-        num_steps: of the run.
-    """
+    """Set the rates of one step."""
     for network, config in inner.items():
         if config.warmup_steps or config.schedule != "constant":
             for group in optimizers[network].param_groups:

@@ -65,18 +65,7 @@ class _AnyInner(dict[str, InnerConfig]):
 
 
 def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
-    """Fill in what a workload's page has defaults for, and refuse what it does not follow.
-
-    Args:
-        page: the recipe.
-        config: changed in place.
-
-    Returns:
-        The networks that are trained, with their kinds.
-
-    Raises:
-        ConfigError: a line for each setting that is unknown, has no effect or goes with no other.
-    """
+    """Fill in what a workload's page has defaults for, and refuse what it does not follow."""
     faults = Faults()
     uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
     model = getattr(page, "Model", _NoModel)
@@ -105,15 +94,7 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
 
 
 def networks_of(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
-    """The networks that a workload trains, and what kind each is.
-
-    Args:
-        page: the recipe.
-        config: its `model` with every setting.
-
-    Raises:
-        ConfigError: they depend on settings of which they cannot be learned.
-    """
+    """The networks that a workload trains, and what kind each is."""
     networks = getattr(page, "NETWORKS", None)
     if networks is None:
         built = build_nowhere(page, dataclasses.replace(config, inner=_AnyInner(config.inner)))
@@ -149,11 +130,7 @@ def _resolve_model(model: type, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_networks(config: Config, networks: Collection[str], faults: Faults) -> None:
-    """Refuse sections of networks that are not trained.
-
-    Raises:
-        ConfigError: a line for each.
-    """
+    """Refuse sections of networks that are not trained."""
     for section in ("init", "inner", "outer", "network"):
         faults.add(
             f"{section}.{network}: workload {config.workload!r} trains "
@@ -174,15 +151,7 @@ def _check_warmup(config: Config, faults: Faults) -> None:
 
 
 def require_parts(config: Config, turns: int = 1) -> None:
-    """Refuse a batch that cannot be computed in as many parts as asked.
-
-    Args:
-        config: with `data.batch` filled in.
-        turns: that share the batch out before.
-
-    Raises:
-        ConfigError: parts would differ in size.
-    """
+    """Refuse a batch that cannot be computed in as many parts as asked."""
     site, batch = config.site, config.data.batch // turns
     num_shares = 1 if site.partition == "tensor_parallel" else site.processes
     parts = num_shares * site.accumulate
@@ -211,20 +180,12 @@ def _require_pairs(config: Config, pairs: bool | None) -> None:
 
 
 def require_at_least(key: str, value: float, least: float) -> None:
-    """Refuse a model setting that is too small, or no number.
-
-    Raises:
-        ConfigError: `value` is below `least`, or not finite.
-    """
+    """Refuse a model setting that is too small, or no number."""
     if not least <= value < math.inf:
         raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")
 
 
 def require_one_of(key: str, value: str, valid: Collection[str]) -> None:
-    """Refuse a setting that is none of some words.
-
-    Raises:
-        ConfigError: it is none of them.
-    """
+    """Refuse a setting that is none of some words."""
     if value not in valid:
         raise ConfigError(f"{key} = {value!r} is none of {', '.join(valid)}{nearest(value, valid)}")

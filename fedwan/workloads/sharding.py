@@ -27,12 +27,7 @@ __all__ = ["Processes"]
 
 
 class Processes:
-    """The processes that take a recipe's steps together; one where torchrun started no more.
-
-    Args:
-        partition: `site.partition`.
-        device: of this process.
-    """
+    """The processes that take a recipe's steps together; one where torchrun started no more."""
 
     def __init__(self, partition: str, device: torch.device | str) -> None:
         dist = torch.distributed
@@ -55,16 +50,7 @@ class Processes:
         return Batch(*(tensor.chunk(self.size)[self.rank] for tensor in batch))
 
     def shard(self, networks: Mapping[str, nn.Module], twice: Collection[str]) -> None:
-        """Cut networks in place, before their optimisers are built.
-
-        Args:
-            networks: by name, the same weights at every process.
-            twice: those whose losses hold gradients, and are differentiated again: they are whole
-                from their first forward pass to the end of a step.
-
-        Raises:
-            FedwanError: tensor parallel, and a network does not say how, or cannot be cut so.
-        """
+        """Cut networks in place, before their optimisers are built."""
         if self._partition == "none":
             return
         from torch.distributed.device_mesh import init_device_mesh

@@ -43,11 +43,7 @@ class Teacher(NamedTuple):
 
 
 def read_teacher(folder: Path) -> Teacher:
-    """What a run's folder says of the flow that was trained there; weights are not read yet.
-
-    Raises:
-        ConfigError: it is no folder of a flow's run, or holds no weights.
-    """
+    """What a run's folder says of the flow that was trained there; weights are not read yet."""
     key = f"model.teacher = {str(folder)!r}"
     if not (folder / "config.yaml").is_file():
         raise ConfigError(
@@ -90,11 +86,7 @@ def read_teacher(folder: Path) -> Teacher:
 
 
 def load_teacher(teacher: Teacher, network: nn.Module) -> None:
-    """Put the moving average of the teacher's weights into a network, in place.
-
-    Raises:
-        ConfigError: the file cannot be read, or is of another network.
-    """
+    """Put the moving average of the teacher's weights into a network, in place."""
     try:
         missing = load_trained(teacher.folder).load_into(network, _NETWORK)
     except FedwanError as error:
