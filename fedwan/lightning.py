@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.errors import UserError
-from fedwan.site.joining import given_place, join, standing_in
+from fedwan.site.joining import as_member, given_membership, join
 from fedwan.site.site import Site
 from fedwan.site.stateful import Stateful, load_random_state, random_state
 from fedwan.workloads.base import NetworkKind
@@ -92,8 +92,8 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Join, and go on from where this site stands."""
-        place = given_place()
-        if place is None:
+        member = given_membership()
+        if member is None:
             return
         if trainer.ckpt_path:
             raise UserError(
@@ -102,7 +102,7 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
             )
         optimizers: list[torch.optim.Optimizer] = trainer.optimizers
         self._position = _Position(trainer)
-        with standing_in(place):
+        with as_member(member):
             site = join(
                 networks=self._networks or _trained_children(pl_module, optimizers),
                 optimizers={str(index): optimizer for index, optimizer in enumerate(optimizers)},
@@ -112,7 +112,7 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
                 evaluate=self._evaluate,
                 sample=self._sample,
             )
-        assert isinstance(site, Site), "there is a place"
+        assert isinstance(site, Site), "it is started for a run"
         self._site = site.__enter__()
         _check_precision(trainer, site)
         self._position.take_over()

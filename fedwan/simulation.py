@@ -25,7 +25,7 @@ from fedwan.coordinator.totals import Totals
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
 from fedwan.site.group import Group
-from fedwan.site.joining import Place, standing_in
+from fedwan.site.joining import as_member
 from fedwan.site.recipe import take_part
 from fedwan.site.site import Membership
 from fedwan.strategy import Strategy
@@ -65,7 +65,7 @@ def simulate(
     config: Config,
     folder: Path,
     *,
-    train: Callable[[Place], object] | None = None,
+    train: Callable[[Membership], object] | None = None,
     strategy: Strategy | None = None,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
@@ -111,8 +111,8 @@ def simulate(
     return SimulatedRun(model, run.rounds.totals, records, run.site_sha256())
 
 
-def _train_recipe(place: Place) -> None:
-    take_part(place, Group())
+def _train_recipe(member: Membership) -> None:
+    take_part(member, Group())
 
 
 class _Left(BaseException):
@@ -136,7 +136,7 @@ class _Parties:
         config: Config,
         run: CoordinatedRun,
         folder: Path,
-        train: Callable[[Place], object],
+        train: Callable[[Membership], object],
         strategy: Strategy | None,
         wrap: Callable[[str, Link], Link],
     ) -> None:
@@ -172,11 +172,12 @@ class _Parties:
                 return link
             return _Leaving(link, lambda: run.share_done() >= absence.leaves_at)
 
-        member = Membership(self._config, RUN_ID, name, self._folder / name)
-        place = Place(member, open_link, strategy=self._strategy)
+        member = Membership(
+            self._config, RUN_ID, name, self._folder / name, open_link, strategy=self._strategy
+        )
         try:
-            with standing_in(place):
-                self._train(place)
+            with as_member(member):
+                self._train(member)
         except _Left:
             self._return(name, absence)
         except BaseException as error:

@@ -29,8 +29,8 @@ from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site import site as site_module
 from fedwan.site.group import Group
-from fedwan.site.joining import Place
 from fedwan.site.recipe import train
+from fedwan.site.site import Membership
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
@@ -173,11 +173,11 @@ class Ran:
         return [row["text"] for row in self.result.records if row.get("event") == kind]
 
 
-def take_part(place: Place, workload: Any, shard: Shard | None = None) -> str:
+def take_part(member: Membership, workload: Any, shard: Shard | None = None) -> str:
     """A site's part in a run: its workload's steps to the end; the hash that it ended with."""
-    index = int(place.member.name[1:]) - 1
+    index = int(member.name[1:]) - 1
     kinds: dict[str, NetworkKind] = dict.fromkeys(sorted(workload.networks), "regression")
-    return train(place, Group(), workload, shard or tiny_shard(index), kinds)
+    return train(member, Group(), workload, shard or tiny_shard(index), kinds)
 
 
 def run_tiny(
@@ -187,7 +187,7 @@ def run_tiny(
     *,
     norm: bool = False,
     make: Callable[[], TinyWorkload] | None = None,
-    part: Callable[[Place, TinyWorkload], object] = take_part,
+    part: Callable[[Membership, TinyWorkload], object] = take_part,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
 ) -> Ran:
@@ -205,10 +205,10 @@ def run_tiny(
     """
     workloads: dict[str, TinyWorkload] = {}
 
-    def live(place: Place) -> None:
+    def live(member: Membership) -> None:
         workload = make() if make else TinyWorkload(config.inner, norm=norm)
-        workloads[place.member.name] = workload
-        part(place, workload)
+        workloads[member.name] = workload
+        part(member, workload)
 
     strategy = strategy or load_strategy(config.strategy).build(config)
     # Parties in one process need not wait half a second for one another.

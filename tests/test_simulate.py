@@ -19,7 +19,7 @@ from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import JoinRefused, RunStopped, UserError
 from fedwan.outer import nesterov
 from fedwan.rng import NamedGenerators
-from fedwan.site.joining import Place
+from fedwan.site.site import Membership
 from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import keep_local
@@ -84,7 +84,7 @@ def test_one_site_with_outer_lr_1_is_plain_training_at_any_h(h: int, tmp_path: P
 
 
 def test_a_plain_torch_loop_in_fedwan_join_is_the_same_training(tmp_path: Path) -> None:
-    def part(place: Place, workload: TinyWorkload) -> None:
+    def part(member: Membership, workload: TinyWorkload) -> None:
         network, optimizer = workload.networks["velocity"], workload.optimizers["velocity"]
         rng = NamedGenerators(0, "s1")
         batches = tiny_shard(0).loader(BATCH, rng["data"])
@@ -238,10 +238,10 @@ def test_a_coordinators_own_error_is_the_one_that_is_raised(tmp_path: Path) -> N
 # Agreement ---------------------------------------------------------------------------------------
 
 
-def differing(place: Place, workload: TinyWorkload, *odd: str) -> str:
+def differing(member: Membership, workload: TinyWorkload, *odd: str) -> str:
     """A part in which some sites begin with other weights."""
-    name = place.member.name
-    return take_part(place, TinyWorkload(NET, seed=int(name[1:])) if name in odd else workload)
+    name = member.name
+    return take_part(member, TinyWorkload(NET, seed=int(name[1:])) if name in odd else workload)
 
 
 def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
@@ -249,9 +249,9 @@ def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
 ) -> None:
     refused: list[str] = []
 
-    def part(place: Place, workload: TinyWorkload) -> None:
+    def part(member: Membership, workload: TinyWorkload) -> None:
         try:
-            differing(place, workload, "s2")
+            differing(member, workload, "s2")
         except JoinRefused as error:
             refused.append(str(error))
 
@@ -267,7 +267,7 @@ def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
 def test_of_two_sites_that_differ_nobody_decides_and_one_line_names_both(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises((UserError, JoinRefused), match="differs from") as raised:
-        run_tiny(tmp_path, tiny_config(), part=lambda place, w: differing(place, w, "s2"))
+        run_tiny(tmp_path, tiny_config(), part=lambda member, w: differing(member, w, "s2"))
     text = str(raised.value)
     assert "s1" in text and "s2" in text and "initial weights hash to" in text and "\n" not in text
     assert time.monotonic() - began < 10
@@ -278,11 +278,11 @@ def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
 ) -> None:
     may_come, first_step = threading.Event(), []
 
-    def part(place: Place, workload: TinyWorkload) -> None:
-        if place.member.name == "s2":
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        if member.name == "s2":
             assert may_come.wait(20)
             first_step.append(len(workload.batches))
-        take_part(place, workload)
+        take_part(member, workload)
 
     with caplog.at_level("INFO", "fedwan.site.site"):
         threading.Timer(0.5, may_come.set).start()
@@ -293,9 +293,9 @@ def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
 
 
 def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path: Path) -> None:
-    def part(place: Place, workload: TinyWorkload) -> None:
-        if place.member.name == "s1":
-            take_part(place, workload)
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        if member.name == "s1":
+            take_part(member, workload)
 
     with pytest.raises((RunStopped, JoinRefused), match="1 of 2 sites are here, not s2, after 0.5"):
         run_tiny(tmp_path, tiny_config(round={"patience_s": 0.5}), part=part)
@@ -304,7 +304,7 @@ def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path
 def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None:
     config = fedwan_command_config(sites=2)
 
-    def script(place: Place) -> None:
+    def script(member: Membership) -> None:
         network = TinyWorkload({"unet": ADAM}).networks["unet"]
         optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
         join = {"networks": {"unet": network}, "optimizers": {"unet": optimizer}}
@@ -326,9 +326,9 @@ def fedwan_command_config(sites: int) -> Any:
 
 
 def test_sites_must_take_steps_of_one_number_and_kind(tmp_path: Path) -> None:
-    def script(place: Place) -> None:
+    def script(member: Membership) -> None:
         workload = TinyWorkload({"unet": ADAM})
-        steps = 20 if place.member.name == "s1" else 40
+        steps = 20 if member.name == "s1" else 40
         networks, optimizers = workload.networks, workload.optimizers
         with fedwan.join(networks=networks, optimizers=optimizers, steps=steps):
             raise AssertionError("joined")
@@ -338,7 +338,7 @@ def test_sites_must_take_steps_of_one_number_and_kind(tmp_path: Path) -> None:
 
 
 def test_a_script_that_leaves_its_loop_early_is_told_so(tmp_path: Path) -> None:
-    def part(place: Place, workload: TinyWorkload) -> None:
+    def part(member: Membership, workload: TinyWorkload) -> None:
         with fedwan.join(networks=workload.networks, optimizers=workload.optimizers) as site:
             for _ in site:
                 break
@@ -348,14 +348,14 @@ def test_a_script_that_leaves_its_loop_early_is_told_so(tmp_path: Path) -> None:
 
 
 def test_networks_of_another_shape_are_named_by_tensor_and_both_shapes(tmp_path: Path) -> None:
-    def part(place: Place, workload: TinyWorkload) -> None:
-        if place.member.name == "s2":
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        if member.name == "s2":
             network = workload.networks["velocity"]
             assert isinstance(network, TinyNetwork)
             network.first = torch.nn.Linear(2, 7)
             network.again = torch.nn.Linear(7, 2)
             workload.optimizers["velocity"] = torch.optim.SGD(network.parameters(), 0.1)
-        take_part(place, workload)
+        take_part(member, workload)
 
     with pytest.raises((UserError, JoinRefused), match=r"'velocity/again.weight' is 2x7 .* 2x6 "):
         run_tiny(tmp_path, tiny_config(), part=part)

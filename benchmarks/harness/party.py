@@ -66,7 +66,7 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
     from fedwan.site import recipe
     from fedwan.site.assignment import VARIABLE, Assignment
     from fedwan.site.group import open_group
-    from fedwan.site.joining import given_place
+    from fedwan.site.joining import given_membership
     from fedwan.site.site import Site
 
     ticket = await_ticket(folder)
@@ -95,9 +95,9 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
         ended["sha256"] = self.global_sha256
 
     Site._stay = stay_watched  # type: ignore[method-assign]
-    place = given_place()
-    assert place is not None
-    recipe.take_part(place, open_group())
+    member = given_membership()
+    assert member is not None
+    recipe.take_part(member, open_group())
     return ended
 
 

@@ -20,9 +20,9 @@ from fedwan.data.shard import Shard, open_shard
 from fedwan.rng import derive_seed
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.group import Group
-from fedwan.site.joining import Place
 from fedwan.site.recipe import train
 from fedwan.site.replica import Replica
+from fedwan.site.site import Membership
 from fedwan.state import State, read_tensors, select_prefix
 from fedwan.workloads.base import Workload
 from fedwan.workloads.settings import networks_of
@@ -51,11 +51,11 @@ def run_simulated(
     recipe = load_workload(config.workload)
     names = site_names(config)
 
-    def take_part(place: Place) -> None:
-        index = names.index(place.member.name)
+    def take_part(member: Membership) -> None:
+        index = names.index(member.name)
         workload = wrap(index, recipe.build(config, "cpu"))
         shard = wrap_shard(index, open_shard(config.data, index, config.sites, config.seed))
-        train(place, Group(), workload, shard, networks_of(recipe, config))
+        train(member, Group(), workload, shard, networks_of(recipe, config))
 
     absences = {names[1]: Absence(*absence)} if absence else {}
     with tempfile.TemporaryDirectory() as made:

@@ -7,6 +7,7 @@ process that was killed leaves none.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -14,6 +15,8 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import psutil
 
 from fedwan import errors
 from fedwan.errors import FedwanError, UserError
@@ -100,17 +103,15 @@ class Outcome:
     @classmethod
     def leave(cls, error: BaseException | None, step: int) -> None:
         """Leave word for the service, if there is one; the first process that does is heard."""
-        path = os.environ.get(VARIABLE, "")
-        if not path or (error is not None and not isinstance(error, Exception)):
+        text = os.environ.get(VARIABLE, "")
+        if not text or (error is not None and not isinstance(error, Exception)):
             return  # a signal: whoever sent it knows
-        text = "" if error is None else " ".join(str(error).split())
-        word = cls("" if error is None else type(error).__name__, text, step)
-        draft = _outcome_path(Path(path)).with_suffix(f".{os.getpid()}.tmp")
+        path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())
+        word = cls("" if error is None else type(error).__name__, said, step)
+        draft = path.with_suffix(f".{os.getpid()}.tmp")
         draft.write_text(json.dumps(asdict(word)))
-        try:
-            os.link(draft, _outcome_path(Path(path)))
-        except FileExistsError:
-            pass
+        with contextlib.suppress(FileExistsError):
+            os.link(draft, path)
         draft.unlink()
 
 
@@ -127,23 +128,13 @@ def end_with(parent: int) -> None:
     """End this process soon after the one that started the script, whatever it is doing then."""
 
     def watch() -> None:
-        while _is_alive(parent):
+        while psutil.pid_exists(parent):
             time.sleep(0.5)
         time.sleep(ORPHAN_GRACE_S)
         print("fedwan: the site's service is gone, so this process ends", file=sys.stderr)
         os._exit(1)
 
-    threading.Thread(target=watch, name="leash", daemon=True).start()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
-    return True
+    threading.Thread(target=watch, name="parent", daemon=True).start()
 
 
 def _outcome_path(path: Path) -> Path:

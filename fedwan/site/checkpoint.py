@@ -16,25 +16,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedwan.errors import CheckpointError
-from fedwan.site.beside import beside_steps
-from fedwan.site.group import Group, local
-from fedwan.site.host_copy import HostCopy
+from fedwan.fragments import Fragment
+from fedwan.site.background import BufferPool, Buffers, background_threads
+from fedwan.site.group import local
+from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
-from fedwan.site.stateful import (
-    Stateful,
-    load_random_state,
-    pack,
-    pack_value,
-    random_state,
-    unpack,
-    unpack_value,
-)
+from fedwan.site.stateful import Stateful, load_random_state, pack, random_state, unpack
 from fedwan.state import (
     State,
     add_prefix,
@@ -44,20 +37,11 @@ from fedwan.state import (
     write_tensors,
 )
 
-__all__ = ["Ledger", "SiteCheckpoints", "Work"]
+__all__ = ["Ledger", "Residuals", "SiteCheckpoints"]
 
 log = logging.getLogger(__name__)
 
-
-class Work(NamedTuple):
-    """Steps and samples, of a contribution or of all so far."""
-
-    steps: int
-    samples: int
-
-    def since(self, earlier: Work) -> Work:
-        """What was done after `earlier`."""
-        return Work(self.steps - earlier.steps, self.samples - earlier.samples)
+_GROUPS = "an optimiser's param_groups"
 
 
 class Ledger(NamedTuple):
@@ -72,6 +56,43 @@ class Ledger(NamedTuple):
     """Per fragment, the version at which `owed` is owed."""
 
 
+class Residuals:
+    """What error feedback owes, per fragment, and at which version it was owed."""
+
+    def __init__(self, num_fragments: int) -> None:
+        self._owed: list[State] = [{} for _ in range(num_fragments)]
+        self._versions = [0] * num_fragments
+
+    def of(self, fragment: Fragment) -> State:
+        """What is owed on a fragment."""
+        return self._owed[fragment.index]
+
+    def settle(self, fragment: Fragment, version: int, owed: State) -> None:
+        """The contribution that leads to `version` was accepted."""
+        self._owed[fragment.index] = owed
+        self._versions[fragment.index] = version
+
+    def ledger(self, residual: State, owed: State, work: Work) -> Ledger:
+        """For a checkpoint; `residual` and `owed` are of the fragment that is about to leave."""
+        everything = {name: value for state in self._owed for name, value in state.items()}
+        return Ledger(everything | residual, everything | owed, work, tuple(self._versions))
+
+    def restore(
+        self, fragments: Sequence[Fragment], versions: Sequence[int], ledger: Ledger | None
+    ) -> None:
+        """Take over what is still owed at these versions, and forget the rest.
+
+        What was owed before a contribution that has been merged since is partly paid: sending it
+        again would count it twice.
+        """
+        for fragment, version in zip(fragments, versions, strict=True):
+            if ledger is not None and ledger.versions[fragment.index] == version:
+                owed = {n: ledger.owed[n] for n in fragment.layout if n in ledger.owed}
+                self.settle(fragment, version, owed)
+            elif self._versions[fragment.index] != version:
+                self.settle(fragment, version, {})
+
+
 class SiteCheckpoints:
     """Checkpoints of one process of a site in one run.
 
@@ -80,12 +101,18 @@ class SiteCheckpoints:
     feedback owed when it was taken. One is written at a time. A disk that takes longer than the
     time between two makes the next `save` wait: none is left out, so that it depends on versions
     alone what a successor finds.
+
+    Args:
+        folder: of the site and run.
+        replica: networks and optimisers.
+        hook_state: of the strategy's hook; written in place when it is put back.
+        state: what the script names, by name.
+        is_beside: write from a copy, in a thread; else `save` returns with the file on disk.
     """
 
     def __init__(
         self,
         folder: Path,
-        group: Group,
         replica: Replica,
         hook_state: State,
         state: Mapping[str, Stateful],
@@ -93,17 +120,21 @@ class SiteCheckpoints:
         is_beside: bool = False,
     ) -> None:
         self._folder = folder
-        self._group = group
+        self._group = group = replica.group
         self._replica = replica
         self._hook_state = hook_state
         self._state = state
         self._ending = ".safetensors" if group.rank == 0 else f".rank{group.rank}.safetensors"
-        self._writer = beside_steps(1, "checkpoint") if is_beside else None
+        self._writer = background_threads(1, "checkpoint") if is_beside else None
         self._writing: Future[None] | None = None
-        self._copy = HostCopy()
+        self._buffers = BufferPool(is_pinned=any(v.is_cuda for v in replica.live.values()))
 
     def versions(self) -> list[int]:
-        """Versions that all processes have whole checkpoints of, in order; collective."""
+        """Versions that all processes have whole checkpoints of, in order; collective.
+
+        Raises:
+            CheckpointError: they are of another number of processes.
+        """
         own = self._group.collect(self._own_versions())
         if own[0]:
             self._group.lead(lambda: self._check_processes(max(own[0])))
@@ -126,7 +157,17 @@ class SiteCheckpoints:
         return self._folder / f"site-{version:08d}{self._ending}"
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
-        """Write the checkpoint of a version, and drop those that nobody can need any more."""
+        """Write the checkpoint of a version, and drop those that nobody can need any more.
+
+        Args:
+            version: that the completed steps lead to.
+            durable_version: that the coordinator would resume from, as far as this site knows.
+            ledger: what went into the contribution, and what is owed.
+
+        Raises:
+            OSError: it cannot be written; or the one before could not, beside the steps.
+            UserError: a `state_dict` of the script cannot be kept; processes of the site differ.
+        """
         self.settle()
         if self._group.size > 1:
             self._group.agree("weights", self._replica.same_sha256())
@@ -143,8 +184,8 @@ class SiteCheckpoints:
             add_prefix("residual", ledger.residual)
             | add_prefix("owed", owed)
             | add_prefix("random", random_state())
-            | {"groups:": pack_value("an optimiser's param_groups", inner.groups())}
-            | {f"state:{name}": pack(name, item) for name, item in self._state.items()}
+            | {"groups:": pack(_GROUPS, inner.groups())}
+            | {f"state:{n}": pack(f"state[{n!r}]", s.state_dict()) for n, s in self._state.items()}
         )
         meta = {
             "version": version,
@@ -153,34 +194,42 @@ class SiteCheckpoints:
             **ledger.work._asdict(),
         }
         if self._writer is None:
-            self._write(version, durable_version, moving | still, meta)
+            self._write(version, durable_version, moving, still, meta)
         else:
-            tensors = self._copy.take(moving) | still
+            moving = self._buffers.copy(moving)
             self._writing = self._writer.submit(
-                self._write, version, durable_version, tensors, meta
+                self._write, version, durable_version, moving, still, meta
             )
 
     def _write(
-        self, version: int, durable_version: int, tensors: State, meta: Mapping[str, Any]
+        self,
+        version: int,
+        durable_version: int,
+        moving: State,
+        still: State,
+        meta: Mapping[str, Any],
     ) -> None:
-        write_tensors(self._path(version), tensors, meta)
+        write_tensors(self._path(version), moving | still, meta)
+        if isinstance(moving, Buffers):
+            self._buffers.take_back(moving)
         for old in self._own_versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable_version):
                 self._path(old).unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Wait until nothing is being written."""
-        writing = self._writing
+        """Wait until nothing is being written.
+
+        Raises:
+            OSError: what was could not be.
+        """
+        writing, self._writing = self._writing, None
         if writing is not None:
-            wait([writing])
-            self._writing = None
             writing.result()
 
     def drop(self, version: int) -> None:
         """Remove the checkpoint of a version, if there is one or it is being written."""
-        writing = self._writing
-        if writing is not None:
+        if (writing := self._writing) is not None:
             wait([writing])  # whether it could be written is told to who saves next
         self._path(version).unlink(missing_ok=True)
 
@@ -193,24 +242,29 @@ class SiteCheckpoints:
             self._writer.shutdown()
         if self._writing is not None and (error := self._writing.exception()) is not None:
             log.warning("the last checkpoint could not be written: %s", error)
-        self._copy = HostCopy()
+        self._buffers = BufferPool()
 
     def load(self, version: int, with_model: bool) -> Ledger:
-        """Restore everything as it stood when the steps to `version` were complete."""
+        """Restore everything as it stood when the steps to `version` were complete.
+
+        `with_model` is whether to take the networks too, or leave the coordinator's in them.
+
+        Raises:
+            CheckpointError: the file is truncated, or of another model or shard.
+        """
         began = time.monotonic()
         tensors, meta = read_tensors(self._path(version))
         replica = self._replica
         replica.load_pieces(select_prefix("model", tensors), with_model=with_model)
         replica.load_optimizers(select_prefix("optimizer", tensors))
-        groups = unpack_value("an optimiser's param_groups", tensors["groups:"])
-        replica.inner.load_groups(groups)
+        replica.inner.load_groups(unpack(_GROUPS, tensors["groups:"]))
         hook = select_prefix("hook", tensors)
         for name in self._hook_state.keys() & hook.keys():
             self._hook_state[name].copy_(hook[name])
         kept = select_prefix("state", tensors)
         for name, item in self._state.items():
             if name in kept:
-                unpack(name, item, kept[name])
+                item.load_state_dict(unpack(f"state[{name!r}]", kept[name]))
         load_random_state(select_prefix("random", tensors))
         residual = select_prefix("residual", tensors)
         log.info("checkpoint of version %d read in %.2f s", version, time.monotonic() - began)

@@ -1,45 +1,150 @@
-"""What the step loop sees of an exchange of fragments.
+"""The exchange of fragments with the coordinator, whatever the strategy.
 
-`fedwan.site.delta` sends deltas after H steps, `gradient` gradients in every step, `own_pace` and
-`push_pull` the same where no site waits for the others. Every process of a site runs the exchange;
-rank 0 alone encodes, sends and receives.
+    contributes    delta      Δ = global - local, after every H steps; both weights move when the
+                              update lands
+                   gradient   in every step, before optimisers step (`Exchange.reduce`)
+    clock          versions   every site waits for the update that its contribution is for
+                   samples    each goes at a pace of its own: it takes updates one after the other,
+                              up to the one that its contribution is part of; who is further behind
+                              than the coordinator keeps updates for takes the whole weights
+    overlap.tau    0          the step loop does all of it
+                   τ          a thread encodes Δ as it was at departure, sends it, fetches the
+                              update and adds it to the global weights; after τ steps the step loop
+                              lets it land, and waits only if it is not there yet
+
+Gradients under the clock `versions` are synchronous training: their mean takes the place of the
+site's own. Under `samples` the coordinator has the optimisers and the site's never step: a
+parameter server (Recht et al. 2011, 1106.5730; Dean et al. 2012, "Downpour").
+
+Every process of a site runs the exchange; rank 0 alone encodes, sends and receives.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Sequence
-from typing import Protocol
+from concurrent.futures import wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+import torch
+
+from fedwan.errors import FedwanError, UserError
+from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.site.checkpoint import Ledger
+from fedwan.link.base import Delivery
+from fedwan.site.background import BufferPool, background_threads
+from fedwan.site.checkpoint import Ledger, Residuals
+from fedwan.site.hook import Landing, SiteHook
+from fedwan.site.meter import Work
+from fedwan.site.stub import PendingUpdate, is_merged, is_superseded
+from fedwan.state import Role, State
 
-__all__ = ["MAX_REJECTIONS", "Exchange", "Inexact"]
+if TYPE_CHECKING:
+    from fedwan.site.site import Site
+
+__all__ = ["Exchange"]
+
+log = logging.getLogger(__name__)
 
 MAX_REJECTIONS = 3
 """Contributions refused in a row, after which a site gives up."""
 
 
-class Exchange(Protocol):
-    """What the step loop sees of a strategy."""
+class _Astray(FedwanError):
+    """This site's steps cannot be merged: it must start over from the global weights."""
 
-    @property
-    def versions(self) -> list[int]:
+    def __init__(self, text: str = "", is_refused: bool = False) -> None:
+        super().__init__(text)
+        self.is_refused = is_refused
+        """It is not late, but what it sent cannot be used."""
+
+    def __reduce__(self) -> tuple[type[_Astray], tuple[str, bool]]:
+        return type(self), (str(self), self.is_refused)
+
+
+class _Over(Exception):  # noqa: N818
+    """The run is complete: nothing more will come."""
+
+
+@dataclass
+class _Flight:
+    """A contribution on its way up, or the update that answers it on its way down."""
+
+    fragment: Fragment
+    version: int
+    """That it contributes to."""
+    lands_at: int
+    held: State = field(default_factory=dict)
+    """With overlap, Δ when it departed, until it is encoded."""
+    sent: tuple[State, State] = ({}, {})
+    """What error feedback owed before the contribution was encoded, and afterwards."""
+    update: PendingUpdate = field(default_factory=PendingUpdate)
+
+
+class Exchange:
+    """One site's exchange.
+
+    Memory besides the replica: the encoded contribution until it is accepted, then the update;
+    with overlap also Δ of every fragment in flight, of which there are about τ P / H, until it
+    is encoded. Its memory is kept for the fragments that follow.
+    """
+
+    def __init__(self, site: Site, hook: SiteHook) -> None:
+        strategy, count = site.strategy, len(site.fragments)
+        self._site = site
+        self._hook = hook
+        self._tau = strategy.overlap.tau
+        self._has_gradients = strategy.contributes == "gradient"
+        self._keeps_pace = strategy.clock == "samples"
+        assert count == 1 or not self._keeps_pace, "at a pace of their own sites send all at once"
+        self.is_exact = not (count > 1 or self._tau or self._has_gradients or self._keeps_pace)
+        """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        self.versions = [0] * count
         """Per fragment, what this site holds."""
-        ...
+        self._durable_version = 0
+        self._steps = strategy.h
+        """At a pace of its own: steps until the next upload, as the coordinator has it."""
+        self._run_step = 0
+        """At a pace of its own: where the run stands, and this site with it."""
+        self._residuals = Residuals(count)
+        self._buffers = BufferPool()
+        self._marks = [Work(0, 0)] * count
+        self._flights: dict[int, _Flight] = {}
+        self._anew: dict[int, int] = {}
+        """By fragment, the version at which the hook began anew last."""
+        self._rejections = 0
+        self._is_reduced = False
+        self._is_grounded = threading.Event()
+        self._flyers = background_threads(count, "flight")
+        self._askers = background_threads(
+            count + 1, "update"
+        )  # one that was given up may still end
+        # One at a time: two would only share the memory's bandwidth.
+        self._encoder = background_threads(1, "encode")
 
     @property
     def expected(self) -> list[int]:
         """Per fragment, what this site will hold once all that is in flight has landed."""
-        ...
+        return [v + (index in self._flights) for index, v in enumerate(self.versions)]
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
-        ...
+    # In the step loop ----------------------------------------------------------------------
 
     def reduce(self) -> None:
-        """Called inside a step, once all gradients are complete."""
-        ...
+        """Called inside a step, once all gradients are complete.
+
+        Raises:
+            FedwanError: gradients are refused, which repeating the same step would not mend.
+        """
+        if not self._has_gradients:
+            return
+        self._is_reduced = True
+        with self._site.meter.waiting():
+            self._exchange(list(self._site.fragments), [], self._site.step + 1)
+        if self._keeps_pace:  # the weights have moved: nothing is left for optimisers to step on
+            for optimizer in self._site.replica.inner.optimizers.values():
+                optimizer.zero_grad(set_to_none=True)
 
     def after_step(self, step: int) -> int:
         """Called after completed step `step`; the step that training stands at afterwards.
@@ -47,47 +152,362 @@ class Exchange(Protocol):
         That is an earlier one if the steps since the last version had to be thrown away, a later
         one if the others went on without this site; at a pace of its own, it is the run's.
         """
-        ...
+        self._hook.after_step()
+        if self._has_gradients:
+            self._require_reduced()
+            with self._site.meter.waiting():
+                # The step is complete only now: its contribution has left within it.
+                self._save(self.versions[0], self._residuals.ledger({}, {}, Work(0, 0)))
+            return self._run_step if self._keeps_pace else step
+        is_last = step >= self._site.num_steps
+        landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
+        due = self._due(step, landing)
+        if not landing and not due:
+            return step
+        with self._site.meter.waiting():
+            return self._exchange(due, landing, step)
+
+    def _require_reduced(self) -> None:
+        if not self._is_reduced:
+            raise UserError(
+                f"strategy {self._site.config.strategy!r} exchanges gradients, and the step had no "
+                "site.reduce(); call it after backward() and before the optimisers step"
+            )
+        self._is_reduced = False
+
+    def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
+        is_last = step >= self._site.num_steps
+        try:
+            for flight in landing:
+                self._land(flight, is_last)
+            for flight in [self._depart(fragment, step) for fragment in due]:
+                if self._has_gradients or is_last or flight.lands_at <= step:
+                    self._land(flight, is_last)
+        except _Astray as error:
+            if self._has_gradients and not self._keeps_pace:
+                raise FedwanError(
+                    "this site's gradients were refused or came too late, so that its weights are "
+                    "not the others' any more; it will rejoin with the global weights"
+                ) from None
+            return self._start_over(error.is_refused)
+        except _Over:  # the step loop ends by itself
+            self._flights.clear()
+            return step
+        return self._run_step if self._keeps_pace else step
+
+    def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
+        site = self._site
+        if self._keeps_pace:
+            is_due = site.meter.total.since(self._marks[0]).steps >= self._steps
+            return list(site.fragments) if is_due else []
+        ahead = {flight.fragment.index for flight in landing}
+        return [
+            fragment
+            for fragment in site.fragments
+            if fragment.index in ahead or fragment.index not in self._flights
+            if step
+            == due_step(
+                fragment,
+                self.versions[fragment.index] + (fragment.index in ahead),
+                site.strategy.h,
+                site.num_steps,
+            )
+        ]
+
+    # Departure -----------------------------------------------------------------------------
+
+    def _depart(self, fragment: Fragment, step: int) -> _Flight:
+        index, meter = fragment.index, self._site.meter
+        done = meter.total.since(self._marks[index])
+        self._marks[index] = meter.total
+        work = meter.work(step, done)
+        tau = min(self._tau, fragment.steps(self._site.strategy.h) - 1)
+        flight = _Flight(fragment, self.versions[index], step + tau)
+        self._flights[index] = flight
+        if self._tau:
+            self._take_off(flight, work, done)
+        else:
+            self._ask(flight, flight.version + 1)
+            try:
+                self._send(flight, work, done)
+            except BaseException:
+                flight.update.give_up()
+                raise
+        return flight
+
+    def _ask(self, flight: _Flight, version: int) -> None:
+        flight.update = PendingUpdate()
+        if self._site.group.rank == 0:
+            flight.update.ask(self._site.stub, self._askers, flight.fragment.index, version)
+
+    def _send(self, flight: _Flight, work: wire.Work, done: Work) -> None:
+        """Encode, save and send; what was encoded is gone afterwards, before the update comes.
+
+        A delta is saved before it leaves: once it is merged, nobody could make up for what this
+        site forgets.
+        """
+        site, fragment, version = self._site, flight.fragment, flight.version
+        replica = site.replica
+        taken = replica.gradients(fragment) if self._has_gradients else replica.delta(fragment)
+        residual = self._residual(fragment)
+        payload, owed = None, State()
+        if site.group.rank == 0:
+            payload, owed = site.strategy.up.encode(taken, residual, fragment.layout)
+        if fragment.index == 0 and not self._has_gradients:
+            self._save(version + 1, self._residuals.ledger(residual, owed, done))
+        receipt = site.group.lead(
+            lambda: site.stub.send_contribution(fragment.index, version, payload, work)
+        )
+        self._settle(flight, receipt, residual, owed)
+
+    def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
+        """Take Δ, and leave the rest to a thread of rank 0."""
+        site, fragment = self._site, flight.fragment
+        is_leader = site.group.rank == 0
+        if is_leader:
+            flight.held = self._room(fragment)
+        site.replica.take_delta(fragment, flight.held)
+        self._hook.before_send(fragment)
+        if fragment.index == 0:
+            self._save(flight.version + 1, self._residuals.ledger({}, {}, done))
+        if is_leader:
+            asked = PendingUpdate()
+            flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
+
+    def _room(self, fragment: Fragment) -> State:
+        """For a fragment's Δ; what lies on a GPU is left to torch, which keeps what was freed."""
+        base = self._site.replica.base
+        likes = {
+            name: (spec.shape, torch.float32 if spec.role is Role.PARAMETER else spec.dtype)
+            for name, spec in fragment.layout.items()
+        }
+        if all(base[name].device.type == "cpu" for name in likes):
+            return self._buffers.lend(likes)
+        return {
+            name: torch.empty(shape, dtype=dtype, device=base[name].device)
+            for name, (shape, dtype) in likes.items()
+        }
+
+    def _fly(self, flight: _Flight, asked: PendingUpdate, work: wire.Work) -> Delivery:
+        """In a thread: encode and send, fetch the update, and advance if there is one process."""
+        site, layout, index = self._site, flight.fragment.layout, flight.fragment.index
+        up = site.strategy.up
+        asked.ask(site.stub, self._askers, index, flight.version + 1)
+        try:
+            residual = self._residual(flight.fragment)
+            growing = up.grow(layout)  # each tensor leaves as soon as it is coded
+            encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
+            receipt = site.stub.send_contribution(index, flight.version, growing, work)
+            self._settle(flight, receipt, residual, encoding.result())
+            self._buffers.take_back(flight.held)
+            while not asked.is_here():
+                if self._is_grounded.is_set():
+                    raise _Astray
+            update = asked.result()
+        except BaseException:
+            asked.give_up()
+            raise
+        if site.group.size == 1:
+            self._advance(flight.fragment, update)
+            update = update._replace(payload=None)
+        return update
+
+    def _settle(self, flight: _Flight, receipt: wire.Receipt, residual: State, owed: State) -> None:
+        """What became of a contribution: error feedback's debt is settled, or the site is astray.
+
+        Raises:
+            _Astray: it was refused; or, at a pace of its own, not taken.
+            FedwanError: it is one of several in a row that were refused.
+        """
+        version = flight.version
+        if receipt.status == wire.Receipt.REJECTED:
+            self._rejections += 1
+            self._site.discard(version + 1)
+            log.warning("contribution to version %d was refused: %s", version, receipt.text)
+            if self._rejections >= MAX_REJECTIONS:
+                raise FedwanError(
+                    f"{self._rejections} contributions in a row were refused: {receipt.text}"
+                )
+            raise _Astray(is_refused=True)
+        if self._keeps_pace and receipt.status != wire.Receipt.ACCEPTED:
+            self._site.discard(version + 1)
+            raise _Astray
+        flight.sent = (residual, owed)
+        self._residuals.settle(flight.fragment, version + 1, owed)
+
+    def _residual(self, fragment: Fragment) -> State:
+        """What the encoder must add: nothing where the delta holds it."""
+        is_held = self._site.strategy.owes == "weights"
+        return {} if is_held else self._residuals.of(fragment)
+
+    # Landing -------------------------------------------------------------------------------
+
+    def _receive(self, flight: _Flight) -> wire.DownloadHeader:
+        """Wait for the update and put it into the global weights, or gradients, at all processes.
+
+        At a pace of its own, one update after the other until the contribution is in them.
+        """
+        site, fragment, index = self._site, flight.fragment, flight.fragment.index
+        # One that could not be merged any more is not waited for.
+        last = flight.version + 1 + site.strategy.policy.max_staleness
+        while True:
+            update = site.receive(flight.update, self._heed)
+            header = update.header
+            if is_superseded(update) and self._keeps_pace:
+                # Its own contribution may be in them, and was not when the question was answered.
+                header = self._take_weights()
+            else:
+                if not self._tau or site.group.size > 1:
+                    self._advance(fragment, update)
+                self.versions[index] = header.version
+                self._durable_version = header.durable_version
+            self._note(header)
+            version = self.versions[index]
+            has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version
+            if not self._keeps_pace or has_own or version > last:
+                return header
+            self._ask(flight, version + 1)
+
+    def _heed(self) -> None:
+        if self._keeps_pace and self._site.is_stopped:
+            raise _Over
+
+    def _advance(self, fragment: Fragment, update: Delivery) -> None:
+        if is_superseded(update):
+            raise _Astray
+        assert update.payload is not None
+        replica, down = self._site.replica, self._site.strategy.down
+        if self._has_gradients and not self._keeps_pace:
+            replica.apply_gradients(update.payload, fragment, down)
+            return
+        replica.advance(update.payload, fragment, down)
+        self._hook.on_update(fragment, update.payload, down)
+
+    def _note(self, header: wire.DownloadHeader) -> None:
+        self._steps = int(header.steps) or self._site.strategy.h
+        self._run_step = int(header.run_step)
+
+    def _land(self, flight: _Flight, is_last: bool) -> None:
+        """The local weights take over the update, each fragment at a step of its own."""
+        site, fragment, index = self._site, flight.fragment, flight.fragment.index
+        header = self._receive(flight)
+        del self._flights[index]
+        self._rejections = 0
+        version = self.versions[index]
+        self._residuals.settle(fragment, version, self._residuals.of(fragment))
+        if self._has_gradients and not self._keeps_pace:
+            return
+        steps = fragment.steps(site.strategy.h)
+        is_replaced = is_last or not self._tau or steps == 1
+        has_own = is_merged(header, flight.version, version)
+        landing = Landing(steps, has_own, is_replaced, *flight.sent)
+        is_written = self._hook.on_land(fragment, landing)
+        self._renew(fragment, header, version)
+        # The local weights are what the update stands for, less what a subtraction and an addition
+        # round away: one site without outer optimiser takes the steps that it takes alone.
+        is_own = header.is_own and not self._tau and not self._keeps_pace
+        if is_written or is_own:
+            site.replica.landed(fragment)
+        else:
+            site.replica.land(fragment, 0.0 if is_replaced else site.strategy.overlap.alpha)
+        if not is_last:
+            self._owe(fragment)
+
+    def _renew(self, fragment: Fragment, header: wire.DownloadHeader, version: int) -> None:
+        """Have the hook begin anew, once, where the coordinator says so."""
+        if self._anew.get(fragment.index, 0) < header.anew_from <= version:
+            self._anew[fragment.index] = header.anew_from
+            self._hook.forget(fragment)
+            log.info("state of the strategy begins anew at version %d", version)
+
+    def _owe(self, fragment: Fragment) -> None:
+        if self._site.strategy.owes == "weights":
+            self._site.replica.owe(self._residuals.of(fragment))
+
+    # Beginning, and beginning anew ---------------------------------------------------------
+
+    def _take_weights(self) -> wire.DownloadHeader:
+        """Take the present global weights whole, as both global and local."""
+        weights, header = self._site.fetch_present()
+        self._site.replica.adopt(weights)
+        self.versions = list(header.versions)
+        self._note(header)
+        return header
+
+    def _start_over(self, is_refused: bool) -> int:
+        """Take the global weights; the step that they stand at."""
+        self._is_grounded.set()
+        flights = [f.update for f in self._flights.values()]
+        for update in flights:
+            update.give_up()
+        if self._tau:
+            wait([update.outcome for update in flights if update.outcome is not None])
+        self._is_grounded.clear()
+        self._flights.clear()
+        site = self._site
+        header = self._take_weights()
+        if is_refused:
+            # The optimisers too: moments that are not finite would spoil every later step.
+            site.replica.reset_optimizers()
+        owed = self._residuals.ledger({}, {}, Work(0, 0))
+        # At a pace of its own nothing was merged meanwhile: what was owed still is.
+        kept = owed._replace(versions=tuple(self.versions)) if self._keeps_pace else None
+        self.take_over(self.versions, kept)
+        for fragment in site.fragments:
+            self._renew(fragment, header, self.versions[fragment.index])
+        if self._keeps_pace:
+            return self._run_step
+        return reached_step(site.fragments, self.versions, site.strategy.h, site.num_steps)
 
     def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """Go on from these versions, with what a predecessor of this process left."""
-        ...
-
-    def send_again(self, ledger: Ledger, step: int) -> int:
-        """Where `is_exact`: send the contribution that a checkpoint was taken for."""
-        ...
-
-    def catch_up(self, ledger: Ledger) -> None:
-        """Where `is_exact`: the global weights hold an update that a predecessor contributed to.
-
-        The local weights still are the predecessor's.
-        """
-        ...
+        self.versions = list(versions)
+        self._residuals.restore(self._site.fragments, versions, ledger)
+        for fragment in self._site.fragments:
+            self._owe(fragment)
+        self._marks = [self._site.meter.total] * len(versions)
+        self._hook.on_adopt()
 
     def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
-        """After a checkpoint was taken over: a hook begins anew if all did since."""
-        ...
+        """After the checkpoint of a version was taken over: the hook begins anew if all did since.
+
+        `header` is of the global weights; `checkpoint` is 0 for none.
+        """
+        for fragment in self._site.fragments:
+            if checkpoint > header.anew_from:
+                self._anew[fragment.index] = header.anew_from
+            self._renew(fragment, header, self.versions[fragment.index])
+
+    def send_again(self, ledger: Ledger, step: int) -> int:
+        """Where `is_exact`: send the contribution that a predecessor's checkpoint was taken for."""
+        (fragment,) = self._site.fragments
+        self._residuals.settle(fragment, self.versions[0], ledger.residual)
+        self._marks[0] = self._site.meter.total.since(ledger.work)
+        with self._site.meter.waiting():
+            return self._exchange([fragment], [], step)
+
+    def catch_up(self, ledger: Ledger) -> None:
+        """Where `is_exact`: have the hook learn from an update that a predecessor contributed to.
+
+        It did not see it: the global weights hold it, the local ones still are the predecessor's.
+        """
+        (fragment,) = self._site.fragments
+        steps = fragment.steps(self._site.strategy.h)
+        self._hook.on_land(fragment, Landing(steps, True, True, ledger.residual, ledger.owed))
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""
-        ...
+        if self._keeps_pace:
+            self._take_weights()
+
+    def _save(self, version: int, ledger: Ledger) -> None:
+        self._site.save(version, self._durable_version, ledger)
 
     def close(self) -> None:
-        """Give up what is still on its way."""
-        ...
-
-
-class Inexact:
-    """What exchanges have in common whose contributions no successor can send again."""
-
-    is_exact = False
-
-    def send_again(self, ledger: Ledger, step: int) -> int:
-        """Never called."""
-        return step
-
-    def catch_up(self, ledger: Ledger) -> None:
-        """Never called."""
-
-    def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
-        """There is no hook."""
+        """Give up what is still on its way; threads end when their present call does."""
+        self._is_grounded.set()
+        for flight in self._flights.values():
+            flight.update.give_up()
+        for threads in (self._flyers, self._askers):
+            threads.shutdown(wait=False, cancel_futures=True)
+        self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, UserError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
 
 __all__ = ["Group", "is_cut", "local", "open_group", "piece_like", "reshard", "whole"]
@@ -70,18 +72,29 @@ class Group:
         torch.distributed.broadcast(sent, src=0, group=self._handle)
         return sent
 
-    def spread_payload(self, payload: Source | None, num_bytes: int) -> Source:
-        """A payload of rank 0 at all ranks."""
-        if self.size == 1 or self.rank == 0:
-            assert payload is not None
-            held = payload
-        else:
-            held = Buffer(num_bytes)
-        if self.size > 1 and num_bytes:
-            block = np.frombuffer(held.read(0, num_bytes), np.uint8)
+    def share(self, call: Callable[[], Delivery]) -> Delivery:
+        """A download that rank 0 has, with its payload, at all ranks."""
+        if self.size == 1:
+            return call()
+        had: list[Delivery] = []
+
+        def head() -> tuple[wire.DownloadHeader, int | None]:
+            had.append(call())
+            header, payload = had[0]
+            return header, None if payload is None else payload.num_bytes
+
+        header, num_bytes = self.lead(head)
+        if num_bytes is None:
+            return Delivery(header, None)
+        payload: Source = Buffer(num_bytes)
+        if self.rank == 0:
+            assert had[0].payload is not None
+            payload = had[0].payload
+        if num_bytes:
+            block = np.frombuffer(payload.read(0, num_bytes), np.uint8)
             sent = block if block.flags.writeable else block.copy()
             torch.distributed.broadcast(torch.from_numpy(sent), src=0, group=self._handle)
-        return held
+        return Delivery(header, payload)
 
     def collect(self, value: T) -> list[T]:
         """The value of every rank, in rank order, at all ranks; values can be pickled."""

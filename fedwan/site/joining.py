@@ -11,8 +11,8 @@ import contextvars
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedwan.app import complete, load_strategy, sources
 from fedwan.config import Config, from_json, site_names
 from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
 from fedwan.initial import load_initial
@@ -33,30 +32,18 @@ from fedwan.names import nearest
 from fedwan.rng import derive_seed, seed_torch
 from fedwan.site.alone import Alone
 from fedwan.site.assignment import Assignment, Outcome, end_with
-from fedwan.site.group import Group, open_group
+from fedwan.site.group import open_group
 from fedwan.site.site import Membership, Script, Site
 from fedwan.site.stateful import Stateful
-from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
-__all__ = ["Place", "given_place", "join", "open_site", "standing_in"]
+__all__ = ["as_member", "choose_device", "given_membership", "join"]
 
 KINDS: tuple[NetworkKind, ...] = ("adversarial", "regression")
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where a script stands in a federation."""
-
-    member: Membership
-    open_link: Callable[[], Link]
-    data_path: str = ""
-    show_samples: bool = False
-    strategy: Strategy | None = None
-    """The run's, where it is no page that is found by name."""
-
-
-_place: contextvars.ContextVar[Place | None] = contextvars.ContextVar("place", default=None)
+_membership: contextvars.ContextVar[Membership | None] = contextvars.ContextVar(
+    "membership", default=None
+)
 
 
 def join(
@@ -104,83 +91,49 @@ def join(
         UserError: networks and optimisers do not fit together, or the script's processes differ.
         ConfigError: the run's strategy does not fit the networks.
     """
-    sys.excepthook = _say_in_a_line
+    sys.excepthook = _print_in_a_line
+    modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
-        return _join(networks, optimizers, state, kinds, steps, evaluate, sample)
+        trained = _kinds(_trained(modules, optimizers), kinds)
+        script = Script(modules, optimizers, trained, state or {}, steps, evaluate, sample)
+        member = given_membership()
+        return Alone(steps) if member is None else _open(member, script)
     except Exception as error:
         Outcome.leave(error, 0)
         raise
 
 
-def _join(
-    networks: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-    state: Mapping[str, Stateful] | None,
-    kinds: Mapping[str, NetworkKind] | None,
-    steps: int,
-    evaluate: Callable[[int], Mapping[str, Any]] | None,
-    sample: Callable[[int, int], Tensor] | None,
-) -> Site | Alone:
-    modules = {name: _unwrapped(module) for name, module in networks.items()}
-    trained = _trained(modules, optimizers)
-    script = Script(
-        networks=modules,
-        optimizers=optimizers,
-        kinds=_kinds(trained, kinds),
-        state=state or {},
-        num_steps=steps,
-        evaluate=evaluate,
-        sample=sample,
-        on_close=Outcome.leave,
-    )
-    place = given_place()
-    if place is None:
-        return Alone(steps)
-    group = open_group()
-    load_initial(modules, place.member.config.init, place.member.config.excluded)
-    if place.member.config.sites > 1:
-        seed = derive_seed(torch.initial_seed(), place.member.config.seed, place.member.name)
-        seed_torch(seed)
-    return open_site(place, script, group)
+def _open(member: Membership, script: Script) -> Site:
+    group, config = open_group(), member.config
+    load_initial(script.networks, config.init, config.excluded)
+    if config.sites > 1:
+        seed_torch(derive_seed(torch.initial_seed(), config.seed, member.name))
+    return Site(member, script, group)
 
 
-def given_place() -> Place | None:
-    """Where this script stands: None alone."""
-    place = _place.get()
-    if place is not None:
-        return place
+def given_membership() -> Membership | None:
+    """What this script was started for: None alone.
+
+    Raises:
+        UserError: what the service has handed over does not fit this site.
+    """
+    if (member := _membership.get()) is not None:
+        return member
     assignment = Assignment.given()
-    return None if assignment is None else _place_of(assignment)
+    return None if assignment is None else _member_of(assignment)
 
 
 @contextlib.contextmanager
-def standing_in(place: Place) -> Any:
-    """`join` finds this place in this thread, for as long as the context lasts."""
-    token = _place.set(place)
+def as_member(member: Membership) -> Iterator[None]:
+    """`join` finds this membership in this thread, for as long as the context lasts."""
+    token = _membership.set(member)
     try:
         yield
     finally:
-        _place.reset(token)
+        _membership.reset(token)
 
 
-def open_site(place: Place, script: Script, group: Group) -> Site:
-    """A site, not joined yet."""
-    member = place.member
-    config = complete(member.config, script.kinds, script.num_steps)
-    member = replace(member, config=config, sources=sources(config) if not place.strategy else None)
-    strategy = place.strategy or load_strategy(config.strategy).build(config)
-    link = place.open_link() if group.rank == 0 else None
-    try:
-        return Site(member, script, strategy, link, group)
-    except BaseException as error:
-        if script.on_close is not None:
-            script.on_close(error, 0)
-        if link is not None:
-            link.close()
-        raise
-
-
-def _place_of(assignment: Assignment) -> Place:
+def _member_of(assignment: Assignment) -> Membership:
     end_with(assignment.parent)
     _log_to_stderr()
     tune_allocator()
@@ -199,22 +152,19 @@ def _place_of(assignment: Assignment) -> Place:
             f"the certificate in {assignment.identity} is of {identity.name!r}, this site is "
             f"{assignment.site!r}; use the identity folder that was issued for it"
         )
-    member = Membership(
+    return Membership(
         config=config,
         run_id=assignment.run_id,
         name=assignment.site,
         folder=Path(assignment.dir) / "checkpoints" / assignment.run_id,
+        open_link=partial(_open_link, config, assignment.address, identity),
         device=choose_device(config.device),
-    )
-    return Place(
-        member,
-        lambda: _open_link(config, assignment.address, identity),
-        assignment.data_path,
-        assignment.show_samples,
+        data_path=assignment.data_path,
+        show_samples=assignment.show_samples,
     )
 
 
-def _say_in_a_line(
+def _print_in_a_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """End a script for an error of fedwan's tree with one line and its exit code, no traceback."""
@@ -238,7 +188,11 @@ def _log_to_stderr() -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU where there is one; of several processes each its own."""
+    """`auto` takes a GPU where there is one; of several processes each its own.
+
+    Raises:
+        ConfigError: `cuda` is asked for and there is none.
+    """
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda' but this site has no CUDA GPU; set device=auto or cpu")

@@ -1,37 +1,48 @@
-"""Where a site's time and bytes go, and how its losses stand: what it tells with a contribution."""
+"""Where a site's time and bytes go, and how its losses stand: what it tells with a contribution.
+
+Computing is what happens inside a step, reading its data included, less what is spent waiting
+there. What the engine does between steps (coding, sending, waiting, applying, checkpoints) counts
+as waiting; measuring quality (`aside`) counts as neither, wherever it happens.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from torch import Tensor
 
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
-from fedwan.site.checkpoint import Work
 
-__all__ = ["Meter"]
+__all__ = ["Meter", "Work"]
+
+
+class Work(NamedTuple):
+    """Steps and samples, of a contribution or of all so far."""
+
+    steps: int
+    samples: int
+
+    def since(self, earlier: Work) -> Work:
+        """What was done after `earlier`."""
+        return Work(self.steps - earlier.steps, self.samples - earlier.samples)
 
 
 class Meter:
-    """Counts what a site does.
-
-    Computing is what happens inside a step, reading its data included, less what is spent waiting
-    there. What the engine does between steps (coding, sending, waiting, applying, checkpoints)
-    counts as waiting; measuring quality (`aside`) counts as neither, wherever it happens.
-    """
+    """Counts what a site does; ranks without a link count no bytes."""
 
     def __init__(self, link: Link | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.total = Work(0, 0)
+        """Since the process began."""
         self._link = link
         self._clock = clock
         self._compute_s = 0.0
         self._wait_s = 0.0
         self._aside_s = 0.0
         self._marks = (0.0, 0.0, 0, 0)
-        self._steps = 0
-        self._samples = 0
         self._losses: dict[str, tuple[Tensor, int]] = {}
         self._step_began = (0.0, 0.0)
         self._figures: dict[str, Tensor] = {}
@@ -56,19 +67,13 @@ class Meter:
 
     def begin_step(self, samples: int) -> None:
         """A step begins; it counts from here, since its gradients may leave before it ends."""
-        self._steps += 1
-        self._samples += samples
+        self.total = Work(self.total.steps + 1, self.total.samples + samples)
         self._step_began = (self._clock(), self._wait_s + self._aside_s)
 
     def end_step(self) -> None:
         """It is over: its time, less what was spent waiting or aside in it, was computing."""
         began, other = self._step_began
         self._compute_s += self._clock() - began - (self._wait_s + self._aside_s - other)
-
-    @property
-    def total(self) -> Work:
-        """Steps and samples so far."""
-        return Work(self._steps, self._samples)
 
     def add_losses(self, losses: Mapping[str, Tensor]) -> None:
         """Losses of a step, summed where they are: no transfer from a GPU."""
@@ -81,7 +86,7 @@ class Meter:
         self._figures |= figures
 
     def work(self, step: int, done: Work) -> wire.Work:
-        """What a contribution says of itself; all but steps and samples are since the last call."""
+        """What a contribution after `step` says of itself; times and bytes since the last call."""
         link = self._link
         num_bytes = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
         now = (self._compute_s, self._wait_s, *num_bytes)
@@ -97,6 +102,5 @@ class Meter:
             bytes_down=now[3] - before[3],
             figures={k: float(v) for k, v in self._figures.items()},
         )
-        self._figures = {}
-        self._losses = {}
+        self._figures, self._losses = {}, {}
         return work

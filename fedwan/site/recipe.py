@@ -30,54 +30,48 @@ from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import Outcome
 from fedwan.site.group import Group, open_group
-from fedwan.site.joining import Place, given_place, open_site
-from fedwan.site.site import Script
+from fedwan.site.joining import given_membership
+from fedwan.site.site import Membership, Script, Site
 from fedwan.site.vitals import Vitals
-from fedwan.workloads.base import (
-    Following,
-    Keeping,
-    NetworkKind,
-    Workload,
-    discloses_inputs,
-)
+from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.schedule import set_rates
 from fedwan.workloads.settings import networks_of
 
 __all__ = ["take_part", "train"]
 
 
-def take_part(place: Place, group: Group) -> None:
+def take_part(member: Membership, group: Group) -> None:
     """Train the recipe that a run's configuration names."""
-    member = place.member
     config = member.config
     names = site_names(config)
     recipe = load_workload(config.workload)
     if hasattr(recipe, "dataset"):
         shard = dataset_of(recipe, config, member.name)
     else:
-        data = data_at_site(config.data, member.name, place.data_path)
+        data = data_at_site(config.data, member.name, member.data_path)
         shard = open_shard(data, names.index(member.name), len(names), config.seed)
     workload = recipe.build(config, member.device)
     load_initial(workload.networks, config.init, config.excluded)
-    train(place, group, workload, shard, networks_of(recipe, config))
+    train(member, group, workload, shard, networks_of(recipe, config))
 
 
 def train(
-    place: Place,
+    member: Membership,
     group: Group,
     workload: Workload,
     shard: Shard,
     kinds: Mapping[str, NetworkKind],
 ) -> str:
     """Take a workload's steps on a shard to the end of the run."""
-    member = place.member
     config, name = member.config, member.name
     rank = group.rank if config.site.partition != "tensor_parallel" else 0
     seed_torch(derive_seed(config.seed, name, *([rank] if rank else []), "torch"))
     rng = NamedGenerators(config.seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(config.seed, name))["data"]
     loader = shard.loader(config.data.batch, order, member.device)
-    may_show = place.show_samples or shard.public or not discloses_inputs(workload)
+    may_show = (
+        member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
+    )
 
     real = shard.held_out
     if config.eval.num and real is not None:
@@ -95,16 +89,13 @@ def train(
         state={"rng": rng, "data": loader, "kept": _Kept(workload)},
         evaluate=None if real is None else evaluate,
         sample=workload.sample if may_show else None,
-        on_close=Outcome.leave,
     )
-    site = open_site(place, script, group)
+    site = Site(member, script, group)
     vitals = Vitals(workload, shard, site.strategy.h, config.seed, name)
     try:
         with site:
             for step in site:
                 set_rates(workload.optimizers, config.inner, step, config.steps)
-                if isinstance(workload, Following):
-                    workload.begin(step)
                 batch = next(loader)
                 site.log(**workload.step(batch, rng, lambda _: site.reduce()))
                 with site.meter.waiting():
@@ -118,7 +109,7 @@ class _Kept:
     """A workload's own tensors, for a checkpoint."""
 
     def __init__(self, workload: Workload) -> None:
-        self._kept = workload.kept if isinstance(workload, Keeping) else {}
+        self._kept: Mapping[str, Tensor] = getattr(workload, "kept", {})
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(self._kept)
@@ -133,12 +124,12 @@ def main() -> int:
     try:
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             torch.distributed.init_process_group()
-        place = given_place()
-        if place is None:
+        member = given_membership()
+        if member is None:
             raise UserError("a site's service starts this; use `fedwan demo` or `fedwan run`")
-        if place.member.device.type == "cuda":
-            torch.cuda.set_device(place.member.device)
-        take_part(place, open_group())
+        if member.device.type == "cuda":
+            torch.cuda.set_device(member.device)
+        take_part(member, open_group())
     except FedwanError as error:
         Outcome.leave(error, 0)
         print(f"fedwan: {error}", file=sys.stderr)

@@ -28,26 +28,23 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
+from fedwan.app import complete, load_strategy, sources
 from fedwan.config import Config
 from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
 from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import PROTOCOL, Link
+from fedwan.link.base import PROTOCOL, Delivery, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.rng import derive_seed, lent_generators
-from fedwan.site.asking import Asked
-from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.delta import DeltaExchange
+from fedwan.site.assignment import Outcome
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints
 from fedwan.site.exchange import Exchange
-from fedwan.site.gradient import GradientExchange
 from fedwan.site.group import Group
 from fedwan.site.hook import SiteHook
-from fedwan.site.meter import Meter
-from fedwan.site.own_pace import OwnPaceExchange
-from fedwan.site.push_pull import PushPullExchange
+from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stateful import Stateful
-from fedwan.site.stub import Arrival, CoordinatorStub, is_merged
+from fedwan.site.stub import CoordinatorStub, PendingUpdate, is_merged
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
@@ -73,9 +70,14 @@ class Membership:
     """The site's, as its certificate has it."""
     folder: Path
     """For this site's checkpoints of this run."""
+    open_link: Callable[[], Link]
     device: torch.device = torch.device("cpu")
-    sources: Mapping[str, str] | None = None
-    """SHA-256 of the source of strategy and recipe, by name."""
+    data_path: str = ""
+    """Folder of the site's data, in place of the run's `data.path`; empty takes that."""
+    show_samples: bool = False
+    """Whether samples that are made of the site's own inputs may leave it."""
+    strategy: Strategy | None = None
+    """The run's, where it is no page that is found by name."""
 
 
 @dataclass(frozen=True)
@@ -94,58 +96,54 @@ class Script:
     see `fedwan.metrics.comparison`, and real samples that may be shown."""
     sample: Callable[[int, int], Tensor] | None = None
     """Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
-    on_close: Callable[[BaseException | None, int], None] | None = None
-    """Called when this process's part is over, with what ended it and the step it stood at."""
 
 
 class Site:
     """One site's part in one run: a context manager, and an iterator over its steps.
+
+    Args:
+        member: which site of which run.
+        script: what trains.
+        group: the site's processes.
 
     Attributes:
         name: of this site.
         step: completed steps of the run.
         num_steps: of the run.
         global_sha256: of the weights that the run ended with; empty before.
+
+    Raises:
+        ConfigError: the strategy does not fit the networks.
+        UserError: networks and optimisers do not fit together.
     """
 
-    def __init__(
-        self,
-        member: Membership,
-        script: Script,
-        strategy: Strategy,
-        link: Link | None,
-        group: Group,
-    ) -> None:
-        config = member.config
+    def __init__(self, member: Membership, script: Script, group: Group) -> None:
+        self.config = config = complete(member.config, script.kinds, script.num_steps)
+        self._sources = {} if member.strategy else sources(config)
+        self.strategy = strategy = member.strategy or load_strategy(config.strategy).build(config)
         self.name = member.name
         self.step = 0
         self.global_sha256 = ""
         self.num_steps = config.steps if strategy.clock == "versions" else sys.maxsize
         self.group = group
-        self.strategy = strategy
         self.is_stopped = False
         """Whether the coordinator has said that the run is over."""
         self._member = member
         self._script = script
-        self._link = link
         self.replica = Replica(
             script.networks, script.optimizers, config.inner, config.excluded, group
         )
         group.agree("initial weights", self.replica.initial_sha256)
-        self.stub = CoordinatorStub(link, member.run_id, self.replica.layout, HEARTBEAT_S)
-        self.meter = Meter(link)
         self.fragments = strategy.fragments(self.replica.layout)
         hook = strategy.hook(self.replica) if strategy.hook else SiteHook()
-        self._hook = hook
+        self._link = link = member.open_link() if group.rank == 0 else None
+        self.stub = CoordinatorStub(link, member.run_id, self.replica.layout, HEARTBEAT_S)
+        self.meter = Meter(link)
+        is_beside = strategy.overlap.tau > 0
         self._checkpoints = SiteCheckpoints(
-            member.folder,
-            group,
-            self.replica,
-            hook.state,
-            script.state,
-            is_beside=strategy.overlap.tau > 0,
+            member.folder, self.replica, hook.state, script.state, is_beside=is_beside
         )
-        self._exchange = _exchange(strategy, self, hook)
+        self._exchange = Exchange(self, hook)
         self._saved_version = 0
         self._is_inside = False
         """Whether a step has begun and not ended."""
@@ -178,11 +176,14 @@ class Site:
             if self._is_inside:
                 self.after_step()
             self.listen()
-            if self.is_stopped or self.step >= self.num_steps:
+            if self.is_done:
                 return
-            self._is_inside = True
-            self.meter.begin_step(self._member.config.data.batch)
+            self._begin_step()
             yield self.step
+
+    def _begin_step(self) -> None:
+        self._is_inside = True
+        self.meter.begin_step(self.config.data.batch)
 
     def reduce(self) -> None:
         """Exchange gradients, if the strategy does: to be called before optimisers step.
@@ -197,7 +198,7 @@ class Site:
         Args:
             losses: by name; tensors stay where they are, so that no GPU is waited for.
         """
-        self.meter.add_losses({name: _detached(value) for name, value in losses.items()})
+        self.meter.add_losses({name: torch.as_tensor(v).detach() for name, v in losses.items()})
 
     def after_step(self) -> None:
         """A step is complete: exchange what is due. The iterator calls it.
@@ -206,7 +207,7 @@ class Site:
         """
         if not self._is_inside:
             self.listen()
-            self.meter.begin_step(self._member.config.data.batch)
+            self._begin_step()
         self._is_inside = False
         self.meter.end_step()
         step = self.step + 1
@@ -251,8 +252,7 @@ class Site:
         self._stay()
 
     def _close(self, error: BaseException | None) -> None:
-        if self._script.on_close is not None:
-            self._script.on_close(error, self.step)
+        Outcome.leave(error, self.step)
         self._exchange.close()
         self._checkpoints.close()
         if self._link is not None:
@@ -262,7 +262,6 @@ class Site:
 
     def _join(self) -> int:
         """Introduce this site and find its place; the step to go on from."""
-        newest = max(self._checkpoints.versions(), default=0)
         hello = wire.Hello(
             run_id=self._member.run_id,
             protocol=PROTOCOL,
@@ -271,18 +270,18 @@ class Site:
             layout_json=layout_to_json(self.replica.layout),
             initial_sha256=self.replica.initial_sha256,
             frozen_sha256=self.replica.frozen_sha256,
-            checkpoint=newest,
+            checkpoint=max(self._checkpoints.versions(), default=0),
             kinds_json=json.dumps(dict(self._script.kinds), sort_keys=True),
             num_steps=self._script.num_steps,
-            sources_json=json.dumps(dict(self._member.sources or {}), sort_keys=True),
+            sources_json=json.dumps(self._sources, sort_keys=True),
         )
-        welcome = self._knock(hello)
+        welcome = self._agree(hello)
         if welcome.send_initial:
             self._open_run()
         versions = list(welcome.versions) or [0] * len(self.fragments)
         return self._take_over(versions, welcome.run_step)
 
-    def _knock(self, hello: wire.Hello) -> wire.Welcome:
+    def _agree(self, hello: wire.Hello) -> wire.Welcome:
         """Join, and ask again until the sites of the run agree."""
         said = ""
         while True:
@@ -304,61 +303,52 @@ class Site:
 
         Weights are the coordinator's, the rest is of this site's nearest checkpoint.
         """
-        exchange, header = self._exchange, wire.DownloadHeader()
+        exchange, replica, header = self._exchange, self.replica, wire.DownloadHeader()
         weights: State | None = None
-        outer: State | None = None
         is_begun = any(versions)
         if is_begun:
-            weights, header, outer = self._fetch_all(versions)
+            weights, header, outer = self._fetch_all()
             versions = list(header.versions)
-        kept = self._checkpoints.versions()
-        nearest = versions[0]
-        if self.strategy.contributes == "delta":
-            nearest += 1  # deltas save before their contribution leaves
+        version, kept = versions[0], self._checkpoints.versions()
+        # Deltas save before their contribution leaves.
+        nearest = version + (self.strategy.contributes == "delta")
         if exchange.is_exact and nearest in kept:
-            return self._send_again(versions[0], weights, is_begun, header)
-        usable = [v for v in kept if v <= nearest]
-        # Whether the predecessor's last contribution was merged before it saw the update.
-        is_missed = exchange.is_exact and bool(usable) and usable[-1] == versions[0]
-        if is_missed and header.merged_into:  # nothing is known where the coordinator is new, too
-            is_missed = is_merged(header, versions[0] - 1, versions[0])
-        is_missed = is_missed and is_begun
-        is_own = is_missed and header.is_own  # the weights that it left are the global ones
-        ledger = self._checkpoints.load(usable[-1], with_model=is_missed) if usable else None
+            return self._send_again(version, weights, is_begun, header)
+        usable = max((v for v in kept if v <= nearest), default=0)
+        # Whether the predecessor's last contribution was merged before it saw the update. Nothing
+        # is known of that where the coordinator is new, too.
+        is_missed = is_begun and exchange.is_exact and usable == version
+        is_missed &= not header.merged_into or is_merged(header, version - 1, version)
+        ledger = self._checkpoints.load(usable, with_model=is_missed) if usable else None
         if is_missed:
             assert ledger is not None
-            self.replica.load_base(weights)
+            replica.load_base(weights)
             exchange.catch_up(ledger)
+        is_own = is_missed and header.is_own  # the weights that it left are the global ones
         if is_begun and not is_own:
-            self.replica.adopt(weights)
+            replica.adopt(weights)
         exchange.take_over(versions, ledger)
-        exchange.follow_hook(header, usable[-1] if usable else 0)
+        exchange.follow_hook(header, usable)
         if is_begun:
             if outer is not None:
-                self.replica.load_optimizers(outer, is_whole=True)
-            log.info("goes on from version %d", versions[0])
-            if versions[0] not in kept:
-                at = f"version {usable[-1]}" if usable else "the beginning"
+                replica.load_optimizers(outer, is_whole=True)
+            log.info("goes on from version %d", version)
+            if version not in kept:
+                at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
         if self.strategy.clock == "samples":
             return run_step
         return reached_step(self.fragments, versions, self.strategy.h, self.num_steps)
 
-    def _fetch_all(
-        self, versions: list[int]
-    ) -> tuple[State | None, wire.DownloadHeader, State | None]:
+    def _fetch_all(self) -> tuple[State | None, wire.DownloadHeader, State | None]:
         """The present weights, and where gradients are exchanged the optimiser's state for them."""
         weights, header = self.fetch_present()
         if self.strategy.contributes != "gradient" or self.strategy.clock == "samples":
             return weights, header, None
-
-        def outer_state() -> tuple[State, list[int]]:
-            return self.stub.fetch_outer()
-
-        outer, stepped = self.group.lead(outer_state)
+        outer, stepped = self.group.lead(self.stub.fetch_outer)
         while stepped != list(header.versions):  # a quorum went on meanwhile
             weights, header = self.fetch_present()
-            outer, stepped = self.group.lead(outer_state)
+            outer, stepped = self.group.lead(self.stub.fetch_outer)
         return weights, header, outer
 
     def _send_again(
@@ -375,8 +365,9 @@ class Site:
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        of_steps = isinstance(self._exchange, GradientExchange)
-        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=of_steps)
+        strategy = self.strategy
+        is_mirrored = strategy.contributes == "gradient" and strategy.clock == "versions"
+        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=is_mirrored)
         version = self._exchange.versions[0]
         with self.meter.waiting():
             while not self.is_stopped:
@@ -394,11 +385,11 @@ class Site:
         except (LinkLost, SessionLost) as error:
             log.warning("the coordinator did not hear this site's farewell: %s", error)
 
-    # For exchanges -------------------------------------------------------------------------
+    # For the exchange ----------------------------------------------------------------------
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """The steps that lead to a version are complete: write a checkpoint, if it is time to."""
-        every = self._member.config.checkpoint.every
+        every = self.config.checkpoint.every
         if version // every > self._saved_version // every or version < self._saved_version:
             self._saved_version = version
             self._checkpoints.save(version, durable_version, ledger)
@@ -408,53 +399,30 @@ class Site:
         self._checkpoints.drop(version)
         self._saved_version = min(self._saved_version, version - 1)
 
-    def require_reduced(self, is_reduced: bool) -> None:
-        """Refuse a step without `reduce` where gradients are exchanged."""
-        if not is_reduced:
-            raise UserError(
-                f"strategy {self._member.config.strategy!r} exchanges gradients, and the step had "
-                "no site.reduce(); call it after backward() and before the optimisers step"
-            )
-
-    def fetch_present(self) -> tuple[State | None, wire.DownloadHeader]:
+    def fetch_present(
+        self, kind: wire.DownloadRequest.Kind = wire.DownloadRequest.GLOBAL
+    ) -> tuple[State | None, wire.DownloadHeader]:
         """The present global weights, at rank 0, and what was said about them and to this site."""
         kept: list[State] = []
 
         def fetch() -> wire.DownloadHeader:
-            weights, header = self.stub.fetch_present()
+            weights, header = self.stub.fetch_weights(kind)
             kept.append(weights)
             return header
 
         header = self.group.lead(fetch)
         return (kept[0] if kept else None), header
 
-    def receive(self, asked: Asked, heed: Callable[[], None] = lambda: None) -> Arrival:
-        """Wait for an update, and have it at every process."""
+    def receive(self, update: PendingUpdate, heed: Callable[[], None]) -> Delivery:
+        """Wait for an update, and have it at every process; `heed` may raise to end the wait."""
         try:
-            while not self.group.lead(asked.poll):
+            while not self.group.lead(update.is_here):
                 self.listen()
                 heed()
-            return self.share(asked.result)
+            return self.group.share(update.result)
         except BaseException:
-            asked.give_up()
+            update.give_up()
             raise
-
-    def share(self, call: Callable[[], Arrival]) -> Arrival:
-        """An update that rank 0 has, at every process, as it came."""
-        if self.group.size == 1:
-            return call()
-        had: list[Arrival] = []
-
-        def head() -> tuple[Arrival, int | None]:
-            had.append(call())
-            payload = had[0].payload
-            return had[0]._replace(payload=None), None if payload is None else payload.num_bytes
-
-        arrival, num_bytes = self.group.lead(head)
-        if num_bytes is None:
-            return arrival
-        payload = self.group.spread_payload(had[0].payload if had else None, num_bytes)
-        return arrival._replace(payload=payload)
 
     # What the coordinator asks between steps -----------------------------------------------
 
@@ -466,7 +434,9 @@ class Site:
                 return
             wait_s = 0.0
             if signal.kind == wire.CoordinatorSignal.EVALUATE:
-                self._evaluate()
+                with self.meter.aside():
+                    weights, header = self.fetch_present(wire.DownloadRequest.EMA)
+                    self._measure(weights, header.version)
             elif signal.kind == wire.CoordinatorSignal.SEND_INITIAL:
                 self._open_run()
             elif signal.kind == wire.CoordinatorSignal.STOP:
@@ -482,40 +452,26 @@ class Site:
 
     def _stop(self, signal: wire.CoordinatorSignal) -> None:
         self.is_stopped = True
-        text = signal.text
         if self.strategy.clock == "samples" and signal.is_complete:
             return
         # What is in flight may have been published: then it lands, or else its flight says why not.
         versions, h, num_steps = self._exchange.expected, self.strategy.h, self.num_steps
         if reached_step(self.fragments, versions, h, num_steps) < num_steps:
-            self._leave(wire.Farewell(work=self.meter.work(0, Work(0, 0)), error=text))
-            raise RunStopped(f"the coordinator ended the run: {text}")
+            self._leave(wire.Farewell(work=self.meter.work(0, Work(0, 0)), error=signal.text))
+            raise RunStopped(f"the coordinator ended the run: {signal.text}")
 
     def _open_run(self) -> None:
         """Send the initial weights, and measure them: what training starts from."""
         with self.meter.aside():
             base = self.replica.whole_base()
             self.group.lead(lambda: self.stub.send_initial(base))
-            if self._member.config.eval.first:
+            if self.config.eval.first:
                 self._measure(base, 0)
-
-    def _evaluate(self) -> None:
-        """Measure the EMA weights as they stand at the coordinator."""
-        with self.meter.aside():
-            kept: list[State] = []
-
-            def fetch() -> int:
-                weights, version = self.stub.fetch_ema()
-                kept.append(weights)
-                return version
-
-            version = self.group.lead(fetch)
-            self._measure(kept[0] if kept else None, version)
 
     def _measure(self, weights: State | None, version: int) -> None:
         """Quality of some weights on held-out data, and samples from them, for the coordinator."""
         began = time.monotonic()
-        config, script, device = self._member.config, self._script, self._member.device
+        config, script, device = self.config, self._script, self._member.device
         # Sites that measure together do so on different samples.
         has_own = config.data.split == "own"
         draws = derive_seed(config.seed, self.name) if has_own else config.seed
@@ -526,30 +482,19 @@ class Site:
             if script.evaluate is not None:
                 figures = dict(script.evaluate(draws))
             if script.sample is not None:
-                samples = script.sample(NUM_SAMPLES, config.seed)
-                shown["generated"] = samples.float().cpu().contiguous()
+                shown["generated"] = _host(script.sample(NUM_SAMPLES, config.seed))
         moments, real = figures.pop("moments", {}), figures.pop("real", None)
         if has_own:
             shown |= add_prefix("moments", moments)
         if real is not None:
-            shown["real"] = real[:NUM_SAMPLES].float().cpu().contiguous()
-        text = json.dumps(_plain(figures))
+            shown["real"] = _host(real[:NUM_SAMPLES])
+        # Tensors of one value as numbers.
+        plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in figures.items()}
+        text = json.dumps(plain)
         if self.group.rank == 0:
             self.stub.report(version, text, safetensors.torch.save(shown))
         log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 
 
-def _exchange(strategy: Strategy, site: Site, hook: SiteHook) -> Exchange:
-    is_delta = strategy.contributes == "delta"
-    if strategy.clock == "samples":
-        return OwnPaceExchange(site) if is_delta else PushPullExchange(site)
-    return DeltaExchange(site, hook) if is_delta else GradientExchange(site)
-
-
-def _detached(value: Tensor | float) -> Tensor:
-    return value.detach() if isinstance(value, Tensor) else torch.tensor(float(value))
-
-
-def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures as JSON has them: tensors of one value as numbers."""
-    return {k: v.item() if isinstance(v, Tensor) else v for k, v in figures.items()}
+def _host(samples: Tensor) -> Tensor:
+    return samples.float().cpu().contiguous()

@@ -19,15 +19,9 @@ from torch import Tensor
 from fedwan.errors import CheckpointError, UserError
 from fedwan.state import State
 
-__all__ = [
-    "Stateful",
-    "load_random_state",
-    "pack",
-    "pack_value",
-    "random_state",
-    "unpack",
-    "unpack_value",
-]
+__all__ = ["Stateful", "load_random_state", "pack", "random_state", "unpack"]
+
+_RANDOM = "the state of random generators"
 
 
 class Stateful(Protocol):
@@ -42,13 +36,12 @@ class Stateful(Protocol):
         ...
 
 
-def pack(name: str, item: Stateful) -> Tensor:
-    """An item's state as bytes, uint8 (n,)."""
-    return pack_value(f"state[{name!r}]", item.state_dict())
+def pack(what: str, value: object) -> Tensor:
+    """Tensors and plain values as bytes, uint8 (n,); `what` names them in errors.
 
-
-def pack_value(what: str, value: object) -> Tensor:
-    """Tensors and plain values as bytes, uint8 (n,); `what` names them in errors."""
+    Raises:
+        UserError: there is something that could not be read back.
+    """
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)
@@ -63,13 +56,8 @@ def pack_value(what: str, value: object) -> Tensor:
     return torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
 
 
-def unpack(name: str, item: Stateful, packed: Tensor) -> None:
-    """Put back what `pack` gave."""
-    item.load_state_dict(unpack_value(f"state[{name!r}]", packed))
-
-
-def unpack_value(what: str, packed: Tensor) -> Any:
-    """The inverse of `pack_value`."""
+def unpack(what: str, packed: Tensor) -> Any:
+    """The inverse of `pack`."""
     try:
         return torch.load(io.BytesIO(packed.numpy().tobytes()), weights_only=True)
     except (RuntimeError, pickle.UnpicklingError, EOFError) as error:
@@ -83,7 +71,7 @@ def random_state() -> State:
         state["cuda"] = torch.cuda.get_rng_state()
     kind, keys, *rest = np.random.get_state(legacy=True)
     others = {"python": random.getstate(), "numpy": (kind, np.asarray(keys).tolist(), *rest)}
-    return state | {"others": pack_value("the state of random generators", others)}
+    return state | {"others": pack(_RANDOM, others)}
 
 
 def load_random_state(state: State) -> None:
@@ -91,7 +79,7 @@ def load_random_state(state: State) -> None:
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
-    others = unpack_value("the state of random generators", state["others"])
+    others = unpack(_RANDOM, state["others"])
     random.setstate(others["python"])
     kind, keys, *rest = others["numpy"]
     np.random.set_state((kind, np.array(keys, dtype=np.uint32), *rest))

@@ -1,10 +1,16 @@
-"""What a site says to the coordinator, in the run's terms instead of the wire's."""
+"""What a site says to the coordinator, in the run's terms instead of the wire's.
+
+An update is asked for before the contribution that it is made of has left: the coordinator holds
+the question until the update is there, and the answer takes half a round trip instead of one and a
+half. That costs a thread, and a call that waits at the coordinator.
+"""
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import safetensors.torch
 
@@ -13,33 +19,25 @@ from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Link
+from fedwan.link.base import Delivery, Link
+from fedwan.site.background import is_done
 from fedwan.state import Layout, State
 
-__all__ = ["Arrival", "CoordinatorStub", "is_merged"]
+__all__ = ["CoordinatorStub", "PendingUpdate", "is_merged", "is_superseded"]
 
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
 
 
-class Arrival(NamedTuple):
-    """An update that came, or word that it will not."""
-
-    payload: Source | None
-    """None if it is superseded, or once it was put to use."""
-    version: int
-    durable_version: int
-    header: wire.DownloadHeader = wire.DownloadHeader()
-    """As it came."""
-
-    @property
-    def is_superseded(self) -> bool:
-        """Whether the version asked for is past: only the global weights can be had."""
-        return self.header.status == wire.DownloadHeader.SUPERSEDED
-
-
 class CoordinatorStub:
-    """Speaks for one site in one run."""
+    """Speaks for one site in one run.
+
+    Args:
+        link: what carries it; None at ranks that send nothing.
+        run_id: of the run.
+        layout: of the whole model.
+        poll_s: how long the coordinator holds a request for an update that is not there yet.
+    """
 
     def __init__(self, link: Link | None, run_id: str, layout: Layout, poll_s: float) -> None:
         self._rank_0_link = link
@@ -89,8 +87,14 @@ class CoordinatorStub:
         )
         return self._link.upload(header, payload)
 
-    def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Arrival:
-        """Wait for the update that leads to `version`."""
+    def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Delivery:
+        """Wait for the update that leads to `version`, or for word that it is past.
+
+        `between` is called every now and then while waiting, and may raise to end the wait.
+
+        Raises:
+            RunStopped: the run is over without that version, and `between` does not say why.
+        """
         over_since = None
         while True:
             request = wire.DownloadRequest(
@@ -100,18 +104,16 @@ class CoordinatorStub:
                 version=version,
                 wait_s=self._poll_s,
             )
-            header, payload = self._link.download(request)
-            if payload is not None:
-                return Arrival(payload, header.version, header.durable_version, header)
-            if header.status == wire.DownloadHeader.SUPERSEDED:
-                return Arrival(None, header.version, header.durable_version, header)
+            update = self._link.download(request)
+            if update.payload is not None or is_superseded(update):
+                return update
             between()
-            if header.status == wire.DownloadHeader.DONE:
+            if update.header.status == wire.DownloadHeader.DONE:
                 over_since = over_since or time.monotonic()
                 if time.monotonic() - over_since > STOP_SIGNAL_S:
                     raise RunStopped(
-                        f"the run ended at version {header.version}, before version {version}; "
-                        "the coordinator's log says why"
+                        f"the run ended at version {update.header.version}, before version "
+                        f"{version}; the coordinator's log says why"
                     )
                 time.sleep(0.05)
 
@@ -122,20 +124,12 @@ class CoordinatorStub:
         )
         return self._link.download(request).header.status == wire.DownloadHeader.DONE
 
-    def fetch_global(self) -> tuple[State, list[int]]:
-        """The present global weights, and the version of each fragment."""
-        weights, header = self.fetch_present()
-        return weights, list(header.versions)
-
-    def fetch_present(self) -> tuple[State, wire.DownloadHeader]:
-        """The present global weights, and what was said about them and to this site."""
-        header, payload = self._fetch(wire.DownloadRequest.GLOBAL)
+    def fetch_weights(
+        self, kind: wire.DownloadRequest.Kind = wire.DownloadRequest.GLOBAL
+    ) -> tuple[State, wire.DownloadHeader]:
+        """The present global weights, or their moving average, and what was said about them."""
+        header, payload = self._fetch(kind)
         return fp32().decode(payload, self._layout), header
-
-    def fetch_ema(self) -> tuple[State, int]:
-        """The moving average of the global weights, and the version that all of it has."""
-        header, payload = self._fetch(wire.DownloadRequest.EMA)
-        return fp32().decode(payload, self._layout), header.version
 
     def fetch_outer(self) -> tuple[State, list[int]]:
         """The state of the optimiser that the coordinator steps, and the version of it."""
@@ -156,6 +150,47 @@ class CoordinatorStub:
                 run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
             )
         )
+
+
+class _InVain(Exception):  # noqa: N818
+    """Nobody wants the answer any more."""
+
+
+class PendingUpdate:
+    """An update that was asked for, or will be; without an outcome at ranks that ask nothing."""
+
+    def __init__(self) -> None:
+        self.outcome: Future[Delivery] | None = None
+        self._is_vain = threading.Event()
+
+    def ask(
+        self, stub: CoordinatorStub, threads: ThreadPoolExecutor, fragment: int, version: int
+    ) -> None:
+        """Ask for the update of a fragment that leads to a version."""
+        self.outcome = threads.submit(stub.fetch_update, fragment, version, self._heed)
+
+    def _heed(self) -> None:
+        if self._is_vain.is_set():
+            raise _InVain
+
+    def give_up(self) -> None:
+        """Let the question end by itself, within a poll."""
+        self._is_vain.set()
+
+    def is_here(self) -> bool:
+        """Whether the answer is; waits for it a little."""
+        assert self.outcome is not None, "rank 0 has asked"
+        return is_done(self.outcome)
+
+    def result(self) -> Delivery:
+        """The answer, once it is here; or what ended the question."""
+        assert self.outcome is not None, "rank 0 has asked"
+        return self.outcome.result()
+
+
+def is_superseded(update: Delivery) -> bool:
+    """Whether the version asked for is past: only the global weights can be had."""
+    return update.header.status == wire.DownloadHeader.SUPERSEDED
 
 
 def is_merged(header: wire.DownloadHeader, start: int, into: int) -> bool:

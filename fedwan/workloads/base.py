@@ -28,14 +28,10 @@ from fedwan.rng import NamedGenerators
 
 __all__ = [
     "Batch",
-    "Disclosing",
     "Examinable",
-    "Following",
-    "Keeping",
     "NetworkKind",
     "Reduce",
     "Workload",
-    "discloses_inputs",
     "keep_local",
 ]
 
@@ -62,7 +58,17 @@ def keep_local(networks: Sequence[str]) -> None:
 
 
 class Workload(Protocol):
-    """Networks, their inner optimisers, and one training step."""
+    """Networks, their inner optimisers, and one training step.
+
+    It may have, besides:
+
+        kept                   tensors of its own, by names that stay the same, for the site's
+                               checkpoint; one that is put back is written into them
+        samples_from_inputs    whether `sample` makes its samples of inputs that the site holds, as
+                               translations are; others are taken to be made of noise and weights
+                               alone, and leave the site
+        examine                see `Examinable`
+    """
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
@@ -89,7 +95,7 @@ class Workload(Protocol):
     def sample(self, num: int, seed: int) -> Tensor:
         """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`.
 
-        A workload that makes them of the site's own inputs is `Disclosing`.
+        A workload that makes them of the site's own inputs has `samples_from_inputs = True`.
         """
         ...
 
@@ -101,46 +107,6 @@ class Workload(Protocol):
             `moments` what `fedwan.metrics.comparison` makes the distance of all sites' data from.
         """
         ...
-
-
-@runtime_checkable
-class Keeping(Protocol):
-    """A workload with tensors of its own, which a site's checkpoint keeps beside all else."""
-
-    @property
-    def kept(self) -> Mapping[str, Tensor]:
-        """By name, the same names all along; a checkpoint that is put back is written into them."""
-        ...
-
-
-@runtime_checkable
-class Following(Protocol):
-    """A workload whose own schedules follow the run, where `inner.*` is not all there is."""
-
-    def begin(self, step: int) -> None:
-        """Called before each step with the run's step, counted from 0.
-
-        It may go back, where steps were thrown away, and jump ahead, where the others went on.
-        """
-        ...
-
-
-@runtime_checkable
-class Disclosing(Protocol):
-    """A workload that says whether its samples show what its site holds.
-
-    Those of any other are taken to be made of noise and weights alone, and leave the site.
-    """
-
-    @property
-    def samples_from_inputs(self) -> bool:
-        """Whether `sample` makes its samples of inputs that the site holds, as translations are."""
-        ...
-
-
-def discloses_inputs(workload: Workload) -> bool:
-    """Whether samples of a workload show what its site holds."""
-    return isinstance(workload, Disclosing) and workload.samples_from_inputs
 
 
 @runtime_checkable

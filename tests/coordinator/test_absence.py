@@ -17,7 +17,7 @@ from fedwan.coordinator.model import GlobalModel, read_meta
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import RunStopped
 from fedwan.link.base import Link
-from fedwan.site.joining import Place
+from fedwan.site.site import Membership
 from fedwan.strategy import Strategy
 from strategies import async_diloco, diloco
 from tests.planes import eventually, in_thread
@@ -98,18 +98,18 @@ class Federation:
         wrapped: Link = self._around(link)
         return wrapped
 
-    def _part(self, place: Place, workload: TinyWorkload) -> None:
-        name = place.member.name
+    def _part(self, member: Membership, workload: TinyWorkload) -> None:
+        name = member.name
         chosen = self._workloads.get(name, workload)
         try:
             if chosen is not None:
-                take_part(place, chosen)
+                take_part(member, chosen)
         except Crash:
             assert self.hub is not None
             with self.hub.changed:
                 self.hub.registry.sites[name].heard_s = -math.inf
             if self._then():
-                take_part(place, TinyWorkload(NET))
+                take_part(member, TinyWorkload(NET))
 
     def reached(self, version: int) -> None:
         """Wait for a version."""

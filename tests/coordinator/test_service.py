@@ -18,7 +18,6 @@ from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
 from fedwan.errors import ConfigError, LinkLost, SessionLost
 from fedwan.link.base import Link
-from fedwan.site.joining import Place
 from fedwan.site.site import Membership
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
@@ -109,10 +108,11 @@ def test_a_coordinator_that_is_killed_and_resumed_keeps_its_claim_and_its_bits(
     def site(name: str, port: int, workload: TinyWorkload) -> Any:
         def live() -> str:
             with dialling(port, identities / name) as link:
-                member = Membership(config, "simulated", name, tmp_path / "b" / name)
-                return take_part(
-                    Place(member, lambda: link, strategy=diloco.build(config)), workload
+                member = Membership(
+                    *(config, "simulated", name, tmp_path / "b" / name, lambda: link),
+                    strategy=diloco.build(config),
                 )
+                return take_part(member, workload)
 
         return in_thread(live)
 

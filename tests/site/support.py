@@ -25,7 +25,7 @@ from fedwan.link.loopback import LoopbackLink
 from fedwan.rng import seeded_init
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.group import Group
-from fedwan.site.joining import Place, open_site, standing_in
+from fedwan.site.joining import as_member
 from fedwan.site.site import Membership, Script, Site
 from fedwan.state import State, hash_state
 
@@ -169,31 +169,30 @@ def at_site(config: Config, folder: Path, script: Callable[[], Any]) -> Ran:
     ended: list[Any] = []
     if not dist.is_initialized() or dist.get_rank() == 0:
 
-        def train(place: Place) -> None:
-            if place.member.name == "s1":
+        def train(member: Membership) -> None:
+            if member.name == "s1":
                 ended.append(script())
             else:
-                alone(place)
+                alone(member)
 
         run = simulate(config, folder, train=train)
         sha256 = {hash_state(run.model.state), *run.site_sha256.values()}
         return Ran(ended[0], run.model.state, sha256, run.records)
-    member = Membership(config, RUN_ID, "s1", folder / "s1")
 
     def no_link() -> Any:
         raise AssertionError("rank 0 alone has a link")
 
-    with standing_in(Place(member, no_link)):
+    with as_member(Membership(config, RUN_ID, "s1", folder / "s1", no_link)):
         return Ran(script(), {}, set(), [])
 
 
-def alone(place: Place) -> None:
+def alone(member: Membership) -> None:
     """Another site, of one process, on its own data."""
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    batches = Batches(int(place.member.name[1:]))
+    batches = Batches(int(member.name[1:]))
     script = Script({"net": net}, {"net": optimizer}, {"net": "regression"}, {"batches": batches})
-    with open_site(place, script, Group()) as site:
+    with Site(member, script, Group()) as site:
         for _ in site:
             x, target = next(batches)
             optimizer.zero_grad()

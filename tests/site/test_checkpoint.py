@@ -13,8 +13,8 @@ import torch
 from fedwan.errors import CheckpointError
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
-from fedwan.site.checkpoint import Ledger, SiteCheckpoints, Work
-from fedwan.site.group import Group
+from fedwan.site.checkpoint import Ledger, SiteCheckpoints
+from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
 from fedwan.state import write_tensors
 from fedwan.workloads.base import keep_local
@@ -29,9 +29,7 @@ class Site:
         self.rng = NamedGenerators(0, "s1")
         self.stream = tiny_shard(1).loader(BATCH, self.rng["data"])
         state = {"data": self.stream, "rng": self.rng}
-        self.checkpoints = SiteCheckpoints(
-            folder, Group(), self.replica, {}, state, is_beside=is_beside
-        )
+        self.checkpoints = SiteCheckpoints(folder, self.replica, {}, state, is_beside=is_beside)
 
     def train(self, num_steps: int) -> None:
         for _ in range(num_steps):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedwan.site.checkpoint import Work
-from fedwan.site.meter import Meter
+from fedwan.site.meter import Meter, Work
 
 NONE = Work(0, 0)
 

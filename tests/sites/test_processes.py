@@ -13,7 +13,6 @@ from fedwan.app import load_run
 from fedwan.config import Config
 from fedwan.simulation import RUN_ID, simulate
 from fedwan.site.group import Group, open_group
-from fedwan.site.joining import Place
 from fedwan.site.recipe import take_part
 from fedwan.site.site import Membership
 from fedwan.state import State, hash_state
@@ -46,12 +45,12 @@ def asked(words: str, processes: int = 2) -> Config:
 def train(config: Config, folder: Path) -> tuple[State, set[str]]:
     """The recipe's run; the final weights at rank 0, and the digests that parties ended with."""
     if not dist.is_initialized():
-        ran = simulate(config, folder, train=lambda place: take_part(place, Group()))
+        ran = simulate(config, folder, train=lambda member: take_part(member, Group()))
     elif dist.get_rank() == 0:
-        ran = simulate(config, folder, train=lambda place: take_part(place, open_group()))
+        ran = simulate(config, folder, train=lambda member: take_part(member, open_group()))
     else:
-        member = Membership(config, RUN_ID, "s1", folder / "s1")
-        take_part(Place(member, lambda: None), open_group())  # type: ignore[arg-type,return-value]
+        member = Membership(config, RUN_ID, "s1", folder / "s1", lambda: None)  # type: ignore[arg-type,return-value]
+        take_part(member, open_group())
         return {}, set()
     return ran.model.state, {hash_state(ran.model.state), *ran.site_sha256.values()}
 

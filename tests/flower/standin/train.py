@@ -11,12 +11,12 @@ from pathlib import Path
 import torch
 
 import fedwan
-from fedwan.site.joining import given_place
+from fedwan.site.joining import given_membership
 
 out = Path(sys.argv[1])
-place = given_place()
-assert place is not None
-name = place.member.name
+member = given_membership()
+assert member is not None
+name = member.name
 torch.manual_seed(1 if (out / f"{name}-differs").exists() else 0)
 network = torch.nn.Linear(2, 2)
 optimizer = torch.optim.SGD(network.parameters(), lr=0.1)

@@ -1,0 +1,115 @@
+"""What works beside the step loop: threads that let it go first, and memory that is used again."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedwan.state import State
+
+__all__ = ["BufferPool", "Buffers", "background_threads", "is_done"]
+
+NICENESS = 8
+"""About a sixth of the step loop's share where both want the same processor."""
+POLL_S = 0.2
+"""How often a site that waits for an update heeds the coordinator's signals."""
+KEPT = 2
+"""Blocks kept while nobody uses them: one delta is encoded while the next one is taken."""
+ALIGNMENT = 64
+"""Of each tensor's first byte: a cache line."""
+
+
+def background_threads(num: int, name: str) -> ThreadPoolExecutor:
+    """Threads of lower priority than their maker's, where threads have one of their own.
+
+    Coding a fragment takes a processor for a second or so in every round; where they are few, the
+    step loop, and the GPU with it, would otherwise wait for its turn each time that it wakes.
+    """
+    return ThreadPoolExecutor(num, name, _lower_priority)
+
+
+def _lower_priority() -> None:
+    if sys.platform == "linux":  # elsewhere it would be the whole process's
+        thread = threading.get_native_id()
+        niceness = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, niceness + NICENESS)
+
+
+def is_done(outcome: Future[Any]) -> bool:
+    """Whether there is an outcome; waits for it a little."""
+    return bool(wait([outcome], POLL_S).done)
+
+
+class Buffers(dict[str, Tensor]):
+    """Tensors by name, in memory that was lent."""
+
+    block: Tensor | None = None
+
+
+class BufferPool:
+    """Lends host memory for tensors again and again; any thread may ask and give back.
+
+    Fresh memory costs more than what is written to it: the kernel has to clear it first. Memory:
+    two blocks, and more while more are lent, each as large as the largest. One that is forgotten
+    instead of given back is freed.
+    """
+
+    def __init__(self, *, is_pinned: bool = False) -> None:
+        self._is_pinned = is_pinned
+        self._blocks: list[Tensor] = []
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def lend(self, likes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Buffers:
+        """Tensors of these shapes and dtypes, holding whatever they hold."""
+        buffers, start = Buffers(), 0
+        buffers.block = self._take(sum(_padded_bytes(*like) for like in likes.values()))
+        for name, (shape, dtype) in likes.items():
+            size = _num_bytes(shape, dtype)
+            buffers[name] = buffers.block[start : start + size].view(dtype).view(shape)
+            start += _padded_bytes(shape, dtype)
+        return buffers
+
+    def copy(self, state: Mapping[str, Tensor]) -> Buffers:
+        """The state as it stands."""
+        buffers = self.lend({name: (tuple(v.shape), v.dtype) for name, v in state.items()})
+        for name, value in state.items():
+            buffers[name].copy_(value.detach())
+        return buffers
+
+    def _take(self, size: int) -> Tensor:
+        with self._lock:
+            if size > self._size:
+                self._size = size
+                self._blocks.clear()
+            elif self._blocks:
+                return self._blocks.pop()
+            return torch.empty(self._size, dtype=torch.uint8, pin_memory=self._is_pinned)
+
+    def take_back(self, buffers: State) -> None:
+        """Nobody reads these any more; they are emptied. A second time, it does nothing."""
+        block = getattr(buffers, "block", None)
+        buffers.clear()
+        if block is None:
+            return
+        assert isinstance(buffers, Buffers)
+        buffers.block = None
+        with self._lock:
+            if len(block) == self._size and len(self._blocks) < KEPT:
+                self._blocks.append(block)
+
+
+def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    num_bytes = _num_bytes(shape, dtype)
+    return num_bytes + -num_bytes % ALIGNMENT
