@@ -70,7 +70,7 @@ def _build_if_needed(config: Config, workload: ModuleType) -> Workload | None:
 
 def _muon(config: Config, built: Workload) -> Iterator[str]:
     """Muon of networks without matrices."""
-    from fedwan.workloads.muon import is_matrix
+    from fedwan.workloads.optim import is_matrix
 
     for network, inner in config.inner.items():
         params = built.networks[network].parameters()

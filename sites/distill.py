@@ -39,11 +39,8 @@ from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
 from fedwan.workloads.descent import Descending, Descent
-from fedwan.workloads.euler import EulerSolver
 from fedwan.workloads.examination import share_above, spread
-from fedwan.workloads.guidance import guide
-from fedwan.workloads.rectified_flow import flow_sigmas, interpolate
-from fedwan.workloads.sampling import sample_flow
+from fedwan.workloads.flow import EulerSolver, flow_sigmas, guide, interpolate, sample_flow
 from fedwan.workloads.settings import (
     require_at_least,
 )

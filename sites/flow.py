@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,17 +16,21 @@ from torch.nn.functional import mse_loss
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
-from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.velocity import VelocitySizes, build_velocity
-from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descending, Descent
-from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.descent import Descent, Generating
 from fedwan.workloads.examination import share_above
-from fedwan.workloads.guidance import drop_labels
-from fedwan.workloads.rectified_flow import TIMES, draw_sigma, flow_sigmas, interpolate
-from fedwan.workloads.sampling import sample_flow
+from fedwan.workloads.flow import (
+    TIMES,
+    EulerSolver,
+    draw_sigma,
+    drop_labels,
+    flow_sigmas,
+    interpolate,
+    sample_flow,
+)
 from fedwan.workloads.settings import (
     require_at_least,
     require_one_of,
@@ -121,7 +124,7 @@ def build(config: Config, device: torch.device | str) -> Flow:
 
 
 @dataclass(frozen=True)
-class Flow(Descending):
+class Flow(Generating):
     """See `fedwan.workloads.base.Workload`."""
 
     descent: Descent
@@ -170,11 +173,6 @@ class Flow(Descending):
         x, target = interpolate(batch.x, noise, sigma)
         told = [sigma, batch.y] if self.num_classes else [sigma]
         return (self.networks["velocity"](x, *told) - target).square().flatten(1).mean(1)
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.measure_quality`."""
-        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
-        return measure_quality(self.config.data.name, real, generated)
 
 
 def _check_patches(model: Model, data: DataConfig) -> None:

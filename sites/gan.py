@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,14 +18,13 @@ from torch import Tensor
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
-from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.gan import SIDES, build_discriminator, build_generator, normalize_spectra
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descending, Descent
+from fedwan.workloads.descent import Descent, Generating
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.settings import (
     require_at_least,
@@ -137,7 +135,7 @@ def build(config: Config, device: torch.device | str) -> Gan:
 
 
 @dataclass(frozen=True)
-class Gan(Descending):
+class Gan(Generating):
     """See `fedwan.workloads.base.Workload`."""
 
     descent: Descent
@@ -205,11 +203,6 @@ class Gan(Descending):
             "separation/discriminator": share_above(held_out_logits, discriminator(fake, train.y)),
             "spread/generator": spread(fake) / spread(held_out.x),
         }
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.measure_quality`."""
-        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
-        return measure_quality(self.config.data.name, real, generated)
 
     def _latents(self, num: int, generator: torch.Generator) -> Tensor:
         return torch.randn(num, self.model.latents, generator=generator).to(self.device)

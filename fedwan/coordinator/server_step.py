@@ -20,8 +20,7 @@ from fedwan.errors import CheckpointError, ConfigError
 from fedwan.optim_state import load_optimizer, optimizer_state
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
-from fedwan.workloads.optim import build_optimizer, clip
-from fedwan.workloads.schedule import set_rates
+from fedwan.workloads.optim import build_optimizer, clip, set_rates
 
 __all__ = ["ServerStep", "mirror_inner", "step_inner", "step_outer"]
 

@@ -34,7 +34,7 @@ from fedwan.site.joining import given_membership
 from fedwan.site.site import Membership, Script, Site
 from fedwan.site.vitals import Vitals
 from fedwan.workloads.base import NetworkKind, Workload
-from fedwan.workloads.schedule import set_rates
+from fedwan.workloads.optim import set_rates
 from fedwan.workloads.settings import networks_of
 
 __all__ = ["take_part", "train"]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedwan.workloads.euler import EulerSolver
+from fedwan.workloads.flow import EulerSolver, per_sample
 
 __all__ = ["Phases", "consistency_loss", "jump", "renoise"]
 
@@ -33,9 +33,6 @@ class Phases:
         jumps: one step per phase, to sample with.
         edges: where the phase of each solver step ends, (n,) float64.
         tops: where it starts, (n,) float64.
-
-    Raises:
-        ValueError: see `EulerSolver`.
     """
 
     def __init__(self, sigmas: Tensor, num_phases: int) -> None:
@@ -49,36 +46,21 @@ class Phases:
 def jump(x: Tensor, velocity: Tensor, sigma: Tensor, edge: Tensor) -> Tensor:
     """Samples at `edge`, (batch, …), by one straight step from `sigma`; exactly x where they agree.
 
-    Args:
-        x: samples at `sigma`, (batch, …).
-        velocity: d x / d sigma there, of the same shape.
-        sigma: (batch,).
-        edge: (batch,).
+    `velocity` is d x / d sigma at x, (batch, …); `sigma` and `edge` are (batch,).
     """
-    return x + _beside(edge - sigma, x) * velocity
+    return x + per_sample(edge - sigma, x) * velocity
 
 
 def renoise(x: Tensor, noise: Tensor, sigma: Tensor, higher: Tensor) -> Tensor:
-    """Samples of one noise level as samples of a higher one, (batch, …).
+    """Samples of one noise level, (batch, …), as samples of a `higher` one; both (batch,), below 1.
 
     a x + b noise with a = (1 - higher) / (1 - sigma) and a^2 sigma^2 + b^2 = higher^2.
-
-    Args:
-        x: samples at `sigma`, (batch, …).
-        noise: standard normal, of the same shape.
-        sigma: (batch,), below 1.
-        higher: (batch,), from `sigma` to 1.
     """
     share = (1 - higher) / (1 - sigma)
     rest = (higher.square() - (share * sigma).square()).clamp(min=0).sqrt()
-    return _beside(share, x) * x + _beside(rest, x) * noise
+    return per_sample(share, x) * x + per_sample(rest, x) * noise
 
 
 def consistency_loss(made: Tensor, target: Tensor) -> Tensor:
     """Pseudo-Huber loss of every value, a scalar: about |made - target|, square where tiny."""
     return ((made - target).square() + _HUBER**2).sqrt().mean() - _HUBER
-
-
-def _beside(values: Tensor, x: Tensor) -> Tensor:
-    """One value per sample, (batch,), shaped to multiply samples (batch, …)."""
-    return values.view(-1, *[1] * (x.dim() - 1))

@@ -9,38 +9,24 @@ So a step that a recipe returns from is a completed one, and what had to be repe
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config
+from fedwan.metrics import NUM_DRAWS, measure_quality
+from fedwan.rng import derive_seed
 from fedwan.site.group import local
 from fedwan.workloads.base import Batch, Reduce
-from fedwan.workloads.half import hold_in_half
-from fedwan.workloads.loss_scale import LossScale
-from fedwan.workloads.moments import keep_squares_in_full
 from fedwan.workloads.optim import build_optimizers, step_optimizers
+from fedwan.workloads.precision import LossScale, autocast, hold_in_half, keep_squares_in_full
 from fedwan.workloads.recompute import recompute_blocks
 from fedwan.workloads.sharding import Processes
 
-__all__ = ["Descending", "Descent", "autocast"]
-
-_HALF = {
-    "bf16-mixed": torch.bfloat16,
-    "bf16-true": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
-
-
-def autocast(precision: str, device: torch.device, **options: bool) -> AbstractContextManager[None]:
-    """Operations that bear it run in half precision inside, where `site.precision` says so."""
-    dtype = _HALF.get(precision)
-    enabled: AbstractContextManager[None] = torch.autocast(
-        device.type, dtype, enabled=dtype is not None, **options
-    )
-    return enabled
+__all__ = ["Descending", "Descent", "Generating"]
 
 
 class Descent:
@@ -51,11 +37,6 @@ class Descent:
         networks: that are trained, on their device; changed in place.
         twice: those whose losses hold gradients, and are differentiated again.
         frozen: other networks, which never step.
-
-    Attributes:
-        networks: all of them.
-        optimizers: the inner optimiser of each that is trained.
-        processes: of the site, which take these steps together.
     """
 
     def __init__(
@@ -79,14 +60,11 @@ class Descent:
         self._inner = config.inner
         self._site = config.site
         self._scale = LossScale() if config.site.precision == "16-mixed" else None
+        self.kept: Mapping[str, Tensor] = {} if self._scale is None else self._scale.state
+        """Of the workload, in a site's checkpoint."""
         self._weight = 1.0
         if config.site.recompute:
             recompute_blocks(networks.values())
-
-    @property
-    def kept(self) -> Mapping[str, Tensor]:
-        """See `fedwan.workloads.base.Keeping`."""
-        return {} if self._scale is None else self._scale.state
 
     def step(
         self,
@@ -95,17 +73,11 @@ class Descent:
         backward: Callable[[Batch], dict[str, Tensor]],
         reduce: Reduce,
     ) -> dict[str, Tensor]:
-        """One completed step.
+        """One completed step of the named networks; the parts' mean losses, detached.
 
-        Args:
-            names: of the networks that step.
-            batch: whose size `site.accumulate` divides.
-            backward: computes the losses of a part of the batch, hands each network's gradient
-                over with `add_gradients`, and returns losses to report.
-            reduce: see `fedwan.workloads.base.Reduce`; gets complete, finite gradients.
-
-        Returns:
-            The parts' mean losses, detached.
+        `backward` computes the losses of a part of the batch, hands each network's gradient over
+        with `add_gradients`, and returns losses to report. `reduce` gets complete, finite
+        gradients.
 
         Raises:
             FedwanError: gradients are not finite at any loss scale.
@@ -123,12 +95,7 @@ class Descent:
         """Add the gradient of a part's loss to one network's `.grad`, and to no other network's.
 
         Unlike `loss.backward()`, which would also add the generator's loss to the discriminator's
-        gradients, and so mix two games.
-
-        Args:
-            name: of the network.
-            loss: a scalar.
-            keep_graph: another loss of the same graph is still to come.
+        gradients, and so mix two games. With `keep_graph`, another loss of it is still to come.
         """
         params = self.processes.leaves(name, self.networks[name])
         if self._weight != 1:
@@ -186,8 +153,23 @@ class Descending:
 
     @property
     def kept(self) -> Mapping[str, Tensor]:
-        """See `fedwan.workloads.base.Keeping`."""
+        """The loss scale, for a site's checkpoint."""
         return self.descent.kept
+
+
+class Generating(Descending):
+    """One whose samples are made of noise and weights alone, and compared with real ones."""
+
+    config: Config
+
+    @abstractmethod
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Samples of the present weights, (num, …)."""
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """See `fedwan.metrics.measure_quality`."""
+        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
+        return measure_quality(self.config.data.name, real, generated)
 
 
 def _full(loss: Tensor) -> Tensor:

@@ -22,31 +22,13 @@ from torch import Tensor
 
 from fedwan.config import InnerConfig
 from fedwan.state import Layout, Role, TensorSpec, network_of
-from fedwan.workloads.muon import is_matrix
+from fedwan.workloads.optim import is_matrix
+from fedwan.workloads.precision import square_dtype
 
-__all__ = [
-    "STATES",
-    "averaged",
-    "begin_moments",
-    "dtype_of",
-    "has_moments",
-    "is_moment",
-    "keep_squares_in_full",
-    "model_name",
-    "moment_layout",
-    "optimizer_name",
-]
-
-STATES = ("keep", "reset", "average")
-"""What may become of them when an update lands."""
+__all__ = ["averaged", "begin_moments", "is_moment", "model_name", "moment_layout"]
 
 _ADAM = {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
 _MOMENTUM = {"momentum_buffer": Role.MEAN}
-
-
-def has_moments(config: InnerConfig) -> bool:
-    """Whether an optimiser remembers anything: plain SGD does not."""
-    return config.name != "sgd" or config.beta1 > 0
 
 
 def averaged(inner: Mapping[str, InnerConfig]) -> dict[str, InnerConfig]:
@@ -64,16 +46,16 @@ def is_moment(name: str) -> bool:
 
 
 def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
-    """Specs of the moments that travel, in name order."""
+    """Specs of the moments that travel, in name order; `layout` is of the networks without them."""
     shared = averaged(inner)
     moments = {
         f"{name}|{field}": TensorSpec(
-            () if field == "step" else spec.shape, dtype_of(field, spec.dtype), r
+            () if field == "step" else spec.shape, _dtype(field, spec.dtype), role
         )
         for name, spec in layout.items()
         if spec.role is Role.PARAMETER
         if network_of(name) in shared
-        for field, r in _travelling(shared[network_of(name)], len(spec.shape)).items()
+        for field, role in _travelling(shared[network_of(name)], len(spec.shape)).items()
     }
     return dict(sorted(moments.items()))
 
@@ -83,7 +65,7 @@ def begin_moments(
 ) -> None:
     """Give parameters that have not stepped yet the moments of zero steps.
 
-    With them an optimiser steps to the same bits.
+    With them an optimiser that was built from `config` steps to the same bits.
     """
     for param in params:
         if not optimizer.state[param]:
@@ -104,45 +86,24 @@ def _travelling(config: InnerConfig, ndim: int) -> dict[str, Role]:
 
 
 def model_name(name: str) -> str:
-    """A moment's name among the model's tensors, from that among its optimiser's, and back.
+    """A moment's name among the model's tensors, from that among its optimiser's.
 
-    >>> model_name("net:exp_avg|net/weight"), optimizer_name("net/weight|exp_avg")
-    ('net/weight|exp_avg', 'net:exp_avg|net/weight')
+    >>> model_name("net:exp_avg|net/weight")
+    'net/weight|exp_avg'
     """
     head, _, parameter = name.partition("|")
     return f"{parameter}|{head.rpartition(':')[2]}"
 
 
-def optimizer_name(name: str) -> str:
-    """The inverse of `model_name`."""
-    parameter, _, field = name.partition("|")
-    return f"{network_of(name)}:{field}|{parameter}"
-
-
-def keep_squares_in_full(optimizer: torch.optim.Optimizer) -> None:
-    """Have Adam keep the squares of gradients in fp32, whatever its parameters are in.
-
-    In bf16 they could only grow: what beta2 = 0.999 takes from one is less than a 512th of it.
-    """
-
-    def widen(*_: object) -> None:
-        for state in optimizer.state.values():
-            squares = state.get("exp_avg_sq")
-            if squares is not None and squares.dtype != dtype_of("exp_avg_sq", squares.dtype):
-                state["exp_avg_sq"] = squares.float()
-
-    optimizer.register_step_post_hook(widen)
-
-
-def dtype_of(field: str, dtype: torch.dtype) -> torch.dtype:
+def _dtype(field: str, dtype: torch.dtype) -> torch.dtype:
     """Of a moment whose parameter has this dtype."""
     if field == "step":
         return torch.float32
-    return torch.promote_types(dtype, torch.float32) if field == "exp_avg_sq" else dtype
+    return square_dtype(dtype) if field == "exp_avg_sq" else dtype
 
 
 def _zero(field: str, param: Tensor) -> Tensor:
-    dtype = dtype_of(field, param.dtype)
+    dtype = _dtype(field, param.dtype)
     if field == "step":
         return torch.zeros((), dtype=dtype)
     return torch.zeros_like(param, dtype=dtype).detach()

@@ -12,21 +12,19 @@ them, so that such a recipe's `USES` is `("site.*",)`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedwan.config import Config
-from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, Reduce
-from fedwan.workloads.descent import Descending, Descent
+from fedwan.workloads.descent import Descent, Generating
 
 __all__ = ["Simple"]
 
 
-class Simple(Descending):
+class Simple(Generating):
     """Implements `fedwan.workloads.base.Workload` for one network and its loss.
 
     Args:
@@ -46,7 +44,7 @@ class Simple(Descending):
         sample: Callable[[int, int], Tensor],
     ) -> None:
         self.descent = Descent(config, {name: network})
-        self._data = config.data.name
+        self.config = config
         self._name = name
         self._loss = loss
         self._sample = sample
@@ -65,8 +63,3 @@ class Simple(Descending):
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples of the present weights, (num, …)."""
         return self._sample(num, seed)
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.measure_quality`."""
-        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
-        return measure_quality(self._data, real, generated)

@@ -15,8 +15,7 @@ from fedwan.models.velocity import (
     embed_positions,
 )
 from fedwan.state import state_of
-from fedwan.workloads.euler import EulerSolver
-from fedwan.workloads.rectified_flow import flow_sigmas
+from fedwan.workloads.flow import EulerSolver, flow_sigmas
 
 CLASSES = 10
 

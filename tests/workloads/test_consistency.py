@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
-from fedwan.workloads.rectified_flow import flow_sigmas
+from fedwan.workloads.flow import flow_sigmas
 
 
 @pytest.mark.parametrize(("steps", "phases"), [(6, 2), (20, 4), (7, 3), (5, 5), (4, 1)])

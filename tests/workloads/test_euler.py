@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedwan.workloads.euler import EulerSolver
-from fedwan.workloads.rectified_flow import flow_sigmas
+from fedwan.workloads.flow import EulerSolver, flow_sigmas
 
 DATA, NOISE = torch.randn(2, 5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 ANY_STEPS = pytest.mark.parametrize(

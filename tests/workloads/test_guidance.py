@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedwan.workloads.guidance import balanced_labels, drop_labels, guide
+from fedwan.workloads.flow import balanced_labels, drop_labels, guide
 
 NULL = 10
 

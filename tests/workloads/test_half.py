@@ -14,7 +14,7 @@ from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.state import state_of
 from fedwan.workloads.base import keep_local
-from fedwan.workloads.half import hold_in_half
+from fedwan.workloads.precision import hold_in_half
 
 CPU = torch.device("cpu")
 TRUE = "site.precision=bf16-true"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedwan.errors import FedwanError
-from fedwan.workloads.loss_scale import LossScale
+from fedwan.workloads.precision import LossScale
 
 
 def judged(scale: LossScale, *gradients: Tensor) -> bool:

@@ -12,11 +12,9 @@ from fedwan.optim_state import optimizer_state, parameter_names
 from fedwan.state import Role, State, layout_of, state_of
 from fedwan.workloads.moments import (
     begin_moments,
-    has_moments,
     is_moment,
     model_name,
     moment_layout,
-    optimizer_name,
 )
 from fedwan.workloads.optim import build_optimizer
 from tests.support import TinyNetwork
@@ -78,7 +76,6 @@ def test_their_layout_is_that_of_the_tensors(config: InnerConfig) -> None:
     assert sorted(shared) == list(moments)
     for name, spec in moments.items():
         assert is_moment(name) and name.startswith("net/")
-        assert model_name(optimizer_name(name)) == name
         assert (shared[name].shape, shared[name].dtype) == (spec.shape, spec.dtype)
     assert not any(is_moment(name) for name in layout)
 
@@ -87,8 +84,3 @@ def test_roles_keep_averaged_squares_above_zero_and_count_steps_once() -> None:
     moments = moment_layout(layout_of({"net": TinyNetwork(norm=False)}), {"net": ADAM})
     roles = {name.partition("|")[2]: spec.role for name, spec in moments.items()}
     assert roles == {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
-
-
-def test_plain_sgd_has_none() -> None:
-    assert not has_moments(InnerConfig("sgd", beta1=0.0))
-    assert has_moments(InnerConfig("sgd", beta1=0.5)) and has_moments(InnerConfig(beta1=0.0))

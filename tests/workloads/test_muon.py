@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from fedwan.state import state_of
-from fedwan.workloads.muon import Muon, orthogonalised
+from fedwan.workloads.optim import Muon
 
 LR, BETAS, DECAY = 0.02, (0.8, 0.99), 0.1
 
@@ -45,35 +44,10 @@ def test_matrices_step_as_torchs_muon_and_the_rest_as_its_adamw() -> None:
     follow(list(ours.parameters()), Muon(list(ours.parameters()), LR, BETAS, DECAY))
     networks = (state_of({"net": module}) for module in (ours, theirs, network()))
     for one, other, first in zip(*(state.values() for state in networks), strict=True):
-        if one.ndim == 2:  # torch's own takes products in bf16
-            assert float((one - other).norm()) < 0.02 * float((one - first).norm())
-        else:
-            assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("shape", [(16, 32), (32, 16), (8, 8), (1, 5)])
-@pytest.mark.parametrize("scale", [1e-3, 1e3])
-def test_an_update_has_full_rank_and_one_size(shape: tuple[int, int], scale: float) -> None:
-    generator = torch.Generator().manual_seed(0)
-    rows, columns = shape
-    line = torch.randn(rows, 1, generator=generator) @ torch.randn(1, columns, generator=generator)
-    gradient = scale * (line + 0.1 * torch.randn(shape, generator=generator))
-    before = gradient.clone()
-    update = orthogonalised(gradient)
-    assert torch.equal(gradient, before)
-    singular = torch.linalg.svdvals(update)
-    assert 0.5 < float(singular.min()) and float(singular.max()) < 1.3
-    if min(shape) > 1:
-        given = torch.linalg.svdvals(gradient)
-        assert float(given.max() / given.min()) > 15
-    # The same directions: what is left of the gradient's singular vectors is diagonal.
-    left, _, right = torch.linalg.svd(gradient, full_matrices=False)
-    turned = left.T @ update @ right.T
-    torch.testing.assert_close(turned, torch.diag(turned.diagonal()), rtol=0, atol=1e-3)
+        assert torch.equal(one, other) and not torch.equal(one, first)
 
 
 def test_a_gradient_of_nothing_moves_nothing_and_no_gradient_does_not_step() -> None:
-    assert not orthogonalised(torch.zeros(3, 4)).any()
     still, moving = (nn.Parameter(torch.ones(3, 4)) for _ in range(2))
     optimizer = Muon([still, moving], LR, BETAS, DECAY)
     moving.grad = torch.zeros(3, 4)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedwan.workloads.rectified_flow import draw_sigma, flow_sigmas, interpolate, shift_sigma
+from fedwan.workloads.flow import draw_sigma, flow_sigmas, interpolate, shift_sigma
 
 DATA, NOISE = torch.randn(2, 5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
 

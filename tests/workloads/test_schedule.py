@@ -18,7 +18,7 @@ from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators
 from fedwan.state import Role, TensorSpec
 from fedwan.workloads.base import Batch, Reduce
-from fedwan.workloads.schedule import rate_at, set_rates
+from fedwan.workloads.optim import rate_at, set_rates
 from strategies import parameter_server
 from tests.support import ADAM, TinyWorkload
 

@@ -1,0 +1,216 @@
+"""Rectified flow (Liu et al. 2022): noised samples to train on, and Euler steps to sample with.
+
+With noise level sigma from 0 (data) to 1 (noise), in the convention of diffusers:
+
+    x_sigma = sigma * noise + (1 - sigma) * data        target = d x / d sigma = noise - data
+
+Times are drawn as in Esser et al. 2024 (2403.03206, section 3.1 and equation 23). The solver is
+that of phased consistency models (Wang et al. 2024, 2405.18407), whose scripts take n of a
+teacher's T timesteps and go from each to the one below. As written there it ends at the schedule's
+lowest level instead of at the data, and starts below pure noise where n does not divide T. Here
+level 0 belongs to the schedule, and steps are rounded so that both ends are met for any n and T:
+
+    t_k = round(k T / n)        x(t_k-1) = x(t_k) + (sigma(t_k-1) - sigma(t_k)) v,   k = n … 1
+
+Classifier-free guidance (Ho & Salimans 2022) makes samples follow their labels more closely. One
+network learns the velocity with labels and, where they were dropped, without, which means a null
+class, one above the last:
+
+    v = v_null + guidance * (v_label - v_null)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedwan.models.layers import clamp_images
+from fedwan.rng import derive_seed
+
+__all__ = [
+    "TIMES",
+    "EulerSolver",
+    "balanced_labels",
+    "draw_sigma",
+    "drop_labels",
+    "flow_sigmas",
+    "guide",
+    "interpolate",
+    "per_sample",
+    "sample_flow",
+    "shift_sigma",
+]
+
+TIMES = ("logit_normal", "uniform")
+"""What noise levels are drawn from."""
+
+
+def draw_sigma(
+    num: int, generator: torch.Generator, times: str = "logit_normal", shift: float = 1.0
+) -> Tensor:
+    """Noise levels to train at, (num,) in [0, 1), from a generator on the CPU.
+
+    `times` is `uniform`, or `logit_normal`, the sigmoid of a standard normal (equation 19 with
+    m = 0, s = 1): most work goes to the middle of the way. For `shift` see `shift_sigma`.
+    """
+    assert times in TIMES
+    if times == "uniform":
+        sigma = torch.rand(num, generator=generator)
+    else:
+        sigma = torch.randn(num, generator=generator).sigmoid()
+    return shift_sigma(sigma, shift)
+
+
+def flow_sigmas(num: int, shift: float = 1.0) -> Tensor:
+    """A schedule of equal steps, shifted: (num,) float64, from above 0 to exactly 1."""
+    # Quotients, not differences: every level is the nearest number to k / num.
+    return shift_sigma(torch.arange(1, num + 1, dtype=torch.float64) / num, shift)
+
+
+def shift_sigma(sigma: Tensor, shift: float) -> Tensor:
+    """Noise levels moved towards the noise by a shift above 1: s sigma / (1 + (s - 1) sigma).
+
+    Large images need more noise to be destroyed, hence a shift of 3 or so (equation 23). The shape
+    stays.
+    """
+    # The denominator, so written, leaves sigma = 1 at exactly 1, and all as it is where shift = 1.
+    return shift * sigma / (shift * sigma + (1 - sigma))
+
+
+def interpolate(data: Tensor, noise: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
+    """x_sigma and its target velocity, both like `data` and `noise`, (batch, …); sigma (batch,)."""
+    sigma = per_sample(sigma, data)
+    return sigma * noise + (1 - sigma) * data, noise - data
+
+
+def per_sample(values: Tensor, x: Tensor) -> Tensor:
+    """One value per sample, (batch,), shaped to multiply samples (batch, …)."""
+    return values.view(-1, *[1] * (x.dim() - 1))
+
+
+class EulerSolver:
+    """n steps from noise to data; step n - 1 starts at the noise, step 0 ends at the data.
+
+    Args:
+        sigmas: noise levels of timesteps 1 … T, (T,), rising to exactly 1; see `flow_sigmas`. The
+            solver's own tensors live on their device.
+        num_steps: n, from 1 to T.
+
+    Attributes:
+        timesteps: where each step starts, (n,) int64, rising to T.
+        timesteps_prev: where it ends, (n,) int64, rising from 0.
+        sigmas: the noise level where each step starts, (n,) float64, rising to 1.
+        sigmas_prev: where it ends, (n,) float64, rising from 0.
+
+    Raises:
+        ValueError: levels that do not rise to 1, or more steps than timesteps.
+    """
+
+    def __init__(self, sigmas: Tensor, num_steps: int) -> None:
+        num_timesteps = len(sigmas)
+        if not 1 <= num_steps <= num_timesteps:
+            raise ValueError(
+                f"num_steps = {num_steps} for {num_timesteps} timesteps; choose 1 to "
+                f"{num_timesteps}"
+            )
+        levels = torch.cat([sigmas.new_zeros(1), sigmas]).double()
+        if float(levels[-1]) != 1 or not bool((levels.diff() > 0).all()):
+            raise ValueError(
+                f"sigmas go from {float(levels[1]):g} to {float(levels[-1]):g}; give levels above "
+                "0 that rise to exactly 1, the lowest first"
+            )
+        # Rounded half up: distinct since n <= T, and 0 and T at the ends.
+        ends = [
+            (2 * k * num_timesteps + num_steps) // (2 * num_steps) for k in range(num_steps + 1)
+        ]
+        timesteps = torch.tensor(ends, device=sigmas.device)
+        self.timesteps, self.timesteps_prev = timesteps[1:], timesteps[:-1]
+        self.sigmas, self.sigmas_prev = levels[timesteps[1:]], levels[timesteps[:-1]]
+
+    def step(self, x: Tensor, velocity: Tensor, index: Tensor) -> Tensor:
+        """Samples at `sigmas_prev[index]`, (batch, …), from x at `sigmas[index]`.
+
+        `velocity` is d x / d sigma there, of the same shape; `index` is the step that each sample
+        takes, (batch,) int64 from 0 to n - 1.
+        """
+        change = (self.sigmas_prev - self.sigmas)[index].to(x.dtype)
+        return x + per_sample(change, x) * velocity
+
+    @torch.no_grad()
+    def sample(self, velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor) -> Tensor:
+        """Samples at sigma = 0 from standard normal noise, both (batch, …): all steps in turn.
+
+        `velocity` is (x (batch, …), sigma (batch,)) -> d x / d sigma.
+        """
+        x = noise
+        for step in reversed(range(len(self.sigmas))):
+            index = torch.full((len(x),), step, device=x.device)
+            x = self.step(x, velocity(x, self.sigmas[index].to(x.dtype)), index)
+        return x
+
+
+def drop_labels(labels: Tensor, share: float, null: int, generator: torch.Generator) -> Tensor:
+    """Labels, (batch,) int64, of which about a share is replaced by the null class."""
+    dropped = torch.rand(len(labels), generator=generator) < share
+    return labels.masked_fill(dropped.to(labels.device), null)
+
+
+def balanced_labels(num: int, num_classes: int, generator: torch.Generator) -> Tensor:
+    """Labels to sample, (num,) int64: each class once, in random order, then each once again.
+
+    So any part that is a multiple of `num_classes` long, counted from the start, is balanced.
+    """
+    turns = range(-(-num // num_classes))
+    order = [torch.randperm(num_classes, generator=generator) for _ in turns]
+    return torch.cat(order)[:num] if order else torch.empty(0, dtype=torch.int64)
+
+
+def guide(
+    velocity: Callable[[Tensor, Tensor, Tensor], Tensor],
+    labels: Tensor,
+    null: int,
+    guidance: float,
+) -> Callable[[Tensor, Tensor], Tensor]:
+    """(x, sigma) -> d x / d sigma that leads to samples of these labels, (batch,) int64.
+
+    `velocity` is told labels, (x (batch, …), sigma (batch,), labels (batch,)). A `guidance` of 1
+    takes the labels' own velocity, 0 that of the null class; every other value takes both, at twice
+    the cost.
+    """
+    if guidance == 1:
+        return lambda x, sigma: velocity(x, sigma, labels)
+    both = torch.cat([labels, torch.full_like(labels, null)])
+
+    def guided(x: Tensor, sigma: Tensor) -> Tensor:
+        twice = x.repeat(2, *[1] * (x.dim() - 1))
+        v_label, v_null = velocity(twice, sigma.repeat(2), both).chunk(2)
+        return v_null + guidance * (v_label - v_null)
+
+    return guided
+
+
+@torch.no_grad()
+def sample_flow(
+    velocity: Callable[..., Tensor],
+    solver: EulerSolver,
+    shape: tuple[int, ...],
+    num: int,
+    seed: int,
+    num_classes: int = 0,
+    guidance: float = 1.0,
+) -> Tensor:
+    """Samples from fixed noise, the same for all networks, (num, *shape); images within [-1, 1].
+
+    `velocity` is told (x, sigma), or (x, sigma, labels) where there are `num_classes`, of which
+    samples are as many each. They are made on the solver's device.
+    """
+    device = solver.sigmas.device
+    generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
+    noise = torch.randn(num, *shape, generator=generator).to(device)
+    if num_classes:
+        generator = torch.Generator().manual_seed(derive_seed(seed, "labels"))
+        labels = balanced_labels(num, num_classes, generator).to(device)
+        velocity = guide(velocity, labels, num_classes, guidance)
+    return clamp_images(solver.sample(velocity, noise))

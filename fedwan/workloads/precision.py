@@ -1,0 +1,145 @@
+"""Half precision, as `site.precision` asks for it: autocast, weights in bf16, a scale for losses.
+
+Under `bf16-true` weights are in bf16, and so their gradients and first moments. A value of a
+network takes 10 bytes under Adam, in place of 16: the squares of gradients stay in fp32
+(`keep_squares_in_full`). What is computed is computed as under autocast: matrix products in bf16,
+norms and losses in fp32. A change of a weight by less than 1/512 of it is lost, as always with
+weights in bf16; the coordinator keeps its own in fp32, so that what the sites agree on adds up
+there. Batch and instance norm keep their weights and statistics in fp32: they are few, near 1 bf16
+is coarse, and variances are merged.
+
+Under `16-mixed` small gradients would vanish in fp16, whose least number is 6e-8, so losses are
+multiplied by a scale and gradients divided by it (Micikevicius et al. 2018, 1710.03740, section
+3.2). It is as large as gradients allow: half as large after one that is not finite, twice as large
+after many that are. Unlike torch's GradScaler it repeats a step that overflowed instead of skipping
+it: sites would otherwise be steps apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedwan.errors import FedwanError
+
+__all__ = ["LossScale", "autocast", "hold_in_half", "keep_squares_in_full", "square_dtype"]
+
+_HALF = {
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+    "16-mixed": torch.float16,
+}
+_FIRST = 2.0**16
+_LEAST = 2.0**-10
+_GROWS_AFTER = 2000
+
+
+def autocast(precision: str, device: torch.device, **options: bool) -> AbstractContextManager[None]:
+    """Operations that bear it run in half precision inside, where `site.precision` says so."""
+    dtype = _HALF.get(precision)
+    enabled: AbstractContextManager[None] = torch.autocast(
+        device.type, dtype, enabled=dtype is not None, **options
+    )
+    return enabled
+
+
+def hold_in_half(network: nn.Module) -> None:
+    """Have weights and buffers in bf16, and every forward pass under autocast, its result in fp32.
+
+    Changes the network in place, its class included; before an optimiser has its parameters.
+    """
+    for module in network.modules():
+        if isinstance(module, _NormBase):
+            continue
+        for param in module.parameters(recurse=False):
+            param.data = param.data.bfloat16()
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                module._buffers[name] = buffer.bfloat16()
+    # The class, not the instance: copies of the network compute with their own weights.
+    network.__class__ = _in_half(type(network))
+
+
+def _in_half(kind: type[nn.Module]) -> type[nn.Module]:
+    def forward(self: nn.Module, *args: Any, **more: Any) -> Any:
+        device = next(self.parameters()).device.type
+        with torch.autocast(device, torch.bfloat16):
+            out = kind.forward(self, *args, **more)
+        return out.float() if isinstance(out, Tensor) else out
+
+    return type(kind.__name__, (kind,), {"forward": forward, "__module__": kind.__module__})
+
+
+def keep_squares_in_full(optimizer: torch.optim.Optimizer) -> None:
+    """Have Adam keep the squares of gradients in fp32, from its second step on.
+
+    In bf16 they could only grow: what beta2 = 0.999 takes from one is less than a 512th of it.
+    """
+
+    def widen(*_: object) -> None:
+        for state in optimizer.state.values():
+            squares = state.get("exp_avg_sq")
+            if squares is not None:
+                state["exp_avg_sq"] = squares.to(square_dtype(squares.dtype))
+
+    optimizer.register_step_post_hook(widen)
+
+
+def square_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Of squares of gradients whose parameter has this dtype."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+class LossScale:
+    """Scales losses, and judges the gradients that come of them.
+
+    Attributes:
+        state: `scale` (float32, ()) and `streak` (int64, ()), how many updates in a row were
+            good; on the CPU. Who puts a checkpoint back writes into them.
+    """
+
+    def __init__(self) -> None:
+        self.state = {"scale": torch.tensor(_FIRST), "streak": torch.tensor(0)}
+
+    @property
+    def factor(self) -> float:
+        """That losses are to be multiplied by."""
+        return float(self.state["scale"])
+
+    def unscale(self, gradients: Sequence[Tensor]) -> bool:
+        """Divide complete gradients by the scale, in place; False if one is not finite.
+
+        Waits for a GPU.
+        """
+        for gradient in gradients:
+            gradient.div_(self.factor)
+        # The largest magnitude of each; NaN stays NaN.
+        peaks = [torch.linalg.vector_norm(g, float("inf")) for g in gradients if g.numel()]
+        return not peaks or bool(torch.stack(peaks).isfinite().all())
+
+    def update(self, is_finite: bool) -> None:
+        """Adapt the scale once the gradients of all networks that step together were unscaled.
+
+        Raises:
+            FedwanError: they are not finite at any scale.
+        """
+        scale, streak = self.state["scale"], self.state["streak"]
+        if is_finite:
+            streak.add_(1)
+            if int(streak) == _GROWS_AFTER:
+                streak.zero_()
+                scale.mul_(2)
+            return
+        streak.zero_()
+        scale.div_(2)
+        if self.factor < _LEAST:
+            raise FedwanError(
+                "gradients in fp16 are not finite at any loss scale: training diverged, or its "
+                "values leave fp16's range; set site.precision=bf16-mixed, or lower the learning "
+                "rates (inner.NETWORK.lr, outer.NETWORK.lr)"
+            )
