@@ -1,4 +1,4 @@
-"""Recipes: where the pages `strategies/NAME.py` and `sites/NAME.py` are found, and what a run is.
+"""Where recipes are found, `strategies/NAME.py` and `sites/NAME.py`, and what a run is.
 
 The only place that imports recipes. It does so by name, so that the library depends on no strategy
 and no workload, and a user's own recipe is as good as ours:
@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING
 
 import fedwan
 from fedwan._config_tree import Tree, parse_words, read_yaml
-from fedwan._recipe_checks import check_recipes
 from fedwan.config import COMMAND, Config, InnerConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
@@ -39,7 +38,6 @@ __all__ = [
     "app_folders",
     "check_codecs",
     "complete",
-    "find_app",
     "installed_app",
     "load_run",
     "load_strategies",
@@ -54,18 +52,15 @@ __all__ = [
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
-_WORKLOAD_PARTS = _STRATEGY_PARTS = ("build",)
-
-
-def find_app() -> Path:
-    """The app: the present folder if it holds `sites/` or `strategies/`, else fedwan's own."""
-    return app_folders()[0]
 
 
 def app_folders() -> list[Path]:
-    """Folders whose recipes a run may use; the first that has one of a name provides it."""
+    """Folders whose recipes a run may use; the first that has one of a name provides it.
+
+    The present folder, if it holds `sites/` or `strategies/`, and fedwan's own.
+    """
     here, own = Path.cwd(), installed_app()
-    is_app = any((here / folder).is_dir() for folder in ("strategies", "sites"))
+    is_app = any((here / folder).is_dir() for folder in _GROUPS)
     return [here, own] if is_app and here != own else [own]
 
 
@@ -87,22 +82,30 @@ def source_sha256(module: ModuleType) -> str:
     return hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
 
 
+def sources(config: Config) -> dict[str, str]:
+    """SHA-256 of the source of a run's strategy and recipe, by name: sites must have the same."""
+    modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
+    if config.workload != COMMAND:
+        modules[f"workload {config.workload}"] = load_workload(config.workload)
+    return {name: source_sha256(module) for name, module in modules.items()}
+
+
 def load_workload(name: str) -> ModuleType:
     """Import a workload recipe; its parts are listed in `fedwan.workloads.base`.
 
     Raises:
-        ConfigError: there is no such recipe, or it lacks a part.
+        ConfigError: there is no such recipe, or it lacks `build`.
     """
-    return _load("workload", name, "sites", _WORKLOAD_PARTS)
+    return _load("workload", name, "sites")
 
 
 def load_strategy(name: str) -> ModuleType:
     """Import a strategy recipe; its parts are listed in `fedwan.strategy`.
 
     Raises:
-        ConfigError: there is no such recipe, or it lacks a part.
+        ConfigError: there is no such recipe, or it lacks `build`.
     """
-    return _load("strategy", name, "strategies", _STRATEGY_PARTS)
+    return _load("strategy", name, "strategies")
 
 
 def strategy_names() -> list[str]:
@@ -111,12 +114,74 @@ def strategy_names() -> list[str]:
 
 
 def load_strategies() -> Mapping[str, ModuleType]:
-    """All strategies, by name.
-
-    Raises:
-        ConfigError: there is no app.
-    """
+    """All strategies, by name."""
     return {name: load_strategy(name) for name in strategy_names()}
+
+
+def _load(key: str, name: str, folder: str) -> ModuleType:
+    pages, what = _pages(folder), f"{key} = {name!r}"
+    if name in pages:
+        module = _import_page(what, name, folder, pages[name])
+    elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
+        module = _import_installed(what, next(iter(plugins)).module)
+    elif "." in name and name.replace(".", "").isidentifier():
+        module = _import_installed(what, name)
+    else:
+        names = _names(folder)
+        raise ConfigError(
+            f"{what} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
+        )
+    if not hasattr(module, "build"):
+        raise ConfigError(f"{what}: {module.__file__} defines no 'build'; see docs/")
+    return module
+
+
+def _names(folder: str) -> list[str]:
+    return sorted({*_pages(folder), *entry_points(group=_GROUPS[folder]).names})
+
+
+def _pages(folder: str) -> dict[str, Path]:
+    """The recipes of `sites` or `strategies` by name, and their files."""
+    found: dict[str, Path] = {}
+    for root in app_folders():
+        for path in sorted((root / folder).glob("*.py")):
+            if path.stem not in _ENTRY_POINTS and not path.stem.startswith("_"):
+                found.setdefault(path.stem, path)
+    return found
+
+
+def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
+    """The module `folder.name`, from the app folder that provides it.
+
+    The package `folder` may be imported already, from Flower's bundle or a test's folder: its path
+    is extended, so that recipes find their neighbours by name as well.
+    """
+    roots = app_folders()
+    for root in reversed(roots):
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
+    package = importlib.import_module(folder)
+    places = [str(root / folder) for root in roots]
+    package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
+    module = importlib.import_module(f"{folder}.{name}")
+    if Path(module.__file__ or "").resolve() != path.resolve():
+        raise ConfigError(
+            f"{what}: {path} is hidden by {module.__file__}, which was imported before it; "
+            "give it another name"
+        )
+    return module
+
+
+def _import_installed(what: str, module_name: str) -> ModuleType:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the recipe's own
+        raise ConfigError(
+            f"{what}: no module {error.name!r} is installed here; install the package that holds "
+            "it at the coordinator and at every site"
+        ) from None
 
 
 def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
@@ -125,21 +190,21 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     A word such as `outer.generator.lr=0.3` changes the learning rate alone: momentum stays what
     the strategy chose, not what `OuterConfig` starts with.
 
-    Args:
-        path: the YAML file, or None.
-        overrides: the words.
-
     Raises:
         ConfigError: see `fedwan.config.load` and `resolve`.
     """
     trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
     asked = merge(Config(), *trees)
-    chosen = _defaults(asked)
+    open_ones = dataclasses.replace(asked, inner={}, outer={})
+    try:
+        chosen = resolve(open_ones)
+    except ConfigError:  # told below, with what is wrong besides
+        chosen = open_ones
     # Defaults of one optimiser mean nothing to another, so that it starts with InnerConfig's own.
     inner = {
         network: default
         for network, default in chosen.inner.items()
-        if network not in asked.inner or _name_asked(trees, network, default.name) == default.name
+        if _name_asked(trees, network, default.name) == default.name
     }
     base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
     config = resolve(merge(base, *trees))
@@ -148,12 +213,13 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     return config
 
 
-def _defaults(asked: Config) -> Config:
-    """The optimisers that the recipes choose; none of what is asked for that cannot be resolved."""
-    try:
-        return resolve(dataclasses.replace(asked, inner={}, outer={}))
-    except ConfigError:
-        return dataclasses.replace(asked, inner={}, outer={})
+def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:
+    """The optimiser that the user named for a network, in the last tree that names one."""
+    name = default
+    for tree in trees:
+        section = (tree.get("inner") or {}).get(network) or {}
+        name = str(section.get("name", name))
+    return name
 
 
 def resolve(config: Config) -> Config:
@@ -168,32 +234,26 @@ def resolve(config: Config) -> Config:
         ConfigError: a line each: an unknown recipe, network or model setting, a setting without
             effect, or more fragments than the model has modules.
     """
-    if config.workload == COMMAND:
-        page = load_strategy(config.strategy)
-        from fedwan.recipes import follows
-
-        if not follows(page, "inner.*.name=own") and not config.inner:
-            raise ConfigError(
-                f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
-                "too, which a script makes; set strategy=local_sgd h=1, or say what they are, as "
-                "in inner.NETWORK.name=adamw inner.NETWORK.lr=1e-3"
-            )
-        check_codecs(config)
-        config = copy.deepcopy(config)
-        config.data.batch = config.data.batch or 1
-        return merge(config)
     config, faults = copy.deepcopy(config), Faults()
-    with faults.caught():
-        workload = load_workload(config.workload)
+    workload = None
+    if config.workload != COMMAND:
+        with faults.caught():
+            workload = load_workload(config.workload)
     with faults.caught():
         strategy = load_strategy(config.strategy)
     faults.tell()
-    # Imported here: these need torch, which the command line does without until it has recipes.
-    from fedwan.recipes import require_followed, resolve_strategy
-    from fedwan.workloads.settings import resolve_page
-
     with faults.caught():
         check_codecs(config)
+    # Imported here: these need torch, which the command line does without until it has recipes.
+    from fedwan.recipes import check_built, require_followed, require_script, resolve_strategy
+
+    if workload is None:
+        faults.tell()
+        require_script(strategy, config)
+        config.data.batch = config.data.batch or 1
+        return merge(config)
+    from fedwan.workloads.settings import resolve_page
+
     networks = None
     with faults.caught():
         networks = resolve_page(workload, config)
@@ -203,8 +263,22 @@ def resolve(config: Config) -> Config:
         else:
             resolve_strategy(strategy, config, networks, load_strategies)
     faults.tell()
-    check_recipes(config, workload, strategy.build(config))
+    check_built(config, workload, strategy.build(config))
     return merge(config)
+
+
+def resolve_workload(config: Config) -> Config:
+    """A configuration in which only what the strategy's recipe fills in is left open.
+
+    Raises:
+        ConfigError: see `resolve`.
+    """
+    from fedwan.workloads.settings import resolve_page
+
+    config = copy.deepcopy(config)
+    check_codecs(config)
+    resolve_page(load_workload(config.workload), config)
+    return config
 
 
 def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -> Config:
@@ -239,98 +313,6 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
     return config
 
 
-def sources(config: Config) -> dict[str, str]:
-    """SHA-256 of the source of a run's strategy and recipe, by name: sites must have the same."""
-    modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
-    if config.workload != COMMAND:
-        modules[f"workload {config.workload}"] = load_workload(config.workload)
-    return {name: source_sha256(module) for name, module in modules.items()}
-
-
-def resolve_workload(config: Config) -> Config:
-    """A configuration in which only what the strategy's recipe fills in is left open.
-
-    Args:
-        config: checked by `fedwan.config`; it is not changed.
-
-    Raises:
-        ConfigError: see `resolve`.
-    """
-    from fedwan.workloads.settings import resolve_page
-
-    config = copy.deepcopy(config)
-    check_codecs(config)
-    resolve_page(load_workload(config.workload), config)
-    return config
-
-
-def _load(key: str, name: str, folder: str, parts: Sequence[str]) -> ModuleType:
-    pages = _pages(folder)
-    if name in pages:
-        module = _import_page(key, name, folder, pages[name])
-    elif plugins := entry_points(group=_GROUPS[folder]).select(name=name):
-        module = _import_installed(key, name, next(iter(plugins)).module)
-    elif "." in name and name.replace(".", "").isidentifier():
-        module = _import_installed(key, name, name)
-    else:
-        names = _names(folder)
-        raise ConfigError(
-            f"{key} = {name!r} is none of {', '.join(names)} in {folder}/{nearest(name, names)}"
-        )
-    for part in parts:
-        if not hasattr(module, part):
-            raise ConfigError(f"{key} = {name!r}: {module.__file__} defines no {part!r}; see docs/")
-    return module
-
-
-def _names(folder: str) -> list[str]:
-    return sorted({*_pages(folder), *entry_points(group=_GROUPS[folder]).names})
-
-
-def _pages(folder: str) -> dict[str, Path]:
-    """The recipes of `sites` or `strategies` by name, and their files."""
-    found: dict[str, Path] = {}
-    for root in app_folders():
-        for path in sorted((root / folder).glob("*.py")):
-            if path.stem not in _ENTRY_POINTS and not path.stem.startswith("_"):
-                found.setdefault(path.stem, path)
-    return found
-
-
-def _import_page(key: str, name: str, folder: str, path: Path) -> ModuleType:
-    """The module `folder.name`, from the app folder that provides it.
-
-    The package `folder` may be imported already, from Flower's bundle or a test's folder: its path
-    is extended, so that recipes find their neighbours by name as well.
-    """
-    roots = app_folders()
-    for root in reversed(roots):
-        if str(root) not in sys.path:
-            sys.path.insert(0, str(root))
-    package = importlib.import_module(folder)
-    places = [str(root / folder) for root in roots]
-    package.__path__ = [*places, *(place for place in package.__path__ if place not in places)]
-    module = importlib.import_module(f"{folder}.{name}")
-    if Path(module.__file__ or "").resolve() != path.resolve():
-        raise ConfigError(
-            f"{key} = {name!r}: {path} is hidden by {module.__file__}, which was imported before "
-            "it; give it another name"
-        )
-    return module
-
-
-def _import_installed(key: str, name: str, module_name: str) -> ModuleType:
-    try:
-        return importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the recipe's own
-        raise ConfigError(
-            f"{key} = {name!r}: no module {error.name!r} is installed here; install the package "
-            "that holds it at the coordinator and at every site"
-        ) from None
-
-
 def check_codecs(config: Config) -> None:
     """Refuse codecs that do not exist.
 
@@ -341,19 +323,9 @@ def check_codecs(config: Config) -> None:
     from fedwan.codecs import codec_by_name
 
     faults = Faults()
-    for key in ("codec.up", "codec.down"):
-        if name := getattr(config.codec, key.removeprefix("codec.")):
-            try:
-                codec_by_name(name)
-            except ConfigError as error:
-                faults.add([f"{key}: {error}"])
+    for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
+        try:
+            codec_by_name(name or "fp32")
+        except ConfigError as error:
+            faults.add([f"{key}: {error}"])
     faults.tell()
-
-
-def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:
-    """The optimiser that the user named for a network, in the last tree that names one."""
-    name = default
-    for tree in trees:
-        section = (tree.get("inner") or {}).get(network) or {}
-        name = str(section.get("name", name))
-    return name

@@ -1,12 +1,12 @@
 """What strategy recipes share: the settings that they may follow, defaults, and parts to build of.
 
-How a page declares what it uses stands in `fedwan.uses`.
+How a page declares what it uses stands in `fedwan.uses`. What a strategy and a workload do not bear
+together is refused here, too: networks are built without memory to see what they consist of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
@@ -15,9 +15,16 @@ from fedwan.config import Config, OuterConfig
 from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
+from fedwan.initial import check_initial
 from fedwan.overlap import Overlap
-from fedwan.uses import Faults, Needs, Uses, fill, unmet, unused
-from fedwan.workloads.base import NetworkKind
+from fedwan.site.inner import InnerOptimizers
+from fedwan.state import layout_of
+from fedwan.strategy import Strategy
+from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
+from fedwan.workloads.base import NetworkKind, Workload
+from fedwan.workloads.home import staying_home
+from fedwan.workloads.optim import is_matrix
+from fedwan.workloads.settings import build_nowhere
 
 __all__ = [
     "APART",
@@ -27,13 +34,14 @@ __all__ = [
     "STREAM",
     "WAITS",
     "barrier_policy",
+    "check_built",
     "codec",
     "cut",
-    "follows",
     "fragmentation",
     "nesterov",
     "overlap",
     "require_followed",
+    "require_script",
     "resolve_strategy",
 ]
 
@@ -97,15 +105,14 @@ def resolve_strategy(
         ConfigError: a line for each setting that has no effect, or goes with no other.
     """
     require_followed(page, config, others)
-    fill(config, {**_COMMON, **_defaults(page)}, networks)
+    uses, defaults = _declared(page)
+    fill(config, {**_COMMON, **defaults}, networks)
     faults = Faults()
-    faults.add(unmet(config, _uses(page)))
-    with faults.caught():
-        _check_schedule(config)
-    with faults.caught():
-        _check_stream(config)
-    with faults.caught():
-        getattr(page, "check", lambda _: None)(config)
+    faults.add(unmet(config, uses))
+    for check in (_check_schedule, _check_stream, getattr(page, "check", None)):
+        with faults.caught():
+            if check is not None:
+                check(config)
     faults.tell()
 
 
@@ -118,46 +125,40 @@ def require_followed(
         ConfigError: a line for each, with the strategy that follows most of what was asked for, and
             of these is most like the present one.
     """
-    found = unused(config, _uses(page), OPTIONAL, _defaults(page))
+    found = unused(config, *_declared(page), OPTIONAL)
     if not found:
         return
     pages = others()
 
     def unlikeness(name: str) -> tuple[int, int, str]:
-        left = unused(config, _uses(pages[name]), OPTIONAL, _defaults(pages[name]))
-        apart = len(_followed(page) ^ _followed(pages[name]))
-        return len(left), apart + len({*_defaults(page)} ^ {*_defaults(pages[name])}), name
+        uses, defaults = _declared(pages[name])
+        left = unused(config, uses, defaults, OPTIONAL)
+        apart = {*followed(uses, OPTIONAL)} ^ {*followed(_declared(page)[0], OPTIONAL)}
+        return len(left), len(apart) + len({*_declared(page)[1]} ^ {*defaults}), name
 
     best = min(pages, key=unlikeness, default="")
     mend = f", or set strategy={best}" if best and unlikeness(best)[0] < len(found) else ""
-    raise ConfigError(
-        "\n".join(
-            f"{key} = {value!r} {'does not go' if '=' in entry else 'has no effect'} with strategy "
-            f"{config.strategy!r}; leave it out{mend}"
-            for key, value, entry in found
+    what = f"with strategy {config.strategy!r}; leave it out{mend}"
+    raise ConfigError("\n".join(f"{fault} {what}" for fault in found))
+
+
+def require_script(page: ModuleType, config: Config) -> None:
+    """Refuse a strategy that steps optimisers at the coordinator, which a script alone knows.
+
+    Raises:
+        ConfigError: the strategy does not leave them to the script, and no setting names them.
+    """
+    if not config.inner and not followed(_declared(page)[0], ["inner.*.name=own"]):
+        raise ConfigError(
+            f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
+            "too, which a script makes; set strategy=local_sgd h=1, or say what they are, as "
+            "in inner.NETWORK.name=adamw inner.NETWORK.lr=1e-3"
         )
-    )
 
 
-def follows(page: ModuleType, entry: str) -> bool:
-    """Whether a strategy's page declares one of `OPTIONAL`."""
-    return entry in _followed(page)
-
-
-def _uses(page: ModuleType) -> Uses:
-    uses: Uses = getattr(page, "USES", ())
-    return uses
-
-
-def _defaults(page: ModuleType) -> Mapping[str, Any]:
-    defaults: Mapping[str, Any] = getattr(page, "DEFAULTS", {})
-    return defaults
-
-
-def _followed(page: ModuleType) -> set[str]:
-    """What of `OPTIONAL` a page declares."""
-    patterns = [use.key if isinstance(use, Needs) else use for use in _uses(page)]
-    return {o for o in OPTIONAL if any(fnmatchcase(o, pattern) for pattern in patterns)}
+def _declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
+    """A page's `USES` and `DEFAULTS`."""
+    return getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
 
 
 def _check_schedule(config: Config) -> None:
@@ -211,13 +212,65 @@ def _times(config: Config) -> dict[str, int]:
     return {name: count for name, count in counts.items() if count > 1}
 
 
-def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:
-    """Into what a model is cut: as `rest` says, but for networks with an h of their own.
+def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> None:
+    """Refuse what networks and strategy do not bear together, as the sites would, but too late.
 
     Args:
-        config: resolved.
-        rest: of the networks that travel once in a round.
+        config: with nothing left open.
+        workload: its recipe.
+        strategy: as it is set.
+
+    Raises:
+        ConfigError: a line each: which settings, and the mend.
     """
+    faults = Faults()
+    steps_apart = getattr(workload, "steps_apart", lambda _: False)
+    if steps_apart(config) and strategy.contributes == "gradient":
+        faults.add(
+            [
+                f"strategy {config.strategy!r} exchanges the gradients of all networks at once, "
+                f"and as it is set a network of workload {config.workload!r} steps before the "
+                "others have theirs; set strategy=local_sgd h=1, under which weights are exchanged "
+                "after every step"
+            ]
+        )
+    has_muon = any(inner.name == "muon" for inner in config.inner.values())
+    is_cut = config.stream.fragments > 1 or bool(_times(config))
+    if has_muon or is_cut or config.excluded or config.init:
+        built = build_nowhere(workload, config)
+        if built is not None:  # else it reads its own values
+            faults.add(_muon(config, built))
+            with faults.caught():
+                check_initial(built.networks, config.init, config.excluded)
+            with faults.caught():
+                _cut(config, strategy, built)
+    faults.tell()
+
+
+def _muon(config: Config, built: Workload) -> Iterator[str]:
+    """Muon of networks without matrices."""
+    for network, inner in config.inner.items():
+        params = built.networks[network].parameters()
+        if inner.name == "muon" and not any(is_matrix(param.ndim) for param in params):
+            key = f"inner.{network}.name"
+            yield (
+                f"{key} = 'muon' has no effect: {network} of workload {config.workload!r} has no "
+                f"matrices, only convolutions; set {key}=adamw"
+            )
+
+
+def _cut(config: Config, strategy: Strategy, built: Workload) -> None:
+    """Cut the model as sites will."""
+    trained = {name: built.networks[name] for name in built.optimizers}
+    made = {name: optimizer for name, optimizer in built.optimizers.items() if optimizer}
+    # Without memory some recipes make none: then all parameters count as held.
+    is_known = len(made) == len(built.optimizers)
+    held = InnerOptimizers(built.networks, made).held() if is_known else None
+    strategy.fragments(layout_of(trained, staying_home(trained, held, config.excluded)))
+
+
+def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:
+    """Into what a model is cut: as `rest` says, but for networks with an h of their own."""
     times = _times(config)
     return often(times, rest) if times else rest
 
@@ -225,13 +278,7 @@ def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:
 def codec(
     config: Config, way: Literal["up", "down"], wrap: Callable[[Codec], Codec] = lambda c: c
 ) -> Codec:
-    """How one way is coded.
-
-    Args:
-        config: resolved.
-        way: `up` for contributions, `down` for updates.
-        wrap: what becomes of the codec, such as `with_feedback`.
-    """
+    """How contributions (`up`) or updates (`down`) are coded; `wrap` may be `with_feedback`."""
     return wrap(codec_by_name(getattr(config.codec, way)))
 
 
@@ -246,10 +293,7 @@ def nesterov(momentum: float = 0.9) -> Callable[[Config, NetworkKind], OuterConf
     """The default of `outer.*` for DiLoCo and its kin, by kind of network.
 
     Adversarial networks bear little momentum: with 0.9, which suits language models and flows, a
-    GAN's two networks overshoot each other and diverge.
-
-    Args:
-        momentum: of networks that are trained by regression.
+    GAN's two networks overshoot each other and diverge. `momentum` is of regression alone.
     """
 
     def default(config: Config, kind: NetworkKind) -> OuterConfig:
@@ -266,12 +310,7 @@ def fragmentation(config: Config) -> Fragmentation:
 
 
 def overlap(config: Config, alpha: float = 0.0) -> Overlap:
-    """The overlap that a resolved `stream` asks for.
-
-    Args:
-        config: resolved.
-        alpha: share of its own weights that a site keeps of steps that it took meanwhile.
-    """
+    """The overlap that a resolved `stream` asks for; `alpha` is the share of its own steps kept."""
     tau = config.stream.tau
     assert tau is not None, "resolved"
     return Overlap(tau, alpha if tau else 0.0)

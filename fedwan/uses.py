@@ -22,36 +22,26 @@ from typing import Any
 from fedwan._config_tree import default_at, leaves_of, put_at, value_at
 from fedwan.errors import ConfigError
 
-__all__ = ["Faults", "Needs", "Uses", "fill", "unmet", "unused"]
+__all__ = ["Faults", "Needs", "Uses", "fill", "followed", "unmet", "unused"]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """A setting that has an effect under a condition alone.
-
-    Args:
-        key: of the setting, or `key=value`.
-        holds: the condition, of the configuration and of the network that the key's `*` stands for.
-        mend: what makes it hold, such as `link.rtt_ms=100`, or a function of the configuration.
-    """
+    """A setting that has an effect under a condition alone."""
 
     key: str
+    """Of the setting, or `key=value`."""
     holds: Callable[[Any, str], bool]
+    """The condition, of the configuration and of the network that the key's `*` stands for."""
     mend: str | Callable[[Any], str]
+    """What makes it hold, such as `link.rtt_ms=100`, or a function of the configuration."""
 
 
 Uses = Sequence[str | Needs]
 
 
 class Faults:
-    """Collects what is wrong, to be told at once.
-
-    >>> faults = Faults()
-    >>> with faults.caught():
-    ...     raise ConfigError("h = -1 is out of range; choose 0 or more")
-    >>> faults.lines
-    ['h = -1 is out of range; choose 0 or more']
-    """
+    """Collects what is wrong, to be told at once."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -117,27 +107,29 @@ def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
 
 
 def unused(
-    config: Any, uses: Uses, optional: Sequence[str], defaults: Mapping[str, Any]
-) -> list[tuple[str, Any, str]]:
-    """Settings that a page does not follow.
+    config: Any, uses: Uses, defaults: Mapping[str, Any], optional: Sequence[str]
+) -> list[str]:
+    """Settings that a page does not follow: `h = 5 has no effect`, for whoever says with what.
 
     Args:
         config: before anything was filled in, or after.
         uses: what the page declares.
-        optional: what pages may declare; all else is followed whatever the page.
         defaults: of the page: to set what holds anyway is no mistake.
-
-    Returns:
-        Key, value, and the entry of `optional`.
+        optional: what pages may declare; all else is followed whatever the page.
     """
-    patterns = [use.key if isinstance(use, Needs) else use for use in uses]
-    open_entries = [o for o in optional if not any(fnmatchcase(o, p) for p in patterns)]
+    known = followed(uses, optional)
     return [
-        (key, value, entry)
+        f"{key} = {value!r} {'does not go' if '=' in entry else 'has no effect'}"
         for key, value in _given(config)
-        for entry in open_entries
-        if _covers(entry, key, value) and defaults.get(key, ...) != value
+        for entry in optional
+        if entry not in known and _covers(entry, key, value) and defaults.get(key, ...) != value
     ]
+
+
+def followed(uses: Uses, optional: Sequence[str]) -> list[str]:
+    """What of `optional` a page declares."""
+    patterns = [use.key if isinstance(use, Needs) else use for use in uses]
+    return [entry for entry in optional if any(fnmatchcase(entry, p) for p in patterns)]
 
 
 def _given(config: Any, model: Any = None) -> Iterator[tuple[str, Any]]:

@@ -86,7 +86,7 @@ def refusal(*words: str) -> str:
 
 
 def test_the_present_folder_is_the_app_if_it_holds_recipes(root: Path) -> None:
-    assert app.find_app() == root
+    assert app.app_folders()[0] == root
     assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
 
 
@@ -112,7 +112,7 @@ def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> N
 
 def test_a_folder_of_workloads_alone_is_an_app(root: Path) -> None:
     shutil.rmtree(root / "strategies")
-    assert app.find_app() == root
+    assert app.app_folders()[0] == root
     assert app.load_run(None, ["workload=mine", "strategy=local_sgd"]).steps == 100
 
 
@@ -120,7 +120,7 @@ def test_without_recipes_here_fedwans_own_are_the_app(
     root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
-    assert app.find_app() == Path(app.__file__).resolve().parents[1]
+    assert app.app_folders()[0] == Path(app.__file__).resolve().parents[1]
 
 
 def test_an_installation_without_an_app_is_one_clear_error(
@@ -128,7 +128,7 @@ def test_an_installation_without_an_app_is_one_clear_error(
 ) -> None:
     monkeypatch.setattr(app.fedwan, "__file__", str(tmp_path / "lib" / "fedwan" / "__init__.py"))
     with pytest.raises(ConfigError, match="holds no app; install fedwan anew"):
-        app.find_app()
+        app.app_folders()[0]
 
 
 @pytest.fixture

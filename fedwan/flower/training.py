@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from fedwan.app import find_app
+from fedwan.app import app_folders
 from fedwan.config import COMMAND, Config, from_json
 from fedwan.errors import ConfigError, FedwanError, UserError
 from fedwan.flower.logs import clientapp_log
@@ -89,7 +89,7 @@ def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
         if config.site.processes > 1:
             launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node"]
             launcher += [str(config.site.processes), "-m"]
-        return [*launcher, "fedwan.site.recipe"], str(find_app())
+        return [*launcher, "fedwan.site.recipe"], str(app_folders()[0])
     words = shlex.split(site.command)
     if not words:
         raise ConfigError(

@@ -69,9 +69,8 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     faults = Faults()
     uses, defaults = getattr(page, "USES", ()), getattr(page, "DEFAULTS", {})
     model = getattr(page, "Model", _NoModel)
-    for key, value, entry in unused(config, uses, OPTIONAL, defaults):
-        what = "does not go" if "=" in entry else "has no effect"
-        faults.add([f"{key} = {value!r} {what} with workload {config.workload!r}; leave it out"])
+    for fault in unused(config, uses, defaults, OPTIONAL):
+        faults.add([f"{fault} with workload {config.workload!r}; leave it out"])
     with faults.caught():
         config.model = _resolve_model(model, config.model)
     with faults.caught():
