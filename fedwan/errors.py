@@ -1,17 +1,5 @@
 """Every error that fedwan raises on purpose.
 
-    FedwanError                  one line for the user: what was wrong, the value seen, the mend
-    ├── UserError                the user's to mend; the command exits with 2
-    │   ├── ConfigError          a key, a value, or a setting without effect
-    │   ├── IdentityError        a certificate: missing, expired, foreign, revoked, wrong name
-    │   └── JoinRefused          refused by the coordinator: run, protocol, or weights differ
-    ├── WireError                bytes from the network or a file that do not hold what they claim
-    │   ├── PayloadError         an encoded payload: truncated, oversized, wrong layout, not finite
-    │   └── CheckpointError      a checkpoint: missing, truncated, of another run
-    ├── LinkLost                 the other side cannot be reached, and patience ran out
-    ├── SessionLost              the coordinator knows this session no more: join again, or end
-    └── RunStopped               the run was stopped: by a signal, or because too few sites are left
-
 Bugs of our own are `AssertionError`s and keep their traceback.
 """
 

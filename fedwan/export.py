@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from safetensors.torch import save_file
 from torch import nn
@@ -40,7 +39,10 @@ def export(trained: Trained, to: str, folder: Path) -> None:
 
 def _export_safetensors(trained: Trained, folder: Path) -> None:
     """One file per network, `config.json`, and a README on how to load them."""
-    modules = _modules(trained)
+    try:
+        modules = dict(trained.workload().networks)
+    except FedwanError:  # there is no recipe, or it has moved on
+        modules = {}
     for network, tensors in trained.networks.items():
         whole = {name: value.contiguous() for name, value in tensors.items()}
         save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
@@ -49,7 +51,7 @@ def _export_safetensors(trained: Trained, folder: Path) -> None:
         for network in trained.networks
         if network in modules
     }
-    about: dict[str, Any] = {
+    about = {
         "fedwan": fedwan.__version__,
         "weights": "ema" if trained.is_ema else "last",
         "files": {network: f"{network}.safetensors" for network in trained.networks},
@@ -63,64 +65,55 @@ def _export_safetensors(trained: Trained, folder: Path) -> None:
 FORMATS: dict[str, Callable[[Trained, Path], None]] = {"safetensors": _export_safetensors}
 """What writes each format."""
 
+_README = """\
+# {workload} on {data}, trained with fedwan {version}
 
-def _modules(trained: Trained) -> dict[str, nn.Module]:
-    """The recipe's modules, to be described; none where there is no recipe, or it has moved on."""
-    try:
-        return dict(trained.workload().networks)
-    except FedwanError:
-        return {}
+These files hold {weights}, one file per network, by the names of the module's
+`state_dict()`, parameters in float32. `config.json` holds the run's settings.
+
+| file | tensors | values | first |
+| --- | --- | --- | --- |
+{rows}
+
+## Loading
+
+Into modules of the same classes and sizes:
+
+```python
+from safetensors.torch import load_file
+
+{loading}
+```
+
+## What is not here
+
+{absent}
+{modules}"""
 
 
 def _readme(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
-    config = trained.config
-    weights = "the moving average of the global weights" if trained.is_ema else "the last weights"
-    lines = [
-        f"# {config.workload} on {config.data.name}, trained with fedwan {fedwan.__version__}\n",
-        f"These files hold {weights}, one file per network, by the names of the module's",
-        "`state_dict()`, parameters in float32. `config.json` holds the run's settings.\n",
-        "| file | tensors | values | first |",
-        "| --- | --- | --- | --- |",
-    ]
-    for network, tensors in trained.networks.items():
+    rows, loading = [], []
+    for name, tensors in trained.networks.items():
         num_values, first = sum(value.numel() for value in tensors.values()), next(iter(tensors))
-        lines.append(f"| `{network}.safetensors` | {len(tensors)} | {num_values:,} | `{first}` |")
-    lines += ["\n## Loading\n\nInto modules of the same classes and sizes:\n", "```python"]
-    lines.append("from safetensors.torch import load_file\n")
-    for network in trained.networks:
-        strict = "" if missing.get(network) == [] else ", strict=False"
-        lines.append(f'{network}.load_state_dict(load_file("{network}.safetensors"){strict})')
-    lines += ["```\n", "## What is not here\n", *_absent(trained, modules, missing)]
-    if modules:
-        lines.append("\n## The modules, as torch prints them")
-    for network, module in modules.items():
-        lines.append(f"\n`{network}`:\n\n```\n{module}\n```")
-    return "\n".join(lines) + "\n"
+        rows.append(f"| `{name}.safetensors` | {len(tensors)} | {num_values:,} | `{first}` |")
+        strict = "" if missing.get(name) == [] else ", strict=False"
+        loading.append(f'{name}.load_state_dict(load_file("{name}.safetensors"){strict})')
+    printed = [f"\n`{name}`:\n\n```\n{module}\n```" for name, module in modules.items()]
+    return _README.format(
+        workload=trained.config.workload,
+        data=trained.config.data.name,
+        version=fedwan.__version__,
+        weights=f"the {'moving average of the global' if trained.is_ema else 'last'} weights",
+        rows="\n".join(rows),
+        loading="\n".join(loading),
+        absent=_absent(trained, modules, missing),
+        modules="\n".join(["\n## The modules, as torch prints them", *printed]) if modules else "",
+    )
 
 
-def _absent(
-    trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]
-) -> list[str]:
-    """What the files lack, and why."""
-    lines = [
-        f"- `{network}`: {', '.join(f'`{name}`' for name in names)}"
-        for network, names in missing.items()
-        if names
-    ]
-    lines += [f"- all of `{network}`, which is frozen" for network in modules.keys() - missing]
-    if not modules:
-        for network, patterns in trained.config.excluded.items():
-            lines.append(f"- `{network}`: {', '.join(f'`{pattern}`' for pattern in patterns)}")
-        lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
-    elif not lines:
-        return ["Nothing: the files hold all parameters and buffers."]
-    lines.append("\nThese never left the sites: frozen tensors are the same everywhere, excluded")
-    lines.append("ones are each site's own, and spectral norm's vectors follow from the weights.")
-    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
-        lines.append(_SPECTRAL_NOTE)
-    return lines
-
-
+_STAYED = """
+These never left the sites: frozen tensors are the same everywhere, excluded
+ones are each site's own, and spectral norm's vectors follow from the weights."""
 _SPECTRAL = ("._u", "._v", "weight_u", "weight_v")
 _SPECTRAL_NOTE = """
 A few forward passes bring spectral norm's vectors about, before `module.eval()`:
@@ -131,3 +124,21 @@ with torch.no_grad():
     for _ in range(20):
         module(example)
 ```"""
+
+
+def _absent(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
+    """What the files lack, and why."""
+    named = missing if modules else trained.config.excluded
+    lines = [
+        f"- `{network}`: {', '.join(f'`{name}`' for name in names)}"
+        for network, names in named.items()
+        if names
+    ]
+    lines += [f"- all of `{network}`, which is frozen" for network in modules.keys() - missing]
+    if not modules:
+        lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
+    elif not lines:
+        return "Nothing: the files hold all parameters and buffers."
+    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
+        return "\n".join([*lines, _STAYED, _SPECTRAL_NOTE])
+    return "\n".join([*lines, _STAYED])

@@ -11,11 +11,7 @@ __all__ = ["require"]
 
 
 def require(module: str, extra: str) -> Any:
-    """Import a module that comes with an extra.
-
-    Args:
-        module: its full name.
-        extra: of `pip install 'fedwan[EXTRA]'`.
+    """Import a module that comes with an extra, of `pip install 'fedwan[EXTRA]'`.
 
     Raises:
         ConfigError: its package is not installed; the text says how to install it.

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedwan.errors import ConfigError, UserError
+from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.state import Role, role_of_buffer
 
@@ -34,9 +34,6 @@ def load_initial(
         networks: just built, by name; plain, or sharded as DTensors.
         init: paths by network.
         exclude: by network, patterns of names that a file may lack, as it may lack what is frozen.
-
-    Raises:
-        ConfigError: see `check_initial`.
     """
     check_initial(networks, init, exclude)
     for network, path in init.items():
@@ -60,12 +57,7 @@ def check_initial(
                 f"{key}: networks are {', '.join(networks)}{nearest(network, networks)}"
             )
         module, key = networks[network], f"{key} = {path!r}"
-        try:
-            missing = absent(module, _shapes(key, Path(path)), key)
-        except ConfigError:
-            raise
-        except UserError as error:
-            raise ConfigError(str(error)) from None
+        missing = absent(module, _shapes(key, Path(path)), key)
         patterns = (exclude or {}).get(network, ())
         frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
         spectral = {n for n, v in module.named_buffers() if role_of_buffer(n, v) is Role.SPECTRAL}
@@ -79,22 +71,17 @@ def check_initial(
 def absent(module: nn.Module, shapes: Mapping[str, Shape], what: str) -> list[str]:
     """Names of a module's tensors that are not among the given ones; tied ones count as one.
 
-    Args:
-        module: on any device.
-        shapes: of the given tensors, by name of `state_dict`.
-        what: holds them, as messages call it.
-
     Raises:
-        UserError: the module has no tensor of a name, or one of another shape.
+        ConfigError: the module has no tensor of a name, or one of another shape; `what` has them.
     """
     tensors = _tensors(module)
     for name, shape in shapes.items():
         if name not in tensors:
-            raise UserError(
+            raise ConfigError(
                 f"{what} holds {name!r}, which the module has not{nearest(name, tensors)}"
             )
         if shape != (wanted := tuple(tensors[name].shape)):
-            raise UserError(
+            raise ConfigError(
                 f"{what}: {name!r} is of shape {shape}, and the module's of {wanted}; both "
                 "are to have the same sizes"
             )

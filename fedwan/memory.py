@@ -45,11 +45,7 @@ def tune_allocator() -> None:
 
 
 class Tidier:
-    """Gives the free pages of the heaps back; without effect where there is no glibc.
-
-    Args:
-        clock: monotonic seconds; a test's may differ.
-    """
+    """Gives the free pages of the heaps back; without effect where there is no glibc."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -60,11 +56,7 @@ class Tidier:
             self._trim = None
 
     def tidy(self) -> bool:
-        """Do so, unless it was done lately; costs about 5 ms for 1 GB of heap.
-
-        Returns:
-            Whether it did.
-        """
+        """Do so, unless it was done lately; whether it did. Costs about 5 ms for 1 GB of heap."""
         if self._trim is None or self._clock() < self._next:
             return False
         self._trim(0)

@@ -22,10 +22,6 @@ __all__ = ["load_optimizer", "optimizer_state", "parameter_names"]
 def parameter_names(optimizer: torch.optim.Optimizer, tensors: State) -> list[str]:
     """Names of the optimiser's parameters in its own order, found by memory address.
 
-    Args:
-        optimizer: over some of the tensors.
-        tensors: named views of live parameters, as `state_of` gives them.
-
     Raises:
         ValueError: the optimiser holds a parameter that is not among the tensors.
     """
@@ -46,10 +42,6 @@ def parameter_names(optimizer: torch.optim.Optimizer, tensors: State) -> list[st
 
 def optimizer_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> State:
     """The optimiser's tensors as `field|parameter name`; no copies.
-
-    Args:
-        optimizer: whose state to list.
-        names: of its parameters, in its own order.
 
     Raises:
         ValueError: a field is neither a tensor nor None, so it would be lost.

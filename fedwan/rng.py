@@ -14,13 +14,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = [
-    "NamedGenerators",
-    "derive_seed",
-    "lent_generators",
-    "seed_torch",
-    "seeded_init",
-]
+__all__ = ["NamedGenerators", "derive_seed", "lent_generators", "seed_torch", "seeded_init"]
 
 
 def derive_seed(*parts: object) -> int:
@@ -40,13 +34,10 @@ _lending = threading.RLock()
 
 @contextmanager
 def lent_generators(gpus: Sequence[torch.device] = ()) -> Iterator[None]:
-    """Torch's global generators, to be left as they were.
+    """Torch's global generators of the CPU and of some GPUs, to be left as they were.
 
     One thread at a time has them: sites that are threads of one process (`fedwan.simulate`) would
     else put them back in the middle of another one's draws.
-
-    Args:
-        gpus: whose generators are lent besides the CPU's.
     """
     with _lending, torch.random.fork_rng(list(gpus)):
         yield
@@ -67,12 +58,7 @@ def seed_torch(seed: int) -> None:
 
 
 class NamedGenerators:
-    """CPU generators by name, made on first use: `rng["latent"]`.
-
-    Args:
-        seed: the run's seed.
-        owner: who draws, a site's name; two owners never share a stream.
-    """
+    """CPU generators by name, made on first use: `rng["latent"]`; two owners share no stream."""
 
     def __init__(self, seed: int, owner: str) -> None:
         self._seed = seed

@@ -15,7 +15,7 @@ import safetensors
 import torch
 from torch import nn
 
-from fedwan.config import Config
+from fedwan.config import COMMAND, Config
 from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, UserError
 from fedwan.initial import absent, load_initial, put
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import Workload
 
 __all__ = ["Trained", "load"]
-
-_COMMAND = "command"  # a training script of the user's own
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Trained:
         Raises:
             UserError: the run was of a script, or the recipe no longer fits.
         """
-        if self.config.workload == _COMMAND:
+        if self.config.workload == COMMAND:
             raise UserError(
                 f"{self.folder} is a run of a script, which has no recipe to build; build the "
                 "networks as the script does, and call load_into(module, network) with each"
