@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedwan.names import closest, nearest, why_unsafe
+from fedwan.names import closest, why_unsafe
 
 
 @pytest.mark.parametrize(
@@ -22,11 +22,6 @@ def test_closest_finds_typing_errors_initials_and_parts(
     wrong: str, valid: list[str], right: str | None
 ) -> None:
     assert closest(wrong, valid) == right
-
-
-def test_nearest_is_ready_to_append() -> None:
-    assert nearest("syn", ["sync", "diloco"]) == "; did you mean 'sync'?"
-    assert nearest("xyz", ["sync", "diloco"]) == ""
 
 
 @pytest.mark.parametrize("name", ["s1", "paris", "a", "us-east-1", "0", "a" * 63])

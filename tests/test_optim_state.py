@@ -55,39 +55,6 @@ def test_a_resumed_optimiser_goes_on_bit_for_bit_in_any_order_of_parameters(
     assert same_bits(state_of({"g": network}), state_of({"g": again}))
 
 
-@every_optimizer
-def test_a_fresh_optimiser_has_no_state_and_can_be_restored_to_none(name: str) -> None:
-    network, optimizer = make(name)
-    assert optimizer_state(optimizer, NAMES) == {}
-    train(network, optimizer, range(2))
-    load_optimizer(optimizer, NAMES, {})
-    assert optimizer_state(optimizer, NAMES) == {}
-
-
-def test_learning_rates_stay_as_they_are() -> None:
-    network, optimizer = make("adam")
-    train(network, optimizer, range(2))
-    flat = optimizer_state(optimizer, NAMES)
-    optimizer.param_groups[0]["lr"] = 7.0
-    load_optimizer(optimizer, NAMES, flat)
-    assert optimizer.param_groups[0]["lr"] == 7.0
-
-
-def test_what_was_loaded_is_the_optimisers_own() -> None:
-    network, optimizer = make("momentum")
-    train(network, optimizer, range(2))
-    flat = {key: value.clone() for key, value in optimizer_state(optimizer, NAMES).items()}
-    load_optimizer(optimizer, NAMES, flat)
-    before = {key: value.clone() for key, value in flat.items()}
-    train(network, optimizer, range(2, 4))
-    assert same_bits(flat, before)
-
-
-def test_names_are_found_in_the_optimisers_own_order() -> None:
-    network, optimizer = make("adam", backwards=True)
-    assert parameter_names(optimizer, state_of({"g": network})) == NAMES[::-1]
-
-
 def test_parameters_without_elements_are_told_apart() -> None:
     network = nn.ParameterDict({n: nn.Parameter(torch.zeros(0, i)) for i, n in enumerate("ab")})
     optimizer = torch.optim.SGD(network.parameters(), lr=1.0)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 
-from fedwan.app import load_run, load_strategies
+from fedwan.app import load_run
 from fedwan.config import (
     Config,
     InnerConfig,
@@ -18,9 +18,8 @@ from fedwan.config import (
     dump,
 )
 from fedwan.errors import ConfigError
-from fedwan.recipes import OPTIONAL, cut, fragmentation, resolve_strategy
-from fedwan.uses import Needs
-from strategies import diloco, parameter_server, scaffnew, streaming_diloco, sync
+from fedwan.recipes import cut, resolve_strategy
+from strategies import diloco, parameter_server, streaming_diloco
 from tests.support import spec
 
 NETWORKS = {"velocity": "regression"}
@@ -54,12 +53,6 @@ def test_what_was_left_open_is_filled_in_and_what_the_user_named_is_kept() -> No
     named = resolved(diloco, named)
     assert (named.h, named.checkpoint.every) == (25, 7)
     assert named.outer == {"velocity": OuterConfig(0.25, 0.75)}
-
-
-def test_a_page_without_declarations_uses_what_every_strategy_does() -> None:
-    page = SimpleNamespace(__name__="plain")
-    assert resolved(page, Config(steps=7)).h == 1  # type: ignore[arg-type]
-    assert "h = 5 has no effect with strategy 'plain'" in refusal(page, Config(h=5))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -98,44 +91,27 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
     load_run(None, [*words.split(), f"strategy={other}"])
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("strategy=diloco steps=100 round.least_steps=21", "least_steps=21 is above h=20"),
+        ("strategy=diloco network.generator.h=4 round.least_steps=2", "needs round.least_steps=0"),
+        ("strategy=scaffnew codec.up=topk2", "does not go with strategy 'scaffnew'"),
+        ("network.gen.exclude=[a]", "network.gen: workload 'gan' trains"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(words: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says) as raised:
+        load_run(None, words.split())
+    message(raised)
+
+
 def test_all_that_is_wrong_is_told_at_once() -> None:
     words = "strategy=sync h=10 round.grace=3 outer.generator.lr=0.3 model.width=0 data.labels=site"
     with pytest.raises(ConfigError) as raised:
         load_run(None, words.split())
     keys = {line.partition(" ")[0] for line in str(raised.value).splitlines()}
     assert keys == {word.partition("=")[0] for word in words.split()[1:]}
-
-
-def test_every_declaration_is_of_a_setting_that_may_be_declared() -> None:
-    from fnmatch import fnmatchcase
-
-    for page in load_strategies().values():
-        for use in page.USES:
-            pattern = use.key if isinstance(use, Needs) else use
-            assert any(fnmatchcase(entry, pattern) for entry in OPTIONAL), pattern
-
-
-@pytest.mark.parametrize("page", [sync, parameter_server])
-def test_an_h_that_holds_anyway_is_no_mistake(page: ModuleType) -> None:
-    for h in (0, 1):
-        assert resolved(page, Config(h=h, steps=100)).h == 1
-
-
-def test_a_stream_gets_what_was_left_open_and_keeps_what_was_not() -> None:
-    for asked, found in (
-        (StreamConfig(tau=7), StreamConfig(4, 7)),
-        (StreamConfig(tau=0), StreamConfig(4, 0)),
-        (StreamConfig(fragments=2), StreamConfig(2, 5)),
-    ):
-        config = resolved(streaming_diloco, Config(h=10, steps=20, stream=asked))
-        assert config.stream == found
-        assert resolved(streaming_diloco, config).stream == found
-        overlap = streaming_diloco.build(config).overlap
-        assert overlap.alpha == (0.5 if found.tau else 0.0)
-
-
-def test_a_streams_defaults_fit_a_short_round() -> None:
-    assert resolved(streaming_diloco, Config(h=2, steps=20)).stream == StreamConfig(2, 1)
 
 
 @pytest.mark.parametrize(
@@ -149,31 +125,12 @@ def test_a_stream_that_cannot_flow_is_refused(stream: StreamConfig, text: str) -
     assert text in refusal(streaming_diloco, Config(h=10, steps=20, stream=stream))
 
 
-def test_the_cut_is_the_one_asked_for() -> None:
-    layout = {f"net/{i}.weight": spec((4,)) for i in range(4)}
-    config = Config(h=10, stream=StreamConfig(fragments=2))
-    fragments = fragmentation(config)(layout)
-    assert list(fragments[0].layout) == ["net/0.weight", "net/2.weight"]
-    assert [f.offset for f in fragments] == [0, 5]
-
-
 def test_what_needs_a_quorum_is_refused_without_one() -> None:
     for key, value in (("grace", 3.0), ("max_staleness", 2)):
         config = Config(steps=100, round=RoundConfig(**{key: value}))
         assert "needs round.quorum=3; set that" in refusal(diloco, config)
         config.round.quorum = 3
         resolved(diloco, config)
-
-
-def test_a_least_above_h_is_refused() -> None:
-    config = Config(steps=100, round=RoundConfig(least_steps=21))
-    assert "least_steps=21 is above h=20" in refusal(diloco, config)
-
-
-def test_scaffnew_bears_neither_sparse_uploads_nor_weights_in_pieces() -> None:
-    config = Config(steps=100)
-    config.codec.up = "topk2"
-    assert "codec.up = 'topk2' does not go with strategy 'scaffnew'" in refusal(scaffnew, config)
 
 
 def test_on_arrival_two_sites_must_be_live_unless_the_user_says_otherwise() -> None:
@@ -208,12 +165,6 @@ def test_an_h_that_does_not_fit_into_the_run_s_is_refused_with_one_that_does() -
     assert "every network has an h of its own below h=12" in refusal(diloco, gan_config(4, 6))
 
 
-def test_networks_apart_and_sites_at_their_own_pace_do_not_go_together() -> None:
-    config = gan_config(4)
-    config.round = RoundConfig(least_steps=2)
-    assert "network.discriminator.h = 4 needs round.least_steps=0" in refusal(diloco, config)
-
-
 # What stays at sites ------------------------------------------------------------------------------
 
 
@@ -245,11 +196,6 @@ def test_what_cannot_stay_at_sites_is_refused_before_the_run(words: list[str], t
     with pytest.raises(ConfigError, match=text) as raised:
         asked(f"network.velocity.{words[0]}", *words[1:])
     message(raised)
-
-
-def test_what_stays_at_sites_is_of_a_network_that_is_trained() -> None:
-    with pytest.raises(ConfigError, match="network.velocities: workload 'flow' trains velocity"):
-        asked("network.velocities.exclude=[read.*]")
 
 
 def test_fragments_are_cut_from_what_travels() -> None:

@@ -69,39 +69,6 @@ def test_the_timed_workload_has_the_tensors_of_pix2pix() -> None:
     assert count(timed.patchgan_shapes(64)) == 2_768_705
 
 
-def test_a_round_of_timed_steps_moves_every_value(app: Path) -> None:
-    part = open_part(tiny(), 0)
-    before = clone(part.state)
-    for _ in range(timed.MOST_SLICES - 1):
-        part.step()
-    assert any((part.state[name] == value).all() for name, value in before.items())
-    part.step()
-    for name, value in before.items():  # noise below a weight's last bit moves nothing
-        assert (part.state[name] != value).float().mean() > 0.999
-
-
-def test_a_timed_step_takes_as_long_as_it_says_and_counts_as_that(app: Path) -> None:
-    part = open_part(tiny(step_s=0.05), 0)
-    began = time.monotonic()
-    for _ in range(4):
-        part.step()
-    assert 0.2 <= time.monotonic() - began < 1.0
-    assert STOPWATCH.computed == [0.05] * 4
-
-
-def test_the_timed_backward_pass_reaches_every_value(app: Path) -> None:
-    part = open_part(tiny(step_s=0.01), 0)
-    networks = part.workload.networks
-    both = timed.Layers([])
-    both.layers = torch.nn.ModuleList(networks.values())
-    began = time.monotonic()
-    part.workload.inner.backward(both)
-    assert time.monotonic() - began >= 0.01
-    for network in networks.values():
-        for parameter in network.parameters():
-            assert parameter.grad is not None and (parameter.grad > 0).all()
-
-
 def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
     spec = Spec("ddp", "digits_flow", 40, 1, seed=3)
     part = open_part(spec, 1)
@@ -248,18 +215,6 @@ def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
     other = table.make_row("ddp", outcome(steps=10, hash_="bb"), BARE, 1.5)
     with pytest.raises(FedwanError, match="no curve can be borrowed"):
         table.borrow_curve(short, other)
-
-
-def test_a_summary_has_medians_and_marks_what_was_borrowed() -> None:
-    rows = [table.make_row("ddp", outcome(), LINK, 1.5) | {"wall_s": s} for s in (9.0, 1.0, 2.0)]
-    (line,) = table.summarise([row | {"fd_from": "fast link"} for row in rows])
-    assert "3 starts: wall_s 2," in line and line.endswith("(counted)")
-
-
-def test_a_spec_comes_back_from_its_file(tmp_path: Path) -> None:
-    spec = Spec("torchft", "timed", 100, 50, words=("model.width=4",), options={"fragments": 5})
-    spec.save(tmp_path)
-    assert Spec.load(tmp_path) == spec
 
 
 @pytest.mark.parametrize(

@@ -35,13 +35,6 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
     assert len(asked) == len(kept.read_text().splitlines()) == 4
 
 
-def test_synchronous_training_is_the_same_for_every_split() -> None:
-    cases = quality.CASES
-    twins = {tuple(case.words(True)) for case in cases}
-    kinds = {(c.workload, c.data, c.sites, c.both) for c in cases}
-    assert len(twins) == len(kinds)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("is_sync", [False, True])
 def test_every_case_can_be_run(is_sync: bool) -> None:

@@ -111,10 +111,6 @@ def payload_of(packet: bytes) -> bytes:
     return packet[VNET_BYTES + HEADERS :]
 
 
-def flags_of(packet: bytes) -> int:
-    return packet[VNET_BYTES + 20 + 13]
-
-
 def test_each_segment_is_charged_with_its_headers() -> None:
     assert num_segments(packet(DATA)) == 4
     assert wire_bytes(packet(DATA)) == len(DATA) + 4 * HEADERS
@@ -142,16 +138,3 @@ def test_a_part_is_a_packet_of_its_own() -> None:
     assert ones(ip) == 0xFFFF
     pseudo = ip[12:20] + struct.pack("!HH", 6, len(tcp))
     assert struct.unpack_from("!H", tcp, 16)[0] == ones(pseudo)
-
-
-def test_flags_stay_where_a_card_would_send_them() -> None:
-    assert flags_of(cut(packet(DATA), 0, 1)) == CWR | ACK
-    assert flags_of(cut(packet(DATA), 1, 2)) == ACK
-    assert flags_of(cut(packet(DATA), 3, 1)) == ACK | PSH | FIN
-
-
-def test_a_single_segment_is_no_super_packet() -> None:
-    part = cut(packet(DATA), 3, 1)
-    assert part[1] == 0
-    assert num_segments(part) == 1
-    assert len(payload_of(part)) == 100
