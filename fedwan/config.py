@@ -136,7 +136,7 @@ class DataConfig:
     workers: int = setting(0, span(0, 64))
     """Of files and of a recipe's own data set: processes of each site that read ahead; 0 reads when
     a step asks. Batches are the same with any number, but for those of streams."""
-    labels: str = "class"
+    labels: str = one_of("class", "site")
     """What networks that are told a label (`gan` with `model.conditional=true`, `flow` with
     `model.network=dit`) are told: a sample's `class`, or the `site` that holds it."""
 

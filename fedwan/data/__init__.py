@@ -1,8 +1,7 @@
 """Data shards: what each site trains on, and the held-out real data that quality is judged on."""
 
-from fedwan.data.batches import InMemory, first_leaf, num_samples_in
 from fedwan.data.checks import check_data, check_files
-from fedwan.data.loader import Loader
+from fedwan.data.loader import InMemory, Loader, first_leaf, num_samples_in
 from fedwan.data.shard import Shard, dataset_of, held_out_of, open_shard
 from fedwan.data.sources import (
     FILE_NAMES,

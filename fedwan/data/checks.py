@@ -11,14 +11,11 @@ from fedwan.data.files import Files, open_files
 from fedwan.data.sources import FILE_NAMES, PAIRS, SITE, data_at_site, find_source, source_of
 from fedwan.data.splits import has_own_data, parse_split, split_indices
 from fedwan.errors import ConfigError
-from fedwan.names import nearest
 
 __all__ = ["check_data", "check_files", "too_large"]
 
 _log = logging.getLogger(__name__)
 
-_LABELS = ("class", "site")
-"""Forms of `data.labels`."""
 _LEAST_PAIR_SIZE = 32
 _OF_FILES = ("path", "size", "classes", "flip", "workers")
 
@@ -46,13 +43,6 @@ def _faults(config: DataConfig, num_sites: int) -> Iterator[str]:
                 f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
                 f"data.name={' or '.join(FILE_NAMES)}"
             )
-    if config.batch < 0:
-        yield f"data.batch is {config.batch}; take 1 or more, or 0 for the recipe's own"
-    if config.labels not in _LABELS:
-        yield (
-            f"data.labels is {config.labels!r}{nearest(config.labels, _LABELS)}; valid: "
-            f"{', '.join(_LABELS)}"
-        )
     if config.labels == "site" and num_sites == 1:
         yield (
             "data.labels is 'site', which tells the same of every sample at one site; leave it out"
@@ -84,15 +74,11 @@ def _of_path(config: DataConfig, is_own: bool) -> Iterator[str]:
         )
 
 
-def check_files(config: Config, sample: int = 32, *, captions: bool = False) -> list[str]:
+def check_files(config: Config, sample: int = 32) -> list[str]:
     """What is wrong with the data of a run whose sites are all on this machine, one line each.
 
-    Pictures that are not RGB are nothing wrong: they are converted, which is logged in one line.
-
-    Args:
-        config: of the run, with `data.batch` filled in.
-        sample: pictures of each folder that are read, evenly spaced.
-        captions: whether the recipe takes them.
+    Of each folder `sample` pictures are read, evenly spaced. Those that are not RGB are nothing
+    wrong: they are converted, which is logged in one line.
     """
     names, data = site_names(config), config.data
     try:
@@ -106,7 +92,7 @@ def check_files(config: Config, sample: int = 32, *, captions: bool = False) -> 
         return [str(error)]
     for index, name in enumerate(names):
         try:
-            files = open_files(data_at_site(data, name), captions)
+            files = open_files(data_at_site(data, name))
             train = files.train(data.split, index, len(names), config.seed)
         except ConfigError as error:
             faults.append(str(error))

@@ -84,11 +84,7 @@ class Files:
 
     @cached_property
     def labels(self) -> Tensor:
-        """(N,), int64.
-
-        Raises:
-            ConfigError: one that `data.classes` does not name.
-        """
+        """(N,), int64."""
         if not self.classes:
             return torch.zeros(len(self.keys), dtype=torch.int64)
         if self.columns.label:
@@ -131,8 +127,7 @@ class Files:
     def sample(self, row: int) -> Any:
         """A `Batch` of x and y without the batch; of data with captions a dict of x, y, caption.
 
-        Raises:
-            ConfigError: it cannot be read; one line that names it.
+        One that cannot be read raises a `ConfigError`: one line that names it.
         """
         found = self.rows[row]
         try:
@@ -150,11 +145,7 @@ class Files:
         raise ConfigError(f"data.path: {self.name(row)} {text}")
 
     def samples(self, rows: Iterable[int]) -> Iterator[Any]:
-        """Samples; those that cannot be read are named and left out.
-
-        Raises:
-            ConfigError: too many in a row cannot be read.
-        """
+        """Samples; those that cannot be read are named and left out, but for many in a row."""
         num_bad = 0
         for row in rows:
             try:
@@ -174,11 +165,7 @@ class Files:
             return image.mode
 
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
-        """What one site trains on.
-
-        Raises:
-            ConfigError: some site would be left without data.
-        """
+        """What one site trains on."""
         index = (~self.is_held_out).nonzero().squeeze(1)
         if parse_split(split).kind != "own":
             dealt = split_indices(self.labels[index], split, num_sites, seed)
@@ -207,13 +194,10 @@ def _held_out(files: Files) -> Any:
 
 
 def hold_out(keys: Sequence[str]) -> Tensor:
-    """Which samples are held out: the tenth of them with the smallest hashes of their names.
+    """Which samples are held out, (N,) bool: the tenth with the smallest hashes of their names.
 
     At most 512, and at least 12 or half of them. A sample stays in its part while others come and
     go, but for a few at the border; and sites with the same files hold out the same ones.
-
-    Returns:
-        (N,), bool.
     """
     num = min(_MOST_HELD_OUT, max(min(_LEAST_HELD_OUT, len(keys) // 2), len(keys) // 10))
     hashes = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
@@ -227,8 +211,7 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
     """List the files that a configuration names, with the path that they have at this site.
 
     Raises:
-        ConfigError: `datasets` is not installed, there are no such files or too few, or it is not
-            clear which column holds what.
+        ConfigError: what is missing or cannot be read, in one line.
     """
     if not config.path:
         raise ConfigError(
@@ -267,11 +250,7 @@ def _open(name: str, path: str, classes: str, transform: Transform, captions: bo
 
 
 def _load(datasets: Any, name: str, folder: Path) -> Any:
-    """A `datasets.Dataset` of a folder.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
+    """A `datasets.Dataset` of a folder."""
     if not folder.is_dir():
         raise ConfigError(
             f"data.path = {str(folder)!r} is no folder on this machine; name one that it has, or "
@@ -328,10 +307,9 @@ def _find_columns(
 
 def _bytes(image: Any) -> bytes:
     """Of an image as `datasets` gives it undecoded: its bytes, or the path of a file."""
-    image = image or {}
-    if image.get("bytes"):
+    if image and image["bytes"]:
         return bytes(image["bytes"])
-    if not image.get("path"):
+    if not image or not image["path"]:
         raise OSError("there is no image")
     return Path(image["path"]).read_bytes()
 

@@ -1,5 +1,7 @@
 """Batches without end that resume bit for bit: torchdata's StatefulDataLoader, in an order of ours.
 
+A batch is any pytree of tensors, such as a `Batch`; captions in one are a list of text.
+
 What is in a batch is decided in the process of the steps, by one generator; workers only fetch. So
 batches of a map-style data set are the same with any number of workers, and the state is where the
 last batch that was taken stands in that order: what was read ahead is read again.
@@ -24,17 +26,66 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset, default_collate
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.data import Dataset, IterableDataset, default_collate
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from fedwan.data.batches import InMemory, tell, to_device
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.rng import derive_seed, lent_generators
+from fedwan.workloads.base import Batch
 
 # torchdata 0.11 calls what torch 2.13 deprecates.
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
 
-__all__ = ["Draw", "Fetch", "Loader", "copied", "is_stream"]
+
+class InMemory(Dataset[Any]):
+    """A data set whose samples are the rows of tensors: a pytree of at least one."""
+
+    def __init__(self, batch: Any) -> None:
+        self.batch = batch
+
+    def __len__(self) -> int:
+        return num_samples_in(self.batch)
+
+    def __getitem__(self, place: int) -> Any:
+        return tree_map_only(Tensor, lambda leaf: leaf[place], self.batch)
+
+    def take(self, places: Tensor) -> Any:
+        """The rows at some places, (n,) int64, as a batch."""
+        places = places.to(first_leaf(self.batch).device)
+        return tree_map_only(Tensor, lambda leaf: leaf[places], self.batch)
+
+
+def first_leaf(batch: Any) -> Tensor:
+    """A batch's first tensor, which tells how many samples there are."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor):
+            return leaf
+    raise TypeError(f"a batch needs a tensor, which this {type(batch).__name__} has not")
+
+
+def num_samples_in(batch: Any) -> int:
+    """Samples of a batch: the length of its first tensor."""
+    return len(first_leaf(batch))
+
+
+def _to_device(batch: Any, device: torch.device | str) -> Any:
+    return tree_map_only(Tensor, lambda leaf: leaf.to(device), batch)
+
+
+def tell(batch: Any, number: int | None) -> Any:
+    """A batch with the labels that networks are told: a site's number, or None for classes.
+
+    A GAN whose sites hold different data fails, as each site's discriminator knows the others' for
+    generated at sight. Told whose sample it looks at, it has nothing to disagree about: there is
+    one distribution to learn for each site, and together they are the mixture of all sites, each
+    counting alike. It needs no labels.
+    """
+    if number is None:
+        return batch
+    if isinstance(batch, Batch):
+        return Batch(batch.x, torch.full_like(batch.y, number))
+    return {**batch, "y": torch.full_like(batch["y"], number)}
 
 
 class Draw(NamedTuple):
@@ -151,7 +202,7 @@ class Loader:
         self._taken = 0
         self._order: _Order | None = None
         if isinstance(dataset, InMemory):
-            dataset, workers = InMemory(to_device(dataset.batch, device)), 0
+            dataset, workers = InMemory(_to_device(dataset.batch, device)), 0
         self._workers = workers
         shared: dict[str, Any] = {
             "num_workers": workers,
@@ -183,7 +234,7 @@ class Loader:
         if self._order is not None:
             self._state = self._order.taken()
         self._taken += 1
-        batch = tell(to_device(batch, self._device), self._told)
+        batch = tell(_to_device(batch, self._device), self._told)
         return self._mirrored(batch) if self._flip else batch
 
     def _next(self) -> Any:

@@ -12,10 +12,9 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from fedwan.config import Config, DataConfig
-from fedwan.data.batches import InMemory, tell
 from fedwan.data.checks import check_data, too_large
 from fedwan.data.files import open_files
-from fedwan.data.loader import Draw, Fetch, Loader, copied, is_stream
+from fedwan.data.loader import Draw, Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import FILE_NAMES, find_source, source_of
 from fedwan.data.splits import split_indices
 from fedwan.errors import ConfigError

@@ -11,27 +11,12 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib import import_module
 
 from fedwan.config import Config, DataConfig
-from fedwan.data.mixtures import Mixture, draw_mixture, grid25, ring8
+from fedwan.data import toys
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.workloads.base import Batch
-
-__all__ = [
-    "FILE_NAMES",
-    "PAIRS",
-    "SITE",
-    "Source",
-    "data_at_site",
-    "find_source",
-    "num_labels",
-    "pair_names",
-    "parse_classes",
-    "size_of",
-    "source_of",
-]
 
 PAIRS = ("pairs", "pairs_b_to_a")
 FILE_NAMES = ("folder", *PAIRS, "webdataset", "parquet", "hf")
@@ -58,7 +43,7 @@ class Source:
     load: Callable[[], tuple[Batch, Batch]] = _of_files
     """Reads (training, held-out) data of a set in memory; once per process, so never write into
     what it returns."""
-    mixture: Callable[[], Mixture] | None = None
+    mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
     stack_of: str = ""
     """The data set whose images are the channels, and whose labels are the digits of a label."""
@@ -74,24 +59,18 @@ class Source:
 @cache
 def _load(name: str) -> tuple[Batch, Batch]:
     if name == "ring8":
-        return draw_mixture(ring8(), name, 1000, 50)
+        return toys.draw_mixture(toys.ring8(), name, 1000, 50)
     if name == "grid25":
-        return draw_mixture(grid25(), name, 400, 20)
-    # Imported when they are asked for: scikit-learn takes a second.
-    if name == "photo_edges":
-        pairs: tuple[Batch, Batch] = import_module("fedwan.data.photo_edges").load_photo_edges()
-        return pairs
-    digits = import_module("fedwan.data.digits")
-    made: tuple[Batch, Batch] = (
-        digits.load_digits() if name == "digits" else digits.stack_digits(*_load("digits"))
-    )
-    return made
+        return toys.draw_mixture(toys.grid25(), name, 400, 20)
+    if name == "digits":
+        return toys.load_digits()
+    return toys.load_photo_edges() if name == "photo_edges" else toys.stack_digits(*_load("digits"))
 
 
 _SOURCES = {
     "digits": Source("digits", (1, 8, 8), 10, partial(_load, "digits")),
-    "ring8": Source("ring8", (2,), 8, partial(_load, "ring8"), ring8),
-    "grid25": Source("grid25", (2,), 25, partial(_load, "grid25"), grid25),
+    "ring8": Source("ring8", (2,), 8, partial(_load, "ring8"), toys.ring8),
+    "grid25": Source("grid25", (2,), 25, partial(_load, "grid25"), toys.grid25),
     "stacked_digits": Source(
         *("stacked_digits", (3, 8, 8), 1000, partial(_load, "stacked_digits")), stack_of="digits"
     ),
@@ -100,11 +79,7 @@ _SOURCES = {
 
 
 def find_source(name: str) -> Source:
-    """The data set called `name` that comes with fedwan.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """The data set called `name` that comes with fedwan; a `ConfigError` if there is none."""
     if name not in _SOURCES:
         valid = [*_SOURCES, *FILE_NAMES]
         raise ConfigError(
@@ -115,11 +90,7 @@ def find_source(name: str) -> Source:
 
 
 def source_of(config: DataConfig) -> Source:
-    """What is known of the data set that a configuration names, without reading it.
-
-    Raises:
-        ConfigError: there is none such, or its classes are none.
-    """
+    """What is known of the data set that a configuration names, without reading it."""
     if config.name not in FILE_NAMES:
         return find_source(config.name)
     size, num_classes = size_of(config), max(1, len(parse_classes(config.classes)))

@@ -2,7 +2,7 @@
 
 Each site deals its part into two halves and hands in moments of features: of one half, of as many
 generated samples, and of the other half. Merged over sites they are those of all held-out data in
-one place (see `fedwan.metrics.frechet`), and so are the distances:
+one place (see `fedwan.metrics.distances`), and so are the distances:
 
     fd        between the first halves and the generated samples
     fd_floor  between the two halves
@@ -21,17 +21,10 @@ import torch
 from torch import Tensor
 
 from fedwan.errors import PayloadError
-from fedwan.metrics.frechet import Moments, frechet_distance, merge_moments, moments
+from fedwan.metrics.distances import Moments, frechet_distance, merge_moments, moments
 from fedwan.state import State
 
-__all__ = [
-    "SMALLEST_DEVIATION",
-    "Comparison",
-    "compare",
-    "merge_comparisons",
-    "pack_comparisons",
-    "unpack_comparisons",
-]
+__all__ = ["Comparison", "compare", "merge_comparisons", "pack_comparisons", "unpack_comparisons"]
 
 SMALLEST_DEVIATION = 1e-3
 """Added to the deviation of each feature, some of which hardly vary."""
@@ -40,12 +33,11 @@ _MOST_FEATURES = 4096
 
 
 class Comparison(NamedTuple):
-    """One draw of generated samples beside real ones."""
+    """One draw of generated samples, beside real ones and others that are not among these."""
 
     real: Moments
     generated: Moments
     other: Moments
-    """Of real samples that are not in `real`."""
 
 
 def compare(real: Tensor, generated: Tensor, other: Tensor) -> Comparison:
@@ -85,11 +77,7 @@ def pack_comparisons(comparisons: Sequence[Comparison]) -> State:
 
 
 def unpack_comparisons(tensors: State) -> list[Comparison]:
-    """The inverse of `pack_comparisons`, for tensors that came over a link.
-
-    Raises:
-        PayloadError: something is missing, misshapen, not finite, or counts no samples.
-    """
+    """The inverse, of tensors that came over a link; a `PayloadError` for what no site packs."""
     try:
         counts, means, covariances = (tensors[n] for n in ("counts", "means", "covariances"))
     except KeyError as error:
@@ -104,15 +92,8 @@ def unpack_comparisons(tensors: State) -> list[Comparison]:
         raise PayloadError("a report's moments are not finite")
     if counts.is_floating_point() or int(counts.min()) < 1:
         raise PayloadError("a report's moments count no samples; refused")
-    return [
-        Comparison(
-            *(
-                Moments(int(counts[row, part]), means[row, part], covariances[row, part])
-                for part in range(3)
-            )
-        )
-        for row in range(num)
-    ]
+    rows = zip(counts.tolist(), means, covariances, strict=True)
+    return [Comparison(*map(Moments, *row)) for row in rows]
 
 
 def _scaled(part: Moments, scale: Tensor) -> Moments:

@@ -28,17 +28,9 @@ from fedwan.rng import derive_seed, seeded_init
 from fedwan.state import clone, hash_state, read_tensors, write_tensors
 from fedwan.workloads.base import Batch
 
-__all__ = [
-    "NUM_FEATURES",
-    "Classifier",
-    "load_classifier",
-    "one_thread",
-    "see_images",
-    "train_classifier",
-]
+__all__ = ["Classifier", "load_classifier", "one_thread", "see_images", "train_classifier"]
 
 NUM_FEATURES = 32
-"""Of the classifier."""
 _VERSION = 1  # raise it with any change to the network or its training: old caches are left alone
 _STEPS = 600
 _BATCH = 64
@@ -98,10 +90,6 @@ def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
 
     A cache that cannot be read, or whose weights do not match their hash, is trained and written
     anew; one that cannot be written costs only that second in the next process.
-
-    Args:
-        data_name: as in `data.name`.
-        folder: of the cache; None takes `~/.cache/fedwan`.
     """
     source = find_source(data_name)
     train, _ = source.load()

@@ -26,9 +26,8 @@ from torch import Tensor
 from fedwan.data import FILE_NAMES, Source, find_source
 from fedwan.errors import FedwanError
 from fedwan.metrics.comparison import SMALLEST_DEVIATION, compare, pack_comparisons
+from fedwan.metrics.distances import frechet_between, frechet_distance, kernel_between, moments
 from fedwan.metrics.features import load_classifier, one_thread, see_images
-from fedwan.metrics.frechet import frechet_between, frechet_distance, moments
-from fedwan.metrics.kernel_distance import kernel_between
 from fedwan.metrics.modes import count_modes, count_stacked_modes
 from fedwan.metrics.neighbours import density_coverage, precision_recall, radii_of
 from fedwan.rng import derive_seed
@@ -46,12 +45,10 @@ _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 
 
 class Seen(NamedTuple):
-    """Samples as the metrics see them."""
+    """Samples as the metrics see them: (N, features), and figures specific to the data."""
 
     features: Tensor
-    """(N, features)"""
     figures: dict[str, Any]
-    """What is specific to the data: `histogram`, and `modes`, `good` and `mode_kl` of modes."""
 
 
 def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str, Any]:
@@ -112,9 +109,6 @@ def measure_translation(
         generated: of the same inputs in the same order and shape.
         with_moments: add `moments`, tensors that several sites' images are compared by.
 
-    Returns:
-        JSON-ready but for the moments; lower is better.
-
     Raises:
         FedwanError: images that are not finite.
     """
@@ -163,7 +157,7 @@ def _refuse_diverged(generated: Tensor) -> None:
 
 
 def _figures(held_out: Tensor, radii: Tensor, seen: Seen) -> dict[str, Any]:
-    """All figures of samples that are seen as features (draws * n, …), n being held out."""
+    """All figures of features (draws * n, …), n being held out."""
     draws = seen.features.chunk(len(seen.features) // len(held_out))
     of_held_out = moments(held_out)
     drawn = draws[0].detach().to("cpu", torch.float64)
@@ -183,10 +177,7 @@ def _figures(held_out: Tensor, radii: Tensor, seen: Seen) -> dict[str, Any]:
 
 
 def _see_halves(real: Tensor, generated: Tensor) -> tuple[Seen, Seen, Seen, dict[str, Any]]:
-    """Half of the real samples, as many generated ones several times over, and the other half.
-
-    And what several sites' samples are compared by, see `fedwan.metrics.comparison`.
-    """
+    """Half of the real samples, generated ones, the other half, and what sites compare by."""
     first, second = _halves(len(real), "halves", len(real))
     draws = (real[first], generated[: NUM_DRAWS * len(first)], real[second])
     one, fake, other = (see_images(x) for x in draws)
@@ -206,10 +197,7 @@ def _halves(num: int, *seed: str | int) -> tuple[Tensor, Tensor]:
 
 @lru_cache(maxsize=4)
 def _see_training(data_name: str, num: int) -> Seen:
-    """Samples of the public training split, (draws * num, …), the same ones every time.
-
-    A run measures many times, each time beside the same training samples.
-    """
+    """Samples of the public training split, (draws * num, …), the same ones every time."""
     source = find_source(data_name)
     train, _ = source.load()
     draws = min(NUM_DRAWS, len(train.x) // num)

@@ -18,11 +18,6 @@ class FeatureHeads(nn.Module):
 
     Features of each block, (batch, …, width) -> logits (batch, blocks, …), high for what looks
     real. What the frozen network sees in a sample is fixed, so the heads are small.
-
-    Args:
-        width: values of a feature.
-        blocks: as many lists of features; each has a head of its own.
-        hidden: values of a head's hidden layer.
     """
 
     def __init__(self, width: int, blocks: int, hidden: int) -> None:

@@ -49,9 +49,7 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     [
         (DataConfig("digit"), 1, "data.name is 'digit', .*; did you mean 'digits'"),
         (DataConfig(split="label"), 2, "data.split is 'label'; valid: iid"),
-        (DataConfig(labels="sites"), 2, "data.labels is 'sites'; did you mean 'site'.*class, site"),
         (DataConfig(labels="site"), 1, "tells the same of every sample at one site"),
-        (DataConfig(batch=-1), 2, "data.batch is -1; take 1 or more"),
         (DataConfig(split="by_label"), 11, "sites is 11, but digits has only 10 labels"),
         (DataConfig(split="dirichlet:1"), 1, "no effect with one site"),
     ],

@@ -1,18 +1,22 @@
-"""The Frechet distance."""
+"""Distances of samples."""
 
 from __future__ import annotations
+
+from statistics import fmean, stdev
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.linalg import sqrtm
+from torch import Tensor
 
 from fedwan.errors import FedwanError
-from fedwan.metrics.frechet import (
+from fedwan.metrics.distances import (
     Moments,
     frechet_between,
     frechet_distance,
+    kernel_between,
     merge_moments,
     moments,
 )
@@ -98,3 +102,39 @@ def test_moments_of_different_networks_are_refused() -> None:
     parts = [moments(torch.zeros(5, features)) for features in (2, 3)]
     with pytest.raises(ValueError, match="one network at every site"):
         merge_moments(parts)
+
+
+def normal(num: int, features: int, seed: int = 0) -> Tensor:
+    return torch.randn(num, features, generator=torch.Generator().manual_seed(seed))
+
+
+def by_hand(a: Tensor, b: Tensor) -> float:
+    """The definition, one pair at a time."""
+    d = a.shape[1]
+
+    def mean(x: Tensor, y: Tensor, same: bool) -> float:
+        return fmean(
+            (sum(p * q for p, q in zip(u, v, strict=True)) / d + 1) ** 3
+            for i, u in enumerate(x.tolist())
+            for j, v in enumerate(y.tolist())
+            if not (same and i == j)
+        )
+
+    return mean(a, a, True) + mean(b, b, True) - 2 * mean(a, b, False)
+
+
+def test_the_kernel_distance_agrees_with_its_definition_pair_by_pair() -> None:
+    a, b = normal(12, 5), normal(9, 5, seed=1) * 1.5 + 0.3
+    assert kernel_between(a, b) == pytest.approx(by_hand(a, b), rel=1e-12)
+
+
+def test_of_one_distribution_the_kernel_distance_is_zero_on_average_and_often_negative() -> None:
+    found = [kernel_between(*normal(80, 4, seed).chunk(2)) for seed in range(400)]
+    assert abs(fmean(found)) < 3 * stdev(found) / 400**0.5
+    assert sum(value < 0 for value in found) > 100
+
+
+def test_the_kernel_distance_has_the_known_value_for_two_points() -> None:
+    zeros, ones = torch.zeros(2, 3), torch.ones(5, 3)
+    # k(0, 0) = k(0, 1) = 1 and k(1, 1) = (3 / 3 + 1)^3 = 8
+    assert kernel_between(zeros, ones) == pytest.approx(1 + 8 - 2)

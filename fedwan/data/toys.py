@@ -1,0 +1,176 @@
+"""The data sets that come with fedwan; the same in every process, whatever a run's seed.
+
+Two mixtures of equal, round Gaussians in the plane, on which dropped modes can be counted.
+
+Digits: scikit-learn's bundled 1797 images of 8x8 pixels (UCI, Alpaydin 1998). Stacked, three of
+them are the channels of an image of a thousand modes, after Metz et al. 2017 (section 3.3.1):
+twenty training images of each, enough for a split to deal out, and two held-out ones. Quality is
+then measured on 6000 generated images; an even generator leaves two or three of the modes out by
+chance, where with one of each it would leave fifty.
+
+Edges and the photographs that they are of, pairs for translating images (Isola et al. 2017): five
+photographs that come with scikit-image, made smaller and cut into crops of 32x32 pixels. The input
+is the strength of the crop's edges (Sobel), the target is the crop. Of each photograph's blocks of
+64x64 pixels every fifth is held out, a knight's move apart from the next: held-out crops lie within
+such a block, training crops touch none, and edges are those of the crop alone. So no pixel is in
+both parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import conv2d, pad
+
+from fedwan.extras import require
+from fedwan.rng import derive_seed
+from fedwan.workloads.base import Batch
+
+_NUM_DIGITS = 10
+_HELD_OUT_PER_DIGIT = 40
+_MAX_INK = 16.0  # a pixel counts the dark dots of a 4x4 block of the scan
+_CHANNELS = 3
+_TRAIN_PER_MODE, _HELD_OUT_PER_MODE = 20, 2
+
+_PHOTOS = {"astronaut": 2, "coffee": 2, "chelsea": 2, "rocket": 2, "retina": 5}
+"""By name, how many times smaller a photograph is made."""
+_SIZE, _STRIDE = 32, 8
+_BLOCK, _PERIOD = 64, 5
+_LUMINANCE = (0.2125, 0.7154, 0.0721)  # of R, G and B, ITU-R BT.709
+_GAIN = 4.0  # full strength is where brightness rises by a quarter of its range per pixel
+
+
+class Mixture(NamedTuple):
+    """Centres of the modes, (modes, dimensions), and the deviation of each in every dimension."""
+
+    centres: Tensor
+    sigma: float
+
+
+def ring8() -> Mixture:
+    """Eight modes on a circle of radius 2, the usual test for mode collapse (Metz et al. 2017)."""
+    angles = torch.arange(8, dtype=torch.float64) * (2 * math.pi / 8)
+    return Mixture((2.0 * torch.stack([angles.cos(), angles.sin()], dim=1)).float(), 0.05)
+
+
+def grid25() -> Mixture:
+    """Twenty-five modes at whole numbers from -2 to 2, row by row (Azadi et al. 2019, section 4.1).
+
+    Harder than the ring: a mode has up to eight neighbours, and is small beside the gaps.
+    """
+    axis = torch.arange(5, dtype=torch.float32) - 2
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    return Mixture(torch.stack([x.flatten(), y.flatten()], dim=1), 0.05)
+
+
+def draw_mixture(
+    mixture: Mixture, name: str, train_per_mode: int, held_out_per_mode: int
+) -> tuple[Batch, Batch]:
+    """Training and held-out points (N, 2), as many of every mode, which is y; `name` is a seed."""
+    train = _draw(mixture, train_per_mode, name, "train")
+    return train, _draw(mixture, held_out_per_mode, name, "held out")
+
+
+def _draw(mixture: Mixture, num_per_mode: int, name: str, part: str) -> Batch:
+    generator = torch.Generator().manual_seed(derive_seed(name, part))
+    num_modes, dimensions = mixture.centres.shape
+    y = torch.arange(num_modes).repeat(num_per_mode)
+    noise = torch.randn(len(y), dimensions, generator=generator)
+    return Batch(mixture.centres[y] + mixture.sigma * noise, y)
+
+
+def load_digits() -> tuple[Batch, Batch]:
+    """1397 training and 400 held-out images (N, 1, 8, 8) in [-1, 1], 40 of each digit held out."""
+    bundled = require("sklearn.datasets", "demo").load_digits()
+    x = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) * (2 / _MAX_INK) - 1
+    y = torch.tensor(bundled.target, dtype=torch.int64)
+    held_out = _stratified_mask(y)
+    return Batch(x[~held_out], y[~held_out]), Batch(x[held_out], y[held_out])
+
+
+def _stratified_mask(y: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(derive_seed("digits", "held out"))
+    mask = torch.zeros(len(y), dtype=torch.bool)
+    for label in range(_NUM_DIGITS):
+        members = (y == label).nonzero().squeeze(1)
+        chosen = torch.randperm(len(members), generator=generator)[:_HELD_OUT_PER_DIGIT]
+        mask[members[chosen]] = True
+    return mask
+
+
+def stack_digits(train: Batch, held_out: Batch) -> tuple[Batch, Batch]:
+    """20,000 training and 2000 held-out images (N, 3, 8, 8) from disjoint digits, shuffled.
+
+    Labels are 100 a + 10 b + c for digits a, b and c in channels 0, 1 and 2.
+    """
+    return _stack(train, _TRAIN_PER_MODE, "train"), _stack(held_out, _HELD_OUT_PER_MODE, "held out")
+
+
+def _stack(digits: Batch, num_per_mode: int, part: str) -> Batch:
+    generator = torch.Generator().manual_seed(derive_seed("stacked_digits", part))
+    y = torch.arange(_NUM_DIGITS**_CHANNELS).repeat(num_per_mode)
+    y = y[torch.randperm(len(y), generator=generator)]  # so that the first few are of all kinds
+    chosen = torch.empty(len(y), _CHANNELS, dtype=torch.int64)
+    for channel in range(_CHANNELS):
+        wanted = y // _NUM_DIGITS ** (_CHANNELS - 1 - channel) % _NUM_DIGITS
+        for digit in range(_NUM_DIGITS):
+            members = (digits.y == digit).nonzero().squeeze(1)
+            places = (wanted == digit).nonzero().squeeze(1)
+            draw = torch.randint(len(members), (len(places),), generator=generator)
+            chosen[places, channel] = members[draw]
+    return Batch(digits.x.squeeze(1)[chosen], y)
+
+
+def load_photo_edges() -> tuple[Batch, Batch]:
+    """Training and held-out pairs (N, 4, 32, 32) in [-1, 1], with the edges in channel 0.
+
+    Labels say which photograph.
+    """
+    bundled = require("skimage.data", "demo")
+    crops: list[Tensor] = []
+    labels: list[Tensor] = []
+    shares: list[Tensor] = []
+    for label, (name, factor) in enumerate(_PHOTOS.items()):
+        photo = _shrink(torch.tensor(getattr(bundled, name)()), factor)
+        crops.append(_cut(photo))
+        labels.append(torch.full((len(crops[-1]),), label))
+        shares.append(_cut(_held_out_blocks(photo)).mean(dim=(1, 2, 3)))
+    photos, y, share = torch.cat(crops), torch.cat(labels), torch.cat(shares)
+    x = torch.cat([_edges(photos), photos], dim=1) * 2 - 1
+    held_out = (share == 1).nonzero().squeeze(1)
+    # In no order, so that the first few are of all photographs.
+    generator = torch.Generator().manual_seed(derive_seed("photo_edges", "held out"))
+    held_out = held_out[torch.randperm(len(held_out), generator=generator)]
+    return Batch(x[share == 0], y[share == 0]), Batch(x[held_out], y[held_out])
+
+
+def _shrink(photo: Tensor, factor: int) -> Tensor:
+    """(height, width, 3) uint8 -> (3, height, width) / factor in [0, 1], by means of blocks."""
+    height, width = photo.shape[0] // factor, photo.shape[1] // factor
+    blocks = photo[: height * factor, : width * factor].reshape(height, factor, width, factor, 3)
+    return blocks.float().mean(dim=(1, 3)).permute(2, 0, 1) / 255
+
+
+def _held_out_blocks(photo: Tensor) -> Tensor:
+    """1 where a photograph (3, height, width) is held out, else 0; (1, height, width)."""
+    rows = torch.arange(photo.shape[1]).unsqueeze(1) // _BLOCK
+    columns = torch.arange(photo.shape[2]).unsqueeze(0) // _BLOCK
+    return ((rows + 2 * columns) % _PERIOD == 0).float().unsqueeze(0)
+
+
+def _cut(image: Tensor) -> Tensor:
+    """Crops of an image (channels, height, width), (N, channels, _SIZE, _SIZE)."""
+    windows = image.unfold(1, _SIZE, _STRIDE).unfold(2, _SIZE, _STRIDE)
+    return windows.permute(1, 2, 0, 3, 4).reshape(-1, len(image), _SIZE, _SIZE)
+
+
+def _edges(photos: Tensor) -> Tensor:
+    """Strength of edges in [0, 1], (N, 1, _SIZE, _SIZE), of photographs in [0, 1]."""
+    brightness = (photos * torch.tensor(_LUMINANCE).view(1, 3, 1, 1)).sum(dim=1, keepdim=True)
+    across = torch.tensor([[1.0, 0.0, -1.0], [2.0, 0.0, -2.0], [1.0, 0.0, -1.0]]) / 8
+    kernels = torch.stack([across, across.T]).unsqueeze(1)
+    gradient = conv2d(pad(brightness, (1, 1, 1, 1), mode="replicate"), kernels)
+    return (_GAIN * gradient.square().sum(dim=1, keepdim=True).sqrt()).clamp(max=1)
