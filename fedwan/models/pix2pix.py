@@ -6,10 +6,9 @@ of the authors' PyTorch code (`unet_256`, `basic`), 54,413,955 and 2,768,705 par
 convolutions of 4x4, batch norm, and a bias only where no norm follows in the discriminator, and in
 the generator's last layer.
 
-With instance norm an image is normalised by itself, as the paper's batches of one image are. It has
-the same parameters and nothing running, and what a network computes does not depend on what else is
-in a batch: where sites have different images, that is what batch norm bears badly (Hsieh et al.
-2020, 1910.00189, section 5).
+With instance norm an image is normalised by itself, as the paper's batches of one image are, and
+what else is in a batch does not matter: where sites have different images, that is what batch norm
+bears badly (Hsieh et al. 2020, 1910.00189, section 5).
 """
 
 from __future__ import annotations

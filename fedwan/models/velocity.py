@@ -31,14 +31,7 @@ from torch.nn.functional import (
 
 from fedwan.models.layers import DenseCut, LeakyTanh
 
-__all__ = [
-    "DiffusionTransformer",
-    "VelocityNetwork",
-    "VelocitySizes",
-    "build_velocity",
-    "embed_level",
-    "embed_positions",
-]
+__all__ = ["DiffusionTransformer", "VelocityNetwork", "VelocitySizes", "build_velocity"]
 
 _NUM_FREQUENCIES = 32
 _MIN_SIGMA = 0.05  # below it an error in the data would count for ever more in the velocity
@@ -47,18 +40,13 @@ _LONGEST = 10_000  # positions per turn of the slowest wave, over 2 pi
 
 
 class VelocitySizes(NamedTuple):
-    """What a velocity network is built from, beside the data's shape and classes."""
+    """Of `network` `mlp`, or `dit`, which is told the class and has patches and heads."""
 
     network: str
-    """`mlp`, or `dit`, which is told the class."""
     width: int
-    """Values of its residual stream, or of each token."""
     depth: int
-    """Its blocks."""
     patch: int
-    """Of `dit`: side of a patch."""
     heads: int
-    """Of `dit`: of each attention."""
 
 
 def build_velocity(
@@ -66,9 +54,7 @@ def build_velocity(
 ) -> VelocityNetwork | DiffusionTransformer:
     """A network for samples of `shape`, with initial weights from torch's global generator."""
     if sizes.network == "dit":
-        return DiffusionTransformer(
-            *(shape, num_classes, sizes.patch, sizes.width, sizes.depth, sizes.heads)
-        )
+        return DiffusionTransformer(shape, num_classes, sizes)
     assert sizes.network == "mlp"
     return VelocityNetwork(shape, sizes.width, sizes.depth)
 
@@ -94,17 +80,13 @@ class VelocityNetwork(nn.Module):
 
     Residual blocks that the noise level modulates. At 8x8 pixels a dense layer sees the whole image
     for the price of a convolution's few channels, and dense products are what a CPU does best.
-
-    Args:
-        shape: of one sample: (channels, height, width) of images in [-1, 1], or (dimensions,).
-        width: values of the residual stream; a multiple of 4.
-        depth: residual blocks.
+    `shape` is (channels, height, width) of images in [-1, 1], or (dimensions,); the width is a
+    multiple of 4.
     """
 
     dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
         {"modulate": "gathered", "blocks.*.first": "columns", "blocks.*.second": "rows"}
     )
-    """See `fedwan.models.layers.DenseParallel`."""
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
         super().__init__()
@@ -169,14 +151,8 @@ class DiffusionTransformer(nn.Module):
     """Images (batch, *shape), noise levels (batch,), labels (batch,) -> velocities (batch, *shape).
 
     Peebles & Xie 2023: patches as tokens, classes by adaLN-zero; it predicts the data, on pixels.
-
-    Args:
-        shape: (channels, height, width) of images in [-1, 1]; sides are multiples of `patch`.
-        num_classes: labels are 0 … num_classes, the last one for no label.
-        patch: side of a patch.
-        width: values of a token; a multiple of 4 and of `heads`.
-        depth: blocks.
-        heads: of each attention.
+    Sides of images in [-1, 1] are multiples of `patch`, the width of 4 and of `heads`. Labels are
+    0 … num_classes, the last one for no label.
     """
 
     positions: Tensor
@@ -190,18 +166,11 @@ class DiffusionTransformer(nn.Module):
             "blocks.*.second": "rows",
         }
     )
-    """See `fedwan.models.layers.DenseParallel`: by heads, and hidden values."""
+    """By heads, and hidden values."""
 
-    def __init__(
-        self,
-        shape: tuple[int, ...],
-        num_classes: int,
-        patch: int,
-        width: int,
-        depth: int,
-        heads: int,
-    ) -> None:
+    def __init__(self, shape: tuple[int, ...], num_classes: int, sizes: VelocitySizes) -> None:
         super().__init__()
+        _, width, depth, patch, heads = sizes
         channels, rows, columns = shape
         self.patch = patch
         self.read = _linear(channels * patch**2, width)

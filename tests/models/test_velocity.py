@@ -56,7 +56,7 @@ def test_levels_are_told_apart_and_bounded() -> None:
 
 def build(shape: tuple[int, ...] = (1, 8, 8), patch: int = 2, depth: int = 2) -> nn.Module:
     torch.manual_seed(0)
-    return DiffusionTransformer(shape, CLASSES, patch, width=16, depth=depth, heads=2)
+    return DiffusionTransformer(shape, CLASSES, VelocitySizes("dit", 16, depth, patch, 2))
 
 
 def inputs(shape: tuple[int, ...] = (1, 8, 8), num: int = 5) -> tuple[Tensor, Tensor, Tensor]:
