@@ -77,8 +77,8 @@ def _of_path(config: DataConfig, is_own: bool) -> Iterator[str]:
 def check_files(config: Config, sample: int = 32) -> list[str]:
     """What is wrong with the data of a run whose sites are all on this machine, one line each.
 
-    Of each folder `sample` pictures are read, evenly spaced. Those that are not RGB are nothing
-    wrong: they are converted, which is logged in one line.
+    Of each folder `sample` pictures are read. Those that are not RGB are converted, which is
+    logged.
     """
     names, data = site_names(config), config.data
     try:

@@ -1,10 +1,8 @@
 """Data sets of files, by Hugging Face `datasets`: tables of pictures, labels and captions.
 
-Needs the extra `data`. A site decodes the samples that are its own and those held out, and of other
-samples reads the names. A picture that turns out to be unreadable during a run is named, and the
-next one stands in for it: one damaged file in a million should not stop a run of weeks, and the
-order of all other samples stays as it is. Where several in a row cannot be read, that is no
-accident, and refused.
+A picture that turns out to be unreadable during a run is named, and the next one stands in for it:
+one damaged file in a million should not stop a run of weeks, and the order of all other samples
+stays as it is. Where several in a row cannot be read, that is no accident, and refused.
 """
 
 from __future__ import annotations
@@ -125,10 +123,7 @@ class Files:
         return str(self.folder / key) if self.are_files else f"{self.folder}: row {key}"
 
     def sample(self, row: int) -> Any:
-        """A `Batch` of x and y without the batch; of data with captions a dict of x, y, caption.
-
-        One that cannot be read raises a `ConfigError`: one line that names it.
-        """
+        """A `Batch` of x and y, or with captions a dict; a `ConfigError` names a bad one."""
         found = self.rows[row]
         try:
             x = self.transform.apply(_bytes(found[self.columns.image]))
@@ -196,8 +191,8 @@ def _held_out(files: Files) -> Any:
 def hold_out(keys: Sequence[str]) -> Tensor:
     """Which samples are held out, (N,) bool: the tenth with the smallest hashes of their names.
 
-    At most 512, and at least 12 or half of them. A sample stays in its part while others come and
-    go, but for a few at the border; and sites with the same files hold out the same ones.
+    At most 512, and at least 12 or half of them. Few change their part while others come and go,
+    and sites with the same files hold out the same ones.
     """
     num = min(_MOST_HELD_OUT, max(min(_LEAST_HELD_OUT, len(keys) // 2), len(keys) // 10))
     hashes = [hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest() for key in keys]
@@ -208,11 +203,7 @@ def hold_out(keys: Sequence[str]) -> Tensor:
 
 
 def open_files(config: DataConfig, captions: bool = False) -> Files:
-    """List the files that a configuration names, with the path that they have at this site.
-
-    Raises:
-        ConfigError: what is missing or cannot be read, in one line.
-    """
+    """List the files of a configuration, at the path that they have at this site."""
     if not config.path:
         raise ConfigError(
             "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "

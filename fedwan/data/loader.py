@@ -1,14 +1,10 @@
 """Batches without end that resume bit for bit: torchdata's StatefulDataLoader, in an order of ours.
 
-A batch is any pytree of tensors, such as a `Batch`; captions in one are a list of text.
-
-What is in a batch is decided in the process of the steps, by one generator; workers only fetch. So
-batches of a map-style data set are the same with any number of workers, and the state is where the
-last batch that was taken stands in that order: what was read ahead is read again.
-
-A data set that draws, as augmentations do, finds torch's, NumPy's and Python's global generators
-seeded for each batch. A stream (`IterableDataset`) has its own order; one that draws keeps what it
-draws from in its `state_dict`.
+A batch is any pytree of tensors; captions in one are a list of text. What is in it is decided in
+the process of the steps, by one generator; workers only fetch. So batches of a map-style data set
+are the same with any number of workers, and the state is where the last batch that was taken stands
+in that order. A data set that draws finds the global generators seeded for each batch; a stream
+(`IterableDataset`) has its own order, and keeps what it draws from in its `state_dict`.
 """
 
 from __future__ import annotations
@@ -77,9 +73,7 @@ def tell(batch: Any, number: int | None) -> Any:
     """A batch with the labels that networks are told: a site's number, or None for classes.
 
     A GAN whose sites hold different data fails, as each site's discriminator knows the others' for
-    generated at sight. Told whose sample it looks at, it has nothing to disagree about: there is
-    one distribution to learn for each site, and together they are the mixture of all sites, each
-    counting alike. It needs no labels.
+    generated at sight. Told whose sample it looks at, it has nothing to disagree about.
     """
     if number is None:
         return batch
@@ -98,8 +92,7 @@ class Draw(NamedTuple):
 class _Order:
     """An endless order of samples: each epoch is a fresh permutation.
 
-    A batch that reaches the end of one goes on into the next: no sample is ever dropped, and every
-    batch is full.
+    A batch that reaches its end goes on into the next: no sample is dropped, every batch is full.
     """
 
     def __init__(self, num_samples: int, batch_size: int, generator: torch.Generator) -> None:
@@ -225,11 +218,7 @@ class Loader:
         return self
 
     def __next__(self) -> Any:
-        """The next `batch_size` samples, on the loader's device.
-
-        Raises:
-            ConfigError: samples cannot be read, or a stream has too few for a batch.
-        """
+        """The next samples, on the loader's device; a `ConfigError` if they cannot be read."""
         batch = self._next()
         if self._order is not None:
             self._state = self._order.taken()

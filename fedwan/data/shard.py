@@ -60,18 +60,12 @@ class Shard:
         return Loader(self.train, batch_size, generator, device, *settings)
 
     def some(self, num: int) -> Any:
-        """Training samples at even distances, `num` or all if there are fewer, on the CPU.
-
-        Of a stream the first ones. Their labels are classes, as those of `held_out`: see `tell`.
-        """
+        """Training samples at even distances, of a stream the first, at most `num`, on the CPU."""
         step = max(1, -(-self.num_samples // num))
         return self._read(num, torch.arange(self.num_samples)[::step], seed=0)
 
     def drawn(self, num: int, seed: int, start: int = 0) -> Any:
-        """Training samples drawn without replacement, `num` or all if there are fewer, in order.
-
-        The same seed and another start give others. Of a stream the first from `start` on.
-        """
+        """At most `num` training samples drawn without replacement; another start gives others."""
         generator = torch.Generator().manual_seed(seed)
         order = torch.randperm(self.num_samples, generator=generator)
         return self._read(num, order[start : start + num].sort().values, seed, start)
@@ -137,9 +131,6 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
 
     That is a torch `Dataset` or `IterableDataset` of samples that `default_collate` can stack, a
     pair of it and of held-out samples to measure by, or a shard.
-
-    Raises:
-        ConfigError: it returns something else, or no samples.
     """
     made = module.dataset(config, site)
     if isinstance(made, Shard):

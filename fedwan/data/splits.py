@@ -1,8 +1,7 @@
 """How training data is dealt to sites: `iid`, `by_label`, or `dirichlet:A` (Hsu et al. 2019).
 
-A split depends only on (seed, split, number of sites, labels), so that each site computes it alone
-and keeps its own part; the parts are disjoint and cover everything. `own` deals nothing: each site
-has files of its own.
+Each site computes the split alone and keeps its own part; parts are disjoint and cover everything.
+`own` deals nothing: each site has files of its own.
 """
 
 from __future__ import annotations
@@ -39,9 +38,6 @@ def parse_split(text: str) -> Split:
 
     >>> parse_split("dirichlet:0.5")
     Split(kind='dirichlet', concentration=0.5)
-
-    Raises:
-        ConfigError: not one of the valid forms.
     """
     if text in ("iid", "by_label", "own"):
         return Split(text, math.inf)
@@ -61,14 +57,7 @@ def has_own_data(config: DataConfig) -> bool:
 
 
 def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:
-    """Indices of each site's samples, of all labels y (N,) int64, by a split other than `own`.
-
-    Returns:
-        For each site its indices into `y`, ascending, int64; disjoint, and together all of them.
-
-    Raises:
-        ConfigError: an unknown form, or a site would be left without data.
-    """
+    """Each site's places in labels y (N,), ascending int64, by a split other than `own`."""
     parsed = parse_split(split)
     assert parsed.kind != "own", "nothing to deal"
     if num_sites > len(y):

@@ -1,15 +1,9 @@
 """The chart: the latest figures of each site, and how a site compares with the others.
 
-Everything that a record holds gets a name:
-
-    lr/NETWORK, x/low, memory/NETWORK …    the site's own figures, see `fedwan.site.vitals`
-    loss/NAME                              losses; infinite where they were not finite
-    norm/NETWORK                           over the median of the other sites' latest, per fragment
-    cosine/ agreement/ backward/NETWORK    see `fedwan.doctor.sampling`
-    staleness                              versions by which contributions came late
-
-Medians, over a site's last few rounds and then over sites: one odd round, or one odd site among
-three, moves nothing.
+A record's `figures` keep their names (`lr/NETWORK`, `x/low`, see `fedwan.site.vitals`); beside them
+are `loss/NAME`, infinite where it was not finite, `norm/NETWORK` over the median of the other
+sites' latest, `cosine/`, `agreement/` and `backward/NETWORK`, and `staleness`. Medians, over a
+site's last rounds and then over sites: one odd round, or one odd site among three, moves nothing.
 """
 
 from __future__ import annotations

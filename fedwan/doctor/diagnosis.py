@@ -1,8 +1,4 @@
-"""The doctor: takes a run's rounds as they are recorded, and tells each finding once.
-
-The same code looks at a run that goes on, in the coordinator, and at the `metrics.jsonl` of one
-that ended, was killed, or goes on.
-"""
+"""The doctor: takes a run's rounds as they are recorded, and tells each finding once."""
 
 from __future__ import annotations
 
@@ -117,10 +113,7 @@ def _of_event(event: EventRecord, version: int) -> Iterator[Finding]:
 
 
 class LiveDoctor:
-    """Sees the rounds of a run that goes on, and tells its log.
-
-    A run must not end for its doctor: if it fails it says so once, and looks no more.
-    """
+    """Looks at a run that goes on, and tells its log; if it fails it says so once, and no more."""
 
     def __init__(self) -> None:
         self._doctor: Doctor | None = Doctor()

@@ -1,8 +1,7 @@
 """The doctor's rules, causes before what follows from them.
 
 A rule is a function of the chart, and of a site, to (network or None, why, mend). Of one site only
-what stands highest in `SITE_RULES` is told: whoever has the wrong pixels will also have long steps
-and a large loss.
+what stands highest is told: whoever has the wrong pixels will also have long steps.
 """
 
 from __future__ import annotations
@@ -26,10 +25,7 @@ _LEAST_BACKWARD = 0.25
 
 
 def small_shard(chart: Chart, site: str) -> Told:
-    """A tiny shard, or one of copies, which a site learns by heart: its loss is low, not high.
-
-    Fewer distinct samples than 32, or than a twentieth of what the other sites have.
-    """
+    """Fewer distinct samples than 32, or than a twentieth of the others', or copies."""
     samples = chart.steady(site, "shard/samples", _ROUNDS)
     distinct = chart.steady(site, "shard/distinct", _ROUNDS)
     if samples is None or distinct is None:
@@ -47,10 +43,9 @@ def small_shard(chart: Chart, site: str) -> Told:
 
 
 def noise(chart: Chart, site: str) -> Told:
-    """Corrupt data: images whose neighbouring pixels know nothing of each other.
+    """Images whose neighbouring pixels know nothing of each other, whatever their range.
 
-    Their correlation does not depend on range or contrast, so that noise and a wrong pixel range
-    are told apart; real images have 0.5 to 0.99. Alone, only what is close to 0 is noise.
+    Real ones have a correlation of 0.5 to 0.99. Alone, only what is close to 0 is noise.
     """
     smooth = chart.steady(site, "x/smooth", _ROUNDS)
     if smooth is None:
@@ -69,8 +64,7 @@ def noise(chart: Chart, site: str) -> Told:
 def pixel_range(chart: Chart, site: str) -> Told:
     """A wrong pixel range: 0 to 255 or 0 to 1 where the other sites have -1 to 1.
 
-    Images are compared by their whole range, since every site's hold dark and light pixels. Points
-    are compared by their largest magnitude alone, within a factor of two: shards may lie on
+    Points are compared by their largest magnitude alone, within a factor of two: shards may lie on
     different sides of zero.
     """
     low, high = (chart.steady(site, name, _ROUNDS) for name in ("x/low", "x/high"))
@@ -113,10 +107,9 @@ def learning_rate(chart: Chart, site: str) -> Told:
 def stale(chart: Chart, site: str) -> Told:
     """A site that trains from old weights, or whose contributions come late.
 
-    Who trained from old weights asks, besides what it learnt, to undo the updates since then: its
-    contributions have a positive cosine with what the global weights moved by, in every network,
-    more than the others', who too turn back where one site's update led astray. Who merely has
-    other data, or a network that goes astray, does so in one network at most.
+    The former asks to undo the updates since then, in every network and more than others do, who
+    too turn back where one site led astray. Who merely has other data does so in one network at
+    most.
     """
     names = [f"backward/{network}" for network in chart.names(site, "backward")]
     pairs = [(chart.steady(site, n, _ROUNDS), chart.typical(site, n, _ROUNDS)) for n in names]
@@ -142,12 +135,10 @@ def stale(chart: Chart, site: str) -> Told:
 
 
 def memorising(chart: Chart, site: str) -> Told:
-    """A network that learns its shard by heart, as a discriminator does that is too strong for it.
+    """A network that learns its shard by heart: it fits training samples better than held-out ones.
 
-    It fits training samples better than held-out ones of the same classes, in seven pairs of ten
-    and more than at the other sites, in most of the last eight rounds or of as many as there were:
-    among hundreds of rounds, some three in a row look so by chance. The median of three looks at 32
-    samples has a standard error of 0.06, of eight 0.04.
+    In seven pairs of ten and more than elsewhere, in most of the last eight rounds: among hundreds,
+    some three in a row look so by chance. The median of three looks has a standard error of 0.06.
     """
     for network in chart.names(site, "memory"):
         memory = chart.steady(site, f"memory/{network}", _ROUNDS, over=PAST)
@@ -187,8 +178,7 @@ def overpowering(chart: Chart, site: str) -> Told:
 def diverging(chart: Chart, site: str) -> Told:
     """A loss three times the others' and above what any of theirs began with, or long steps.
 
-    A shard may be harder than others, and its loss fall all the same. Contributions four times as
-    long, round after round, are told as well.
+    A shard may be harder than others, and its loss fall all the same.
     """
     for network in chart.names(site, "norm"):
         if _looks_back(chart, site, network):
@@ -220,8 +210,7 @@ _COLLAPSE_ROUNDS = 4
 def collapse(chart: Chart, site: str) -> Told:
     """A generator whose samples are nearly alike, once those of the other sites are diverse.
 
-    Before training they are alike everywhere, and a site whose latest samples are diverse has left
-    that behind.
+    Before training all are alike; a site whose latest samples are diverse has left that behind.
     """
     # Of samples from noise, and of images made of others.
     for what, network in [(w, n) for w in ("spread", "variety") for n in chart.names(site, w)]:
@@ -245,9 +234,7 @@ def collapse(chart: Chart, site: str) -> Told:
 def unlike(chart: Chart, site: str) -> Told:
     """A site that pulls against all others, for no reason that another rule knows.
 
-    Shards that differ make contributions of like norms that are orthogonal; these are longer than
-    the others and point away from them, round after round. If the site has classes that the others
-    lack, they would go with it.
+    Shards that differ make contributions of like norms that are orthogonal; these are longer.
     """
     for network in chart.names(site, "norm"):
         norms, cosines = (chart.past(site, f"{what}/{network}", 5) for what in ("norm", "cosine"))
@@ -288,10 +275,7 @@ def diverging_everywhere(chart: Chart) -> Told:
 
 
 def collapse_everywhere(chart: Chart) -> Told:
-    """All sites' generators: after their samples were diverse, or if they never are.
-
-    Images that are made of others take hundreds of steps to get there, and may be alike for long.
-    """
+    """All generators: after samples were diverse, or if they never are but for images of others."""
     for what, network in [(w, n) for w in ("spread", "variety") for n in chart.everywhere(w)]:
         pasts = [chart.past(site, f"{what}/{network}") for site in chart.sites]
         spreads = [statistics.median(row) for row in zip(*filter(None, pasts), strict=False)]

@@ -1,22 +1,16 @@
 """How contributions lie to each other, from a fixed random sample of each.
 
-Cosines between contributions need all of them at once, while the merger holds one accumulator
-whatever the number of sites. So 4,096 places of each network are drawn, in runs of eight, the same
-for all sites and rounds, and the values there are kept as each contribution is merged: 16 KiB for
-each site and network. A cosine of such samples differs from that of the whole by about
-1 / sqrt(4096) = 0.016 where values are of like size, by more where few values are most of the norm
-(sparse codecs: about 0.12 at 1.6 % of the values); agreement by as much. Smaller networks are kept
-whole. Picking costs some 10 microseconds a tensor of fp32 and 170 of block-wise codes, comparing
-0.3 ms a round of 4 sites. It only reads: the merged bits are the same.
+Cosines between contributions need all of them at once, while the merger holds one accumulator. So
+4,096 places of each network are drawn, in runs of eight, the same for all sites and rounds, and the
+values there are kept: 16 KiB for each site and network. A cosine of such samples differs from that
+of the whole by about 0.016 (sparse codecs: 0.12). Picking costs some 10 microseconds a tensor of
+fp32 and 170 of block-wise codes, comparing 0.3 ms a round of 4 sites; the merged bits are the same.
 
-    cosine      of a contribution with the mean of the other sites' latest ones
+    cosines     of a contribution with the mean of the other sites' latest ones
     agreement   |mean Δ|² / mean |Δ|² over the sites' latest ones: 1 where all are the same,
                 1 / sites where they are orthogonal, as those of shards that differ are
     backward    largest cosine of a contribution with what the global weights moved by in the last
-                one, two or three updates
-
-Who goes on as the others do lies against the last updates; who trained from old weights asks to
-undo them. Of one site alone, or before the first update, there is nothing to compare with.
+                one, two or three updates: who trained from old weights asks to undo them
 """
 
 from __future__ import annotations
@@ -90,20 +84,14 @@ class Sampler:
 
 
 class Directions:
-    """Compares the contributions to one fragment.
-
-    Memory: the latest sample of each site, and four of the global weights.
-    """
+    """Compares the contributions to one fragment; keeps four samples, and one of each site."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Sample] = {}
         self._past: deque[Sample] = deque(maxlen=_MOVES)
 
     def compare(self, contributed: Mapping[str, Sample], before: Sample) -> dict[str, Direction]:
-        """Directions by site of what one round merged; `before` is of its initial weights.
-
-        Networks without a comparison are left out.
-        """
+        """Directions by site of what one round merged, but for networks without a comparison."""
         self._latest.update(contributed)
         found: dict[str, Direction] = {
             site: {"cosines": {}, "agreement": {}, "backward": {}} for site in contributed

@@ -1,14 +1,9 @@
 """A model against held-out data of which every site has a part that nobody else may see.
 
 Each site deals its part into two halves and hands in moments of features: of one half, of as many
-generated samples, and of the other half. Merged over sites they are those of all held-out data in
-one place (see `fedwan.metrics.distances`), and so are the distances:
-
-    fd        between the first halves and the generated samples
-    fd_floor  between the two halves
-
-Features are measured in deviations of the real ones, so that each counts alike: in those of the
-union, which no site knows by itself.
+generated samples, and of the other half. Merged over sites, `fd` is the distance between the first
+halves and the generated samples, and `fd_floor` between the two halves, as of all data in one
+place. Features are measured in deviations of the union's real ones, so that each counts alike.
 """
 
 from __future__ import annotations
@@ -46,11 +41,9 @@ def compare(real: Tensor, generated: Tensor, other: Tensor) -> Comparison:
 
 
 def merge_comparisons(parts: Sequence[Sequence[Comparison]]) -> dict[str, float]:
-    """Distances of all sites' data together, `fd` and `fd_floor`, means over the comparisons.
+    """Means of `fd` and `fd_floor` of all sites' data together, over the comparisons.
 
-    Raises:
-        ValueError: parts that do not match, or too few samples.
-        FedwanError: moments that are not finite.
+    A `ValueError` if parts do not match or are too few, a `FedwanError` if they are not finite.
     """
     if len({len(part) for part in parts}) != 1:
         raise ValueError("sites compare different numbers of draws")

@@ -4,20 +4,13 @@ Frechet's sees each as a Gaussian (Heusel et al. 2017, equation 6), and is what 
 
     d^2 = |m1 - m2|^2 + tr(C1 + C2 - 2 (C1 C2)^(1/2))
 
-The trace of the root needs no matrix root: the eigenvalues of C1 C2 are those of the symmetric
-C1^(1/2) C2 C1^(1/2), never negative but for rounding, so their roots are taken and summed. Moments
-are all that it needs of a sample, and those of a union follow from those of its parts: each site
-hands in moments, and `merge_moments` gives what all data in one place would give.
+where the eigenvalues of C1 C2 are those of the symmetric C1^(1/2) C2 C1^(1/2). Moments are all that
+it needs, and those of a union follow from those of its parts: each site hands in moments.
 
-The kernel distance, KID (Binkowski et al. 2018, section 4), is the squared maximum mean discrepancy
-with the kernel k(x, y) = (x.y / d + 1)^3, d the number of features, estimated without bias (Gretton
-et al. 2012, equation 3):
+The kernel distance, KID (Binkowski et al. 2018, section 4), has k(x, y) = (x.y / d + 1)^3, d the
+number of features, and is estimated without bias (Gretton et al. 2012, equation 3):
 
     mean over i != j of k(a_i, a_j)  +  the same of b  -  2 mean over i, j of k(a_i, b_j)
-
-It is not biased upwards in small samples; for two samples of one distribution it lies about zero,
-on either side. That needs samples drawn at random: one with as many of each class holds fewer pairs
-of a class than chance would bring, and puts it below zero.
 """
 
 from __future__ import annotations
@@ -60,11 +53,10 @@ def moments(features: Tensor) -> Moments:
 
 
 def merge_moments(parts: Sequence[Moments]) -> Moments:
-    """Moments of a union of shards, equal to those of all samples in one place but for rounding.
+    """Moments of a union of shards, as of all samples in one place but for rounding.
 
     Pairwise, as in Chan, Golub and LeVeque 1979 (equation 2.1): differences of means are squared,
-    never means, so that an offset that all features share does no harm. Fewer than two samples in
-    all, and parts of different shapes, are a `ValueError`.
+    never means, so that an offset that all features share does no harm.
     """
     counts = [part.num_samples for part in parts]
     if sum(counts) < 2 or min(counts) < 1:

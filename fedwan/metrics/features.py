@@ -1,13 +1,10 @@
 """The networks that metrics see images through: a trained classifier, and one of random weights.
 
-The classifier plays the part that Inception plays for large images (Heusel et al. 2017): its
-penultimate layer gives features, its classes the histogram. It learns on the public training split
-alone, in about a second on one core, from a fixed seed in one thread: every process of a machine
-gets the same weights, whether it trained or read them.
+The classifier plays the part of Inception (Heusel et al. 2017). It learns on the public training
+split alone, from a fixed seed in one thread: every process of a machine gets the same weights.
 
-Random features favour no data set, which is what Naeem et al. 2020 (2002.09797) use them for. They
-need neither labels nor training, and see photographs of any size; figures taken through them
-compare with each other alone, not with published ones.
+Random features favour no data set (Naeem et al. 2020, 2002.09797), need no training, and see
+photographs of any size; figures taken through them compare with each other alone.
 """
 
 from __future__ import annotations
@@ -47,11 +44,7 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run torch's CPU kernels in one thread, then as many as before.
-
-    How many threads share a sum changes its rounding. What two processes must agree on to the bit,
-    such as the weights of a feature network, is computed under this.
-    """
+    """Run torch's CPU kernels in one thread: how many share a sum changes its rounding."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -86,10 +79,9 @@ class Classifier(nn.Module):
 
 @cache
 def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
-    """The classifier of a data set of 8x8 images, from its cache or trained now (about a second).
+    """The classifier of a data set of 8x8 images, from its cache or trained now (a second).
 
-    A cache that cannot be read, or whose weights do not match their hash, is trained and written
-    anew; one that cannot be written costs only that second in the next process.
+    A cache that cannot be read, or does not match its hash, is written anew.
     """
     source = find_source(data_name)
     train, _ = source.load()

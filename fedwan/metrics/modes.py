@@ -1,8 +1,4 @@
-"""Modes that a generator found, of a mixture of Gaussians or of stacked images.
-
-Both depend on the number of samples: compare only figures of equal numbers, and with what real data
-reach.
-"""
+"""Modes that a generator found; compare only figures of equal numbers of samples."""
 
 from __future__ import annotations
 
@@ -22,13 +18,9 @@ _CONFIDENT = 0.7
 def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]:
     """Of points (N, dimensions), beside a mixture's centres (modes, dimensions) of deviation sigma.
 
-    A point is good if it lies within three deviations of the nearest centre; a mode is found if it
-    has at least a tenth of the good points that an even share would give it (Srivastava et al.
-    2017).
-
-    Returns:
-        `modes` found, `good`, the share of points (0.989 of the true mixture in the plane), and
-        `histogram`, the share nearest to each centre.
+    `good` is the share of points within three deviations of the nearest centre; of `modes` found
+    each has at least a tenth of the good points of an even share (Srivastava et al. 2017);
+    `histogram` is the share of points nearest to each centre.
     """
     distances = torch.cdist(points.detach().cpu().double(), centres.cpu().double())
     nearest_distance, nearest = distances.min(dim=1)
@@ -46,12 +38,9 @@ def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]
 def count_stacked_modes(probabilities: Tensor) -> dict[str, Any]:
     """Of the probabilities of each channel's classes, (N, channels, classes).
 
-    The channels' classes together are the mode, found if one sample is of it (Metz et al. 2017,
-    section 3.3.1).
-
-    Returns:
-        `modes` found, `mode_kl`, the divergence of their histogram from an even one, in nats, and
-        `good`, the share of samples whose every channel is classified with confidence.
+    The classes together are the mode, found if one sample is of it (Metz et al. 2017, 3.3.1);
+    `mode_kl` is the divergence of their histogram from an even one, in nats; `good` is the share of
+    samples whose every channel is classified with confidence.
     """
     _, channels, classes = probabilities.shape
     confidence, labels = probabilities.max(dim=2)

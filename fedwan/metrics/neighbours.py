@@ -1,14 +1,11 @@
-"""Figures by nearest neighbours: precision and recall, density and coverage.
+"""Figures by nearest neighbours, within balls that reach a point's k-th nearest other.
 
-Around each point of a sample lies a ball that reaches its k-th nearest neighbour in that sample.
+Precision and recall: the share of generated samples in the balls of real ones, and of real samples
+in those of generated ones (Kynkaanniemi et al. 2019, section 2).
 
-Precision: the share of generated samples in the balls of real ones. Recall: the share of real
-samples in the balls of generated ones (Kynkaanniemi et al. 2019, section 2).
-
-Density: how many real balls a generated sample lies in, as a share of the k to be expected.
-Coverage: the share of real balls that some generated sample lies in (Naeem et al. 2020, equations 2
-and 3). Balls stand around real samples only, so that one stray generated sample does not cover
-much, as it does in recall.
+Density: how many real balls a generated sample lies in, over the k to be expected. Coverage: the
+share of real balls with a generated sample (Naeem et al. 2020, equations 2 and 3). Balls stand
+around real samples only, so that one stray generated sample does not cover much.
 """
 
 from __future__ import annotations
@@ -37,10 +34,7 @@ def precision_recall(
 
 
 def density_coverage(distances: Tensor, real_radii: Tensor, k: int) -> tuple[float, float]:
-    """Density, about 1 for the real distribution, and coverage, in [0, 1], of balls that hold k.
-
-    Coverage grows with the number of generated samples: compare only figures of equal N and M.
-    """
+    """Density, about 1 for the real distribution, and coverage, in [0, 1], of balls of k."""
     inside = distances <= real_radii
     density = inside.sum() / (k * len(distances))
     return float(density), float(inside.any(dim=0).double().mean())

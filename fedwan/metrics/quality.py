@@ -1,17 +1,12 @@
 """Quality of generated samples against held-out real data, with the floor that real data reach.
 
 The Frechet distance of small samples is biased upwards, so a figure means something only beside its
-floor, and only if both were taken the same way. Here, with n held-out samples:
-
-    fd        distance between the n held-out samples and n generated ones
-    fd_floor  distance between the n held-out samples and n of the real training split
-
-each the mean over `NUM_DRAWS` disjoint draws of n. A perfect generator has fd = fd_floor. Of files
-there is no public training split: their held-out samples are dealt into two halves, the second
-takes its part, and they are seen through random features, in deviations of the held-out ones'.
-Every other figure has a floor taken as the figure is, whether lower is better or higher. Compare
-`kid` with its own, too: held-out data with as many of each class put both below zero (digits: by
-0.08).
+floor, taken the same way: `fd` is the distance between the n held-out samples and n generated ones,
+`fd_floor` between them and n of the real training split, each the mean over `NUM_DRAWS` disjoint
+draws. A perfect generator has fd = fd_floor. Of files there is no public training split: their
+held-out samples are dealt into two halves, seen through random features in deviations of their own.
+Every other figure has a floor taken as the figure is. Compare `kid` with its own, too: held-out
+data with as many of each class put both below zero (digits: by 0.08).
 """
 
 from __future__ import annotations
@@ -61,15 +56,10 @@ def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str,
 
     Returns:
         JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
-        `density` and `coverage` (higher is better), and the floor of each under its name with
-        `_floor`. Also what the data allow, all but `histogram` with floors:
-
-        - `histogram`: share of samples per class or mode; not of stacked images
-        - `modes`: modes found, and `good`: share of samples near a mode or classified with
-          confidence; of mixtures (ring8, grid25) and stacked images
-        - `mode_kl`: from the modes' histogram to an even one, in nats; of stacked images
-
-        And of files `moments`, which are tensors: see `fedwan.metrics.comparison`.
+        `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes`,
+        `good` and `mode_kl`, see `fedwan.metrics.modes`, and the floor of each but `histogram`
+        under its name with `_floor`. Of files also `moments`, tensors: see
+        `fedwan.metrics.comparison`.
 
     Raises:
         FedwanError: samples that are not finite.
@@ -98,11 +88,8 @@ def measure_translation(
     """Figures of merit of images that are made from given inputs.
 
     The n held-out pairs are dealt into two halves, several times over, so that a generator that hit
-    every target would have fd = fd_floor:
-
-        l1        mean |image - target|, with pixels in [-1, 1]
-        fd        distance between the targets of one half and the images for the other's inputs
-        fd_floor  distance between the targets of both halves
+    every target would have fd = fd_floor: `fd` between the targets of one half and the images for
+    the other's inputs, `fd_floor` between the targets of both, and `l1`, mean |image - target|.
 
     Args:
         targets: real images (n, 3, height, width), n at least LEAST_PAIRS.

@@ -41,15 +41,10 @@ class Followed(nn.Module):
 
         average' = d average + (1 - d) p'     kept as     lag' = d (lag + p - p')
 
-    The average, p + lag, is derived from whatever the parameters are: where a merge moves them, it
-    moves along, and a site that joins late starts from the merged weights with no lag. The lag is a
-    site's own, like an optimiser's moments: it is in checkpoints, and never travels.
-
-    Memory: one more copy of the parameters, two while `target` runs.
-
-    Args:
-        network: without buffers that its steps would change.
-        half_life: of the average, in steps; 0 makes it the network itself.
+    The average, p + lag, moves along where a merge moves the parameters, and a site that joins late
+    starts with no lag. The lag is a site's own: it is in checkpoints, and never travels. The
+    network has no buffers that its steps change; a half-life of 0 steps makes the average the
+    network itself. Memory: one more copy of the parameters, two while `target` runs.
     """
 
     def __init__(self, network: nn.Module, half_life: float) -> None:

@@ -1,14 +1,10 @@
 """Generators and discriminators, at 8x8 pixels small enough for one CPU core.
 
 Images double from 4x4 to their side, and halve on the way back; channels halve and double, from
-`width` at the finest level to at most 8 times as many.
-
-No normalisation of activations: the R1 penalty keeps the discriminator smooth (Mescheder et al.
-2018), its samples stay independent of each other, and no running statistics need merging across
-sites.
-
-With classes, the generator is told the class by a vector beside the latents, and the discriminator
-judges by projection (Miyato and Koyama 2018): logit = w . f(x) + e(y) . f(x).
+`width` at the finest level to at most 8 times as many. No normalisation of activations: the R1
+penalty keeps the discriminator smooth (Mescheder et al. 2018), and no running statistics need
+merging across sites. With classes, the generator is told the class by a vector beside the latents,
+and the discriminator judges by projection (Miyato and Koyama 2018): w . f(x) + e(y) . f(x).
 """
 
 from __future__ import annotations
@@ -33,13 +29,9 @@ _POINT_SPREAD = 4  # a dense layer is this many times as wide as an image networ
 def build_generator(
     shape: tuple[int, ...], latents: int, width: int, num_classes: int = 0
 ) -> nn.Module:
-    """A generator of samples of `shape`: (channels, side, side), or (dimensions,) for points.
+    """A generator of `shape`: (channels, side, side) with a side of `SIDES`, or (dimensions,).
 
-    Args:
-        shape: of one sample; the side is one of `SIDES`.
-        latents: values that a sample is made from.
-        width: channels of the finest layer.
-        num_classes: that it can be told to draw from; 0 for none.
+    It takes `latents` values, and one of `num_classes` if that is not 0.
     """
     num_in = latents * (2 if num_classes else 1)
     if len(shape) == 1:

@@ -23,19 +23,17 @@ class DenseParallel(Protocol):
         """How dense layers are cut, by path, `*` for any child; other layers are whole everywhere.
 
         `columns` leaves a process its part of the layer's outputs, `rows` takes such parts for its
-        inputs, and what lies between needs none that another process has. After `gathered`, cut by
-        outputs too, all have all of them.
+        inputs; after `gathered`, cut by outputs too, all processes have all of them.
         """
         ...
 
 
 class LeakyTanh(nn.Module):
-    """tanh(h) + 0.01 h: the last layer of networks that make images, of any shape.
+    """tanh(h) + 0.01 h: the last layer of networks that make images.
 
     Most pixels of a digit are exactly -1. A plain tanh that is pushed far below has no gradient
     left in float32, and a generator whose whole output is there never comes back: it happened in
-    one start of four. Without any tanh the background stays noisy. The leak costs a hundredth of
-    range: clamp samples to [-1, 1].
+    one start of four. Without any tanh the background stays noisy. Clamp samples to [-1, 1].
     """
 
     def forward(self, h: Tensor) -> Tensor:

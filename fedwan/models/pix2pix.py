@@ -33,16 +33,10 @@ _NORMS: Mapping[str, Callable[[int], nn.Module]] = {
 class UNetGenerator(nn.Module):
     """Images (batch, channels_in, size, size) -> images (batch, channels_out, size, size).
 
-    Each level halves the image on the way down, and doubles it on the way up beside what the way
-    down had there.
-
-    Args:
-        channels_in: of the input.
-        channels_out: of the output.
-        width: channels of the finest level; coarser ones have twice as many, 8 times at most.
-        depth: levels, at least 2; the size is a multiple of 2^depth.
-        dropout: share of values dropped on the way up, at the three levels above the coarsest.
-        norm: `batch` or `instance`.
+    Each of `depth` levels halves the image on the way down, and doubles it on the way up beside
+    what the way down had there; coarser ones have up to 8 times as many channels as the finest.
+    `dropout` is the share of values dropped on the way up, at the three levels above the coarsest;
+    `norm` is `batch` or `instance`.
     """
 
     def __init__(

@@ -60,10 +60,7 @@ def build_velocity(
 
 
 def embed_level(sigma: Tensor) -> Tensor:
-    """Sines and cosines of a noise level, (batch,) in [0, 1] -> (batch, 64).
-
-    Frequencies run geometrically from half a turn to 64 turns over [0, 1].
-    """
+    """Sines and cosines of noise levels in [0, 1], (batch,) -> (batch, 64), half a turn to 64."""
     octaves = torch.linspace(-1, 6, _NUM_FREQUENCIES, device=sigma.device, dtype=sigma.dtype)
     angles = 2 * math.pi * sigma[:, None] * torch.exp2(octaves)
     return torch.cat([angles.sin(), angles.cos()], dim=1)
@@ -138,8 +135,8 @@ class _DenseBlock(nn.Module):
 def embed_positions(rows: int, columns: int, width: int) -> Tensor:
     """Fixed positions of a grid's cells, row by row: (rows * columns, width).
 
-    The first half tells the row, the second the column, each in sines and then cosines of `width /
-    4` frequencies, geometrically from 1 down to about 1 / 10,000.
+    Sines and cosines of `width / 4` frequencies, from 1 down to about 1 / 10,000, of row and
+    column.
     """
     frequencies = _LONGEST ** -(torch.arange(width // 4) / (width // 4))
     row = torch.arange(rows).repeat_interleave(columns)[:, None] * frequencies
@@ -216,10 +213,7 @@ class DiffusionTransformer(nn.Module):
 
 
 class _AttentionBlock(nn.Module):
-    """Attention, then a perceptron, both normalised, shifted, scaled and gated by the condition.
-
-    Gates start at zero, and so the block as the identity.
-    """
+    """Attention and a perceptron, shifted, scaled and gated by the condition, first by 0."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
