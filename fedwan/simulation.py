@@ -39,13 +39,12 @@ STANDSTILL_S = 2.0
 
 
 class Absence(NamedTuple):
-    """A site's process dies, and a new one takes its place later.
+    """A site's process dies, and a new one takes its place later, by shares of the run done.
 
     Where the others wait for it, it returns after two seconds of standstill.
     """
 
     leaves_at: float
-    """Share of the run that is done by then."""
     returns_at: float
 
 
@@ -55,9 +54,9 @@ class SimulatedRun:
 
     model: GlobalModel
     totals: Totals
-    records: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]]
     """Rows as in `metrics.jsonl`."""
-    site_sha256: dict[str, str] = field(default_factory=dict)
+    site_sha256: dict[str, str]
     """Hash of the weights that each site ended with."""
 
 
@@ -70,7 +69,7 @@ def simulate(
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
 ) -> SimulatedRun:
-    """Train to the end.
+    """Train to the end, all in memory.
 
     Args:
         config: resolved, as `fedwan.app.load_run` gives it.
@@ -80,9 +79,6 @@ def simulate(
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.
-
-    Returns:
-        The run's end, all in memory.
 
     Raises:
         FedwanError: the first that any party raised.
@@ -97,98 +93,67 @@ def simulate(
     run = CoordinatedRun(
         config, RUN_ID, folder, records.append, event, lambda *_: None, strategy, SILENCE_S
     )
-    parties = _Parties(config, run, folder, train or _train_recipe, strategy, wrap)
-    for name in site_names(config):
-        parties.start(name, (absences or {}).get(name))
+
+    def member(name: str, absence: Absence | None) -> Membership:
+        def open_link() -> Link:
+            link = wrap(name, LoopbackLink(run.hub, name))
+            return link if absence is None else _LeavingLink(link, run, absence)
+
+        return Membership(config, RUN_ID, name, folder / name, open_link, strategy=strategy)
+
+    sites = _Sites(run, member, train or (lambda member: take_part(member, Group())))
+    threads = [
+        threading.Thread(target=sites.live, args=(name, (absences or {}).get(name)), name=name)
+        for name in site_names(config)
+    ]
+    for thread in threads:
+        thread.start()
     try:
         model = run.train()
     except BaseException as error:
-        parties.errors.append(error)
+        sites.errors.append(error)
     run.hub.finish("the simulation ended")
-    parties.join()
-    if parties.errors:
-        raise parties.errors[0]
+    for thread in threads:
+        thread.join()
+    if sites.errors:
+        raise sites.errors[0]
     return SimulatedRun(model, run.rounds.totals, records, run.site_sha256())
-
-
-def _train_recipe(member: Membership) -> None:
-    take_part(member, Group())
 
 
 class _Left(BaseException):
     """A site's process dies."""
 
 
-class _Parties:
-    """The sites' threads.
+@dataclass
+class _Sites:
+    """What the sites' threads share."""
 
-    Args:
-        config: resolved.
-        run: at the coordinator.
-        folder: for checkpoints.
-        train: a site's part.
-        strategy: the run's, where no page names it.
-        wrap: see `simulate`.
-    """
+    run: CoordinatedRun
+    member: Callable[[str, Absence | None], Membership]
+    train: Callable[[Membership], object]
+    errors: list[BaseException] = field(default_factory=list)
+    num_threads: int = field(default_factory=torch.get_num_threads)
 
-    def __init__(
-        self,
-        config: Config,
-        run: CoordinatedRun,
-        folder: Path,
-        train: Callable[[Membership], object],
-        strategy: Strategy | None,
-        wrap: Callable[[str, Link], Link],
-    ) -> None:
-        self.errors: list[BaseException] = []
-        self._config = config
-        self._run = run
-        self._folder = folder
-        self._train = train
-        self._strategy = strategy
-        self._wrap = wrap
-        self._num_threads = torch.get_num_threads()
-        self._threads: list[threading.Thread] = []
-
-    def start(self, name: str, absence: Absence | None) -> None:
-        """Let a site live."""
-        thread = threading.Thread(target=self._live, args=(name, absence), name=name)
-        thread.start()
-        self._threads.append(thread)
-
-    def join(self) -> None:
-        """Wait for all of them."""
-        for thread in self._threads:
-            thread.join()
-
-    def _live(self, name: str, absence: Absence | None) -> None:
+    def live(self, name: str, absence: Absence | None) -> None:
+        """A site's process, and the one that takes its place."""
         # A new thread would take over what another one has set for as long as it evaluates.
-        torch.set_num_threads(self._num_threads)
-        run = self._run
-
-        def open_link() -> Link:
-            link = self._wrap(name, LoopbackLink(run.hub, name))
-            if absence is None:
-                return link
-            return _Leaving(link, lambda: run.share_done() >= absence.leaves_at)
-
-        member = Membership(
-            self._config, RUN_ID, name, self._folder / name, open_link, strategy=self._strategy
-        )
+        torch.set_num_threads(self.num_threads)
+        hub, member = self.run.hub, self.member(name, absence)
         try:
             with as_member(member):
-                self._train(member)
+                self.train(member)
         except _Left:
-            self._return(name, absence)
+            assert absence is not None
+            self._await_return(name, absence)
+            self.live(name, None)
         except BaseException as error:
             self.errors.append(error)
-            with run.hub.changed:  # no other process will take its place: nobody waits for it
-                run.hub.registry.sites[name].has_left = True
-            run.hub.finish(f"{name} failed: {error}")
+            with hub.changed:  # no other process will take its place: nobody waits for it
+                hub.registry.sites[name].has_left = True
+            hub.finish(f"{name} failed: {error}")
 
-    def _return(self, name: str, absence: Absence | None) -> None:
-        assert absence is not None
-        hub, run = self._run.hub, self._run
+    def _await_return(self, name: str, absence: Absence) -> None:
+        hub, run = self.run.hub, self.run
         with hub.changed:
             entry = hub.registry.sites[name]
             entry.heard_s = -math.inf  # as after the silence that a dead process leaves
@@ -199,20 +164,20 @@ class _Parties:
                 elif time.monotonic() - since > STANDSTILL_S:
                     break  # the others wait for it
                 hub.changed.wait(POLL_S)
-        self._live(name, None)
 
 
-class _Leaving:
+class _LeavingLink:
     """A link whose site dies between two steps."""
 
-    def __init__(self, inner: Link, is_due: Callable[[], bool]) -> None:
+    def __init__(self, inner: Link, run: CoordinatedRun, absence: Absence) -> None:
         self._inner = inner
-        self._is_due = is_due
+        self._run = run
+        self._absence = absence
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
     def heartbeat(self, step: int) -> None:
         self._inner.heartbeat(step)
-        if self._is_due():
+        if self._run.share_done() >= self._absence.leaves_at:
             raise _Left

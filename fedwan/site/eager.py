@@ -43,7 +43,8 @@ class LookAhead(SiteHook):
         estimates: State = {}
         for name, part in self._each(fragment):
             base, live = local(self._replica.base[name]), local(self._replica.live[name])
-            value = torch.add(base, self._replica.landed_piece(name) - live, alpha=-part.share)
+            moved = local(self._replica.landed_value(name)) - live
+            value = torch.add(base, moved, alpha=-part.share)
             if name in self._push:
                 value.add_(self._push[name])
             live.copy_(value)

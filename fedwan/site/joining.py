@@ -11,11 +11,12 @@ import contextvars
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +31,15 @@ from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.names import nearest
 from fedwan.rng import derive_seed, seed_torch
-from fedwan.site.alone import Alone
 from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.group import open_group
 from fedwan.site.site import Membership, Script, Site
 from fedwan.site.stateful import Stateful
 from fedwan.workloads.base import NetworkKind
 
-__all__ = ["as_member", "choose_device", "given_membership", "join"]
+__all__ = ["Alone", "as_member", "choose_device", "given_membership", "join"]
 
+SAY_EVERY_S = 10.0
 KINDS: tuple[NetworkKind, ...] = ("adversarial", "regression")
 
 _membership: contextvars.ContextVar[Membership | None] = contextvars.ContextVar(
@@ -131,6 +132,66 @@ def as_member(member: Membership) -> Iterator[None]:
         yield
     finally:
         _membership.reset(token)
+
+
+class Alone:
+    """What `fedwan.join` gives a script that nobody started for a run; the same face as `Site`."""
+
+    name = "alone"
+
+    def __init__(self, num_steps: int) -> None:
+        if num_steps < 1:
+            raise UserError(
+                f"steps = {num_steps}: a script that trains alone has no run to take its length "
+                "from; give fedwan.join(..., steps=2000), or start it with `fedwan launch`"
+            )
+        self.step = 0
+        self.num_steps = num_steps
+        self._losses: dict[str, Tensor | float] = {}
+        self._said_at = time.monotonic()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._say()
+
+    def __iter__(self) -> Iterator[int]:
+        """Steps, counted from 0."""
+        while not self.is_done:
+            step = self.step
+            yield step
+            if self.step == step:
+                self.after_step()
+
+    def reduce(self) -> None:
+        """Nothing: there is nobody to exchange gradients with."""
+
+    def log(self, **losses: Tensor | float) -> None:
+        """Note scalars of this step; they are printed every ten seconds."""
+        self._losses |= {n: v.detach() if isinstance(v, Tensor) else v for n, v in losses.items()}
+
+    def after_step(self) -> None:
+        """A step is complete."""
+        self.step += 1
+        if time.monotonic() - self._said_at > SAY_EVERY_S:
+            self._say()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there are no more steps to take."""
+        return self.step >= self.num_steps
+
+    def _say(self) -> None:
+        self._said_at = time.monotonic()
+        shown = ", ".join(f"{name} {float(value):.4g}" for name, value in self._losses.items())
+        print(f"step {self.step} of {self.num_steps}: {shown}", flush=True)
 
 
 def _member_of(assignment: Assignment) -> Membership:

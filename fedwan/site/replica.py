@@ -2,7 +2,8 @@
 
 Each process holds the pieces that it trains, and the same pieces of the global weights: all of
 them, or under FSDP2 and tensor parallel its part. A tensor is whole only while it travels, one at a
-time. Methods that read or write whole tensors are collective (`fedwan.site.group`).
+time. Methods that read or write whole tensors are collective (`fedwan.site.group`); whole weights
+that they are given are at rank 0 alone.
 
 Memory: one fp32 copy of this process's pieces, the global weights.
 """
@@ -40,9 +41,16 @@ from fedwan.workloads.moments import averaged, is_moment, model_name, moment_lay
 
 __all__ = ["Replica"]
 
+_OWN = "own:"
+"""Before the name of a tensor that never travels, in a checkpoint."""
+
 
 class Replica:
-    """A site's copy of the networks."""
+    """A site's copy of the networks, which hold the initial weights.
+
+    `inner` says by network what becomes of its moments when an update lands, `exclude` which of its
+    tensors stay at this site; a network that no optimiser steps is frozen.
+    """
 
     def __init__(
         self,
@@ -61,14 +69,10 @@ class Replica:
         frozen = {n: m for n, m in networks.items() if n not in names}
         home = staying_home(self.trained, held, exclude or {})
         self.live: State = state_of(self.trained, home)
-        named = dict(_named(self.trained))
-        self.local: State = {
-            name: tensor
-            for name, tensor in named.items()
-            if name not in self.live and home.get(name) is not Role.FROZEN
-        }
+        stays = {n: t for n, t in _named(self.trained) if n not in self.live}
+        self._fixed = {n: t for n, t in stays.items() if home.get(n) is Role.FROZEN}
+        self.local: State = {n: t for n, t in stays.items() if n not in self._fixed}
         """What is this site's own (excluded tensors, spectral norm's vectors), sharing memory."""
-        self._fixed = {n: t for n, t in named.items() if home.get(n) is Role.FROZEN}
         layout = layout_of(self.trained, home)
         self.layout: Layout = dict(sorted((layout | moment_layout(layout, self._config)).items()))
         self.group.agree("networks", hashlib.sha256(layout_to_json(layout).encode()).hexdigest())
@@ -85,37 +89,37 @@ class Replica:
 
     def _check_fixed(self) -> None:
         """Refuse to go on where frozen parameters have changed: they would never be merged."""
-        marks = _marks(self._fixed)
-        for name in (name for name, mark in marks.items() if mark != self._fixed_marks[name]):
-            raise UserError(
-                f"parameter {name!r} was frozen when training began (no gradient was required, or "
-                "no optimiser held it), so that it does not travel, and has changed since; have "
-                "its optimiser step it from the beginning, or make it a buffer"
-            )
+        for name, mark in _marks(self._fixed).items():
+            if mark != self._fixed_marks[name]:
+                raise UserError(
+                    f"parameter {name!r} was frozen when training began (no gradient was required, "
+                    "or no optimiser held it), so that it does not travel, and has changed since; "
+                    "have its optimiser step it from the beginning, or make it a buffer"
+                )
+
+    def _is_parameter(self, name: str) -> bool:
+        return self.layout[name].role is Role.PARAMETER
 
     def _widen(self, name: str, value: Tensor) -> Tensor:
         """Parameters in fp32, as the coordinator keeps them; everything else as it is."""
-        return value.float() if self.layout[name].role is Role.PARAMETER else value
+        return value.float() if self._is_parameter(name) else value
 
     def _share_moments(self) -> None:
         """Have moments that travel among the live tensors; to be called when they were replaced."""
-        networks = averaged(self._config)
-        if not networks:
-            return
-        self.inner.begin(networks)
-        named = {model_name(name): value for name, value in self.inner.state().items()}
-        self.live |= {name: value for name, value in named.items() if name in self.layout}
+        if networks := averaged(self._config):
+            self.inner.begin(networks)
+            named = {model_name(name): value for name, value in self.inner.state().items()}
+            self.live |= {name: value for name, value in named.items() if name in self.layout}
 
     def _forget_moments(self, names: Iterable[str]) -> None:
         """Of these parameters, where that is what becomes of them."""
         forgetful = {n for n, config in self._config.items() if config.state == "reset"}
-        wanted = {name for name in names if network_of(name) in forgetful}
-        if wanted:
+        if wanted := {name for name in names if network_of(name) in forgetful}:
             self.inner.forget(wanted)
 
     # What leaves ---------------------------------------------------------------------------
 
-    def _landed(self, name: str) -> Tensor:
+    def landed_value(self, name: str) -> Tensor:
         """A global weight in its own dtype, but rounded as it lands in the local one.
 
         What rounding takes away is no step of the site: in Δ it would be merged into the global
@@ -124,79 +128,74 @@ class Replica:
         base, dtype = self.base[name], self.live[name].dtype
         return base if base.dtype == dtype else base.to(dtype).to(base.dtype)
 
-    def landed_piece(self, name: str) -> Tensor:
-        """This process's piece of a global weight, rounded as it lands in the local one."""
-        return local(self._landed(name))
-
     def _delta_of(self, name: str) -> Tensor:
-        is_parameter = self.layout[name].role is Role.PARAMETER
-        return self._landed(name) - self.live[name] if is_parameter else self.live[name]
+        live = self.live[name]
+        return self.landed_value(name) - live if self._is_parameter(name) else live
+
+    def _gradient_of(self, name: str) -> Tensor:
+        if not self._is_parameter(name):
+            return self.live[name]
+        param = self.inner.params[name]
+        return torch.zeros_like(param).detach() if param.grad is None else param.grad.detach()
 
     def delta(self, fragment: Fragment) -> Mapping[str, Tensor]:
         """Δ = global - local for parameters, local values for the rest; made when taken.
 
         Where tensors lie in pieces: made at once, for rank 0 alone.
         """
-        self._check_fixed()
-        return self._gathered(fragment, self._delta_of)
+        return self._gathered(fragment.layout, self._delta_of)
 
     def gradients(self, fragment: Fragment) -> Mapping[str, Tensor]:
         """Gradients of parameters (zero where there is none), local values for the rest."""
+        return self._gathered(fragment.layout, self._gradient_of)
+
+    def whole_base(self) -> Mapping[str, Tensor]:
+        """The global weights with the pieces of all processes, at rank 0; no copy if not cut."""
+        return self._gathered(self.base, self.base.__getitem__)
+
+    def _gathered(
+        self, names: Iterable[str], make: Callable[[str], Tensor]
+    ) -> Mapping[str, Tensor]:
         self._check_fixed()
-        return self._gathered(fragment, self._gradient_of)
-
-    def _gradient_of(self, name: str) -> Tensor:
-        if self.layout[name].role is not Role.PARAMETER:
-            return self.live[name]
-        param = self.inner.params[name]
-        return torch.zeros_like(param).detach() if param.grad is None else param.grad.detach()
-
-    def _gathered(self, fragment: Fragment, make: Callable[[str], Tensor]) -> Mapping[str, Tensor]:
         if not self.is_cut:
-            return OnDemand(fragment.layout, make)
+            return OnDemand(names, make)
         taken: State = {}
-        for name in fragment.layout:
+        for name in names:
             value = whole(make(name))
             if self.group.rank == 0:
                 taken[name] = value
         return taken
 
     def take_delta(self, fragment: Fragment, room: State) -> None:
-        """Write a fragment's Δ, and its local values that are no parameters, into a room's tensors.
+        """Write what `delta` gives into a room's whole tensors, at rank 0, in one pass.
 
-        One pass over the weights: a delta may wait for its encoding while training goes on.
+        A delta may wait for its encoding while training goes on.
         """
         self._check_fixed()
-        for name, spec in fragment.layout.items():
+        for name in fragment.layout:
             if is_cut(self.live[name]):
                 value = whole(self._delta_of(name))
                 if self.group.rank == 0:
                     room[name].copy_(value)
             elif self.group.rank:
                 continue
-            elif spec.role is Role.PARAMETER:
-                torch.sub(self._landed(name), self.live[name], out=room[name])
+            elif self._is_parameter(name):
+                torch.sub(self.landed_value(name), self.live[name], out=room[name])
             else:
                 room[name].copy_(self.live[name])
-
-    def whole_base(self) -> State:
-        """The global weights with the pieces of all processes, at rank 0; no copy if not cut."""
-        if not self.is_cut:
-            return self.base
-        taken: State = {}
-        for name, base in self.base.items():
-            value = whole(base)
-            if self.group.rank == 0:
-                taken[name] = value
-        return taken
 
     # What lands ----------------------------------------------------------------------------
 
     def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """Global += update, for every tensor of the fragment; the local weights stay."""
+        """Global += update, for every tensor of the fragment; the local weights stay.
+
+        Raises:
+            PayloadError: the payload is damaged. The replica is then in between two versions: end
+                this process; its successor takes the global weights.
+        """
         for name, coded in codec.read_each(payload, fragment.layout):
             base = self.base[name]
-            if self.layout[name].role is not Role.PARAMETER:
+            if not self._is_parameter(name):
                 local(base).copy_(piece_like(coded.tensor(), base))
             elif is_cut(base):
                 local(base).add_(piece_like(coded.tensor(), base))
@@ -205,9 +204,9 @@ class Replica:
 
     def land(self, fragment: Fragment, alpha: float) -> None:
         """L ← α l + (1 - α) g for a fragment's parameters, l ← g for the rest of it."""
-        for name, spec in fragment.layout.items():
+        for name in fragment.layout:
             live, base = local(self.live[name]), local(self.base[name])
-            if spec.role is Role.PARAMETER and alpha:
+            if alpha and self._is_parameter(name):
                 live.lerp_(base.to(live.dtype), 1.0 - alpha)
             else:
                 live.copy_(base)
@@ -240,9 +239,13 @@ class Replica:
         return piece_like(self.group.spread(value, spec.shape, dtype), self.live[name])
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """Put the mean gradient in place of the local one, and set merged buffers."""
+        """Put the mean gradient in place of the local one, and set merged buffers.
+
+        Raises:
+            PayloadError: the payload is damaged.
+        """
         for name, value in codec.decode_each(payload, fragment.layout):
-            if self.layout[name].role is not Role.PARAMETER:
+            if not self._is_parameter(name):
                 local(self.live[name]).copy_(piece_like(value, self.live[name]))
                 continue
             param = self.inner.params[name]
@@ -253,21 +256,17 @@ class Replica:
             else:
                 param.grad = value
 
-    def reset(self) -> None:
-        """Local = global: throw the steps since the last update away."""
-        for name, live in self.live.items():
-            local(live).copy_(local(self.base[name]))
-        self._refresh()
-
     def load_base(self, weights: State | None) -> None:
         """Set the global weights and leave the local ones."""
         for name in self.group.lead(lambda: list(weights or {})):
             local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
 
     def adopt(self, weights: State | None) -> None:
-        """Take global weights over as both global and local; as `load_base`."""
+        """Take global weights over as both global and local."""
         self.load_base(weights)
-        self.reset()
+        for name, live in self.live.items():
+            local(live).copy_(local(self.base[name]))
+        self._refresh()
         self._forget_moments(self.layout)
 
     def reset_optimizers(self) -> None:
@@ -289,15 +288,16 @@ class Replica:
 
     def load_pieces(self, pieces: State, *, with_model: bool) -> None:
         """Put back what `pieces` gave; what is the site's own always, the rest if asked to."""
+        present = self.pieces()
         for name, value in pieces.items():
-            if name.startswith(_OWN):
-                if (own := self.local.get(name.removeprefix(_OWN))) is not None:
-                    local(own).copy_(value)
-            elif with_model:
-                local(self.live[name]).copy_(value)
+            if with_model or name.startswith(_OWN):
+                present[name].copy_(value)
 
     def global_sha256(self, *, of_steps: bool = False) -> str:
-        """Hash of the global weights as the coordinator keeps them."""
+        """Hash of the global weights as the coordinator keeps them.
+
+        With `of_steps` they are what every site's own steps make, where gradients are exchanged.
+        """
         if not of_steps:
             return self._hash(self.base)
         return hash_state(
@@ -306,24 +306,17 @@ class Replica:
 
     def same_sha256(self) -> str:
         """Hash of what every process of the site must have alike: parameters that are not cut."""
-        return hash_state(
-            {
-                name: value
-                for name, value in self.live.items()
-                if self.layout[name].role is Role.PARAMETER and not is_cut(value)
-            }
-        )
+        alike = [n for n, v in self.live.items() if self._is_parameter(n) and not is_cut(v)]
+        return hash_state({name: self.live[name] for name in alike})
 
     @contextmanager
-    def showing(self, weights: State | None) -> Iterator[None]:
+    def showing(self, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
         """The networks hold other weights, in evaluation mode, for a while.
 
         Costs a second copy of this process's pieces meanwhile.
         """
-        both = [*self.live.items(), *self.local.items()]
-        kept = [(local(t), local(t).clone()) for name, t in both if not is_moment(name)]
-        modules = [m for network in self.trained.values() for m in network.modules()]
-        modes = [module.training for module in modules]
+        kept = [(piece, piece.clone()) for piece in self.pieces().values()]
+        modes = [(m, m.training) for net in self.trained.values() for m in net.modules()]
         try:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
                 local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
@@ -336,12 +329,8 @@ class Replica:
                 present.copy_(value)
             if self.is_cut:
                 reshard(self.trained.values())
-            for module, mode in zip(modules, modes, strict=True):
+            for module, mode in modes:
                 module.training = mode
-
-
-_OWN = "own:"
-"""Before the name of a tensor that never travels, in a checkpoint."""
 
 
 def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:

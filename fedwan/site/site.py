@@ -468,7 +468,7 @@ class Site:
             if self.config.eval.first:
                 self._measure(base, 0)
 
-    def _measure(self, weights: State | None, version: int) -> None:
+    def _measure(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         """Quality of some weights on held-out data, and samples from them, for the coordinator."""
         began = time.monotonic()
         config, script, device = self.config, self._script, self._member.device

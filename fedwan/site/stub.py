@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import safetensors.torch
+from torch import Tensor
 
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
@@ -50,7 +51,7 @@ class CoordinatorStub:
         assert self._rank_0_link is not None, "rank 0 has the link"
         return self._rank_0_link
 
-    def send_initial(self, weights: State) -> None:
+    def send_initial(self, weights: Mapping[str, Tensor]) -> None:
         """Upload the initial weights, exactly."""
         payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
         receipt = self._send(wire.UploadHeader.INITIAL, 0, 0, payload, wire.Work())

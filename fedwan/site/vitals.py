@@ -1,7 +1,7 @@
 """A site's vitals: a few figures of its data, rates and networks, for `fedwan doctor`.
 
     shard/samples      how many the shard has
-    shard/distinct     share of them that are not the same as another one, see `fedwan.site.copies`
+    shard/distinct     share of them that are not the same as another one
     x/low x/high       least and largest value of a batch as the workload gets it
     x/mean x/std       of its values
     x/smooth           correlation of neighbouring values of images: 0 for noise, whatever its range
@@ -11,15 +11,23 @@
 
 They are taken right before a contribution leaves, once in H steps or in 16, whichever is more: one
 pass over a batch and over the gradients, and, where the workload has `examine`, a few forward
-passes of a batch: 2 % of the time of a GAN's steps on digits at H = 20 and 3 % of a flow's, less
-where H is larger. Nothing is drawn from the generators that training draws from, no buffer moves,
-and nothing is waited for on a GPU until the contribution is made: the run's bits are the same with
-and without.
+passes of a batch: 2 % of the time of a GAN's steps on digits at H = 20, less where H is larger.
+Nothing is drawn from the generators that training draws from, no buffer moves, and nothing is
+waited for on a GPU until the contribution is made: the run's bits are the same with and without.
+
+Where only n of N samples are looked at, most copies are not seen beside what they copy. What was
+seen once (f1) and twice (f2) tells how many were not seen at all: at least f0 = f1^2 /
+(2 f2 n / (n - 1) + f1 n / (N - n)), the lower bound of Chao and Lin (2012, "Nonparametric lower
+bounds for species richness and shared species richness under sampling without replacement",
+Biometrics 68), which is met where all samples have as many copies. One image that is there ten
+thousand times changes little of it, as it should; a few equal pairs, which chance may bring, count
+for nothing.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -29,11 +37,10 @@ from torch import Tensor, nn
 
 from fedwan.data import Shard, first_leaf
 from fedwan.rng import derive_seed, lent_generators
-from fedwan.site.copies import COMPARED_AT_ONCE, distinct_share, pixel_keys
 from fedwan.workloads.base import Batch, Examinable, Workload
 from fedwan.workloads.optim import full_norm
 
-__all__ = ["Vitals", "data_figures", "shard_figures"]
+__all__ = ["Vitals", "data_figures", "distinct_share", "pixel_keys"]
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +54,9 @@ MOST_BYTES = 64 << 20
 """Of those that are kept; of images of 256 x 256 pixels they are some dozens."""
 LEAST_COMPARED = 512
 """Samples that are compared though fewer are kept."""
+COMPARED_AT_ONCE = 64
+DEVIATIONS = 2.0
+"""By which the number of pairs seen may be too high, as a Poisson number is."""
 
 
 class Vitals:
@@ -63,11 +73,9 @@ class Vitals:
         self._has_failed = False
 
     def after_step(self, batch: Any) -> dict[str, Tensor]:
-        """Figures, scalars by name, if it is time for a look; else none."""
+        """Scalars by name, if it is time for a look at the batch of the step; else none."""
         self._steps += 1
-        if self._steps % self._every:
-            return {}
-        if self._has_failed:
+        if self._steps % self._every or self._has_failed:
             return {}
         try:
             with torch.no_grad():
@@ -82,12 +90,8 @@ class Vitals:
         if self._some is None:
             self._draw()
         x = first_leaf(batch)
-        return {
-            **self._shard_figures,
-            **data_figures(x),
-            **self._optimizers(),
-            **self._examine(self._some, len(x), x.device),
-        }
+        own = self._examine(self._some, len(x), x.device)
+        return {**self._shard_figures, **data_figures(x), **self._optimizers(), **own}
 
     def _draw(self) -> None:
         """Keep some samples, and count copies among these and some more."""
@@ -100,7 +104,9 @@ class Vitals:
             more = shard.drawn(min(COMPARED_AT_ONCE, LEAST_COMPARED - start), seed, start)
             keys.append(pixel_keys(first_leaf(more)))
         if shard.num_samples:
-            self._shard_figures = shard_figures(torch.cat(keys), shard.num_samples)
+            share = distinct_share(torch.cat(keys), shard.num_samples)
+            figures = {"shard/samples": shard.num_samples, "shard/distinct": share}
+            self._shard_figures = {k: torch.tensor(float(v)) for k, v in figures.items()}
 
     def _optimizers(self) -> dict[str, Tensor]:
         figures: dict[str, Tensor] = {}
@@ -129,14 +135,6 @@ class Vitals:
             return workload.examine(parts[0], parts[1], seed)
 
 
-def shard_figures(keys: Tensor, num_samples: int) -> dict[str, Tensor]:
-    """How many samples there are, and which share of them is no copy of another."""
-    return {
-        "shard/samples": torch.tensor(float(num_samples)),
-        "shard/distinct": torch.tensor(distinct_share(keys, num_samples)),
-    }
-
-
 def data_figures(x: Tensor) -> dict[str, Tensor]:
     """Range and moments of a batch (n, …), and how smooth images are: (n, channels, h, w)."""
     x = x.detach().float()
@@ -148,6 +146,45 @@ def data_figures(x: Tensor) -> dict[str, Tensor]:
         down = (x[..., 1:, :] * x[..., :-1, :]).mean()
         figures["x/smooth"] = (across + down) / (2 * std.square().clamp(min=1e-12))
     return figures
+
+
+def pixel_keys(x: Tensor) -> Tensor:
+    """A number for each sample of (n, …), the same for equal ones, (n,) float64.
+
+    It is the projection on a fixed random direction, which takes one pass.
+    """
+    rows = x.flatten(1)
+    generator = torch.Generator().manual_seed(derive_seed("vitals", "direction"))
+    direction = torch.randn(rows.shape[1], dtype=torch.float64, generator=generator)
+    # Summed row by row: a matrix product may round equal rows differently. Few rows at a time:
+    # of large images some thousand in float64 are gigabytes.
+    parts = torch.split(rows, COMPARED_AT_ONCE)
+    return torch.cat([(part.double().cpu() * direction).sum(1) for part in parts])
+
+
+def distinct_share(keys: Tensor, num_samples: int) -> float:
+    """Share of `num_samples` that are no copies: exact if all were looked at, else estimated.
+
+    `keys`, (n,), are of samples drawn without replacement, the same for equal ones.
+
+    >>> distinct_share(torch.tensor([1, 2, 2, 3]), 4)
+    0.75
+    >>> distinct_share(torch.tensor([1, 2, 3]), 1000)
+    1.0
+    """
+    num = len(keys)
+    times = torch.unique(keys, return_counts=True)[1]
+    found = len(times)
+    if found == num:
+        return 1.0
+    if num >= num_samples:
+        return found / num
+    once, twice = int((times == 1).sum()), int((times == 2).sum())
+    if once:
+        sure = max(0.0, twice - DEVIATIONS * math.sqrt(twice))
+        unseen = once**2 / (2 * sure * num / (num - 1) + once * num / (num_samples - num))
+        return min(1.0, (found + unseen) / num_samples)
+    return found / num_samples
 
 
 def _alike(
@@ -172,12 +209,11 @@ def _alike(
 @contextmanager
 def _evaluating(networks: Mapping[str, nn.Module]) -> Iterator[None]:
     """Every module in evaluation mode, so that no running statistic moves; then as it was."""
-    modules = [module for network in networks.values() for module in network.modules()]
-    modes = [module.training for module in modules]
+    modes = [(m, m.training) for network in networks.values() for m in network.modules()]
     try:
         for network in networks.values():
             network.eval()
         yield
     finally:
-        for module, mode in zip(modules, modes, strict=True):
+        for module, mode in modes:
             module.training = mode

@@ -15,8 +15,7 @@ from fedwan.config import DataConfig
 from fedwan.data import InMemory, Shard, open_shard
 from fedwan.doctor.rules import LEAST_DISTINCT
 from fedwan.site import vitals
-from fedwan.site.copies import distinct_share, pixel_keys
-from fedwan.site.vitals import Vitals
+from fedwan.site.vitals import Vitals, distinct_share, pixel_keys
 from fedwan.workloads.base import Batch
 from tests.support import ADAM, TinyWorkload
 

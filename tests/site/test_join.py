@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import fedwan
 from fedwan.errors import UserError
 from fedwan.simulation import Absence, simulate
-from fedwan.site.alone import Alone
+from fedwan.site.joining import Alone
 from fedwan.site.site import Site
 from fedwan.state import State
 from tests.site.support import Batches, asked, network

@@ -9,9 +9,7 @@ from torch import Tensor
 from fedwan.data import InMemory
 from fedwan.data.shard import Shard
 from fedwan.rng import NamedGenerators
-from fedwan.site import vitals
-from fedwan.site.copies import pixel_keys
-from fedwan.site.vitals import Vitals, data_figures, shard_figures
+from fedwan.site.vitals import Vitals, data_figures
 from fedwan.workloads.base import Batch, keep_local
 from tests.support import ADAM, TinyWorkload, tiny_shard
 
@@ -121,14 +119,3 @@ def test_smoothness_tells_images_from_noise_whatever_their_range() -> None:
 def test_range_and_moments_are_those_of_the_batch() -> None:
     figures = {k: float(v) for k, v in data_figures(torch.tensor([[0.0, 2.0], [4.0, 2.0]])).items()}
     assert figures == pytest.approx({"x/low": 0, "x/high": 4, "x/mean": 2, "x/std": 2**0.5})
-
-
-def test_copies_are_counted_exactly_up_to_some_thousand_samples() -> None:
-    x = images()
-    copies = torch.cat([x, x[:8], x[:8]])
-    found = {
-        name: float(value) for name, value in shard_figures(pixel_keys(copies), len(copies)).items()
-    }
-    assert found == pytest.approx({"shard/samples": 48, "shard/distinct": 32 / 48})
-    large = torch.arange(3 * vitals.MOST_COMPARED).float().unsqueeze(1)
-    assert float(shard_figures(pixel_keys(large), len(large))["shard/distinct"]) == 1.0

@@ -143,11 +143,6 @@ def test_networks_that_are_not_named_stay() -> None:
     assert not torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
 
 
-def test_only_a_loss_scale_is_kept() -> None:
-    assert not Game(SiteConfig("bf16-mixed")).descent.kept
-    assert set(Game(SiteConfig("16-mixed")).descent.kept) == {"scale", "streak"}
-
-
 def test_gradients_are_accumulated_where_hooks_of_ddp_see_them() -> None:
     game = Game(SiteConfig(accumulate=2))
     weight = game.descent.networks["second"].weight

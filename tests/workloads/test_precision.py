@@ -1,4 +1,4 @@
-"""Networks whose weights are in bf16."""
+"""Half precision: networks whose weights are in bf16, and the scale of losses."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import copy
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedwan.app import load_run, load_workload
 from fedwan.data import open_shard
-from fedwan.errors import ConfigError
+from fedwan.errors import ConfigError, FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.state import state_of
 from fedwan.workloads.base import keep_local
-from fedwan.workloads.precision import hold_in_half
+from fedwan.workloads.precision import LossScale, hold_in_half
 
 CPU = torch.device("cpu")
 TRUE = "site.precision=bf16-true"
@@ -25,30 +25,13 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.SiLU(), nn.Linear(8, 2))
 
 
-def test_names_stay_and_batch_norm_stays_in_fp32() -> None:
-    plain, half = network(), network()
-    hold_in_half(half)
-    tensors = state_of({"net": half})
-    assert tensors.keys() == state_of({"net": plain}).keys()
-    for name, value in tensors.items():
-        if value.is_floating_point():
-            expected = torch.float32 if name.startswith("net/1.") else torch.bfloat16
-            assert value.dtype == expected, name
-
-
-def test_instance_norm_stays_in_fp32_where_its_gains_can_move() -> None:
-    half = nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4, affine=True))
-    hold_in_half(half)
-    optimizer = torch.optim.Adam(half.parameters(), lr=2e-4)
-    (half(torch.randn(2, 2, 8, 8)) - 1).square().mean().backward()
-    optimizer.step()
-    assert half[0].weight.dtype == torch.bfloat16
-    assert half[1].weight.dtype == torch.float32 and bool((half[1].weight != 1).all())
-
-
-def test_it_computes_what_rounded_weights_compute_wherever_it_is_called() -> None:
+def test_it_computes_what_rounded_weights_compute_and_norms_stay_in_fp32() -> None:
     half, rounded = network(), network()
     hold_in_half(half)
+    assert state_of({"net": half}).keys() == state_of({"net": rounded}).keys()
+    for name, value in state_of({"net": half}).items():
+        expected = torch.float32 if name.startswith("net/1.") else torch.bfloat16
+        assert not value.is_floating_point() or value.dtype == expected, name
     with torch.no_grad():
         for param in (*rounded[0].parameters(), *rounded[3].parameters()):
             param.copy_(param.bfloat16())
@@ -64,8 +47,8 @@ def test_a_copy_computes_with_its_own_weights() -> None:
     hold_in_half(half)
     other = copy.deepcopy(half)
     with torch.no_grad():
-        other[3].weight.zero_()
-        other[3].bias.zero_()
+        for param in other[3].parameters():
+            param.zero_()
     x = torch.randn(16, 4)
     assert not other(x).any() and half(x).any()
 
@@ -95,15 +78,10 @@ def test_a_recipe_trains_samples_and_measures_with_half_of_the_memory(
         assert workload.sample(4, 0).dtype == torch.float32
         assert workload.evaluate(open_shard(config.data, 0, 2, 0).held_out, 0)["fd"] > 0
         params = [p for n in workload.networks.values() for p in n.parameters()]
-        moments = [
-            value
-            for optimizer in workload.optimizers.values()
-            for state in optimizer.state.values()
-            for value in state.values()
-            if value.dim()
-        ]
+        states = [s for o in workload.optimizers.values() for s in o.state.values()]
+        moments = [value for state in states for value in state.values() if value.dim()]
         held = [*params, *(p.grad for p in params if p.grad is not None), *moments]
-        num_bytes[precision] = sum(value.numel() * value.element_size() for value in held)
+        num_bytes[precision] = sum(value.nbytes for value in held)
     assert num_bytes["bf16-true"] < 0.66 * num_bytes["32-true"]  # batch norm is not halved
 
 
@@ -134,3 +112,35 @@ def test_it_is_refused_where_weights_have_to_be_in_fp32() -> None:
         load_run(None, ["workload=distill", "model.teacher=/nowhere", TRUE])
     with pytest.raises(ConfigError, match="with strategy 'sync'.*strategy=local_sgd"):
         load_run(None, ["workload=flow", "strategy=sync", TRUE])
+
+
+# The scale ---------------------------------------------------------------------------------------
+
+
+def judged(scale: LossScale, *gradients: Tensor) -> bool:
+    is_finite = scale.unscale(gradients)
+    scale.update(is_finite)
+    return is_finite
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_the_scale_halves_after_one_overflow_and_doubles_after_many_steps(bad: float) -> None:
+    scale = LossScale()
+    gradient = torch.tensor([3.0, -1e-9]) * scale.factor
+    assert judged(scale, gradient, torch.empty(0))
+    torch.testing.assert_close(gradient, torch.tensor([3.0, -1e-9]))
+    assert not scale.unscale([torch.ones(3), torch.tensor([0.0, bad])])
+    assert scale.factor == 2.0**16, "other networks' gradients are still to be unscaled by it"
+    scale.update(False)
+    for _ in range(2000):
+        assert scale.factor == 2.0**15
+        assert judged(scale, torch.ones(1))
+    assert scale.factor == 2.0**16
+
+
+def test_what_is_finite_at_no_scale_ends_the_run_in_one_line() -> None:
+    scale = LossScale()
+    with pytest.raises(FedwanError, match="not finite at any loss scale.*bf16-mixed") as caught:
+        for _ in range(100):
+            judged(scale, torch.tensor(float("nan")))
+    assert "\n" not in str(caught.value)

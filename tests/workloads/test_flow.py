@@ -1,0 +1,185 @@
+"""The path from noise to data: times, steps, labels and guidance."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedwan.workloads.flow import (
+    EulerSolver,
+    balanced_labels,
+    draw_sigma,
+    drop_labels,
+    flow_sigmas,
+    guide,
+    interpolate,
+    shift_sigma,
+)
+
+DATA, NOISE = torch.randn(2, 5, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+NULL = 10
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+# The path ----------------------------------------------------------------------------------------
+
+
+def test_samples_go_from_data_to_noise_each_at_its_own_level() -> None:
+    x, target = interpolate(DATA, NOISE, torch.tensor([0.0, 1.0, 0.0, 1.0, 0.0]))
+    assert torch.equal(x[::2], DATA[::2]) and torch.equal(x[1::2], NOISE[1::2])
+    low, high = (interpolate(DATA, NOISE, torch.full((5,), level))[0] for level in (0.25, 0.75))
+    torch.testing.assert_close((high - low) / 0.5, target)
+    assert torch.equal(target, NOISE - DATA)
+
+
+@pytest.mark.parametrize(
+    ("times", "mean", "std"), [("logit_normal", 0.5, 0.208), ("uniform", 0.5, 12**-0.5)]
+)
+def test_levels_are_drawn_as_asked_and_a_shift_moves_them_towards_the_noise(
+    times: str, mean: float, std: float
+) -> None:
+    sigma = draw_sigma(20_000, generator(), times)
+    assert 0 <= float(sigma.min()) <= float(sigma.max()) < 1
+    assert (float(sigma.mean()), float(sigma.std())) == pytest.approx((mean, std), abs=0.01)
+    shifted = draw_sigma(20_000, generator(), times, shift=3.0)
+    assert torch.equal(shifted, shift_sigma(sigma, 3.0))
+    # A shift of s adds ln s to the logit.
+    expected = sigma.double().logit() + math.log(3)
+    torch.testing.assert_close(shifted.double().logit(), expected, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("shift", [0.1, 1.0, 3.0, 12.7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_shift_is_that_of_diffusers_and_keeps_both_ends(
+    shift: float, dtype: torch.dtype
+) -> None:
+    sigma = torch.linspace(0, 1, 11, dtype=dtype)
+    shifted = shift_sigma(sigma, shift)
+    assert float(shifted[0]) == 0.0 and float(shifted[-1]) == 1.0
+    torch.testing.assert_close(shifted, shift * sigma / (1 + (shift - 1) * sigma))
+    assert shift != 1 or torch.equal(shifted, sigma)
+
+
+# Steps -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_timesteps", "num_steps"), [(1000, 1), (1000, 50), (1000, 48), (1000, 999), (10, 3)]
+)
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_steps_go_from_pure_noise_to_the_data_without_a_gap(
+    num_timesteps: int, num_steps: int, shift: float
+) -> None:
+    solver = EulerSolver(flow_sigmas(num_timesteps, shift), num_steps)
+    assert len(solver.sigmas) == len(solver.timesteps) == num_steps
+    assert float(solver.sigmas[-1]) == 1.0 and float(solver.sigmas_prev[0]) == 0.0
+    assert torch.equal(solver.sigmas[:-1], solver.sigmas_prev[1:])
+    assert torch.equal(solver.timesteps[:-1], solver.timesteps_prev[1:])
+    lengths, even = solver.timesteps - solver.timesteps_prev, num_timesteps / num_steps
+    assert math.floor(even) <= int(lengths.min()) <= int(lengths.max()) <= math.ceil(even)
+    if num_timesteps % num_steps == 0:  # as in the paper's scripts, which count from 0
+        indices = torch.arange(1, num_steps + 1) * (num_timesteps // num_steps) - 1
+        assert torch.equal(solver.timesteps - 1, indices)
+
+
+@pytest.mark.parametrize(("num_timesteps", "num_steps"), [(1, 1), (20, 20), (1000, 48)])
+def test_a_constant_velocity_is_followed_exactly(num_timesteps: int, num_steps: int) -> None:
+    levels: list[float] = []
+
+    def velocity(x: Tensor, sigma: Tensor) -> Tensor:
+        assert sigma.shape == (5,) and sigma.dtype == x.dtype
+        levels.append(float(sigma[0]))
+        return (NOISE - DATA).requires_grad_()
+
+    solver = EulerSolver(flow_sigmas(num_timesteps), num_steps)
+    before = NOISE.clone()
+    samples = solver.sample(velocity, NOISE)
+    torch.testing.assert_close(samples, DATA, atol=1e-6 * (1 + num_steps), rtol=0)
+    assert levels == solver.sigmas.float().flip(0).tolist()
+    assert torch.equal(NOISE, before) and not samples.requires_grad
+
+
+def test_a_linear_velocity_is_followed_to_first_order() -> None:
+    noise = torch.ones(1, 1, dtype=torch.float64)
+
+    def error(num_steps: int) -> float:
+        solver = EulerSolver(flow_sigmas(num_steps), num_steps)
+        return float(solver.sample(lambda x, sigma: x, noise)) - math.exp(-1)  # dx / d sigma = x
+
+    errors = [error(num_steps) for num_steps in (10, 20, 40)]
+    assert errors[0] / errors[1] == pytest.approx(2, abs=0.06)
+    assert errors[1] / errors[2] == pytest.approx(2, abs=0.06)
+
+
+def test_every_sample_may_take_a_step_of_its_own_and_gradients_pass() -> None:
+    solver = EulerSolver(flow_sigmas(1000, shift=3.0), 4)
+    index, velocity = torch.tensor([3, 0, 2, 1, 3]), DATA.clone().requires_grad_()
+    stepped = solver.step(NOISE, velocity, index)
+    change = (solver.sigmas_prev - solver.sigmas)[index].float().view(-1, 1, 1, 1)
+    torch.testing.assert_close(stepped, NOISE + change * DATA)
+    stepped.sum().backward()
+    assert torch.equal(velocity.grad, change.expand_as(DATA))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("num_steps", [0, 11])
+def test_more_steps_than_timesteps_and_none_at_all_are_refused(num_steps: int) -> None:
+    with pytest.raises(ValueError, match=f"num_steps = {num_steps} .* choose 1 to 10"):
+        EulerSolver(flow_sigmas(10), num_steps)
+
+
+@pytest.mark.parametrize(
+    "sigmas",
+    [
+        flow_sigmas(10).flip(0),  # as diffusers lists them
+        flow_sigmas(10)[:-1],
+        torch.cat([torch.zeros(1), flow_sigmas(10)]),
+        torch.tensor([0.5, math.nan, 1.0]),
+    ],
+    ids=["falling", "short of noise", "with the data", "nan"],
+)
+def test_levels_that_do_not_rise_to_one_are_refused(sigmas: Tensor) -> None:
+    with pytest.raises(ValueError, match="rise to exactly 1"):
+        EulerSolver(sigmas, 2)
+
+
+# Labels ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1.0])
+def test_about_the_asked_share_of_labels_is_dropped_and_the_rest_stays(share: float) -> None:
+    labels = torch.arange(20_000) % NULL
+    dropped = drop_labels(labels, share, NULL, generator())
+    gone = dropped == NULL
+    assert float(gone.double().mean()) == pytest.approx(share, abs=0.01)
+    assert torch.equal(dropped[~gone], labels[~gone]) and int(labels.max()) < NULL
+
+
+@pytest.mark.parametrize("num", [0, 7, 25, 1200])
+def test_labels_to_sample_are_balanced_from_the_start(num: int) -> None:
+    labels = balanced_labels(num, 10, generator())
+    assert labels.shape == (num,) and labels.dtype == torch.int64
+    for end in range(10, num + 1, 10):
+        assert torch.equal(torch.bincount(labels[:end]), torch.full((10,), end // 10))
+    assert torch.equal(labels, balanced_labels(num, 10, generator()))
+
+
+@pytest.mark.parametrize("guidance", [0.0, 1.0, 7.5])
+def test_guidance_goes_from_the_null_class_to_the_label_and_beyond(guidance: float) -> None:
+    x, sigma, labels = torch.randn(4, 2), torch.rand(4), torch.arange(4)
+    sizes: list[int] = []
+
+    def velocity(x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
+        """Its value tells all that it was asked."""
+        sizes.append(len(x))
+        return (x + sigma[:, None]) * (labels[:, None] + 1)
+
+    guided = guide(velocity, labels, NULL, guidance)(x, sigma)
+    assert sizes == [4 if guidance == 1 else 8]
+    with_label, without = (velocity(x, sigma, y) for y in (labels, torch.full_like(labels, NULL)))
+    torch.testing.assert_close(guided, without + guidance * (with_label - without))
