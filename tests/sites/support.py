@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-import copy
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwan.config import Config
+from fedwan.app import load_run
+from fedwan.config import Config, dump
 from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
+from fedwan.simulation import simulate
+from fedwan.site.replica import Replica
+from fedwan.state import State, clone
 from fedwan.workloads.base import Reduce, Workload, keep_local
 from fedwan.workloads.settings import resolve_page
 
 CPU = torch.device("cpu")
+MLP = {"width": 16, "depth": 2, "euler_steps": 6}
+DIT = {"network": "dit", "width": 16, "depth": 2, "heads": 2, "patch": 4, "euler_steps": 6}
 
 
 class Run:
@@ -25,6 +31,7 @@ class Run:
         resolve_page(recipe, config)
         self.config = config
         self.workload: Workload = recipe.build(config, CPU)
+        self.replica = Replica(self.workload.networks, self.workload.optimizers)
         self.rng = NamedGenerators(config.seed, f"s{site + 1}")
         self.shard = open_shard(config.data, site, config.sites, config.seed)
         self.held_out = self.shard.held_out
@@ -36,32 +43,38 @@ class Run:
             losses = self.workload.step(next(self.stream), self.rng, reduce)
         return losses
 
-    def state(self) -> dict[str, Any]:
-        """All that a checkpoint of the site would hold."""
-        return copy.deepcopy(
-            {
-                "networks": {n: m.state_dict() for n, m in self.workload.networks.items()},
-                "optimizers": {n: o.state_dict() for n, o in self.workload.optimizers.items()},
-                "rng": self.rng.state_dict(),
-                "stream": self.stream.state_dict(),
-            }
-        )
+    def pieces(self) -> State:
+        """A copy of all tensors of the networks that are not frozen, what never travels too."""
+        return clone(self.replica.pieces())
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        for name, module in self.workload.networks.items():
-            module.load_state_dict(state["networks"][name])
-        for name, optimizer in self.workload.optimizers.items():
-            optimizer.load_state_dict(copy.deepcopy(state["optimizers"][name]))
-        self.rng.load_state_dict(state["rng"])
-        self.stream.load_state_dict(state["stream"])
+    def state(self) -> tuple[Any, ...]:
+        """All that a checkpoint of the site would hold."""
+        moments = clone(self.replica.inner.state())
+        return self.pieces(), moments, self.rng.state_dict(), self.stream.state_dict()
+
+    def load_state(self, state: tuple[Any, ...]) -> None:
+        pieces, moments, rng, stream = state
+        self.replica.load_pieces(pieces, with_model=True)
+        self.replica.load_optimizers(moments)
+        self.rng.load_state_dict(rng)
+        self.stream.load_state_dict(stream)
 
 
 def weights(run: Run) -> list[Tensor]:
-    """A copy of every parameter."""
-    modules = run.workload.networks.values()
-    return [p.detach().clone() for module in modules for p in module.parameters()]
+    """A copy of every parameter that is trained."""
+    networks = run.workload.networks
+    return [p.detach().clone() for n in run.workload.optimizers for p in networks[n].parameters()]
 
 
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     """The same to the bit."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def teach(folder: Path, **model: Any) -> Path:
+    """A run's folder with a flow in it, trained at one site."""
+    words = ["workload=flow", "sites=1", "steps=4", "h=2", "data.batch=32", "eval.every=0"]
+    asked = load_run(None, [*words, *(f"model.{key}={value}" for key, value in model.items())])
+    simulate(asked, folder)
+    dump(asked, folder / "config.yaml")
+    return folder

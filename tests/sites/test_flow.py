@@ -1,13 +1,67 @@
-"""The flow recipe."""
+"""The flow recipe: a perceptron, and a transformer that is told the class."""
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
+from torch import Tensor
 
 from fedwan.config import Config, DataConfig, InnerConfig
+from fedwan.errors import ConfigError
 from fedwan.workloads.settings import resolve_page
 from sites import flow
-from tests.sites.support import Run
+from tests.sites.support import DIT, Run
+
+TINY = {name: value for name, value in DIT.items() if name != "euler_steps"}
+
+
+def config(batch: int = 8, **model: Any) -> Config:
+    return Config(data=DataConfig("digits", batch=batch), model={**TINY, **model})
+
+
+class Asked:
+    """What a run's network is asked: the levels and the labels of every call."""
+
+    def __init__(self, run: Run) -> None:
+        self.sigmas: list[Tensor] = []
+        self.labels: list[Tensor] = []
+        run.workload.networks["velocity"].register_forward_pre_hook(self._keep)
+
+    def _keep(self, module: object, args: tuple[Tensor, Tensor, Tensor]) -> None:
+        self.sigmas.append(args[1])
+        self.labels.append(args[2])
+
+
+def test_a_tenth_of_the_samples_train_the_null_class() -> None:
+    run = Run(flow, config(batch=350))
+    asked = Asked(run)
+    run.step(15)
+    null = torch.cat(asked.labels) == 10
+    assert float(null.double().mean()) == pytest.approx(0.1, abs=0.02)
+
+
+def test_samples_are_of_all_classes_alike_and_steps_are_shifted_too() -> None:
+    run = Run(flow, config(euler_steps=4, shift=3.0))
+    asked = Asked(run)
+    samples = run.workload.sample(20, seed=0)
+    assert samples.shape == (20, 1, 8, 8) and not samples.requires_grad
+    assert torch.equal(torch.bincount(asked.labels[0]), torch.full((10,), 2))
+    levels = torch.stack([sigma[0] for sigma in asked.sigmas])
+    torch.testing.assert_close(levels, torch.tensor([1, 0.9, 0.75, 0.5]))
+
+
+def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
+    samples = {}
+    for guidance, size in ((1.0, 6), (3.0, 12)):
+        run = Run(flow, config(guidance=guidance, euler_steps=3))
+        run.step(20)
+        asked = Asked(run)
+        samples[guidance] = run.workload.sample(6, seed=0)
+        assert [len(labels) for labels in asked.labels] == [size] * 3
+        assert torch.equal(asked.labels[0][6:], torch.full((size - 6,), 10))
+    assert not torch.equal(samples[1.0], samples[3.0])
 
 
 def test_it_learns_the_ring_in_seconds() -> None:
@@ -36,12 +90,39 @@ def test_samples_come_from_as_many_euler_steps_as_asked() -> None:
     assert calls[0] == 1.0
 
 
-def test_the_demo_network_is_small() -> None:
-    (network,) = flow.build(resolved(), torch.device("cpu")).networks.values()
-    assert sum(p.numel() for p in network.parameters()) < 600_000
+@pytest.mark.parametrize(
+    ("model", "text"),
+    [
+        ({"network": "dlt"}, "model.network = 'dlt' is none of mlp, dit; did you mean 'dit'"),
+        ({"width": 18}, "model.width = 18 is no multiple of 4 and of .*heads = 2; .*width=16"),
+        ({"width": 20, "heads": 3}, "model.width = 20 is no multiple .*heads = 3; .*width=24"),
+        ({"heads": 0}, "model.heads = 0 is out of range; choose 1 or more"),
+        ({"patch": 3}, "model.patch = 3 does not divide images of 8 x 8; choose one of 1, 2, 4, 8"),
+        ({"label_dropout": 1.0}, "model.label_dropout = 1.0 is out of range"),
+        ({"guidance": -1.0}, "model.guidance = -1.0 is out of range"),
+        ({"guidance": 2.0, "label_dropout": 0.0}, "model.guidance = 2.0 needs .*label_dropout=0.1"),
+        ({"times": "logit-normal"}, "model.times = 'logit-normal' is none of .*did you mean"),
+        ({"shift": 0.0}, "model.shift = 0.0 is out of range; choose more than 0"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_built_is_refused_in_one_line(model: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        resolve_page(flow, config(**model))
+    assert "\n" not in str(caught.value)
 
 
-def resolved() -> Config:
-    config = Config()
-    resolve_page(flow, config)
-    return config
+def test_points_have_no_patches() -> None:
+    points = Config(data=DataConfig("ring8"), model=dict(TINY))
+    with pytest.raises(ConfigError, match="'dit' needs images.*; set model.network=mlp"):
+        resolve_page(flow, points)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("patch", 2), ("heads", 2), ("label_dropout", 0.5), ("guidance", 0.5)]
+)
+def test_settings_of_the_transformer_are_refused_where_there_is_none(
+    key: str, value: float
+) -> None:
+    with pytest.raises(ConfigError, match=f"model.{key} = {value} needs model.network=dit"):
+        resolve_page(flow, Config(model={key: value}))

@@ -1,8 +1,9 @@
-"""The GAN recipe."""
+"""The GAN recipe, on digits and on images of other sides."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.adversarial import discriminator_loss, generator_loss, gradient_penalty
+from fedwan.workloads.settings import resolve_page
 from sites import gan
+from tests.data.files import refused, write_folder
 from tests.sites.support import Run, equal
 
 
@@ -43,14 +46,6 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     run.workload.step(batch, NamedGenerators(0, "twin"), keep)
     for name, expected in (("discriminator", expected_d), ("generator", expected_g)):
         torch.testing.assert_close(tuple(seen[name]), expected, rtol=1e-4, atol=1e-7)
-
-
-def test_without_penalty_the_discriminator_is_left_to_its_loss() -> None:
-    plain = Run(gan, Config(data=DataConfig(batch=8), model={"gamma": 0.0}))
-    penalised = Run(gan, Config(data=DataConfig(batch=8), model={"gamma": 50.0}))
-    for run in (plain, penalised):
-        run.step(30)
-    assert float(penalised.step()["r1"]) < float(plain.step()["r1"])
 
 
 def gan_of(batch: int = 8, **model: object) -> Run:
@@ -116,15 +111,6 @@ def test_a_class_changes_what_is_drawn_and_how_it_is_judged() -> None:
     assert shown.shape == (20, 1, 8, 8)
 
 
-def test_spectra_are_those_of_unit_norm() -> None:
-    discriminator = gan_of(spectral_norm=True).workload.networks["discriminator"]
-    layers = [m for m in discriminator.modules() if parametrize.is_parametrized(m)]
-    assert len(layers) == 4
-    for layer in layers:
-        norm = torch.linalg.matrix_norm(layer.weight.detach().flatten(1), 2)
-        assert float(norm) == pytest.approx(1, abs=0.2)
-
-
 def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
     words = ["workload=gan", "sites=3", "data.labels=site", "data.split=by_label"]
     config = load_run(None, [*words, "model.conditional=true"])
@@ -136,7 +122,63 @@ def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
         load_run(None, words)
 
 
-@pytest.mark.parametrize("words", ["workload=flow", "workload=pix2pix data.name=photo_edges"])
-def test_networks_that_are_told_nothing_are_not_told_the_site(words: str) -> None:
-    with pytest.raises(ConfigError, match="data.labels = 'site' (needs|has no effect)"):
-        load_run(None, [*words.split(), "data.labels=site"])
+# Other sides -------------------------------------------------------------------------------------
+
+CLASSES = ("cat", "dog")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_folder(tmp_path_factory.mktemp("images"), range(40), CLASSES, side=64)
+
+
+def config(folder: Path, side: int, **model: object) -> Config:
+    files = {"path": str(folder), "classes": ",".join(CLASSES), "workers": 0}
+    data = DataConfig("folder", size=side, batch=4, **files)  # type: ignore[arg-type]
+    return Config(sites=1, data=data, model={"width": 4, **model})
+
+
+@pytest.mark.parametrize("side", [16, 64])
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"n_critic": 2},
+        {"conditional": True, "spectral_norm": True, "loss": "relativistic", "gamma_fake": 0.1},
+    ],
+    ids=str,
+)
+def test_every_option_trains_both_networks_at_every_side(
+    side: int, model: dict[str, object], folder: Path
+) -> None:
+    run = Run(gan, config(folder, side, **model))
+    networks = run.workload.networks.values()
+    before = [[p.detach().clone() for p in network.parameters()] for network in networks]
+    losses = run.step(2)
+    assert all(torch.isfinite(loss) for loss in losses.values())
+    assert ("r2" in losses) is bool(model.get("gamma_fake"))
+    for first, network in zip(before, networks, strict=True):
+        assert not equal(first, list(network.parameters()))
+    shown = run.workload.sample(6, seed=1)
+    assert shown.shape == (6, 3, side, side) and float(shown.abs().max()) <= 1
+    discriminator = run.workload.networks["discriminator"]
+    layers = [m for m in discriminator.modules() if parametrize.is_parametrized(m)]
+    num_levels = (side // 4).bit_length()
+    assert len(layers) == (num_levels + 2 if model.get("spectral_norm") else 0)
+
+
+def test_samples_made_in_parts_are_those_of_one_batch(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(gan, config(folder, 16, conditional=True))
+    whole = run.workload.sample(7, seed=3)
+    monkeypatch.setattr(gan, "_MOST_PIXELS", 3 * 16 * 16)
+    torch.testing.assert_close(run.workload.sample(7, seed=3), whole)
+
+
+@pytest.mark.parametrize(
+    ("side", "mend"),
+    [(12, "8 or 16"), (100, "64 or 128"), (512, "256")],
+)
+def test_other_sides_are_refused_with_the_nearest(side: int, mend: str, folder: Path) -> None:
+    says = rf"images of 8, 16, 32, 64, 128, 256 pixels.*{side} x {side}; set data.size={mend}$"
+    refused(says, lambda: resolve_page(gan, config(folder, side)))

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import json
 from collections.abc import Sequence
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
 
 from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.data import Shard
 from fedwan.errors import ConfigError
-from fedwan.output.samples import draw_samples
 from fedwan.rng import NamedGenerators
 from fedwan.state import hash_state
-from fedwan.workloads.base import Batch
-from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import resolve_page
-from sites import flow, gan, pix2pix
-from tests.sites.support import Run, equal, weights
+from sites import pix2pix
+from tests.sites.support import Run
 
 FAST = {name: InnerConfig(lr=2e-3, beta1=0.5) for name in pix2pix.NETWORKS}
 
@@ -39,11 +30,6 @@ def config(seed: int = 0, **model: object) -> Config:
         inner=copy.deepcopy(FAST),
         model={"width": 4, **model},
     )
-
-
-def few(shard: Shard) -> Shard:
-    """The same with fewer held-out pairs."""
-    return dataclasses.replace(shard, held_out=Batch(*(part[:64] for part in shard.held_out)))
 
 
 # A step ------------------------------------------------------------------------------------------
@@ -87,63 +73,9 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     assert all(loss.shape == () and not loss.requires_grad for loss in losses.values())
 
 
-def test_the_generators_phase_leaves_the_discriminators_gradient_as_it_was(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    run = Run(pix2pix, config())
-    d, g = (run.workload.networks[name] for name in ("discriminator", "generator"))
-    real_add, kept = Descent.add_gradients, []
-
-    def watch(self: Descent, name: str, loss: Tensor, *, keep_graph: bool = False) -> None:
-        real_add(self, name, loss, keep_graph=keep_graph)
-        kept.append([p.grad.clone() for p in d.parameters() if p.grad is not None])
-        assert name == "discriminator" or equal(kept[0], kept[1])
-
-    monkeypatch.setattr(Descent, "add_gradients", watch)
-    run.step()
-    assert len(kept) == 2 and kept[0]
-    assert all(p.grad is not None for p in g.parameters())
-
-
-def test_a_step_moves_every_weight() -> None:
-    run = Run(pix2pix, config())
-    before = weights(run)
-    run.step(3)
-    assert not any(torch.equal(a, b) for a, b in zip(before, weights(run), strict=True))
-
-
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_a_run_resumes_from_its_state_bit_for_bit(dropout: float) -> None:
-    run = Run(pix2pix, config(dropout=dropout))
-    run.step(2)
-    state = run.state()
-    run.step(3)
-    resumed = Run(pix2pix, config(dropout=dropout))
-    resumed.load_state(state)
-    resumed.step(3)
-    assert hash_state(flat(resumed)) == hash_state(flat(run))
-
-
 def flat(run: Run) -> dict[str, Tensor]:
     networks = run.workload.networks.items()
     return {f"{name}/{key}": v for name, n in networks for key, v in n.state_dict().items()}
-
-
-def test_every_draw_comes_from_the_named_generators() -> None:
-    before = torch.random.get_rng_state()
-    run = Run(pix2pix, config())
-    run.step(2)
-    drawn = run.rng.state_dict()
-    run.workload.sample(2, seed=0)
-    run.workload.evaluate(run.held_out, seed=0)
-    assert torch.equal(torch.random.get_rng_state(), before)
-    torch.testing.assert_close(run.rng.state_dict(), drawn, rtol=0, atol=0)
-
-
-def test_sites_start_from_the_same_weights_and_seeds_from_others() -> None:
-    first, second = Run(pix2pix, config(), site=0), Run(pix2pix, config(), site=1)
-    assert equal(weights(first), weights(second))
-    assert not equal(weights(first), weights(Run(pix2pix, config(seed=1))))
 
 
 # Images ------------------------------------------------------------------------------------------
@@ -188,40 +120,7 @@ def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it
     assert not [name for net in run.workload.networks.values() for name, _ in net.named_buffers()]
 
 
-def test_inputs_are_taken_again_where_more_images_are_asked_for() -> None:
-    run = Run(pix2pix, config())
-    num = len(run.held_out.x)
-    images = run.workload.sample(num + 5, seed=0)
-    assert torch.equal(images[num:], images[:5])
-
-
-def test_samples_are_drawn_beside_inputs_and_photographs(tmp_path: Path) -> None:
-    run = Run(pix2pix, config())
-    draw_samples(tmp_path / "a.png", run.workload.sample(9, 0), run.held_out.x[:9], "title")
-    with Image.open(tmp_path / "a.png") as picture:
-        assert picture.size[0] > 3 * 400
-
-
-def test_quality_is_ready_for_json_and_repeatable() -> None:
-    run = Run(pix2pix, config())
-    first, again = (run.workload.evaluate(run.held_out, seed=0) for _ in range(2))
-    assert json.dumps(first) == json.dumps(again)
-    assert set(first) == {"fd", "fd_floor", "l1"}
-    assert first["fd"] > 3 * first["fd_floor"] > 0
-
-
 # Settings ----------------------------------------------------------------------------------------
-
-
-def test_resolving_twice_changes_nothing() -> None:
-    once = Config(data=DataConfig("photo_edges"), model=dataclasses.asdict(pix2pix.Model()))
-    resolve_page(pix2pix, once)
-    twice = copy.deepcopy(once)
-    resolve_page(pix2pix, twice)
-    assert once == twice
-    assert set(once.inner) == set(pix2pix.NETWORKS)
-    assert once.inner["generator"] == InnerConfig(lr=2e-4, beta1=0.5)
-    assert all(once.steps % h == 0 for h in (1, 10, 20, 50, 100))
 
 
 def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
@@ -238,19 +137,3 @@ def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
     refused("model.norm = 'layer' is none of batch, instance", norm="layer")
     refused("'running' needs model.norm=batch", norm="instance", statistics="running")
     refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
-
-
-@pytest.mark.parametrize("recipe", [gan, flow], ids=["gan", "flow"])
-def test_pairs_are_not_for_workloads_that_make_samples_from_noise(recipe: ModuleType) -> None:
-    with pytest.raises(ConfigError, match=r"pairs .* does not learn from; set data.name=digits"):
-        resolve_page(recipe, Config(data=DataConfig("photo_edges")))
-
-
-def test_every_model_setting_is_explained_in_the_recipe() -> None:
-    text = Path(pix2pix.__file__).read_text()
-    for field in dataclasses.fields(pix2pix.Model):
-        default = f'"{field.default}"' if isinstance(field.default, str) else field.default
-        assert f'    {field.name}: {field.type} = {default}\n    """' in text
-
-
-# Whole runs --------------------------------------------------------------------------------------
