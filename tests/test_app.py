@@ -97,14 +97,6 @@ def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> N
     assert {"gentle", "diloco"} <= set(app.strategy_names())
 
 
-def test_an_installation_without_an_app_is_one_clear_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, root: Path
-) -> None:
-    monkeypatch.setattr(app.fedwan, "__file__", str(tmp_path / "lib" / "fedwan" / "__init__.py"))
-    with pytest.raises(ConfigError, match="holds no app; install fedwan anew"):
-        app.app_folders()[0]
-
-
 @pytest.fixture
 def package(root: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An installed package with recipes, one of them under an entry point."""
@@ -136,10 +128,6 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
 @pytest.mark.parametrize("name", ["no_pkg.recipe", "my_pkg.no_recipe"])
 def test_a_recipe_that_is_not_installed_says_what_is_missing(package: Path, name: str) -> None:
     assert "is installed here; install the package that holds it" in refusal(f"workload={name}")
-
-
-def test_an_unknown_name_is_told_the_entry_points_as_well(package: Path) -> None:
-    assert "did you mean 'plugged'?" in refusal("workload=pluged")
 
 
 def test_an_unknown_recipe_names_the_nearest_one(root: Path) -> None:
@@ -176,16 +164,6 @@ def test_a_word_changes_its_own_setting_and_keeps_the_recipes_others(root: Path)
 def test_another_optimizer_does_not_inherit_the_settings_of_the_recipes_own(root: Path) -> None:
     config = load_run("inner.generator.name=sgd", "inner.generator.lr=0.1")
     assert config.inner["generator"] == InnerConfig(name="sgd", lr=0.1)
-
-
-def test_a_files_settings_keep_the_recipes_others_as_well(root: Path) -> None:
-    path = root / "run.yaml"
-    path.write_text(
-        "workload: mine\nstrategy: gentle\nouter:\n  generator:\n    momentum: 0.1\ninner:\n"
-    )
-    config = app.load_run(path, ["outer.generator.lr=0.2"])
-    assert config.outer["generator"] == OuterConfig(lr=0.2, momentum=0.1)
-    assert config.outer["discriminator"] == OuterConfig(lr=0.5, momentum=0.5)
 
 
 @pytest.mark.parametrize(
@@ -257,13 +235,6 @@ def test_more_fragments_than_modules_are_refused_before_anything_is_built(root: 
     assert load_run("model.width=5", "stream.fragments=5").stream.fragments == 5
 
 
-def test_a_model_that_must_read_its_own_values_is_left_to_the_sites(root: Path) -> None:
-    text = NETWORKS.replace("layers =", "torch.ones(1).item()\n        layers =")
-    (root / "sites" / "mine.py").write_text(WORKLOAD + text)
-    (root / "strategies" / "gentle.py").write_text(CUTTING)
-    assert load_run("model.width=5", "stream.fragments=6").stream.fragments == 6
-
-
 def test_a_module_that_hides_a_recipe_is_named(
     root: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,17 +251,6 @@ def test_a_module_that_hides_a_recipe_is_named(
 def test_looking_for_an_app_does_not_load_torch() -> None:
     code = "import sys, fedwan.app; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
-def test_how_a_site_computes_is_refused_where_the_recipe_does_not_follow_it(root: Path) -> None:
-    line = "site.precision = 'bf16-mixed' has no effect with workload 'mine'"
-    with pytest.raises(ConfigError, match=line):
-        load_run("site.precision=bf16-mixed")
-    (root / "sites" / "mine.py").write_text(WORKLOAD + "\nUSES = ('site.precision',)\n")
-    sys.modules.pop("sites.mine")
-    assert load_run("site.precision=bf16-mixed").site.precision == "bf16-mixed"
-    with pytest.raises(ConfigError, match="site.accumulate = 2 has no effect"):
-        load_run("site.accumulate=2")
 
 
 BARE = """

@@ -35,10 +35,6 @@ def refusal(*words: str) -> str:
     return text
 
 
-def test_no_words_and_no_file_give_the_defaults() -> None:
-    assert load(None, []) == Config()
-
-
 def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text("h: 50\nsteps: 500\nouter:\n  generator:\n    momentum: 0.5\ndata:\n")
@@ -58,7 +54,6 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("outer.generator.learning_rate=0.3", "did you mean 'outer.generator.lr'?"),
         ("inner.velocity.betas=1", "did you mean 'inner.velocity.beta1'?"),
         ("rate_mbit=200", "did you mean 'link.rate_mbit'?"),
-        ("rtt=100", "did you mean 'link.rtt_ms'?"),
         ("data.qqq=1", "in 'data' there are name, split, batch"),
     ],
 )
@@ -70,19 +65,14 @@ def test_an_unknown_key_names_the_nearest_valid_one(word: str, names: str) -> No
     ("word", "says"),
     [
         ("steps=many", "steps = 'many' is not a whole number; give one, like 20"),
-        ("steps=2.5", "steps = 2.5 is not a whole number"),
         ("steps=", "steps has no value; give a whole number, like 20"),
         ("steps=true", "steps = True is not a whole number"),
         ("stream.tau=", "stream.tau has no value; give a whole number, like 20"),
-        ("stream.tau=some", "stream.tau = 'some' is not a whole number; give one, like 20"),
-        ("stream.tau=2.5", "stream.tau = 2.5 is not a whole number"),
-        ("round.grace=true", "round.grace = True is not a number; give one, like 0.5"),
         ("link.loss=[1]", "link.loss = [1] is not a number"),
         ("outer.generator.lr=high", "outer.generator.lr = 'high' is not a number"),
         ("site_names=a,b", "write it like [paris,rome]"),
         ("data=digits", "data = 'digits' is a section, not a setting; it holds data.name"),
         ("outer.lr=0.3", "did you mean 'outer.NETWORK.lr'?"),
-        ("inner.lr=0.3", "did you mean 'inner.NETWORK.lr'?"),
         ("outer=0.5", "it holds outer.NETWORK.lr, outer.NETWORK.momentum"),
         ("model=3", "it holds model.NAME"),
         ("h", "'h' is no key=value"),
@@ -93,14 +83,6 @@ def test_an_unknown_key_names_the_nearest_valid_one(word: str, names: str) -> No
 )
 def test_a_value_of_the_wrong_type_is_named_with_its_key(word: str, says: str) -> None:
     assert says in refusal(word)
-
-
-def test_zero_is_a_value_and_null_leaves_a_setting_open(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("stream:\n  tau: 3\n")
-    assert load(path, []).stream == StreamConfig(tau=3)
-    assert load(path, ["stream.tau=null"]).stream == StreamConfig(tau=None)
-    assert load(path, ["stream.tau=0"]).stream == StreamConfig(tau=0)
 
 
 def test_text_is_taken_as_it_was_typed() -> None:
@@ -123,8 +105,6 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
     [
         (["sites=0"], "sites = 0 is out of range; choose 1 or more"),
         (["steps=-1"], "steps = -1 is out of range"),
-        (["seed=-1"], "seed = -1"),
-        (["link.rtt_ms=-1"], "link.rtt_ms = -1.0"),
         (["link.rate_mbit=nan"], "link.rate_mbit = nan"),
         (
             ["link.rtt_ms=9", "link.loss=1"],
@@ -138,15 +118,10 @@ def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
         (["data.workers=65"], "data.workers = 65 is out of range; choose 0 to 64"),
         (["data.size=7"], "data.size = 7 is out of range; choose 0, or 8 to 1024"),
         (["link.congestion=brr"], "link.congestion = 'brr' is none of auto, bbr, cubic, system"),
-        (["round.patience_s=0"], "round.patience_s = 0.0"),
         (["inner.g.name=adamm"], "inner.g.name = 'adamm' is none of"),
         (["inner.g.name=sgd", "inner.g.beta2=0.5"], "inner.g.beta2 = 0.5 needs another optimiser"),
         (["round.quorum=5"], "round.quorum = 5 is out of range; choose 0 to sites"),
-        (["checkpoint.every=-1"], "checkpoint.every = -1"),
-        (["stream.tau=-1"], "stream.tau = -1 is out of range; choose 0 or more"),
-        (["inner.g.beta1=1"], "inner.g.beta1 = 1.0"),
         (["inner.g.lr=0"], "inner.g.lr = 0.0 is out of range; choose more than 0"),
-        (["outer.g.lr=inf"], "outer.g.lr = inf"),
         (["device=gpu"], "device = 'gpu' is none of auto, cpu, cuda"),
         (["log.wandb=onlin"], "did you mean 'online'?"),
         (["out="], "out = '' says nothing"),

@@ -106,14 +106,6 @@ def test_settings_that_do_not_fit_together_are_refused(words: str, says: str) ->
     message(raised)
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
-    words = "strategy=sync h=10 round.grace=3 outer.generator.lr=0.3 model.width=0 data.labels=site"
-    with pytest.raises(ConfigError) as raised:
-        load_run(None, words.split())
-    keys = {line.partition(" ")[0] for line in str(raised.value).splitlines()}
-    assert keys == {word.partition("=")[0] for word in words.split()[1:]}
-
-
 @pytest.mark.parametrize(
     ("stream", "text"),
     [
@@ -196,10 +188,3 @@ def test_what_cannot_stay_at_sites_is_refused_before_the_run(words: list[str], t
     with pytest.raises(ConfigError, match=text) as raised:
         asked(f"network.velocity.{words[0]}", *words[1:])
     message(raised)
-
-
-def test_fragments_are_cut_from_what_travels() -> None:
-    words = ("strategy=streaming_diloco", "model.depth=1", "h=20")
-    most = asked(*words, "stream.fragments=6").stream.fragments
-    with pytest.raises(ConfigError, match=f"stream.fragments={most} where the largest network has"):
-        asked(*words, "stream.fragments=6", "network.velocity.exclude=[read.*]")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import torch
 
 from fedwan.rng import (
     NamedGenerators,
     derive_seed,
-    lent_generators,
-    seed_torch,
     seeded_init,
 )
 
@@ -70,30 +65,3 @@ def test_constructors_under_a_seed_leave_the_global_generator_alone() -> None:
     with seeded_init(4):
         third = torch.nn.Linear(4, 4).weight
     assert torch.equal(first, second) and not torch.equal(first, third)
-
-
-def test_who_builds_networks_is_not_disturbed_by_threads_that_borrow_the_generators() -> None:
-    def build(pause_s: float) -> list[float]:
-        drawn = []
-        with seeded_init(0):
-            for _ in range(5):
-                drawn.append(float(torch.rand(())))
-                time.sleep(pause_s)
-        return drawn
-
-    expected = build(0.0)
-    is_over = threading.Event()
-
-    def borrow() -> None:
-        while not is_over.is_set():
-            with lent_generators():
-                seed_torch(1)
-                time.sleep(0.002)
-
-    thread = threading.Thread(target=borrow)
-    thread.start()
-    try:
-        assert [build(0.005) for _ in range(5)] == [expected] * 5
-    finally:
-        is_over.set()
-        thread.join()

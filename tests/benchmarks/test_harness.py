@@ -17,7 +17,7 @@ import pytest
 from benchmarks import scale, strategies, unequal
 from benchmarks.__main__ import MODULES, read_arguments, run
 from benchmarks.harness.processes import Process, run_processes
-from benchmarks.harness.table import mean_of, over_seeds, select
+from benchmarks.harness.table import mean_of, select
 from fedwan.app import load_run
 from fedwan.errors import FedwanError, UserError
 
@@ -56,13 +56,6 @@ def test_a_text_that_is_in_no_case_is_refused_with_all_of_them() -> None:
     assert select({"one a": 1, "one b": 2, "two": 3}, "one") == [1, 2]
     with pytest.raises(UserError, match="'three' is in none of: one; two"):
         select({"one": 1, "two": 2}, "three")
-
-
-def test_every_case_comes_with_a_seed_before_the_next_seed() -> None:
-    args = argparse.Namespace(quick=False, seeds=2)
-    rows = list(over_seeds(args, "ab", lambda case, seed: {"case": case, "seed": seed}))
-    assert [(row["case"], row["seed"]) for row in rows] == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
-    assert mean_of(rows, "seed", case="a") == 0.5
 
 
 @pytest.mark.slow

@@ -22,7 +22,6 @@ from benchmarks.peers.curve import Curve
 from benchmarks.peers.run import Outcome, Traffic
 from benchmarks.peers.spec import Spec
 from benchmarks.peers.workload import Part, open_part
-from benchmarks.recipes import timed
 from benchmarks.wan import BARE, WanLink
 from fedwan.coordinator.ema import update_ema
 from fedwan.data.shard import open_shard
@@ -59,14 +58,6 @@ def tiny(steps: int = 300, step_s: float = 0.0) -> Spec:
 
 
 # The workloads ------------------------------------------------------------------------------------
-
-
-def test_the_timed_workload_has_the_tensors_of_pix2pix() -> None:
-    def count(shapes: timed.Shapes) -> int:
-        return sum(torch.Size(tensor).numel() for module in shapes for tensor in module)
-
-    assert count(timed.unet_shapes(64)) == 54_413_955
-    assert count(timed.patchgan_shapes(64)) == 2_768_705
 
 
 def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
@@ -117,14 +108,6 @@ def patient_part(app_config: Any = None) -> Part:
     shard: Any = dataclasses.make_dataclass("S", ["held_out"])(None)
     nothing: Any = None
     return Part(config, workload, shard, nothing, nothing)
-
-
-def test_waiting_inside_a_step_is_no_computing() -> None:
-    watched = patient_part().workload
-    nothing: Any = None
-    watched.step(nothing, nothing, lambda networks: time.sleep(0.06))
-    (computed,) = watched.stopwatch.computed
-    assert 0.02 <= computed < 0.05
 
 
 def test_a_step_with_an_exchange_counts_as_long_as_the_others_computed() -> None:
@@ -199,11 +182,6 @@ def test_utilisation_is_of_whole_rounds_between_the_first_and_the_last() -> None
     assert row["s_per_step"] == pytest.approx(5 / 2)
     with pytest.raises(FedwanError, match="take 8 or more"):
         table.make_row("fedwan", outcome(steps=6), LINK, 1.5)
-
-
-def test_what_one_site_sends_to_another_counts_as_sent_and_as_received() -> None:
-    row = table.make_row("ddp", outcome(is_star=False), LINK, 1.5)
-    assert row["bytes_up"] == row["bytes_down"] == 440
 
 
 def test_a_curve_is_borrowed_only_from_the_same_training() -> None:

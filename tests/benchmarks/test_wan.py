@@ -12,7 +12,6 @@ import pytest
 
 from benchmarks import wan
 from benchmarks.wan import BARE, Star, WanLink
-from fedwan.errors import UserError
 from tests.planes import eventually
 
 reason = wan.available()
@@ -68,18 +67,3 @@ def test_everything_is_removed_when_its_process_is_ended(number: signal.Signals)
     child.communicate(timeout=15)
     eventually(lambda: not spaces_of(pid))
     eventually(lambda: not any(Path(f"/proc/{wire}").exists() for wire in wires))
-
-
-@pytest.mark.parametrize("setting", [{"loss": 1.0}, {"rtt_ms": -1}, {"rate_mbit": float("nan")}])
-def test_a_link_that_cannot_be_is_refused(setting: dict[str, float]) -> None:
-    (name,) = setting
-    with pytest.raises(UserError, match=f"{name} = "):
-        WanLink(**setting)
-
-
-def test_without_the_right_to_make_namespaces_the_error_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(wan, "available", lambda: "run as root")
-    with pytest.raises(wan.WanUnavailable, match="run as root.*ShapedLink"), Star(1):
-        pass
