@@ -34,9 +34,8 @@ from benchmarks.peers.curve import Curve
 from benchmarks.peers.spec import Spec, enter
 from benchmarks.peers.workload import Part, open_part
 from fedwan.errors import FedwanError
-from fedwan.flower.control import Control
-from fedwan.flower.environment import flower_environment
-from fedwan.flower.fab import build_fab
+from fedwan.flower.control import Control, build_fab
+from fedwan.flower.processes import flower_environment
 from fedwan.state import hash_state
 
 APP = Path(__file__).with_name("flower_app")

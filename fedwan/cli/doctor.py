@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import textwrap
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,20 +14,28 @@ import typer
 import typer.core
 
 from fedwan._config_checks import check_address
-from fedwan.cli import doctor_run as run_doctor
+from fedwan.cli.failures import write_option
 from fedwan.cli.run import Words
 from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 
 if TYPE_CHECKING:
+    from fedwan.doctor.diagnosis import Finding
     from fedwan.link.advice import Advice
     from fedwan.link.measure import Measurement, Way
+    from fedwan.output.records import Record
 
-__all__ = ["app", "link"]
+__all__ = ["app", "link", "run"]
 
 KEYS = ("link.congestion", "link.pace_mbit")
-MOST_SECONDS = 30.0
+LEAST_ROUNDS = 3
+"""Before that most rules stay silent, whatever is wrong."""
+
+JsonPath = Annotated[
+    Path | None,
+    typer.Option("--json", metavar="PATH", help="Write the same here.", show_default=False),
+]
 
 
 class _RunOrCommand(typer.core.TyperGroup):
@@ -46,7 +54,88 @@ app = typer.Typer(
     no_args_is_help=True,
     subcommand_metavar="RUN_DIR | link HOST:PORT",
 )
-app.command("run")(run_doctor.run)
+
+
+@app.command("run")
+def run(
+    run_dir: Annotated[
+        Path, typer.Argument(metavar="RUN_DIR", help="The run's folder.", show_default=False)
+    ],
+    json_path: JsonPath = None,
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Exit with 1 if anything needs to be mended, or there is no round."
+        ),
+    ] = False,
+) -> None:
+    """Say what is wrong with a run, in which round, site and network, why, and what mends it.
+
+    Works for runs that are still going on, or were killed, too. Whatever is found, the exit code
+    is 0: it is advice.
+    """
+    from fedwan.doctor.diagnosis import diagnose
+    from fedwan.output.records import RoundRecord, read_records
+
+    if not (run_dir / "config.yaml").is_file():
+        raise ConfigError(
+            f"{str(run_dir)!r} holds no run (no config.yaml); give the folder that out= named, "
+            "or `fedwan doctor link HOST:PORT` for its link"
+        )
+    records = read_records(run_dir / "metrics.jsonl")
+    findings = list(diagnose(records))
+    found = json.dumps([finding._asdict() for finding in findings], indent=2)
+    write_option("--json", json_path, f"{found}\n")
+    num_rounds = max((r.version for r in records if isinstance(r, RoundRecord)), default=0)
+    typer.echo(f"{_headline(run_dir, records, num_rounds)}\n")
+    warnings = [finding for finding in findings if finding.is_warning]
+    if not warnings:
+        early = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
+        typer.echo(early if num_rounds < LEAST_ROUNDS else "nothing to mend")
+    for line in _table([*warnings, *(f for f in findings if not f.is_warning)]):
+        typer.echo(line)
+    if strict and (warnings or not num_rounds):
+        raise typer.Exit(1)
+
+
+def _headline(run_dir: Path, records: Sequence[Record], num_rounds: int) -> str:
+    from fedwan.doctor.chart import FEWEST_OTHERS
+    from fedwan.output.records import EventRecord, RoundRecord
+
+    if not num_rounds:
+        return f"{run_dir}: no round yet"
+    rounds = [record for record in records if isinstance(record, RoundRecord)]
+    sites = {record.site for record in rounds}
+    is_done = any(isinstance(r, EventRecord) and r.event == "done" for r in records)
+    done = "done" if is_done else "not finished"
+    text = f"{run_dir}: {num_rounds} rounds, {len(sites)} sites, {done}"
+    if len(sites) <= FEWEST_OTHERS:
+        text += "; sites are compared with each other from three sites on"
+    elif not any(record.figures for record in rounds):
+        text += "; its sites told no figures of data and rates, as earlier versions do not"
+    return text
+
+
+def _table(findings: Sequence[Finding]) -> Iterator[str]:
+    if not findings:
+        return
+    rows = [("round", "site", "network", "finding")]
+    for f in findings:
+        rows.append((str(f.version), f.site or "all", f.network or "all", f.kind.replace("_", " ")))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]).rstrip()
+        for row in rows
+    ]
+    yield lines[0]
+    for line, finding in zip(lines[1:], findings, strict=True):
+        yield line
+        for name, text in (
+            ("why", finding.why),
+            ("mend" if finding.is_warning else "note", finding.mend),
+        ):
+            first = f"{'':<7}{name:<6}"
+            yield from textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=" " * 13)
 
 
 @app.command("link")
@@ -77,10 +166,7 @@ def link(
     rate: Annotated[
         float, typer.Option("--rate", metavar="MBIT", help="What the path should carry, if known.")
     ] = 0.0,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="Write the figures here.", show_default=False),
-    ] = None,
+    json_path: JsonPath = None,
 ) -> None:
     """Measure the link from this site to the coordinator, and say what would speed it up.
 
@@ -91,11 +177,10 @@ def link(
     """
     check_address("HOST:PORT", address)
     settings = _link_settings(config_path, words or [])
-    _check("--seconds", seconds, 0.5, MOST_SECONDS)
-    _check("--rate", rate, 0, 1e6)
-    if json_path is not None:
-        with _writing(json_path), json_path.open("a"):
-            pass  # told before the measurement, not after it
+    for name, value, least, most in (("--seconds", seconds, 0.5, 30), ("--rate", rate, 0, 1e6)):
+        if not least <= value <= most:
+            raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
+    write_option("--json", json_path)  # told before the measurement, not after it
     # Imported late, so that a wrong word is told at once.
     from fedwan.link.advice import advise
     from fedwan.link.measure import measure
@@ -103,12 +188,10 @@ def link(
 
     found = measure(address, Identity.load(identity), settings, seconds)
     advice = advise(found, rate)
-    for line in _lines(found, advice):
-        typer.echo(line)
-    if json_path is not None:
-        figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
-        with _writing(json_path):
-            json_path.write_text(json.dumps(figures, indent=2) + "\n")
+    for name, text in _link_rows(found, advice):
+        typer.echo(f"{name:<11}  {text}")
+    figures = asdict(found) | {"advice": None if advice is None else asdict(advice)}
+    write_option("--json", json_path, json.dumps(figures, indent=2) + "\n")
 
 
 def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
@@ -127,45 +210,23 @@ def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
     return load(path, words).link
 
 
-def _check(name: str, value: float, least: float, most: float) -> None:
-    if not least <= value <= most:
-        raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
-
-
-def _lines(found: Measurement, advice: Advice | None) -> list[str]:
+def _link_rows(found: Measurement, advice: Advice | None) -> Iterator[tuple[str, str]]:
     pace = f", up at {found.pace_mbit:g} Mbit/s at most" if found.pace_mbit else ""
     channels = "1 channel" if found.channels == 1 else f"{found.channels} channels"
-    buffers = [
-        f"{x[-1] / 1e6:.1f} MB" if x else "?" for x in (found.machine.receive, found.machine.send)
-    ]
-    rows = [
-        ("link", f"{found.site} to {found.address}, {channels}{pace}"),
-        ("round trip", f"{found.rtt_ms:.1f} ms, {found.loaded_ms:.1f} ms while uploading"),
-        ("up", _way(found.up)),
-        ("down", _way(found.down)),
-        (
-            "site",
-            f"allows {' '.join(found.machine.allowed) or 'unknown'}; buffers up to {buffers[0]} "
-            f"to receive, {buffers[1]} to send",
-        ),
-    ]
-    if advice is None:
-        rows.append(("advice", "nothing to mend"))
-    else:
-        rows.append(("advice", f"on the {advice.machine}: {advice.command}  ({advice.text})"))
-    return [f"{name:<11}  {text}" for name, text in rows]
+    yield "link", f"{found.site} to {found.address}, {channels}{pace}"
+    yield "round trip", f"{found.rtt_ms:.1f} ms, {found.loaded_ms:.1f} ms while uploading"
+    yield "up", _way(found.up)
+    yield "down", _way(found.down)
+    machine = found.machine
+    receive, send = (f"{x[-1] / 1e6:.1f} MB" if x else "?" for x in (machine.receive, machine.send))
+    allowed = " ".join(machine.allowed) or "unknown"
+    yield "site", f"allows {allowed}; buffers up to {receive} to receive, {send} to send"
+    text = "nothing to mend"
+    if advice is not None:
+        text = f"on the {advice.machine}: {advice.command}  ({advice.text})"
+    yield "advice", text
 
 
 def _way(way: Way) -> str:
     again = "" if way.again is None else f", {way.again:.3%} sent again"
     return f"{way.mbit:8.1f} Mbit/s{again}; {way.congestion or 'unknown'}"
-
-
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"--json = {str(path)!r} cannot be written ({error.strerror}); choose another path"
-        ) from None

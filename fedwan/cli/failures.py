@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from fedwan.errors import FedwanError
+from fedwan.errors import ConfigError, FedwanError
 
-__all__ = ["INTERRUPTED", "Crashed", "crash_reports", "one_line", "say"]
+__all__ = ["INTERRUPTED", "Crashed", "crash_reports", "say", "write_option"]
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
@@ -23,14 +23,26 @@ class Crashed(FedwanError):
     """A bug of fedwan's; its traceback is in the file that the text names."""
 
 
-def one_line(text: str) -> str:
-    """Text without line breaks, which would look like several errors."""
-    return " ".join(text.split())
-
-
 def say(text: str) -> None:
     """One line on stderr, with our name before it."""
-    print(f"fedwan: {one_line(text)}", file=sys.stderr, flush=True)
+    print(f"fedwan: {' '.join(text.split())}", file=sys.stderr, flush=True)
+
+
+def write_option(option: str, path: Path | None, text: str = "") -> None:
+    """Write the file that an option names; without a text, only see that it can be written.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if path is None:
+        return
+    try:
+        with path.open("w" if text else "a") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} = {str(path)!r} cannot be written ({error.strerror}); choose another path"
+        ) from None
 
 
 @contextmanager
@@ -48,7 +60,8 @@ def crash_reports(folder: Path) -> Iterator[None]:
         path = folder / f"crash-{time.strftime('%Y%m%d-%H%M%S')}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(traceback.format_exception(error)))
+        text = " ".join(str(error).split())[:200]
         raise Crashed(
-            f"ended by a bug ({type(error).__name__}: {one_line(str(error))[:200]}); "
+            f"ended by a bug ({type(error).__name__}: {text}); "
             f"please report it with the traceback in {path}"
         ) from error

@@ -12,21 +12,7 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import (
-    config,
-    coordinator,
-    demo,
-    doctor,
-    export,
-    launch_script,
-    new,
-    pki,
-    plan,
-    report,
-    run,
-    sample,
-    site,
-)
+from fedwan.cli import config, doctor, pki, plan, results, run, site
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import ConfigError, FedwanError, UserError
 
@@ -40,19 +26,19 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo", epilog=run.KEYS)(demo.demo)
-app.command("run", epilog=run.KEYS)(run.run)
-app.command("launch", epilog=run.KEYS)(launch_script.launch_script)
-app.command("coordinator", epilog=run.KEYS)(coordinator.coordinator)
-app.command("config")(config.config)
-app.command("site")(site.site)
-app.command("plan", epilog=plan.KEYS)(plan.plan)
+app.command(epilog=run.KEYS)(run.demo)
+app.command(epilog=run.KEYS)(run.run)
+app.command(epilog=run.KEYS)(run.launch)
+app.command(epilog=run.KEYS)(run.coordinator)
+app.command()(config.config)
+app.command()(site.site)
+app.command(epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
-app.command("report")(report.report)
+app.command()(results.report)
 app.add_typer(doctor.app, name="doctor")
-app.command("sample")(sample.sample)
-app.command("export")(export.export)
-app.command("new")(new.new)
+app.command()(results.sample)
+app.command()(results.export)
+app.command()(results.new)
 
 
 @app.callback(invoke_without_command=True)
@@ -65,16 +51,11 @@ def _options(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 2 the user's mistake, 1 anything else, 130 Ctrl-C.
-
-    Args:
-        argv: words after `fedwan`; those of the process if not given.
-    """
-    sys.exit(_exit_code(argv))
+    """Run the command line and exit: 0 done, 2 the user's mistake, 1 anything else, 130 Ctrl-C."""
+    sys.exit(_exit_code(sys.argv[1:] if argv is None else list(argv)))
 
 
-def _exit_code(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else list(argv)
+def _exit_code(words: list[str]) -> int:
     try:
         with crash_reports(Path(tempfile.gettempdir())):
             result = app(words, prog_name="fedwan", standalone_mode=False)
@@ -86,10 +67,9 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         typer.echo(error.format_message())
         return 0
     except click.ClickException as error:
-        command = (
-            error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else ""
-        )
-        say(f"{error.format_message().rstrip('.')}; see {command or 'fedwan'} --help")
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command = context.command_path if context else "fedwan"
+        say(f"{error.format_message().rstrip('.')}; see {command} --help")
         return UserError.exit_code
     except (KeyboardInterrupt, click.Abort):
         result = INTERRUPTED

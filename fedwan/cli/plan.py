@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import fields, replace
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +13,8 @@ import typer
 from omegaconf import OmegaConf
 
 from fedwan._config_checks import check_address
-from fedwan._config_tree import Tree, parse_words, read_yaml
-from fedwan.cli.plan_settings import COMPARED, PlanConfig, leaves, read_settings, run_config
+from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan.cli.failures import write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 
@@ -27,16 +27,38 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "plan"]
 
 KEYS = (
-    "Keys of a plan alone: params step_s loss usd_per_gb. Keys of a run: strategy (or all) sites "
+    "Keys of a plan alone: params step_s usd_per_gb. Keys of a run: strategy (or all) sites "
     "steps h codec.up codec.down stream.fragments stream.tau round.quorum link.rate_mbit "
     "link.rtt_ms link.congestion link.pace_mbit. A wrong key is refused with the "
     "nearest valid one."
 )
 """Below the help."""
+COMPARED = ("strategy", "h", "codec", "stream", "outer")
+"""Open unless a word settles them, whatever the file has."""
+WITHOUT_WORKLOAD = frozenset(
+    "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
+    "stream.tau round.quorum round.patience_s link.rate_mbit "
+    "link.rtt_ms link.loss link.congestion link.pace_mbit".split()
+)
+"""Keys that mean something where no workload is given."""
 DEFAULT_STEPS = 10_000
 YOURS = "your_workload"
 """In what `--yaml` writes where no file named a workload: to be filled in before it is run."""
 EMULATED = "# link.* emulates this link on one machine; take it out where the link is real."
+
+
+@dataclass
+class PlanConfig(Config):
+    """A run's settings, and those that only a plan has."""
+
+    strategy: str = "all"
+    """A recipe in `strategies/`, or `all` of them."""
+    params: float = 0.0
+    """Values of the model, where no workload tells."""
+    step_s: float = 0.0
+    """Seconds of a step; 0 measures it, where there is a workload."""
+    usd_per_gb: float = 0.0
+    """Price of what is sent, either way, for the column of costs; 0 leaves it out."""
 
 
 def plan(
@@ -85,11 +107,9 @@ def plan(
     """
     given = list(words or [])
     path = Path(given.pop(0)) if given and "=" not in given[0] else None
-    config, named = read_settings(path, given, link)
+    config, named = _read_settings(path, given, link)
     for option, target in (("--json", json_path), ("--yaml", yaml_path)):
-        if target is not None:
-            with _writing(option, target), target.open("a"):
-                pass  # told before the work, not after it
+        write_option(option, target)  # told before the work, not after it
     measured = _measure(link, identity, config.link)
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates
@@ -116,16 +136,81 @@ def plan(
         lines.append(f"as configured: {summary_of(predict(own, question, cache))}")
     for line in (*lines, f"advice: {why(ranked, question)}"):
         typer.echo(line)
-    if json_path is not None:
-        rows = [row_of(prediction, question) for prediction in ranked]
-        with _writing("--json", json_path):
-            json_path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    if yaml_path is not None:
-        with _writing("--yaml", yaml_path):
-            yaml_path.write_text(_yaml_of(ranked[0], path, given))
+    rows = [row_of(prediction, question) for prediction in ranked]
+    write_option("--json", json_path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_option("--yaml", yaml_path, _yaml_of(ranked[0], path, given))
 
 
-# What is asked ---------------------------------------------------------------------------------
+def _read_settings(
+    path: Path | None, words: list[str], link: str
+) -> tuple[PlanConfig, frozenset[str]]:
+    """The settings, checked, and the keys that words settle.
+
+    Raises:
+        ConfigError: a key that is unknown or has no effect, a value out of range or missing.
+    """
+    file_tree = {} if path is None else read_yaml(path)
+    tree = parse_words(words, PlanConfig)
+    # A file's own strategy is one of those that are compared, not the only one.
+    compared = {key: value for key, value in file_tree.items() if key not in COMPARED}
+    config = overlay(PlanConfig(), file_tree)  # all of it is checked
+    config = overlay(PlanConfig(), compared, tree)
+    # 0 leaves these to the strategy, as if they had not been named.
+    is_open = {"h": not config.h, "stream.fragments": not config.stream.fragments}
+    named = frozenset(key for key in _leaves(tree) if not is_open.get(key))
+    _run_config(config)  # ranges
+    for network, special in config.network.items():
+        if special.h:
+            raise ConfigError(
+                f"network.{network}.h={special.h} cannot be planned for: a plan takes all networks "
+                "to travel together; leave it out"
+            )
+    for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
+        value = getattr(config, key)
+        if key in named and not (math.isfinite(value) and value >= least):
+            raise ConfigError(f"{key} = {value!r} is out of range; choose {least:g} or more")
+    _check_sources(path, config, named, link)
+    return config, named
+
+
+def _check_sources(path: Path | None, config: PlanConfig, named: frozenset[str], link: str) -> None:
+    """See that model and link come from one place each."""
+    if path is not None and "params" in named:
+        raise ConfigError(
+            f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "
+            "tells; leave one of them out"
+        )
+    if path is None:
+        for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
+            if not getattr(config, key):
+                raise ConfigError(
+                    f"{key} has no value; give {example}, or a CONFIG.yaml whose workload tells"
+                )
+        for key in sorted(named - WITHOUT_WORKLOAD):
+            raise ConfigError(f"{key} has no effect on a plan without a CONFIG.yaml; leave it out")
+    if link:
+        for key in ("link.rate_mbit", "link.rtt_ms", "link.loss"):
+            if key in named:
+                raise ConfigError(f"{key} has no effect: --link tells; leave one of them out")
+    elif not config.link.rate_mbit:
+        raise ConfigError(
+            "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
+            "what `fedwan doctor link --json` wrote"
+        )
+
+
+def _run_config(config: PlanConfig) -> Config:
+    """Without a plan's own keys, checked."""
+    return merge(Config(**{field.name: getattr(config, field.name) for field in fields(Config)}))
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Dotted keys of nested values."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
 
 
 _Asked = tuple["Question", Callable[["Question"], "Question"]]
@@ -139,7 +224,7 @@ def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     from fedwan.planner.layouts import NETWORK, synthetic_layout
     from fedwan.planner.question import Question
 
-    run = run_config(config)
+    run = _run_config(config)
     check_codecs(run)
     question = Question(
         run,
@@ -163,7 +248,7 @@ def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     from fedwan.planner.question import Question
     from fedwan.workloads.settings import networks_of
 
-    run = resolve_workload(run_config(config))
+    run = resolve_workload(_run_config(config))
     workload = open_workload(run)
     question = Question(
         run,
@@ -195,7 +280,7 @@ def _own_settings(path: Path | None, question: Question) -> Candidate | None:
         return None
     tree = {key: value for key, value in read_yaml(path).items() if key in COMPARED}
     tree.setdefault("strategy", Config().strategy)
-    named = question.named | set(leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
+    named = question.named | set(_leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
     config = merge(question.config, tree)
     return candidates(replace(question, config=config, named=frozenset(named)))[0]
 
@@ -220,9 +305,6 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
 
     loaded = Identity.load(identity)
     return measured_link(measure(link, loaded, run))
-
-
-# What is told ----------------------------------------------------------------------------------
 
 
 def _heading(question: Question) -> str:
@@ -263,13 +345,3 @@ def _yaml_of(best: Prediction, path: Path | None, words: list[str]) -> str:
     if "rate_mbit" in text:
         text = f"{EMULATED}\n{text}"
     return text
-
-
-@contextmanager
-def _writing(option: str, path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise ConfigError(
-            f"{option} = {str(path)!r} cannot be written ({error.strerror}); choose another path"
-        ) from None

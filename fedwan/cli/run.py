@@ -1,18 +1,19 @@
-"""`fedwan run CONFIG.yaml`: a coordinator and its sites on this machine."""
+"""The commands that train: `run`, `demo`, `launch`, and `coordinator` of a real deployment."""
 
 from __future__ import annotations
 
+import shlex
 import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from fedwan.cli.launch import launch, load_config, show_summary
+from fedwan.cli.start import choose_folder, load_config, run_here, start
 from fedwan.config import Config
+from fedwan.errors import ConfigError
 
-__all__ = ["KEYS", "ConfigPath", "Resume", "Words", "path_and_words", "run", "run_here"]
+__all__ = ["KEYS", "Words", "coordinator", "demo", "launch", "path_and_words", "run"]
 
 KEYS = (
     "Keys that are always there: workload strategy sites steps h seed data.name data.split "
@@ -28,9 +29,6 @@ Words = Annotated[
         help="Settings, such as steps=600 h=20 outer.generator.lr=0.3; they beat the file.",
         show_default=False,
     ),
-]
-ConfigPath = Annotated[
-    Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.", show_default=False)
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in `out` from its last checkpoint.")
@@ -65,29 +63,95 @@ def path_and_words(first: str | None, words: list[str] | None) -> tuple[Path | N
     return Path(first), given
 
 
-def run_here(path: Path | None, words: list[str], *, resume: bool) -> None:
-    """Run a configuration on this machine, show it, and print its summary.
+def demo(words: Words = None, resume: Resume = False) -> None:
+    """Train a GAN on handwritten digits: a coordinator and 4 sites on this machine.
 
-    Args:
-        path: the YAML file, or None for defaults.
-        words: `key=value` words.
-        resume: go on with the run in `out`. One that is done is only shown.
+    KEY=VALUE words change it: workload=flow sites=2 h=50 link.rtt_ms=100
+
+    Results are in runs/demo; a second demo goes to runs/demo-2, and so on.
     """
-    console = Console()
-    config = load_config(path, words, resume=resume)
-    out = Path(config.out)
-    if resume and (out / "summary.json").exists():
-        show_summary(out, console)
-        return
+    given, default = list(words or []), Path(Config().out)
+    out = choose_folder(default, given, resume=resume)
+    if out != default and not resume and f"out={out}" not in given:
+        typer.echo(f"{default} holds a run; this one goes to {out}", err=True)
+    path = out / "config.yaml"
+    run_here(path if resume and path.exists() else None, [*given, f"out={out}"], resume=resume)
 
-    from fedwan.preflight import preflight
 
-    if not resume:
-        preflight(config)
+def launch(
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[KEY=VALUE]... -- COMMAND...",
+            help="Settings, such as h=50 codec.up=int4, then the command that each site runs.",
+            show_default=False,
+        ),
+    ],
+    sites: Annotated[int, typer.Option("--sites", help="How many sites.")] = 2,
+    resume: Resume = False,
+) -> None:
+    """Train your own script on several sites of this machine: a federation of processes.
+
+    fedwan launch --sites 2 -- python train.py
+
+    fedwan launch --sites 2 h=50 -- torchrun --nproc-per-node 2 train.py
+
+    The script calls fedwan.join; docs/start.md shows how. Results are in runs/launch.
+    """
+    settings, command = split_words(words)
+    out = choose_folder(Path("runs/launch"), settings, resume=resume)
+    given = [f"sites={sites}", *settings, "workload=command", f"out={out}"]
+    run_here(None, given, command, resume=resume)
+
+
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Settings, and the command that follows them.
+
+    Raises:
+        ConfigError: there is no command.
+
+    >>> split_words(["h=50", "seed=1", "python", "train.py", "--lr=1"])
+    (['h=50', 'seed=1'], ['python', 'train.py', '--lr=1'])
+    """
+    count = next((i for i, word in enumerate(words) if "=" not in word), len(words))
+    if count == len(words):
+        raise ConfigError(
+            f"{shlex.join(words)!r} names no command; write it after --, as in "
+            "fedwan launch --sites 2 -- python train.py"
+        )
+    return words[:count], words[count:]
+
+
+def coordinator(
+    config_path: Annotated[
+        Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.", show_default=False)
+    ],
+    identity: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="The coordinator's folder that `fedwan pki init` made.",
+            show_default=False,
+        ),
+    ],
+    words: Words = None,
+    resume: Resume = False,
+) -> None:
+    """Serve one run to sites elsewhere, until it is done.
+
+    Set link.listen and link.door, and open both ports.
+
+    docs/deploy.md shows a whole deployment.
+    """
+    # Before torch is loaded: a wrong folder should be told at once.
+    from fedwan.link.tls import Identity
+
+    Identity.load(identity, "coordinator")
+    config = load_config(config_path, words or [], resume=resume)
 
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.flower.local import run_local
+        from fedwan.flower.coordinator import serve_coordinator
 
-        run_local(config, resume=resume, stop=stop)
+        serve_coordinator(config, identity.absolute(), resume=resume, stop=stop)
 
-    launch(config, services, console)
+    start(config, services)

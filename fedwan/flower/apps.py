@@ -1,7 +1,7 @@
 """Inside Flower's own processes: what the ServerApp and the ClientApp do around a run.
 
-Both write their output to a file of the run, leave a mark that tells how they ended
-(`fedwan.flower.marks`), and end when the process that started them is gone.
+Both write their output to a file of the run, leave a status that tells how they ended, and end when
+the process that started them is gone.
 """
 
 from __future__ import annotations
@@ -22,14 +22,20 @@ from types import FrameType
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedwan.errors import ConfigError, FedwanError
-from fedwan.flower import marks
-from fedwan.flower.errand import Errand
-from fedwan.flower.logs import clientapp_log, serverapp_log
 from fedwan.flower.site_file import SiteFile
+from fedwan.flower.status import (
+    Signalled,
+    Start,
+    Status,
+    clientapp_log,
+    clientapp_status,
+    serverapp_log,
+    serverapp_status,
+)
 from fedwan.flower.tickets import RECORD
 from fedwan.link.ticket import Ticket
 
-__all__ = ["answer_ticket", "errand_of"]
+__all__ = ["answer_ticket", "started_run"]
 
 _ORPHAN_GRACE_S = 5.0
 
@@ -37,15 +43,8 @@ _log = logging.getLogger(__name__)
 
 
 @contextmanager
-def errand_of(context: Context) -> Iterator[tuple[str, Errand]]:
-    """The configuration and errand of a ServerApp, with its log and mark around them.
-
-    Args:
-        context: Flower's context of the run; `config` of its run config is the resolved
-            configuration as JSON.
-
-    Yields:
-        The JSON, and the errand.
+def started_run(context: Context) -> Iterator[tuple[str, Start]]:
+    """The configuration, as JSON, and start of a ServerApp, with its log and status around them.
 
     Raises:
         ConfigError: the run was not submitted by `fedwan coordinator`.
@@ -58,9 +57,9 @@ def errand_of(context: Context) -> Iterator[tuple[str, Errand]]:
             f"run config `config` is no fedwan configuration ({type(error).__name__}: {error}); "
             "start runs with fedwan, not with `flwr run`"
         ) from error
-    errand = Errand.read(out)
-    with _process(serverapp_log(out), marks.serverapp_mark(out), errand.run_id):
-        yield text, errand
+    start = Start.read(out)
+    with _process(serverapp_log(out), serverapp_status(out), start.run_id):
+        yield text, start
 
 
 def answer_ticket(
@@ -68,44 +67,40 @@ def answer_ticket(
 ) -> Message:
     """Take part in the run that a ticket is for, and answer how it ended.
 
-    Args:
-        message: the ticket.
-        context: Flower's context; `settings` of its node config is a path that `SiteFile` reads.
-        run: does the site's work; returns when the coordinator says that the run is over.
-
-    Returns:
-        The answer, with the site's name, `outcome` (see `marks.Outcome`) and the error's line.
+    `run` does the site's work; it returns when the coordinator says that the run is over.
     """
     site = SiteFile.read(Path(str(context.node_config.get("settings", ""))))
     ticket = Ticket.from_dict(message.content.config_records.get(RECORD, ConfigRecord()))
-    ended = marks.Mark(0, 0, ticket.run_id, "done")
+    error: FedwanError | None = None
     try:
-        path = marks.clientapp_mark(Path(site.dir))
-        with _process(clientapp_log(Path(site.dir)), path, ticket.run_id):
+        folder = Path(site.dir)
+        with _process(clientapp_log(folder), clientapp_status(folder), ticket.run_id):
             run(ticket, site)
-    except FedwanError as error:
-        ended = marks.ended(ended, error)
+    except FedwanError as caught:
+        error = caught
+    ended = Status.of(ticket.run_id).ended(error)
     record = {"site": site.site, "outcome": ended.outcome, "text": ended.text}
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
 
 
 @contextmanager
-def _process(log: Path, mark_path: Path, run_id: str) -> Iterator[None]:
-    """This process's log file and mark, its answer to signals, and its end with its parent."""
+def _process(log: Path, status_path: Path, run_id: str) -> Iterator[None]:
+    """This process's log file and status, its answer to signals, and its end with its parent."""
     _write_output_to(log)
     _end_with_parent()
-    mark = marks.start(mark_path, run_id)
+    status = Status.of(run_id)
+    status.write(status_path)
     try:
         with _signals_as_errors():
             yield
     except BaseException as error:
-        marks.write_mark(mark_path, marks.ended(mark, error))
+        status.ended(error).write(status_path)
         if isinstance(error, Exception) and not isinstance(error, FedwanError):
             _log.exception("ended by a bug")
         else:
             _log.error("ended by %s: %s", type(error).__name__, error)
         raise
-    marks.write_mark(mark_path, marks.ended(mark, None))
+    status.ended(None).write(status_path)
 
 
 @contextmanager
@@ -122,7 +117,7 @@ def _signals_as_errors() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if not came.is_set():
             came.set()
-            raise marks.Signalled(f"ended by {signal.Signals(number).name}")
+            raise Signalled(f"ended by {signal.Signals(number).name}")
 
     before = {number: signal.signal(number, handle) for number in numbers}
     try:

@@ -1,15 +1,20 @@
-"""SuperLink's Control API: submit a run, and ask how it does.
+"""SuperLink's Control API: bundle the app, submit a run, and ask how it does.
 
 Called in-process over loopback HTTP instead of through the `flwr` command: the run's
 configuration, kilobytes of JSON with quotes, passes unaltered, and asking costs milliseconds.
+
+The bundle (FAB) holds the two entry points that Flower starts, and nothing else. What they call is
+the fedwan, and the recipes, that are installed at the coordinator and each site: no code travels.
+The same version makes the same bundle from a checkout and from a wheel.
 """
 
 from __future__ import annotations
 
 import hashlib
+import tomllib
 from collections.abc import Mapping
-from types import TracebackType
-from typing import NamedTuple, Self
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -18,9 +23,9 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 
-from fedwan.errors import FedwanError
+from fedwan.errors import ConfigError, FedwanError
 
-__all__ = ["Control", "RunState"]
+__all__ = ["Control", "RunState", "build_fab"]
 
 
 class RunState(NamedTuple):
@@ -40,41 +45,21 @@ class RunState(NamedTuple):
 
 
 class Control:
-    """A connection to SuperLink's Control API.
-
-    Args:
-        address: `host:port` of SuperLink on loopback.
-    """
+    """SuperLink's Control API at `host:port` on loopback; every call may raise a FedwanError."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
         self._client = ControlHttpClient.from_server_address(
             address, insecure=True, root_certificates=None, interceptors=[]
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Close the connection."""
         self._client.close()
 
     def start_run(self, fab: bytes, run_config: Mapping[str, str]) -> int:
-        """Submit an app.
+        """Submit an app's bundle; gives Flower's id of the run.
 
-        Args:
-            fab: the app's bundle.
-            run_config: overrides of `[tool.flwr.app.config]`; every key must be there already.
-
-        Returns:
-            Flower's id of the run.
-
-        Raises:
-            FedwanError: SuperLink refused it or cannot be reached.
+        `run_config` overrides `[tool.flwr.app.config]`; every key must be there already.
         """
         bundle = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
         request = StartRunRequest(
@@ -89,26 +74,17 @@ class Control:
         return int(response.run_id)
 
     def state(self, run_id: int) -> RunState:
-        """How a run does.
-
-        Raises:
-            FedwanError: SuperLink cannot be reached.
-        """
-        try:
-            response = self._client.ListRuns(ListRunsRequest(run_id=run_id))
-        except httpx.HTTPError as error:
-            raise FedwanError(f"SuperLink does not answer: {_reason(error)}") from error
-        status = response.run_dict[run_id].status
+        """How a run does."""
+        status = self._list(ListRunsRequest(run_id=run_id))[run_id].status
         return RunState(status.status, status.sub_status, status.details)
 
     def runs(self) -> list[int]:
-        """Ids of all runs that SuperLink knows.
+        """Ids of all runs that SuperLink knows."""
+        return list(self._list(ListRunsRequest()))
 
-        Raises:
-            FedwanError: SuperLink cannot be reached.
-        """
+    def _list(self, request: ListRunsRequest) -> Any:
         try:
-            return list(self._client.ListRuns(ListRunsRequest()).run_dict)
+            return self._client.ListRuns(request).run_dict
         except httpx.HTTPError as error:
             raise FedwanError(f"SuperLink does not answer: {_reason(error)}") from error
 
@@ -120,3 +96,28 @@ def _reason(error: httpx.HTTPError) -> str:
             return " ".join(f"{told.message} {told.public_details or ''}".split())
         return f"status {error.response.status_code}"
     return f"{type(error).__name__} {error}"
+
+
+def build_fab(app: Path) -> bytes:
+    """The bundle of the app in a folder with `pyproject.toml`: what its `fab-include` names.
+
+    Raises:
+        ConfigError: it is no app, or Flower refuses it.
+    """
+    from flwr.cli.build import build_fab_from_files
+
+    project = app / "pyproject.toml"
+    try:
+        settings = tomllib.loads(project.read_text())["tool"]["flwr"]["app"]
+        names = [project.name, *settings["fab-include"]]
+    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
+        raise ConfigError(
+            f"{app} is no fedwan app ({project.name}: {type(error).__name__} {error}); "
+            "install fedwan anew (pip install fedwan)"
+        ) from error
+    try:
+        content, _ = build_fab_from_files({name: app / name for name in names})
+    except (OSError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"{project} makes no Flower app: {reason}") from error
+    return bytes(content)

@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,35 +18,27 @@ from typing import Self
 from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, to_json
 from fedwan.errors import ConfigError, FedwanError, RunStopped
-from fedwan.flower.door import FrontDoor
-from fedwan.flower.errand import Errand
-from fedwan.flower.lock import only_one
-from fedwan.flower.logs import log_to, serverapp_log, stop_on_sigterm
-from fedwan.flower.marks import end_orphan, read_mark, serverapp_mark
-from fedwan.flower.ports import listen
-from fedwan.flower.superlink import SuperLink
+from fedwan.flower.processes import Service, find_tool, flower_environment
+from fedwan.flower.relay import FrontDoor
+from fedwan.flower.service import free_port, listen, log_to, only_one, stop_on_sigterm
+from fedwan.flower.status import Start, Status, serverapp_log, serverapp_status
 
-__all__ = ["Coordinator", "Started", "serve_coordinator"]
+__all__ = ["Coordinator", "serve_coordinator"]
 
 _TICK_S = 0.5
+_START_S = 60.0
 _GRACE_S = 6.0
+_DATABASE = "superlink.db"
 
-
-@dataclass(frozen=True)
-class Started:
-    """Where a run that has just been submitted can be found."""
-
-    run_id: str
-    door_port: int
-    """Port of the front door, which sites dial."""
-    superlink: str
-    """`host:port` of SuperLink on loopback."""
-    logs: Path
-    """Folder of this machine's log files."""
+_log = logging.getLogger(__name__)
 
 
 class Coordinator:
     """One run's services, from enter to exit.
+
+    SuperLink, Flower's server, listens in the clear on 127.0.0.1 because its Control API has no
+    authentication and shares the Fleet API's port. Its state is a file, so that a coordinator that
+    comes back finds the SuperNodes it knew and does not disturb those still at work.
 
     Args:
         config: the resolved configuration; `config.out` is the run's folder.
@@ -60,12 +54,18 @@ class Coordinator:
         self._config = config
         self._out = Path(config.out)
         self._door = door
-        self._errand = Errand.begin(self._out, identity, resume=resume)
-        self._mark_path = serverapp_mark(self._out)
-        self._mark_path.unlink(missing_ok=True)
-        self._superlink = SuperLink(
-            self._out / "flower", self._out / "logs" / "superlink.log", keep=resume
-        )
+        self._run_id = Start.begin(self._out, identity, resume=resume).run_id
+        self._status_path = serverapp_status(self._out)
+        self._status_path.unlink(missing_ok=True)
+        folder = self._out / "flower"
+        for old in [] if resume else folder.glob(f"{_DATABASE}*"):
+            old.unlink()
+        self._port = free_port()
+        argv = [find_tool("flower-superlink"), "--insecure", "--host", "127.0.0.1"]
+        argv += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
+        argv += ["--database", str((folder / _DATABASE).absolute())]
+        log = self._out / "logs" / "superlink.log"
+        self._superlink = Service("SuperLink", argv, log, flower_environment(folder))
 
     def __enter__(self) -> Self:
         return self
@@ -77,18 +77,12 @@ class Coordinator:
         trace: TracebackType | None,
     ) -> None:
         self._door.close()
-        self._superlink.service.stop(_GRACE_S)
+        self._superlink.stop(_GRACE_S)
 
-    def run(
-        self,
-        on_started: Callable[[Started], None] | None,
-        stop: threading.Event,
-        check: Callable[[], None] = lambda: None,
-    ) -> None:
+    def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
         """Submit the run and wait for its end.
 
         Args:
-            on_started: called once it has been submitted.
             stop: ends the wait when set.
             check: called twice a second; ends the wait by raising.
 
@@ -97,67 +91,76 @@ class Coordinator:
             RunStopped: `stop` was set.
             FedwanError: the run did not start, or failed.
         """
-        started = self._submit()
-        if on_started is not None:
-            on_started(started)
+        self._submit()
         while not self._is_over():
             check()
             if stop.wait(_TICK_S):
-                raise RunStopped(f"the run was stopped from outside; {self._how_to_go_on()}")
+                has_begun = (self._out / "config.yaml").exists()
+                mend = "--resume goes on with it"
+                raise RunStopped(
+                    "the run was stopped from outside; "
+                    + (mend if has_begun else "it had not begun yet: start it again")
+                )
 
-    def _how_to_go_on(self) -> str:
-        if (self._out / "config.yaml").exists():
-            return "--resume goes on with it"
-        return "it had not begun yet: start it again"
-
-    def _submit(self) -> Started:
+    def _submit(self) -> None:
         """Wait for SuperLink, open the door, and submit the run."""
         # Imported while SuperLink starts: Flower's client takes half a second.
-        from fedwan.flower.control import Control
-        from fedwan.flower.fab import build_fab
+        from fedwan.flower.control import Control, build_fab
 
         fab = build_fab(installed_app())
-        self._superlink.wait_until_ready()
-        self._door.open(f"http://{self._superlink.address}")
-        self._control = Control(self._superlink.address)
+        self._wait_for_superlink()
+        address = f"127.0.0.1:{self._port}"
+        self._door.open(f"http://{address}")
+        self._control = Control(address)
         self._flower_run = self._control.start_run(fab, {"config": to_json(self._config)})
-        return Started(
-            self._errand.run_id, self._door.port, self._superlink.address, self._out / "logs"
+        _log.info(
+            "run %s: door at port %d, SuperLink at %s", self._run_id, self._door.port, address
         )
+
+    def _wait_for_superlink(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+            if self._superlink.poll() is not None:
+                raise self._superlink.death()
+            if time.monotonic() > deadline:
+                raise FedwanError(
+                    f"SuperLink did not answer on 127.0.0.1:{self._port} within {_START_S:.0f} s; "
+                    f"look into {self._superlink.log}"
+                )
 
     def _is_over(self) -> bool:
         """Whether the run has ended well; raises if it has ended otherwise."""
-        if self._superlink.service.poll() is not None:
-            raise self._superlink.service.death()
-        mark = read_mark(self._mark_path)
-        if mark is None:
+        if self._superlink.poll() is not None:
+            raise self._superlink.death()
+        status = Status.read(self._status_path)
+        if status is None:
             self._check_start()
-        elif mark.outcome == "done":
+        elif status.outcome == "done":
             return True
-        elif mark.silent:
+        elif status.is_killed:
             raise FedwanError(
-                f"the coordinator's ServerApp (process {mark.pid}) was killed; "
+                f"the coordinator's ServerApp (process {status.pid}) was killed; "
                 f"go on from the last checkpoint with --resume"
             )
-        elif mark.outcome != "running":
-            raise mark.exception(serverapp_log(self._out))
+        elif status.outcome != "running":
+            raise status.exception(serverapp_log(self._out))
         return False
 
     def _check_start(self) -> None:
-        """See whether the ServerApp failed before it could leave a mark."""
+        """See whether the ServerApp failed before it could leave a status."""
         state = self._control.state(self._flower_run)
-        if state.finished and read_mark(self._mark_path) is None:
+        if state.finished and Status.read(self._status_path) is None:
             reason = " ".join(state.details.split()) or state.outcome
             raise FedwanError(f"the ServerApp failed before it began: {reason}")
 
 
 def serve_coordinator(
-    config: Config,
-    identity: Path,
-    *,
-    resume: bool = False,
-    on_started: Callable[[Started], None] | None = None,
-    stop: threading.Event | None = None,
+    config: Config, identity: Path, *, resume: bool = False, stop: threading.Event | None = None
 ) -> None:
     """Run one run's coordinator until the run is over.
 
@@ -165,7 +168,6 @@ def serve_coordinator(
         config: the resolved configuration; `config.out` is the run's folder.
         identity: the coordinator's identity folder, made by `fedwan pki init`.
         resume: go on with the run in `config.out`.
-        on_started: called once the run has been submitted.
         stop: ends the run when set; SIGTERM does too, if called from the main thread.
 
     Raises:
@@ -183,7 +185,8 @@ def serve_coordinator(
                 f"{key} = {address!r} has port 0; sites need to know the port: set it, and open it"
             )
     with only_one(out, "out"), stop_on_sigterm(stop):
-        end_orphan(serverapp_mark(out))
+        if status := Status.read(serverapp_status(out)):
+            status.end_orphan()
         # The ServerApp will listen there, seconds from now: say at once if it cannot.
         listen(*host_and_port(link.listen), "the data plane", "link.listen").close()
         with (
@@ -191,4 +194,4 @@ def serve_coordinator(
             closing(FrontDoor(identity, *host_and_port(link.door))) as door,
             Coordinator(config, door, identity, resume=resume) as coordinator,
         ):
-            coordinator.run(on_started, stop)
+            coordinator.run(stop)

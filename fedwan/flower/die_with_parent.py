@@ -10,27 +10,14 @@ import os
 import signal
 import sys
 
-__all__ = ["main"]
-
 PR_SET_PDEATHSIG = 1
 
-
-def main(argv: list[str]) -> None:
-    """Tie this process to its parent, then become the program.
-
-    Args:
-        argv: the parent's process id, then the program and its arguments.
-    """
-    parent, program = int(argv[0]), argv[1:]
+if __name__ == "__main__":
+    parent, program = int(sys.argv[1]), sys.argv[2:]
     if sys.platform == "linux":
         import ctypes
 
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        # The parent may have died before the call above.
-        if os.getppid() != parent:
+        if os.getppid() != parent:  # it died before the call above
             sys.exit(1)
     os.execvp(program[0], program)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

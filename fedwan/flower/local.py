@@ -11,20 +11,19 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from os import cpu_count, environ, pathsep
+from os import cpu_count
 from pathlib import Path
 
 from fedwan.config import Config, host_and_port, site_names
-from fedwan.errors import ConfigError, UserError
-from fedwan.flower.coordinator import Coordinator, Started
-from fedwan.flower.door import FrontDoor
-from fedwan.flower.lock import only_one
-from fedwan.flower.logs import log_to, stop_on_sigterm
-from fedwan.flower.marks import clientapp_mark, end_orphan, read_mark, serverapp_mark
-from fedwan.flower.processes import Service, last_line, stop_all
+from fedwan.errors import ConfigError, FedwanError, UserError
+from fedwan.flower.coordinator import Coordinator
+from fedwan.flower.processes import Service, last_line, our_environment, stop_all
+from fedwan.flower.relay import FrontDoor
+from fedwan.flower.service import log_to, only_one, stop_on_sigterm
 from fedwan.flower.site_file import SiteData, SiteFile
+from fedwan.flower.status import Status, clientapp_status, serverapp_status
 from fedwan.link import pki
 
 __all__ = ["run_local", "site_dir"]
@@ -39,7 +38,6 @@ def run_local(
     *,
     command: Sequence[str] = (),
     resume: bool = False,
-    on_started: Callable[[Started], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
@@ -48,8 +46,8 @@ def run_local(
         config: the resolved configuration; `config.out` is the run's folder.
         command: every site's training script, of `workload=command`.
         resume: go on with the run in `config.out`.
-        on_started: called once the run has been submitted.
-        stop: ends the run when set; SIGTERM does too, if called from the main thread.
+        stop: ends the run when set; SIGTERM does too, if called from the main thread. Set here,
+            too, as soon as the run has failed: all that is left is to end its processes.
 
     Raises:
         ConfigError: a port is in use, or another service uses `out`.
@@ -62,7 +60,8 @@ def run_local(
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     names = site_names(config)
     with only_one(out, "out"), stop_on_sigterm(stop):
-        end_orphan(serverapp_mark(out))
+        if status := Status.read(serverapp_status(out)):
+            status.end_orphan()
         identity = _make_identities(out / "pki", names, keep=resume) / "coordinator"
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
@@ -71,16 +70,20 @@ def run_local(
             Coordinator(config, door, identity, resume=resume) as coordinator,
             _site_services(config, names, door.port, command) as sites,
         ):
-            coordinator.run(on_started, stop, check=lambda: _check(sites))
-            _let_end([clientapp_mark(site_dir(out, name)) for name in names], stop)
+            try:
+                coordinator.run(stop, check=lambda: _check(sites))
+            except FedwanError:
+                stop.set()
+                raise
+            _let_end([clientapp_status(site_dir(out, name)) for name in names], stop)
 
 
-def _let_end(marks: Sequence[Path], stop: threading.Event) -> None:
+def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
     """The run is over: let the sites' processes end by themselves; scripts may have more to do."""
     deadline = time.monotonic() + _LAST_WORDS_S
     while time.monotonic() < deadline and not stop.wait(0.1):
-        present = [read_mark(path) for path in marks]
-        if all(mark is None or mark.gone or mark.outcome != "running" for mark in present):
+        found = [Status.read(path) for path in paths]
+        if all(status is None or status.is_gone or status.outcome != "running" for status in found):
             return
 
 
@@ -106,16 +109,11 @@ def _site_services(
 ) -> Iterator[list[Service]]:
     out = Path(config.out)
     services: list[Service] = []
-    # The services must find the very package that is running now, installed or not.
-    package_root = str(Path(__file__).resolve().parents[2])
-    env = dict(environ)
-    env["PYTHONPATH"] = pathsep.join(
-        part for part in (package_root, environ.get("PYTHONPATH", "")) if part
-    )
     try:
         for name in names:
             folder = site_dir(out, name)
-            site = SiteFile(
+            path = folder / "site.json"
+            SiteFile(
                 site=name,
                 identity=str(out / "pki" / name),
                 door=f"{_HOST}:{door_port}",
@@ -124,10 +122,10 @@ def _site_services(
                 data=SiteData(show_samples=True),
                 command=shlex.join(command),
                 folder=str(Path.cwd()),
-            )
-            site.write(folder / "site.json")
-            argv = [sys.executable, "-P", "-m", "fedwan.flower.site", str(folder / "site.json")]
-            services.append(Service(f"site {name}", argv, folder / "logs" / "service.log", env))
+            ).write(path)
+            argv = [sys.executable, "-P", "-m", "fedwan.flower.site", str(path)]
+            log = folder / "logs" / "service.log"
+            services.append(Service(f"site {name}", argv, log, our_environment()))
         yield services
     finally:
         stop_all(services, _GRACE_S)

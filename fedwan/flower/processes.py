@@ -2,8 +2,8 @@
 
 Each service leads a session of its own, so a Ctrl-C at the terminal reaches only us and we end the
 services in order. Flower's SuperLink starts its SuperExec in yet another session, and a
-grandchild outlives a parent that was killed; `Service` therefore remembers sessions, which a
-process keeps when its parents die, and ends every process in them.
+grandchild outlives a parent that was killed; so each service has a variable in its environment that
+all of its descendants inherit, and by which they are found.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,87 +24,13 @@ import psutil
 
 from fedwan.errors import FedwanError, UserError
 
-__all__ = [
-    "Service",
-    "find_tool",
-    "in_sessions",
-    "is_running",
-    "last_line",
-    "started_s",
-    "stop_all",
-]
+__all__ = ["Service", "find_tool", "flower_environment", "last_line", "our_environment", "stop_all"]
 
 _STARTER = Path(__file__).with_name("die_with_parent.py")
+_PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
-
-
-def started_s(process: psutil.Process) -> float:
-    """When a process started, in seconds since boot: a clock that is set does not change it.
-
-    Raises:
-        psutil.NoSuchProcess: it is gone.
-    """
-    return float(process.create_time() - psutil.boot_time())
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process has not ended; one that is not yet reaped has."""
-    with suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
-    return False
-
-
-def in_sessions(sessions: set[int], since_s: float = 0.0) -> list[int]:
-    """Ids of the live processes of these sessions, their descendants, and the sessions they opened.
-
-    Args:
-        sessions: ids of session leaders; sessions that are found on the way are added to it, so
-            that a later call finds their members even when the process that linked them is gone.
-        since_s: as `started_s`; processes that started more than a second before are not ours.
-    """
-    session_of: dict[int, int] = {}
-    parent_of: dict[int, int] = {}
-    for process in psutil.process_iter():
-        with suppress(psutil.Error, OSError):
-            if started_s(process) > since_s - 1.0:
-                session_of[process.pid] = os.getsid(process.pid)
-                parent_of[process.pid] = process.ppid()
-    while True:
-        members = {pid for pid, session in session_of.items() if session in sessions}
-        grown = sessions | {
-            session_of[pid] for pid, parent in parent_of.items() if parent in members
-        }
-        if grown == sessions:
-            return [pid for pid in members if is_running(pid)]
-        sessions |= grown
-
-
-def find_tool(name: str) -> str:
-    """Path of a command that is installed with this Python.
-
-    Raises:
-        UserError: it is neither beside this Python nor on the PATH.
-    """
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise UserError(
-            f"command {name!r} is neither in {beside.parent} nor on the PATH; "
-            "install fedwan's dependencies into this environment (pip install fedwan)"
-        )
-    return found
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that says something, without colours; empty if there is none."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - 8192))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return ""
-    lines = [_ESCAPES.sub("", line).strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if line), "")
+_VARIABLE = "FEDWAN_SERVICES"
+"""Of the services that a process belongs to."""
 
 
 class Service:
@@ -131,6 +58,9 @@ class Service:
         self.name = name
         self.log = log
         self.started_at = time.monotonic()
+        self._id = uuid.uuid4().hex
+        given = dict(os.environ if env is None else env)
+        given[_VARIABLE] = f"{given.get(_VARIABLE, '')} {self._id}"
         log.parent.mkdir(parents=True, exist_ok=True)
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid())]
         with log.open("ab") as output:
@@ -139,12 +69,10 @@ class Service:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env=None if env is None else dict(env),
+                env=given,
                 cwd=folder,
                 start_new_session=True,
             )
-        self._sessions = {self._process.pid}
-        self._since_s = started_s(psutil.Process(self._process.pid))
 
     @property
     def pid(self) -> int:
@@ -156,8 +84,15 @@ class Service:
         return self._process.poll()
 
     def processes(self) -> list[int]:
-        """Ids of its live processes, its own included; also learns the sessions they opened."""
-        return in_sessions(self._sessions, self._since_s)
+        """Ids of its live processes, its own included."""
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # gone meanwhile, a zombie, or somebody else's
+                ours = self._id in process.environ().get(_VARIABLE, "")
+                # A program that sets its title writes over its environment.
+                if ours or os.getsid(process.pid) == self.pid:
+                    found.append(process.pid)
+        return found
 
     def death(self) -> FedwanError:
         """The error that says that it ended, how, and its last words."""
@@ -176,7 +111,7 @@ class Service:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, number)
 
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether nothing of it is left."""
         return self.poll() is not None and not self.processes()
 
@@ -184,19 +119,70 @@ class Service:
 def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
     """End services and all their children together: SIGTERM, a grace, then SIGKILL.
 
-    Args:
-        services: in any order; those that have ended already are swept for orphans.
-        grace_s: seconds they get to end by themselves.
+    Those that have ended already are swept for orphans.
     """
-    left = [service for service in services if not service.gone()]
+    left = list(services)
     for service in left:
         service.send(signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while (left := [s for s in left if not s.gone()]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    deadline = time.monotonic() + 5.0
-    while (left := [s for s in left if not s.gone()]) and time.monotonic() < deadline:
+    while (left := [s for s in left if not s.is_gone()]) and time.monotonic() < deadline + 5.0:
         # Again and again: a process may start another between our look and our signal.
-        for service in left:
+        for service in left if time.monotonic() > deadline else []:
             service.send(signal.SIGKILL)
         time.sleep(0.05)
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that says something, without colours; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 8192))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [_ESCAPES.sub("", line).strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if line), "")
+
+
+def find_tool(name: str) -> str:
+    """Path of a command that is installed with this Python.
+
+    Raises:
+        UserError: it is neither beside this Python nor on the PATH.
+    """
+    beside = Path(sys.executable).with_name(name)
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise UserError(
+            f"command {name!r} is neither in {beside.parent} nor on the PATH; "
+            "install fedwan's dependencies into this environment (pip install fedwan)"
+        )
+    return found
+
+
+def our_environment() -> dict[str, str]:
+    """Our variables, such that a Python finds the very package that is running now."""
+    paths = (_PACKAGE_ROOT, os.environ.get("PYTHONPATH", ""))
+    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
+def flower_environment(home: Path) -> dict[str, str]:
+    """Variables for a Flower process, private and offline, with its own FLWR_HOME.
+
+    Flower takes these settings from nowhere else. Variables of the user's that would change its
+    behaviour behind our back (`FLWR_…`) are dropped.
+    """
+    env = {key: value for key, value in our_environment().items() if not key.startswith("FLWR_")}
+    env |= {
+        "FLWR_HOME": str(home.absolute()),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        # Seconds between two looks of a SuperExec for a task to start; Flower's own is 1.
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
+        # SuperExec finds the apps' commands by name: this Python's come first.
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", "")]),
+        "PYTHONUNBUFFERED": "1",
+    }
+    for key in ("NO_PROXY", "no_proxy"):  # it talks over loopback, which no proxy must see
+        env[key] = ",".join(filter(None, (env.get(key, ""), "127.0.0.1", "localhost")))
+    return env

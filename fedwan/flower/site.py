@@ -8,33 +8,32 @@ goodbye is noticed at once, and its successor is sent a ticket within seconds.
 
 from __future__ import annotations
 
-import argparse
 import logging
+import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
-from fedwan.errors import FedwanError, IdentityError
-from fedwan.flower.forwarder import Forwarder
-from fedwan.flower.lock import only_one
-from fedwan.flower.logs import clientapp_log, log_to, stop_on_sigterm
-from fedwan.flower.marks import Mark, clientapp_mark, end_orphan, read_mark
-from fedwan.flower.processes import Service, last_line
+from fedwan.errors import ConfigError, FedwanError, IdentityError
+from fedwan.flower.processes import Service, find_tool, flower_environment, last_line
+from fedwan.flower.relay import Forwarder
+from fedwan.flower.service import free_port, log_to, only_one, stop_on_sigterm
 from fedwan.flower.site_file import SiteFile
-from fedwan.flower.supernode import start_supernode
+from fedwan.flower.status import Status, clientapp_log, clientapp_status
 from fedwan.link.tls import Identity
 
-__all__ = ["main", "serve_site"]
+__all__ = ["main", "serve_site", "start_supernode"]
 
 _TICK_S = 0.5
 _GRACE_S = 4.0
 # A SuperNode that served this long did not die of what killed it last time.
 _LASTED_S = 60.0
 _LONGEST_WAIT_S = 30.0
+# In which a SuperNode carries a refusal to the coordinator's log.
+_REFUSAL_S = 2.0
 
-_log = logging.getLogger(__name__)
+_log = logging.getLogger("fedwan.flower.site")  # it may run as `__main__`
 
 
 def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
@@ -62,27 +61,28 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
         log_to(folder / "logs" / "site.log", echo=True),
         stop_on_sigterm(stop),
     ):
-        end_orphan(clientapp_mark(folder))
+        if status := Status.read(clientapp_status(folder)):
+            status.end_orphan()
         forwarder = Forwarder(Path(site.identity), site.door)
         forwarder.start()
-        warden = _Warden(site, forwarder)
+        supervisor = _Supervisor(site, forwarder)
         try:
             _log.info("site %s serves front door %s", site.site, site.door)
             while not stop.wait(_TICK_S):
-                warden.look()
+                supervisor.look()
         finally:
-            warden.close()
+            supervisor.close()
             forwarder.stop()
 
 
-class _Warden:
+class _Supervisor:
     """Watches over a SuperNode and its ClientApp."""
 
     def __init__(self, site: SiteFile, forwarder: Forwarder) -> None:
         self._site = site
         self._forwarder = forwarder
-        self._mark_path = clientapp_mark(Path(site.dir))
-        self._mark_path.unlink(missing_ok=True)
+        self._status_path = clientapp_status(Path(site.dir))
+        self._status_path.unlink(missing_ok=True)
         self._deaths = 0
         self._node: Service | None = None
         self._due_at = 0.0
@@ -92,30 +92,30 @@ class _Warden:
         """See to whatever needs it now; raises what only the user can mend."""
         if self._forwarder.refusal is not None:
             raise self._forwarder.refusal
-        mark = read_mark(self._mark_path)
+        status = Status.read(self._status_path)
+        now = time.monotonic()
         if self._node is None:
-            if time.monotonic() >= self._due_at:
-                self._start()
-        elif (reason := self._why_restart(self._node, mark)) is not None:
+            if now >= self._due_at:
+                self._node = start_supernode(self._site, self._forwarder.address)
+        elif (reason := self._why_restart(self._node, status)) is not None:
             self._restart(self._node, reason)
-        elif mark is not None and mark.outcome == "refused" and mark.gone:
-            self._give_up(mark)
+        elif status is not None and status.outcome == "refused" and status.is_gone:
+            self._refused_at = self._refused_at or now
+            if now - self._refused_at > _REFUSAL_S:
+                raise status.exception(clientapp_log(Path(self._site.dir)))
 
     def close(self) -> None:
         """End the SuperNode and all below it."""
         if self._node is not None:
             self._node.stop(_GRACE_S)
 
-    def _start(self) -> None:
-        self._node = start_supernode(self._site, self._forwarder.address)
-
-    def _why_restart(self, node: Service, mark: Mark | None) -> str | None:
+    def _why_restart(self, node: Service, status: Status | None) -> str | None:
         if node.poll() is not None:
             return f"the SuperNode ended ({last_line(node.log)})"
-        if mark is not None and mark.silent:
-            return f"the ClientApp (process {mark.pid}) was killed"
+        if status is not None and status.is_killed:
+            return f"the ClientApp (process {status.pid}) was killed"
         # While a ClientApp is at work its SuperNode asks for no ticket, so none can be lost.
-        if (mark is None or mark.gone) and self._forwarder.take_lost():
+        if (status is None or status.is_gone) and self._forwarder.take_lost():
             return "an answer of the coordinator's was lost"
         return None
 
@@ -126,28 +126,46 @@ class _Warden:
         wait = 0.0 if self._deaths < 2 else min(_LONGEST_WAIT_S, 2.0 ** (self._deaths - 2))
         _log.warning("%s; a new SuperNode in %.0f s", reason, wait)
         node.stop(_GRACE_S)
-        self._mark_path.unlink(missing_ok=True)
+        self._status_path.unlink(missing_ok=True)
         self._node, self._due_at = None, time.monotonic() + wait
 
-    def _give_up(self, mark: Mark) -> None:
-        # Let the SuperNode carry the refusal to the coordinator's log first.
-        now = time.monotonic()
-        self._refused_at = self._refused_at or now
-        if now - self._refused_at > 2.0:
-            raise mark.exception(clientapp_log(Path(self._site.dir)))
 
+def start_supernode(site: SiteFile, superlink: str) -> Service:
+    """Start a SuperNode, Flower's process that takes the ticket and starts the ClientApp for it.
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the service from the command line; `fedwan site` is the same with a file.
+    Args:
+        site: passed on to the ClientApp, in a file.
+        superlink: `host:port` of the forwarder.
 
-    Returns:
-        The exit status.
+    Raises:
+        ConfigError: the path of that file cannot be passed on.
     """
-    parser = argparse.ArgumentParser(prog="python -m fedwan.flower.site", description=__doc__)
-    parser.add_argument("settings", type=Path, help="JSON that `SiteFile.write` wrote")
-    words = parser.parse_args(argv)
+    home = Path(site.dir) / "flower"
+    # A ClientApp that was killed while it unpacked the app leaves half of it, which Flower would
+    # take for the whole.
+    shutil.rmtree(home / "apps", ignore_errors=True)
+    settings = home / "site.json"
+    site.write(settings)
+    argv = [find_tool("flower-supernode"), "--insecure", "--superlink", superlink]
+    argv += ["--host", "127.0.0.1", "--port", str(free_port())]
+    argv += ["--node-config", f"settings={_quoted(str(settings.absolute()))}"]
+    log = Path(site.dir) / "logs" / "supernode.log"
+    return Service(f"SuperNode of {site.site}", argv, log, flower_environment(home))
+
+
+def _quoted(path: str) -> str:
+    # Flower splits at blanks outside quotes and reads each part as TOML, where ' takes all as is.
+    if "'" not in path:
+        return f"'{path}'"
+    if '"' not in path and "\\" not in path:
+        return f'"{path}"'
+    raise ConfigError(f"dir is {path!r}, which Flower cannot be told; choose a path without quotes")
+
+
+def main() -> int:
+    """Run the service of a file that `SiteFile.write` wrote; gives the exit status."""
     try:
-        serve_site(SiteFile.read(words.settings))
+        serve_site(SiteFile.read(Path(sys.argv[1])))
     except FedwanError as error:
         print(f"fedwan: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,6 +1,6 @@
-"""The ticket office: sees to it that every connected site holds a ticket while the run lasts.
+"""Tickets: a thread sees to it that every connected site holds one while the run lasts.
 
-A thread in the ServerApp. Each SuperNode that is connected and holds no ticket is sent one; its
+It runs in the ServerApp. Each SuperNode that is connected and holds no ticket is sent one; its
 ClientApp answers only when it ends. An answer that is a refusal (the user's mistake: wrong
 weights, a foreign certificate) stands until that SuperNode restarts; any other end before the
 run's own is answered with a new ticket, slower and slower if they keep failing at once.
@@ -26,7 +26,7 @@ from flwr.serverapp import Grid
 
 from fedwan.link.ticket import Ticket
 
-__all__ = ["ACTION", "RECORD", "TicketOffice"]
+__all__ = ["ACTION", "RECORD", "TicketSender"]
 
 ACTION = "train.ticket"
 """Flower's message type of a ticket, handled by `@app.train("ticket")`."""
@@ -56,15 +56,8 @@ class _Holder:
     """It answered that it is done or refused; it gets no more."""
 
 
-class TicketOffice:
-    """Keeps every connected site in possession of a ticket, between enter and exit.
-
-    Args:
-        grid: Flower's view of the SuperNodes.
-        ticket: what each of them gets.
-        poll_s: seconds between two looks.
-        clock: seconds, monotonic.
-    """
+class TicketSender:
+    """Sends every connected site a ticket, between enter and exit; looks every `poll_s`."""
 
     def __init__(
         self,

@@ -18,9 +18,9 @@ from pathlib import Path
 from fedwan.app import app_folders
 from fedwan.config import COMMAND, Config, from_json
 from fedwan.errors import ConfigError, FedwanError, UserError
-from fedwan.flower.logs import clientapp_log
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.site_file import SiteFile
+from fedwan.flower.status import clientapp_log
 from fedwan.link.ticket import Ticket
 from fedwan.site.assignment import VARIABLE, Assignment, read_outcome
 

@@ -97,8 +97,6 @@ def test_a_measured_link_takes_the_place_of_a_described_one(
         ((*MODEL, *LINK, "params=0"), "params = 0.0 is out of range; choose 1 or more"),
         ((*MODEL, *LINK, "step_s=nan"), "step_s = nan is out of range"),
         ((*MODEL, *LINK, "seed=3"), "seed has no effect on a plan without a CONFIG.yaml"),
-        ((*MODEL, *LINK, "loss=0.1", "link.loss=0.1"), "loss and link.loss say the same"),
-        ((*MODEL, *LINK, "loss=2"), "loss = 2"),
         ((*MODEL,), "link.rate_mbit has no value"),
         ((*LINK, "step_s=0.1"), "params has no value; give params=57.2e6"),
         ((*LINK, "params=1e6"), "step_s has no value"),

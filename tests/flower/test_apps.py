@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fedwan.flower.marks import read_mark
+from fedwan.flower.status import Status
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -83,9 +83,9 @@ def test_a_ticket_is_answered_with_how_it_ended(
     code, answer = answer_of(tmp_path, what)
     assert code == 0
     assert answer == {"site": "s1", "outcome": outcome, "text": text}
-    mark = read_mark(tmp_path / "clientapp.json")
-    assert mark is not None
-    assert (mark.run_id, mark.outcome, mark.text) == ("run-1", outcome, text)
+    status = Status.read(tmp_path / "clientapp.json")
+    assert status is not None
+    assert (status.run_id, status.outcome, status.text) == ("run-1", outcome, text)
     log = (tmp_path / "logs" / "clientapp.log").read_text()
     assert "a word of the training's" in log
     assert "a word of a library's" in log
@@ -100,7 +100,7 @@ def test_a_bug_leaves_its_traceback_in_the_log_and_goes_on_to_flower(tmp_path: P
     code, answer = answer_of(tmp_path, "bug")
     assert code == 1
     assert answer == {}
-    mark = read_mark(tmp_path / "clientapp.json")
-    assert mark is not None
-    assert (mark.outcome, mark.error, mark.text) == ("failed", "ValueError", "a bug")
+    status = Status.read(tmp_path / "clientapp.json")
+    assert status is not None
+    assert (status.outcome, status.error, status.text) == ("failed", "ValueError", "a bug")
     assert "Traceback" in (tmp_path / "logs" / "clientapp.log").read_text()

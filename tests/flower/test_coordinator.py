@@ -9,10 +9,9 @@ from fedwan.app import load_run
 from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, ConfigError, IdentityError
 from fedwan.flower.coordinator import serve_coordinator
-from fedwan.flower.lock import only_one
-from fedwan.flower.logs import serverapp_log
-from fedwan.flower.ports import free_port, listen
+from fedwan.flower.service import free_port, listen, only_one
 from fedwan.flower.site_file import SiteFile
+from fedwan.flower.status import serverapp_log
 from tests.flower.fleet import STANDIN, Fleet, joins, wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -7,13 +7,13 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fedwan.flower.control import Control
-from fedwan.flower.environment import flower_environment
-from fedwan.flower.processes import find_tool
+from fedwan.flower.processes import find_tool, flower_environment
 from tests.flower.fleet import REPOSITORY, STANDIN, Fleet, command_of, joins, wait_for
 
 pytestmark = pytest.mark.slow
@@ -66,8 +66,8 @@ def test_a_site_comes_back_whatever_of_it_dies(start: Start) -> None:
     run.wait_for_joins(1)
     os.kill(joins(run.out)[0]["pid"], signal.SIGKILL)
     run.wait_for_joins(2, patience_s=60)
-    mark = run.out / "sites" / "s1" / "clientapp.json"
-    os.kill(json.loads(mark.read_text())["pid"], signal.SIGKILL)
+    status = run.out / "sites" / "s1" / "clientapp.json"
+    os.kill(json.loads(status.read_text())["pid"], signal.SIGKILL)
     run.wait_for_joins(3, patience_s=60)
     os.kill(run.pid_with("flower-supernode"), signal.SIGKILL)
     run.wait_for_joins(4, patience_s=60)
@@ -98,7 +98,7 @@ def test_flwr_run_through_the_door_starts_nothing(start: Start, tmp_path: Path) 
     )
     assert tried.returncode != 0, tried.stdout + tried.stderr
     superlink = command_of(run.pid_with("flower-superlink"))
-    with Control(f"127.0.0.1:{superlink[superlink.index('--port') + 1]}") as control:
+    with closing(Control(f"127.0.0.1:{superlink[superlink.index('--port') + 1]}")) as control:
         assert len(control.runs()) == 1
     # The forwarder does not even let it out of the site; the door's own tests are in test_door.
     assert "v1/control" not in (run.out / "logs" / "coordinator.log").read_text()
@@ -138,13 +138,13 @@ def test_a_killed_coordinator_is_noticed_and_resumes_under_its_run_id(start: Sta
     run = start(1)
     run.wait_for_joins(1)
     wait_for(lambda: (run.out / "checkpoint" / "coordinator.safetensors").exists(), 30)
-    errand = run.out / "flower" / "errand.json"
-    first = json.loads(errand.read_text())["run_id"]
+    begun = run.out / "flower" / "start.json"
+    first = json.loads(begun.read_text())["run_id"]
     os.kill(run.pid_with("flwr-serverapp"), signal.SIGKILL)
     code, errors = run.end()
     assert code == 1 and errors.count("\n") == 1
     assert "was killed; go on from the last checkpoint with --resume" in errors
     again = start(1, "resume")
     again.wait_for_joins(2)
-    assert json.loads(errand.read_text())["run_id"] == first
+    assert json.loads(begun.read_text())["run_id"] == first
     again.finish()

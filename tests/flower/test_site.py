@@ -3,13 +3,16 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+from flwr.common.config import parse_config_args
 
-from fedwan.errors import ConfigError, IdentityError
-from fedwan.flower.lock import only_one
-from fedwan.flower.site import main, serve_site
-from fedwan.flower.site_file import SiteFile
+from fedwan.errors import ConfigError, IdentityError, WireError
+from fedwan.flower import site as site_module
+from fedwan.flower.service import only_one
+from fedwan.flower.site import main, serve_site, start_supernode
+from fedwan.flower.site_file import SiteData, SiteFile
 from tests.planes import eventually, in_thread
 
 
@@ -29,16 +32,17 @@ def test_a_second_service_in_the_same_folder_is_refused(tmp_path: Path, authorit
 
 
 def test_a_door_without_a_port_is_refused(tmp_path: Path, authority: Path) -> None:
-    with pytest.raises(ConfigError, match="not host:port"):
+    with pytest.raises(ConfigError, match="is no host:port"):
         serve_site(config(tmp_path, authority / "s1", door="somewhere"))
 
 
 def test_no_identity_is_one_line_and_exit_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "site.json"
     config(tmp_path, Path("none")).write(settings)
-    assert main([str(settings)]) == 2
+    monkeypatch.setattr("sys.argv", ["site", str(settings)])
+    assert main() == 2
     errors = capsys.readouterr().err
     assert errors.startswith("fedwan: identity file none/ca.crt is missing")
     assert errors.count("\n") == 1
@@ -63,3 +67,40 @@ def test_a_service_whose_coordinator_never_comes_stops_when_told(
     serve_site(config(tmp_path, authority / "s1"), stop=stop)
     told()
     assert log.read_text().count(words) == 1
+
+
+@pytest.mark.parametrize("folder", ["plain", "with blank", "dollar$=x", "it's"])
+def test_a_clientapp_finds_the_settings_that_its_supernode_was_given(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[list[str]] = []
+
+    def start(name: str, argv: list[str], *_: Any) -> None:
+        started.append(argv)
+
+    monkeypatch.setattr(site_module, "Service", start)
+    site = SiteFile(
+        site="s1",
+        identity="/pki/s1",
+        dir=str(tmp_path / folder),
+        data=SiteData("/data of ours", True),
+        command="python train.py",
+        recipes=["gan"],
+    )
+    start_supernode(site, "127.0.0.1:1")
+    ((*_, word),) = started
+    settings = parse_config_args([word])["settings"]
+    assert SiteFile.read(Path(str(settings))) == site
+
+
+def test_a_path_that_flower_cannot_be_told_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="choose a path without quotes"):
+        start_supernode(SiteFile(dir=str(tmp_path / "a'b\"c")), "127.0.0.1:1")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"site": 1, "color": 2}'])
+def test_a_file_of_something_else_is_one_clear_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "site.json").write_text(text)
+    with pytest.raises(WireError, match="is no site's settings") as raised:
+        SiteFile.read(tmp_path / "site.json")
+    assert "\n" not in str(raised.value)

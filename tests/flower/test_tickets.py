@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedwan.flower.tickets import ACTION, RECORD, TicketOffice
+from fedwan.flower.tickets import ACTION, RECORD, TicketSender
 from fedwan.link.ticket import Ticket
 
 TICKET = Ticket("127.0.0.1:7000", "run-1", '{"seed": 0, "text": "with \\"quotes\\""}')
@@ -80,8 +80,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def office(grid: FakeGrid, clock: Clock) -> TicketOffice:
-    return TicketOffice(grid, TICKET, clock=clock)  # type: ignore[arg-type]
+def office(grid: FakeGrid, clock: Clock) -> TicketSender:
+    return TicketSender(grid, TICKET, clock=clock)  # type: ignore[arg-type]
 
 
 def test_every_connected_node_gets_one_ticket_and_no_second(clock: Clock) -> None:
@@ -222,7 +222,7 @@ def test_tickets_go_out_from_the_thread_and_trouble_is_said_once(
 ) -> None:
     grid = FakeGrid(11)
     with caplog.at_level(logging.WARNING):
-        with TicketOffice(grid, TICKET, poll_s=0.01):  # type: ignore[arg-type]
+        with TicketSender(grid, TICKET, poll_s=0.01):  # type: ignore[arg-type]
             wait_until(lambda: grid.to() == [11])
             grid.away = True
             threading.Event().wait(0.3)

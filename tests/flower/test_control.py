@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 from fedwan.errors import ConfigError
-from fedwan.flower.environment import flower_environment
-from fedwan.flower.fab import build_fab
-from fedwan.flower.processes import find_tool
+from fedwan.flower.control import build_fab
+from fedwan.flower.processes import find_tool, flower_environment
 
 # Flower's own, not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")

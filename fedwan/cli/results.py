@@ -1,0 +1,93 @@
+"""The commands for what a run has made: `report`, `sample`, `export`; and `new`, to begin one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedwan.errors import UserError
+
+__all__ = ["export", "new", "report", "sample"]
+
+RunFolder = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)
+]
+NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)]
+Last = Annotated[
+    bool, typer.Option("--last", help="The last weights instead of their moving average.")
+]
+
+
+def report(run: RunFolder) -> None:
+    """Write RUN/report.html: plots, samples and events on one page.
+
+    Works for runs that are still going on, too.
+    """
+    from fedwan.output.report import write_report
+
+    typer.echo(write_report(run))
+
+
+def sample(
+    run: RunFolder,
+    num: Annotated[int, typer.Option(min=1, max=4096, help="How many.")] = 64,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed, the same samples.")] = 0,
+    out: Annotated[Path, typer.Option(help="The picture.")] = Path("samples.png"),
+    last: Last = False,
+) -> None:
+    """Draw samples of a run's generator, as its recipe makes them, into one picture.
+
+    Runs of a script of your own have no recipe: fedwan.load(RUN) gives their weights.
+    """
+    # Imported late: torch takes seconds, and a wrong option is told at once.
+    import torch
+
+    import fedwan
+    from fedwan.output.samples import draw_samples
+    from fedwan.rng import derive_seed, lent_generators
+
+    trained = fedwan.load(run, ema=not last)
+    workload, config = trained.workload(), trained.config
+    with torch.no_grad(), lent_generators():
+        torch.manual_seed(derive_seed(seed, "samples"))  # of recipes that draw from it
+        samples = workload.sample(num, seed)
+    weights = "last weights" if last else "moving average"
+    title = f"{config.workload} on {config.data.name} · {config.strategy} · {weights} · seed {seed}"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    draw_samples(out, samples.float(), None, title)
+    typer.echo(out)
+
+
+def export(
+    run: RunFolder,
+    folder: NewFolder,
+    to: Annotated[
+        str, typer.Option(metavar="FORMAT", help="`safetensors`: one plain file per network.")
+    ] = "safetensors",
+    last: Last = False,
+) -> None:
+    """Write a run's networks into DIR, with a README on how to load them without fedwan."""
+    import fedwan
+    from fedwan.export import export as export_networks
+
+    export_networks(fedwan.load(run, ema=not last), to, folder)
+    typer.echo(folder)
+
+
+def new(folder: NewFolder) -> None:
+    """Write a project: a training script that runs at once, its test, and its settings."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{str(folder)!r} holds something already; give a new folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
+        ) from None
+    skeleton = Path(__file__).resolve().parents[1] / "_skeleton"
+    for path in sorted(path for path in skeleton.iterdir() if path.is_file()):
+        (folder / path.name).write_text(path.read_text().replace("NAME", folder.absolute().name))
+        typer.echo(folder / path.name)
+    typer.echo(f"next: cd {folder} && python train.py")

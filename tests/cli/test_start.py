@@ -1,0 +1,213 @@
+"""Starting, showing and ending a run, with services that are a few lines long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.cli import run as commands
+from fedwan.cli.failures import Crashed
+from fedwan.cli.main import main
+from fedwan.cli.start import choose_folder, holds_run, load_config, start
+from fedwan.config import Config
+from fedwan.errors import ConfigError, FedwanError, RunStopped
+from fedwan.output.outputs import Outputs
+from tests.output.runs import make_config, write_run
+
+
+def finish(config: Config, stop: threading.Event) -> None:
+    """Services of a run that ends well."""
+    with Outputs(config, Path(config.out)) as outputs:
+        write_run(outputs, finish=True)
+
+
+def test_a_run_that_ends_well_shows_its_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start(make_config(tmp_path), finish)
+    shown = capsys.readouterr().out
+    assert "done, round 2, step 20/20" in shown
+    assert "Fréchet distance 0.9; real data itself 0.4" in shown
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [(ConfigError("link.port = 80 is in use"), ConfigError), (IndexError("off by one"), Crashed)],
+)
+def test_what_the_services_raise_is_raised_and_a_bug_leaves_its_traceback(
+    tmp_path: Path, error: Exception, raised: type[Exception]
+) -> None:
+    def fail(config: Config, stop: threading.Event) -> None:
+        raise error
+
+    with pytest.raises(raised, match=str(error)):
+        start(make_config(tmp_path), fail)
+    crashes = [path.read_text() for path in tmp_path.glob("crash-*.txt")]
+    assert len(crashes) == (raised is Crashed) and all("in fail" in text for text in crashes)
+
+
+def test_once_a_run_has_failed_what_its_end_brings_is_not_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(config: Config, stop: threading.Event) -> None:
+        with Outputs(config, Path(config.out)) as outputs:
+            stop.set()  # as `run_local` does
+            time.sleep(0.5)
+            outputs.event("lost", "s1", "s1 is lost")
+            outputs.event("paused", None, "paused")
+            raise FedwanError("the true reason")
+
+    with pytest.raises(FedwanError, match="the true reason"):
+        start(make_config(tmp_path), fail)
+    assert "lost" not in (shown := capsys.readouterr().out) and "paused" not in shown
+
+
+def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
+    ended: list[bool] = []
+
+    def services(config: Config, stop: threading.Event) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        ended.append(stop.wait(20))
+        raise RunStopped("stopped from outside")
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(RunStopped):
+        start(make_config(tmp_path), services)
+    assert ended == [True]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+CTRL_C = """
+    import sys, threading
+    from pathlib import Path
+    from fedwan.cli import main as main_module
+    from fedwan.cli.start import start
+    from fedwan.errors import RunStopped
+    from fedwan.config import Config
+
+    out = Path(sys.argv[1])
+
+    def services(config, stop):
+        (out / "started").touch()
+        stop.wait(60)
+        (out / "ended").touch()
+        raise RunStopped("stopped")
+
+    def app(words, prog_name, standalone_mode):
+        start(Config(h=1, out=str(out)), services)
+
+    main_module.app = app
+    main_module.main([])
+"""
+
+
+def test_ctrl_c_ends_the_services_and_then_exits_with_130(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", textwrap.dedent(CTRL_C), str(tmp_path)]
+    root = Path(__file__).resolve().parents[2]
+    process = subprocess.Popen(
+        argv, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    while not (tmp_path / "started").exists():
+        assert process.poll() is None, process.communicate()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "fedwan: stopped by Ctrl-C\n")
+    assert "ending the services" in out
+    assert (tmp_path / "ended").exists()
+
+
+def make_run(folder: Path) -> Path:
+    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint" / "coordinator.safetensors").touch()
+    return folder
+
+
+def test_what_a_start_that_failed_left_behind_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    for name in ("metrics.jsonl", "config.yaml", "checkpoint/.coordinator.safetensors.tmp"):
+        (tmp_path / name).touch()
+    assert not holds_run(tmp_path)
+    (tmp_path / "summary.json").touch()
+    assert holds_run(tmp_path)
+
+
+def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(tmp_path: Path) -> None:
+    default = tmp_path / "demo"
+    with pytest.raises(ConfigError, match="holds no run to go on with; leave --resume out"):
+        choose_folder(default, [], resume=True)
+    (default / "logs").mkdir(parents=True)  # what a failed start left is used again
+    assert choose_folder(default, ["h=3"], resume=False) == default
+    make_run(default)
+    make_run(tmp_path / "demo-2")
+    (tmp_path / "demo-3").mkdir()
+    assert choose_folder(default, [], resume=False) == tmp_path / "demo-3"
+    assert choose_folder(default, [], resume=True) == tmp_path / "demo-2"
+    named = ["out=x", "outer.generator.lr=3", "out=here"]
+    assert choose_folder(default, named, resume=False) == Path("here")
+
+
+def test_a_demo_goes_to_a_folder_of_its_own_or_on_with_the_latest(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    calls: list[Any] = []
+    monkeypatch.setattr(commands, "run_here", lambda *words, resume: calls.append((*words, resume)))
+    commands.demo(["sites=2"])
+    run = make_run(Path("runs/demo"))
+    (run / "config.yaml").touch()
+    commands.demo()
+    commands.demo(resume=True)
+    assert calls == [
+        (None, ["sites=2", "out=runs/demo"], False),
+        (None, ["out=runs/demo-2"], False),
+        (Path("runs/demo/config.yaml"), ["out=runs/demo"], True),
+    ]
+
+
+def test_a_new_run_gets_an_absolute_folder_and_nothing_left_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = load_config(None, ["out=here", "sites=2"], resume=False)
+    assert config.out == str(tmp_path / "here")
+    assert config.inner and config.outer and config.steps and config.h
+    assert not (tmp_path / "here").exists()
+    with pytest.raises(ConfigError, match="holds no checkpoint yet; leave --resume out"):
+        load_config(None, [f"out={tmp_path}"], resume=True)
+
+
+def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path: Path) -> None:
+    config = load_config(None, [f"out={tmp_path / 'old'}"], resume=False)
+    finish(config, threading.Event())
+    (tmp_path / "old").rename(tmp_path / "new")
+    resumed = load_config(tmp_path / "new" / "config.yaml", [], resume=True)
+    assert resumed.out == str(tmp_path / "new")
+    resumed.out = config.out
+    assert resumed == config
+
+
+def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    finish(load_config(None, [f"out={out}", "sites=2"], resume=False), threading.Event())
+    for words, code, says in (
+        (("run", str(out / "config.yaml"), "--resume"), 0, "Fréchet distance"),
+        (("run", str(out / "config.yaml")), 2, "holds a run already"),
+        (("report", str(out)), 0, f"{out / 'report.html'}\n"),
+    ):
+        (out / "report.html").unlink(missing_ok=True)
+        with pytest.raises(SystemExit) as caught:
+            main(words)
+        shown = capsys.readouterr()
+        assert caught.value.code == code and says in shown.out + shown.err
+    assert (out / "report.html").exists()

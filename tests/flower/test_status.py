@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, RunStopped
+from fedwan.flower.status import Signalled, Start, Status
+
+
+def status_of(pid: int) -> Status:
+    return Status.of("run-1", pid)
+
+
+def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "status.json"
+    begun = Status.of("run-1")
+    begun.write(path)
+    assert Status.read(path) == begun
+    assert begun.pid == os.getpid()
+    assert not begun.is_gone and not begun.is_killed
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\x00"])
+def test_a_broken_status_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "status.json").write_text(text)
+    assert Status.read(tmp_path / "status.json") is None
+
+
+def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    status = status_of(child.pid)
+    assert not status.is_killed
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert status.is_killed
+    assert not replace(status, outcome="failed").is_killed
+    child.communicate()
+    assert status.is_killed
+
+
+def test_another_process_under_the_same_id_is_not_taken_for_it() -> None:
+    status = status_of(os.getpid())
+    assert replace(status, started_s=status.started_s - 10).is_killed
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (None, "done"),
+        (JoinRefused("weights differ"), "refused"),
+        (RunStopped("enough"), "stopped"),
+        (Signalled("ended by SIGTERM"), "failed"),
+        (LinkLost("gone"), "failed"),
+        (ValueError("a bug"), "failed"),
+    ],
+)
+def test_an_end_has_its_outcome(error: BaseException | None, outcome: str) -> None:
+    assert status_of(os.getpid()).ended(error).outcome == outcome
+
+
+@pytest.mark.parametrize("error", [JoinRefused("weights\ndiffer"), LinkLost("gone")])
+def test_our_errors_come_back_as_they_were_in_one_line(error: FedwanError) -> None:
+    back = status_of(os.getpid()).ended(error).exception(Path("log"))
+    assert type(back) is type(error)
+    assert str(back) == " ".join(str(error).split())
+
+
+def test_a_signal_comes_back_as_a_stop() -> None:
+    back = status_of(os.getpid()).ended(Signalled("ended by SIGTERM")).exception(Path("log"))
+    assert type(back) is RunStopped
+
+
+def test_a_bug_comes_back_with_the_log_that_holds_its_traceback() -> None:
+    back = status_of(os.getpid()).ended(KeyError("x")).exception(Path("logs/a.log"))
+    assert type(back) is FedwanError
+    assert str(back) == "KeyError: 'x'; the traceback is in logs/a.log"
+
+
+def test_an_orphan_is_ended_and_a_stranger_is_not() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        right = status_of(child.pid)
+        replace(right, started_s=right.started_s + 10).end_orphan()
+        assert child.poll() is None
+        right.end_orphan()
+        assert child.wait() == -signal.SIGKILL
+
+
+def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = status_of(os.getpid())
+    boot, create = psutil.boot_time, psutil.Process.create_time
+    monkeypatch.setattr(psutil, "boot_time", lambda: boot() + 86400.0)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: create(self) + 86400.0)
+    assert not status.is_gone
+
+
+def test_a_resumed_run_keeps_its_id_and_a_new_one_does_not(tmp_path: Path) -> None:
+    first = Start.begin(tmp_path, Path("pki/coordinator"), resume=False)
+    resumed = Start.begin(tmp_path, Path("pki/coordinator"), resume=True)
+    second = Start.begin(tmp_path, Path("pki/coordinator"), resume=False)
+    assert resumed.run_id == first.run_id
+    assert resumed.resume and not first.resume
+    assert second.run_id != first.run_id
+    assert Start.read(tmp_path) == second
+    assert Path(second.identity).is_absolute()
+
+
+@pytest.mark.parametrize("text", [None, "", "{}", "[1]"])
+def test_without_a_run_there_is_nothing_to_resume(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "flower").mkdir()
+        (tmp_path / "flower" / "start.json").write_text(text)
+    with pytest.raises(CheckpointError, match="holds no run to go on with"):
+        Start.begin(tmp_path, Path("identity"), resume=True)
