@@ -41,7 +41,7 @@ def test_a_run_that_ends_well_shows_its_summary(
 
 @pytest.mark.parametrize(
     ("error", "raised"),
-    [(ConfigError("link.port = 80 is in use"), ConfigError), (IndexError("off by one"), Crashed)],
+    [(ConfigError("link.listen = 80 is in use"), ConfigError), (IndexError("off by one"), Crashed)],
 )
 def test_what_the_services_raise_is_raised_and_a_bug_leaves_its_traceback(
     tmp_path: Path, error: Exception, raised: type[Exception]

@@ -81,10 +81,10 @@ def test_a_port_in_use_names_who_where_and_the_mend() -> None:
     with listen("127.0.0.1", 0, "a test", "port") as held:
         port = held.getsockname()[1]
         with pytest.raises(ConfigError) as error:
-            listen("127.0.0.1", port, "the front door", "link.door_port")
+            listen("127.0.0.1", port, "the front door", "link.door")
     assert str(error.value) == (
         f"the front door cannot listen on 127.0.0.1:{port}: the port is in use; "
-        "stop what holds it or set another link.door_port"
+        "stop what holds it or set another link.door"
     )
 
 
