@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,27 +44,15 @@ _LABELS = ("label", "labels", "cls", "json")
 _SPLIT = "train"
 
 
-class _Columns(NamedTuple):
-    """Which columns of a table are what; an empty name where there is none."""
-
-    image: str
-    label: str
-    """Empty where samples have no classes, or lie in their classes' folders."""
-    names: tuple[str, ...]
-    """Of the table's own classes, where it has any: its labels are numbers of these."""
-    caption: str
-
-
 @dataclass(frozen=True, eq=False)
 class Files:
     """A data set of files that has been listed; workers that read ahead get a copy."""
 
     folder: Path
     rows: Any
-    """A `datasets.Dataset` with its images undecoded."""
+    """A `datasets.Dataset` of `image`, undecoded, and where there are any `label` and `caption`."""
     keys: tuple[str, ...]
     """A name for each row, the same wherever the same data lie."""
-    columns: _Columns
     classes: tuple[str, ...]
     transform: Transform
     are_files: bool
@@ -85,8 +73,8 @@ class Files:
         """(N,), int64."""
         if not self.classes:
             return torch.zeros(len(self.keys), dtype=torch.int64)
-        if self.columns.label:
-            given = [_plain(value) for value in self.rows[self.columns.label]]
+        if "label" in self.rows.column_names:
+            given = [_plain(value) for value in self.rows["label"]]
         else:
             given = [key.partition(os.sep)[0] if os.sep in key else None for key in self.keys]
         numbers: dict[Any, int] = {}
@@ -97,11 +85,14 @@ class Files:
 
     def _class_number(self, row: int, value: Any) -> int:
         is_numbered = self.classes == tuple(map(str, range(len(self.classes))))
-        known = () if is_numbered else self.columns.names
+        # The table's own classes, where it has any: its labels are numbers of these.
+        feature = None if is_numbered else self.rows.features.get("label")
+        known = getattr(feature, "names", ())
         if isinstance(value, int) and 0 <= value < len(known):
             value = known[value]
         if value is None:
-            what = "has no label" if self.columns.label else "lies in no folder of a class"
+            has_labels = "label" in self.rows.features
+            what = "has no label" if has_labels else "lies in no folder of a class"
             raise ConfigError(
                 f"data.path: {self.name(row)} {what}, which data.classes asks for; mend that, or "
                 "leave data.classes out"
@@ -126,7 +117,7 @@ class Files:
         """A `Batch` of x and y, or with captions a dict; a `ConfigError` names a bad one."""
         found = self.rows[row]
         try:
-            x = self.transform.apply(_bytes(found[self.columns.image]))
+            x = self.transform.apply(_bytes(found["image"]))
         except OSError as error:
             reason = error.strerror or error
             text = f"cannot be read ({reason}); see that it is there, or remove it"
@@ -134,9 +125,9 @@ class Files:
             text = str(error)
         else:
             y = self.labels[row]
-            if not self.columns.caption:
+            if "caption" not in found:
                 return Batch(x, y)
-            return {"x": x, "y": y, "caption": str(found[self.columns.caption] or "")}
+            return {"x": x, "y": y, "caption": str(found["caption"] or "")}
         raise ConfigError(f"data.path: {self.name(row)} {text}")
 
     def samples(self, rows: Iterable[int]) -> Iterator[Any]:
@@ -156,7 +147,7 @@ class Files:
 
     def mode(self, row: int) -> str:
         """How a picture's pixels are stored, as Pillow says it."""
-        with opened(_bytes(self.rows[row][self.columns.image])) as image:
+        with opened(_bytes(self.rows[row]["image"])) as image:
             return image.mode
 
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
@@ -223,21 +214,20 @@ def _open(name: str, path: str, classes: str, transform: Transform, captions: bo
         raise ConfigError(
             f"data.path = {path!r} holds {len(rows)} samples; put {_LEAST} or more there"
         )
-    named = parse_classes(classes)
-    are_files = name in ("folder", *PAIRS)
+    named, are_files = parse_classes(classes), name in ("folder", *PAIRS)
     columns = _find_columns(datasets, folder, rows.features, bool(named), are_files, captions)
-    rows = rows.cast_column(columns.image, datasets.Image(decode=False)).with_format(None)
+    keys = [str(number) for number in range(len(rows))]
+    if name == "webdataset":
+        tars = (os.path.relpath(tar, folder) for tar in rows["__url__"])
+        keys = [f"{tar}:{key}" for tar, key in zip(tars, rows["__key__"], strict=True)]
+    rows = rows.select_columns(list(columns)).rename_columns(columns)
+    rows = rows.cast_column("image", datasets.Image(decode=False)).with_format(None)
     if are_files:
-        keys = [os.path.relpath(image["path"], folder) for image in rows[columns.image]]
+        keys = [os.path.relpath(image["path"], folder) for image in rows["image"]]
         # By parts: a character that sorts before a slash must not part a folder's files.
         order = sorted(range(len(keys)), key=lambda row: keys[row].split(os.sep))
         rows, keys = rows.select(order), [keys[row] for row in order]
-    elif name == "webdataset":
-        tars = (os.path.relpath(tar, folder) for tar in rows["__url__"])
-        keys = [f"{tar}:{key}" for tar, key in zip(tars, rows["__key__"], strict=True)]
-    else:
-        keys = [str(number) for number in range(len(rows))]
-    return Files(folder, rows, tuple(keys), columns, named, transform, are_files)
+    return Files(folder, rows, tuple(keys), named, transform, are_files)
 
 
 def _load(datasets: Any, name: str, folder: Path) -> Any:
@@ -271,8 +261,8 @@ def _load(datasets: Any, name: str, folder: Path) -> Any:
 
 def _find_columns(
     datasets: Any, folder: Path, features: Any, has_classes: bool, are_files: bool, captions: bool
-) -> _Columns:
-    """Which columns hold images, and labels and captions where they are wanted."""
+) -> dict[str, str]:
+    """Which columns hold `image`, and `label` and `caption` where they are wanted."""
 
     def only(what: str, found: list[str]) -> str:
         if len(found) == 1:
@@ -287,13 +277,13 @@ def _find_columns(
         found = [name for name, feature in features.items() if isinstance(feature, kind)]
         return found or [name for name in names if name in features][:1]
 
-    image = only("images", of_kind(datasets.Image, "image", "jpg", "png"))
-    label, labels = "", of_kind(datasets.ClassLabel, *_LABELS)
+    columns = {only("images", of_kind(datasets.Image, "image", "jpg", "png")): "image"}
+    labels = of_kind(datasets.ClassLabel, *_LABELS)
     if has_classes and (labels or not are_files):
-        label = only("labels", labels)
-    names = tuple(getattr(features[label], "names", ())) if label else ()
-    caption = only("captions", of_kind((), *_CAPTIONS)) if captions else ""
-    return _Columns(image, label, names, caption)
+        columns[only("labels", labels)] = "label"
+    if captions:
+        columns[only("captions", of_kind((), *_CAPTIONS))] = "caption"
+    return columns
 
 
 def _bytes(image: Any) -> bytes:

@@ -6,7 +6,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 
 from fedwan.config import Config, DataConfig
 from fedwan.data import toys
@@ -22,10 +22,6 @@ SITE = "{site}"
 _FORMS = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 
 
-def _of_files() -> tuple[Batch, Batch]:
-    raise AssertionError("files are opened by fedwan.data.files")
-
-
 @dataclass(frozen=True)
 class Source:
     """A data set: one that comes with fedwan and is held in memory, or one of files."""
@@ -36,9 +32,6 @@ class Source:
     """Of one sample, without the batch."""
     num_classes: int
     """Labels are 0 … num_classes - 1."""
-    load: Callable[[], tuple[Batch, Batch]] = _of_files
-    """Reads (training, held-out) data of a set in memory; once per process, so never write into
-    what it returns."""
     mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
     stack_of: str = ""
@@ -50,6 +43,10 @@ class Source:
     def public(self) -> bool:
         """Whether samples may be shown, in pictures that leave the site."""
         return self.name not in FILE_NAMES
+
+    def load(self) -> tuple[Batch, Batch]:
+        """(Training, held-out) data of a set in memory, the same objects whoever asks."""
+        return _load(self.name)
 
 
 @cache
@@ -64,13 +61,11 @@ def _load(name: str) -> tuple[Batch, Batch]:
 
 
 _SOURCES = {
-    "digits": Source("digits", (1, 8, 8), 10, partial(_load, "digits")),
-    "ring8": Source("ring8", (2,), 8, partial(_load, "ring8"), toys.ring8),
-    "grid25": Source("grid25", (2,), 25, partial(_load, "grid25"), toys.grid25),
-    "stacked_digits": Source(
-        *("stacked_digits", (3, 8, 8), 1000, partial(_load, "stacked_digits")), stack_of="digits"
-    ),
-    "photo_edges": Source("photo_edges", (4, 32, 32), 5, partial(_load, "photo_edges"), inputs=1),
+    "digits": Source("digits", (1, 8, 8), 10),
+    "ring8": Source("ring8", (2,), 8, toys.ring8),
+    "grid25": Source("grid25", (2,), 25, toys.grid25),
+    "stacked_digits": Source("stacked_digits", (3, 8, 8), 1000, stack_of="digits"),
+    "photo_edges": Source("photo_edges", (4, 32, 32), 5, inputs=1),
 }
 
 

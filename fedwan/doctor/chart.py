@@ -103,6 +103,10 @@ class Chart:
         others = [median for median in medians if median is not None]
         return statistics.median(others) if len(others) >= FEWEST_OTHERS else None
 
+    def both(self, site: str, name: str, rounds: int) -> tuple[float | None, float | None]:
+        """`steady` and `typical`."""
+        return self.steady(site, name, rounds), self.typical(site, name, rounds)
+
     def _median(self, site: str, name: str, rounds: int) -> float | None:
         key = (site, name, rounds)
         if key not in self._medians:

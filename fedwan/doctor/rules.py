@@ -26,11 +26,10 @@ _LEAST_BACKWARD = 0.25
 
 def small_shard(chart: Chart, site: str) -> Told:
     """Fewer distinct samples than 32, or than a twentieth of the others', or copies."""
-    samples = chart.steady(site, "shard/samples", _ROUNDS)
+    samples, typical = chart.both(site, "shard/samples", _ROUNDS)
     distinct = chart.steady(site, "shard/distinct", _ROUNDS)
     if samples is None or distinct is None:
         return
-    typical = chart.typical(site, "shard/samples", _ROUNDS)
     num = samples * distinct
     if num < 32 or distinct < LEAST_DISTINCT or (typical is not None and num < 0.05 * typical):
         beside = "" if typical is None else f", the other sites have {typical:.0f}"
@@ -47,10 +46,9 @@ def noise(chart: Chart, site: str) -> Told:
 
     Real ones have a correlation of 0.5 to 0.99. Alone, only what is close to 0 is noise.
     """
-    smooth = chart.steady(site, "x/smooth", _ROUNDS)
+    smooth, typical = chart.both(site, "x/smooth", _ROUNDS)
     if smooth is None:
         return
-    typical = chart.typical(site, "x/smooth", _ROUNDS)
     if abs(smooth) < (0.05 if typical is None else min(0.25, 0.4 * typical)):
         beside = "" if typical is None else f", of the other sites {typical:.2f}"
         yield (
@@ -67,8 +65,8 @@ def pixel_range(chart: Chart, site: str) -> Told:
     Points are compared by their largest magnitude alone, within a factor of two: shards may lie on
     different sides of zero.
     """
-    low, high = (chart.steady(site, name, _ROUNDS) for name in ("x/low", "x/high"))
-    their_low, their_high = (chart.typical(site, name, _ROUNDS) for name in ("x/low", "x/high"))
+    low, their_low = chart.both(site, "x/low", _ROUNDS)
+    high, their_high = chart.both(site, "x/high", _ROUNDS)
     if low is None or high is None or their_low is None or their_high is None:
         return
     peak, their_peak = max(-low, high) or 1.0, max(-their_low, their_high) or 1.0
@@ -88,8 +86,7 @@ def pixel_range(chart: Chart, site: str) -> Told:
 def learning_rate(chart: Chart, site: str) -> Told:
     """A learning rate that is not the others', whose pace may put them elsewhere in a warm-up."""
     for network in chart.names(site, "lr"):
-        rate = chart.steady(site, f"lr/{network}", _ROUNDS)
-        typical = chart.typical(site, f"lr/{network}", _ROUNDS)
+        rate, typical = chart.both(site, f"lr/{network}", _ROUNDS)
         if rate is None or typical is None or rate <= 0 or not 0 < typical < math.inf:
             continue
         ratio = rate / typical
@@ -112,7 +109,7 @@ def stale(chart: Chart, site: str) -> Told:
     most.
     """
     names = [f"backward/{network}" for network in chart.names(site, "backward")]
-    pairs = [(chart.steady(site, n, _ROUNDS), chart.typical(site, n, _ROUNDS)) for n in names]
+    pairs = [chart.both(site, name, _ROUNDS) for name in names]
     known = [(mine, typical) for mine, typical in pairs if mine is not None and typical is not None]
     if known and len(known) == len(pairs):
         if all(mine >= max(_LEAST_BACKWARD, typical + 0.25) for mine, typical in known):
@@ -125,7 +122,7 @@ def stale(chart: Chart, site: str) -> Told:
                 "takes the present weights",
             )
             return
-    late, theirs = (f(site, "staleness", _ROUNDS) for f in (chart.steady, chart.typical))
+    late, theirs = chart.both(site, "staleness", _ROUNDS)
     if late is not None and theirs is not None and late >= theirs + 2:
         yield (
             None,
@@ -215,8 +212,7 @@ def collapse(chart: Chart, site: str) -> Told:
     # Of samples from noise, and of images made of others.
     for what, network in [(w, n) for w in ("spread", "variety") for n in chart.names(site, w)]:
         name = f"{what}/{network}"
-        spread = chart.steady(site, name, _COLLAPSE_ROUNDS)
-        typical = chart.typical(site, name, _COLLAPSE_ROUNDS)
+        spread, typical = chart.both(site, name, _COLLAPSE_ROUNDS)
         if spread is None or typical is None or _looks_back(chart, site, network):
             continue
         if (chart.typical(site, name, 1) or 0.0) < _LITTLE_SPREAD:

@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 from torch import Tensor, nn
 
-__all__ = ["DenseCut", "DenseParallel", "LeakyTanh", "clamp_images", "mlp"]
+__all__ = ["DenseCut", "LeakyTanh", "clamp_images", "mlp"]
 
 DenseCut = Literal["columns", "rows", "gathered"]
-"""Of one layer: see `DenseParallel`."""
+"""How a network's `dense_cuts` share a dense layer out among a site's processes, by path: `columns`
+leaves a process its part of the outputs, `rows` takes such parts for its inputs; after `gathered`,
+cut by outputs too, all processes have all of them. Layers without one are whole everywhere."""
 _LEAK = 0.01
-
-
-@runtime_checkable
-class DenseParallel(Protocol):
-    """A network that the processes of a site may compute together (`fedwan.workloads.sharding`)."""
-
-    @property
-    def dense_cuts(self) -> Mapping[str, DenseCut]:
-        """How dense layers are cut, by path, `*` for any child; other layers are whole everywhere.
-
-        `columns` leaves a process its part of the layer's outputs, `rows` takes such parts for its
-        inputs; after `gathered`, cut by outputs too, all processes have all of them.
-        """
-        ...
 
 
 class LeakyTanh(nn.Module):

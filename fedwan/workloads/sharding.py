@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.errors import FedwanError
-from fedwan.models.layers import DenseCut, DenseParallel
+from fedwan.models.layers import DenseCut
 from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
 
@@ -131,14 +131,15 @@ def _parallelize(name: str, network: nn.Module, mesh: Any) -> None:
         "rows": RowwiseParallel,
         "gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
     }
-    if not isinstance(network, DenseParallel):
+    cuts: Mapping[str, DenseCut] = getattr(network, "dense_cuts", {})
+    if not cuts:
         raise FedwanError(
             f"network {name!r} does not say how its dense layers are cut; give it `dense_cuts`, or "
             "set site.partition=weights"
         )
-    for path, kind in network.dense_cuts.items():
+    for path, kind in cuts.items():
         _check_layers(name, network, path, kind, mesh.size())
-    parallelize_module(network, mesh, {p: styles[kind]() for p, kind in network.dense_cuts.items()})
+    parallelize_module(network, mesh, {p: styles[kind]() for p, kind in cuts.items()})
 
 
 def _check_layers(name: str, network: nn.Module, path: str, kind: DenseCut, size: int) -> None:
