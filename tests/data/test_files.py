@@ -171,14 +171,6 @@ def test_captions_are_a_list_of_text_beside_their_pictures(
     assert next(stream_of(open_one(asked))).x.shape == (7, 3, 40, 40)
 
 
-def test_captions_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    folder(tmp_path)
-    refused(
-        "holds no column of captions where one is wanted, among image; name one 'caption'",
-        lambda: open_shard(config(tmp_path), 0, 1, 0, captions=True),
-    )
-
-
 def test_pairs_are_read_in_both_directions_and_cut_before_they_are_resized(tmp_path: Path) -> None:
     pixels = np.zeros((20, 64, 3), np.uint8)
     pixels[:, 32:] = 255

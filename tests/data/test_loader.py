@@ -90,15 +90,6 @@ def test_the_order_is_that_of_permutations_drawn_from_the_given_generator() -> N
     assert torch.equal(take(numbers(10, 4), 5).flatten(), epochs)
 
 
-def test_the_state_is_made_of_tensors_and_does_not_follow_the_loader() -> None:
-    source = numbers(10, 4)
-    take(source, 1)
-    state = source.state_dict()
-    before = {name: value.clone() for name, value in state.items()}
-    take(source, 5)
-    assert all(torch.equal(state[name], before[name]) for name in state)
-
-
 def test_the_state_of_another_shard_is_refused() -> None:
     source = numbers(10, 4)
     take(source, 1)

@@ -58,15 +58,6 @@ def test_what_the_gate_refused_and_weights_that_differ_are_told_once_a_site() ->
     assert found[0].mend == "lower it" and "not finite" in found[0].why
 
 
-def test_records_of_earlier_versions_have_nothing_to_find() -> None:
-    plain = [
-        replace(healthy(v, s), figures={}, cosines={}, agreement={}, backward={})
-        for v in range(1, 9)
-        for s in SITES
-    ]
-    assert list(diagnose(plain)) == []
-
-
 def rows(version: int) -> list[dict[str, object]]:
     bend = at("s2", figures(x_low=0.0, x_high=255.0))
     found = [asdict(bend(healthy(version, site))) for site in SITES]

@@ -43,19 +43,6 @@ def test_it_agrees_with_the_matrix_root_for_covariances_that_do_not_commute() ->
     assert frechet_distance(a, b) == pytest.approx(float(expected), rel=1e-9)
 
 
-def test_it_is_symmetric_and_zero_for_the_same_sample() -> None:
-    generator = torch.Generator().manual_seed(0)
-    a, b = torch.randn(2, 100, 5, generator=generator)
-    assert frechet_between(a, b) == pytest.approx(frechet_between(b, a), rel=1e-12)
-    assert frechet_between(a, a) == pytest.approx(0, abs=1e-9)
-
-
-def test_a_singular_covariance_does_no_harm() -> None:
-    flat = torch.zeros(100, 4)
-    flat[:, 0] = torch.linspace(-1, 1, 100)
-    assert frechet_between(flat, flat + 1) == pytest.approx(4, rel=1e-9)
-
-
 def test_values_that_are_not_finite_are_refused() -> None:
     x = torch.full((4, 2), float("nan"))
     with pytest.raises(FedwanError, match="not finite"):
@@ -132,9 +119,3 @@ def test_of_one_distribution_the_kernel_distance_is_zero_on_average_and_often_ne
     found = [kernel_between(*normal(80, 4, seed).chunk(2)) for seed in range(400)]
     assert abs(fmean(found)) < 3 * stdev(found) / 400**0.5
     assert sum(value < 0 for value in found) > 100
-
-
-def test_the_kernel_distance_has_the_known_value_for_two_points() -> None:
-    zeros, ones = torch.zeros(2, 3), torch.ones(5, 3)
-    # k(0, 0) = k(0, 1) = 1 and k(1, 1) = (3 / 3 + 1)^3 = 8
-    assert kernel_between(zeros, ones) == pytest.approx(1 + 8 - 2)

@@ -17,7 +17,6 @@ from fedwan.metrics.features import (
     NUM_FEATURES,
     Classifier,
     load_classifier,
-    one_thread,
     see_images,
 )
 from fedwan.state import hash_state, read_tensors, write_tensors
@@ -132,15 +131,3 @@ def test_random_features_are_always_the_same_and_leave_the_global_generator_alon
     assert torch.equal(see_images(images), seen)
     assert torch.equal(torch.random.get_rng_state(), before)
     torch.testing.assert_close(seen[65:66], see_images(images[65:66]))
-
-
-def test_the_number_of_threads_comes_back_even_after_an_error() -> None:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        with pytest.raises(ZeroDivisionError), one_thread():
-            assert torch.get_num_threads() == 1
-            raise ZeroDivisionError
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)

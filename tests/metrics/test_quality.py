@@ -69,14 +69,6 @@ def test_blurred_digits_and_missing_digits_stand_far_from_it() -> None:
         assert quality["coverage"] < quality["coverage_floor"] - 0.05
 
 
-def test_a_generator_of_half_the_digits_covers_half() -> None:
-    held_out, _ = real_samples("digits", seed=1)
-    train, _ = find_source("digits").load()
-    low = train.x[train.y < 5]
-    quality = measure_quality("digits", held_out, low.repeat(2, 1, 1, 1)[:1200])
-    assert quality["coverage"] == pytest.approx(0.5 * quality["coverage_floor"], abs=0.08)
-
-
 def test_the_histogram_counts_classes() -> None:
     held_out, _ = real_samples("digits", seed=1)
     train, _ = find_source("digits").load()
@@ -104,12 +96,6 @@ def test_stacked_digits_are_judged_by_a_thousand_modes() -> None:
     assert (quality["mode_kl"], quality["mode_kl_floor"]) == (expected, expected)
     assert min(quality["good"], quality["good_floor"]) > 0.75
     assert "histogram" not in quality
-
-
-def test_measuring_leaves_the_global_generator_alone() -> None:
-    before = torch.random.get_rng_state()
-    measure_quality("ring8", *real_samples("ring8", seed=1))
-    assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("name", ["digits", "ring8", "pairs"])
@@ -173,9 +159,3 @@ def test_blurred_grey_and_constant_images_stand_far_from_it(targets: Tensor) -> 
         quality = measure_translation(targets, bad)
         assert quality["fd"] > 2 * quality["fd_floor"]
         assert quality["l1"] > 0.01
-
-
-def test_targets_in_another_order_are_as_good_but_far_off(targets: Tensor) -> None:
-    quality = measure_translation(targets, targets.flip(0))
-    assert quality["fd"] < 2 * quality["fd_floor"]
-    assert quality["l1"] > 0.2

@@ -18,11 +18,6 @@ def test_each_block_has_a_head_and_each_token_a_logit() -> None:
         heads([torch.randn(5, 6)] * 2)
 
 
-def test_the_scale_of_a_feature_does_not_matter() -> None:
-    heads, features = FeatureHeads(6, 1, 4), torch.randn(5, 6)
-    torch.testing.assert_close(heads([features]), heads([100 * features]), rtol=1e-3, atol=1e-4)
-
-
 def followed(half_life: float) -> Followed:
     with seeded_init(0):
         return Followed(nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), half_life)
@@ -82,12 +77,6 @@ def test_the_target_has_no_gradient_and_leaves_the_parameters_alone() -> None:
     assert not network.target(torch.randn(2, 3)).requires_grad
     for param, value in zip(network.parameters(), before, strict=True):
         assert torch.equal(param, value) and param.requires_grad
-
-
-def test_the_lag_is_in_no_state_dict() -> None:
-    assert sorted(followed(1.0).state_dict()) == [
-        f"network.{layer}.{kind}" for layer in (0, 2) for kind in ("bias", "weight")
-    ]
 
 
 def test_a_step_that_fails_leaves_no_half_made_lag() -> None:

@@ -11,7 +11,6 @@ from fedwan.models.velocity import (
     VelocityNetwork,
     VelocitySizes,
     build_velocity,
-    embed_level,
     embed_positions,
 )
 from fedwan.state import state_of
@@ -46,14 +45,6 @@ def test_sampling_in_twenty_steps_ends_at_the_predicted_data() -> None:
     torch.testing.assert_close(samples, place.expand(5, 2), atol=1e-5, rtol=0)
 
 
-def test_levels_are_told_apart_and_bounded() -> None:
-    embedded = embed_level(torch.linspace(0, 1, 101))
-    assert embedded.shape == (101, 64)
-    assert float(embedded.abs().max()) <= 1
-    distances = torch.cdist(embedded, embedded) + 10 * torch.eye(101)
-    assert float(distances.min()) > 0.1
-
-
 def build(shape: tuple[int, ...] = (1, 8, 8), patch: int = 2, depth: int = 2) -> nn.Module:
     torch.manual_seed(0)
     return DiffusionTransformer(shape, CLASSES, VelocitySizes("dit", 16, depth, patch, 2))
@@ -83,19 +74,6 @@ def test_before_training_every_block_is_the_identity() -> None:
     assert not torch.allclose(network.blocks[0](tokens, condition), tokens)
 
 
-def test_no_weight_is_cut_off_by_its_zeros_for_long() -> None:
-    network = build()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    optimizer = torch.optim.Adam(network.parameters(), lr=1e-3)
-    x, sigma, labels = inputs(num=11)
-    for _ in range(5):
-        optimizer.zero_grad()
-        (network(x, sigma, labels) - 1).square().mean().backward()
-        optimizer.step()
-    for name, value in network.state_dict().items():
-        assert not torch.equal(value, before[name]), name
-
-
 def test_level_class_and_every_pixel_count() -> None:
     network = stir(build())
     x, sigma, labels = inputs()
@@ -106,13 +84,6 @@ def test_level_class_and_every_pixel_count() -> None:
     x = x[:1].requires_grad_()
     network(x, sigma[:1], labels[:1])[0, 0, 0, 0].backward()
     assert x.grad is not None and bool((x.grad != 0).all())
-
-
-def test_samples_of_a_batch_do_not_see_each_other() -> None:
-    network = stir(build())
-    x, sigma, labels = inputs()
-    alone = [network(x[i : i + 1], sigma[i : i + 1], labels[i : i + 1]) for i in range(5)]
-    torch.testing.assert_close(torch.cat(alone), network(x, sigma, labels))
 
 
 def test_a_patch_stays_in_its_place() -> None:
