@@ -25,7 +25,7 @@ from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.link.client import GrpcLink
-from fedwan.link.methods import Stub
+from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
@@ -197,7 +197,7 @@ def stub_of(port: int, folder: Path) -> Iterator[Stub]:
     credentials = Identity.load(folder).grpc_channel_credentials()
     channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials)
     try:
-        yield Stub(channel)
+        yield Stub(channel, ByteCounter())
     finally:
         channel.close()
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.channels import threads_per_site
 from fedwan.link.client import GrpcLink
-from fedwan.link.measured_payload import MAX_BYTES, Noise
-from fedwan.link.server import DataPlane
+from fedwan.link.rpc import threads_per_site
+from fedwan.link.server import MAX_NOISE_BYTES, DataPlane, Noise
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 
@@ -42,7 +41,7 @@ def transfer(folder: Path, congestion: str, address: str, channels: int) -> None
     link = GrpcLink(address, identity, channels=channels, congestion=congestion, compression="none")
     for line in sys.stdin:
         order = json.loads(line)
-        num_bytes = min(order["num_bytes"], MAX_BYTES)
+        num_bytes = min(order["num_bytes"], MAX_NOISE_BYTES)
         began = time.monotonic()
         if order["way"] == "up":
             link.upload(wire.UploadHeader(kind=wire.UploadHeader.MEASUREMENT), Noise(num_bytes))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedwan.link.measure import Measurement
+from fedwan.link.measure import Measurement, Way
 from fedwan.link.shaped import MSS_BYTES, goodput_mbit
 from fedwan.link.tcp import TcpSettings
 
@@ -79,10 +79,15 @@ def flow_mbit(congestion: str, rtt_ms: float, loss: float) -> float:
     return max(reno, packets * MSS_BYTES * 8 / 1e6 / (rtt_ms / 1e3))
 
 
+def _goes_by_loss(way: Way) -> bool:
+    return bool(way.congestion) and not way.congestion.startswith("bbr")
+
+
 def _bbr_up(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
     """Where loss holds the site's uploads back."""
     way, loss = found.up, found.up.again or 0.0
-    if not way.congestion or way.congestion.startswith("bbr") or loss < LEAST_LOSS:
+    command = _allow_bbr(found.machine)
+    if not _goes_by_loss(way) or loss < LEAST_LOSS or not command:
         return
     bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, loss)
     is_full = found.loaded_ms > QUEUED * found.rtt_ms
@@ -90,30 +95,26 @@ def _bbr_up(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
     if gain < LEAST_GAIN if rate_mbit else is_full or way.mbit > HELD * bound:
         return
     hope = f"expect up to {gain:.1f} times that" if rate_mbit else "expect more than that"
-    if command := _allow_bbr(found.machine):
-        yield Advice(
-            *("site", command, gain, "up"),
-            f"{loss:.2%} of the upload is sent again, and {way.congestion} takes that for a full "
-            f"link: {_mbit(way.mbit)}, where theory gives {_mbit(bound)}; {hope}",
-        )
+    why = (
+        f"{loss:.2%} of the upload is sent again, and {way.congestion} takes that for a full link: "
+        f"{_mbit(way.mbit)}, where theory gives {_mbit(bound)}; {hope}"
+    )
+    yield Advice("site", command, gain, "up", why)
 
 
 def _bbr_down(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
     """Where the coordinator, whose losses are not seen here, sends more slowly than it might."""
-    way = found.down
-    reach = rate_mbit or found.up.mbit
+    way, reach = found.down, rate_mbit or found.up.mbit
     gain = reach / way.mbit
-    if not way.congestion or way.congestion.startswith("bbr") or gain < LEAST_GAIN:
+    if not _goes_by_loss(way) or gain < LEAST_GAIN:
         return
-    why = "the path should carry" if rate_mbit else "the upload gets"
-    yield Advice(
-        "coordinator",
-        f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'",
-        gain,
-        "down",
-        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where {why} "
-        f"{_mbit(reach)}; expect up to {gain:.1f} times that under bbr",
+    source = "the path should carry" if rate_mbit else "the upload gets"
+    command = f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'"
+    why = (
+        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where {source} "
+        f"{_mbit(reach)}; expect up to {gain:.1f} times that under bbr"
     )
+    yield Advice("coordinator", command, gain, "down", why)
 
 
 def _allow_bbr(machine: TcpSettings) -> str:
@@ -135,22 +136,18 @@ def _buffers(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
         if len(sizes) != 3 or not found.rtt_ms:
             continue
         limit = found.channels * sizes[2] * TCP_SHARE * 8 / 1e6 / (found.rtt_ms / 1e3)
-        size = sizes[2] * GROWTH
-        if rate_mbit:
-            size = round(sizes[2] * rate_mbit / limit)
+        size = round(sizes[2] * rate_mbit / limit) if rate_mbit else sizes[2] * GROWTH
         size = min(1 << (size - 1).bit_length(), LARGEST_BUFFER)
         gain = min(size / sizes[2], rate_mbit / way.mbit if rate_mbit else GROWTH)
         if not FILLED * limit <= way.mbit <= limit / FILLED or gain < LEAST_GAIN:
             continue
-        yield Advice(
-            "site",
-            f"sudo sysctl -w net.ipv4.{key}='{sizes[0]} {sizes[1]} {size}'",
-            gain,
-            name,
+        command = f"sudo sysctl -w net.ipv4.{key}='{sizes[0]} {sizes[1]} {size}'"
+        why = (
             f"socket buffers of {sizes[2] / 1e6:.1f} MB carry {_mbit(limit)} on {found.channels} "
             f"channels at {found.rtt_ms:.0f} ms, and the {name}load gets {_mbit(way.mbit)}; "
-            f"expect up to {gain:.1f} times that",
+            f"expect up to {gain:.1f} times that"
         )
+        yield Advice("site", command, gain, name, why)
 
 
 def _mbit(rate: float) -> str:

@@ -2,8 +2,7 @@
 
 Both speak in the messages of `wire.proto`, whatever lies between them: `LoopbackLink` calls the hub
 in the same process, `GrpcLink` and `DataPlane` put mutual TLS between them, `ShapedLink` slows any
-of them down. Payloads are `Source`s: random access to bytes, so that a transfer can resume
-anywhere.
+of them down. Payloads are `Source`s: random access, so that a transfer can resume anywhere.
 """
 
 from __future__ import annotations
@@ -87,11 +86,7 @@ class Reception(Protocol):
     """A payload on its way in; stripes may write to it at the same time."""
 
     def write(self, offset: int, data: Bytes) -> None:
-        """Store a chunk. Writing a chunk twice is harmless.
-
-        Raises:
-            PayloadError: the chunk does not lie where a chunk of this payload can.
-        """
+        """Store a chunk; a `PayloadError` if none of this payload lies there. May be repeated."""
         ...
 
 

@@ -4,10 +4,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any
 
 import grpc
 
@@ -15,42 +18,39 @@ from fedwan.codecs.payload import Source
 from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
-from fedwan.link.byte_counter import ByteCounter
-from fedwan.link.channels import ChannelPool, Direction, num_channels
-from fedwan.link.control import ControlStream
-from fedwan.link.download import download
-from fedwan.link.handshake import handshake_complaint
-from fedwan.link.methods import Stub
-from fedwan.link.packing import Packing
-from fedwan.link.retry import Patience
-from fedwan.link.server import MAX_MESSAGE_BYTES
+from fedwan.link.framing import Packing
+from fedwan.link.retry import Patience, handshake_complaint
+from fedwan.link.rpc import OPTIONS, ByteCounter, Stub, num_channels
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
-from fedwan.link.upload import upload
+from fedwan.link.transfers import Direction, download, upload
 
-__all__ = ["GrpcLink"]
+__all__ = ["GrpcLink", "dial"]
 
-T = TypeVar("T")
-
-LEAVE_PATIENCE_S = 5.0
-"""How long a site tries to say farewell."""
-
-CLIENT_OPTIONS = [
-    ("grpc.use_local_subchannel_pool", 1),  # each channel its own TCP connection
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 200),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-]
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 """Of payload in one message."""
 HEARTBEAT_S = 2.0
 """Seconds between heartbeats."""
+LEAVE_PATIENCE_S = 5.0
+"""How long a site tries to say farewell."""
+REDIAL_S = 0.5
+
+_FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED)
+"""The coordinator knows this session no more, or its certificate was revoked."""
+
+
+def dial(address: str, identity: Identity) -> grpc.Channel:
+    """A channel with a TCP connection of its own, which is made when it is first needed."""
+    options = [
+        *OPTIONS,
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 5_000),
+    ]
+    return grpc.secure_channel(address, identity.grpc_channel_credentials(), options=options)
 
 
 class GrpcLink:
@@ -90,29 +90,24 @@ class GrpcLink:
         self._chunk_bytes = chunk_bytes
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
-        self._credentials = identity.grpc_channel_credentials()
-        self._channel = self._dial()
-        self._stub = Stub(self._channel)
         self._counter = ByteCounter()
         tcp = Congestion(congestion)
         self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
         """For payloads."""
         tcp.pace_mbit = pace_mbit / self.num_channels
-        self._pool = ChannelPool(self._dial, self.num_channels)
+        self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
+        self._stub, *stubs = [Stub(channel, self._counter) for channel in self._channels]
 
         def direction(name: str) -> Direction:
             # Threads for two transfers: the next one begins before the last has arrived.
             threads = ThreadPoolExecutor(2 * self.num_channels, thread_name_prefix=name)
             on_connected = partial(tcp.apply_to_peer, address)
-            return Direction(self._pool, threads, Packing(compression), self._counter, on_connected)
+            return Direction(stubs, threads, Packing(compression), on_connected)
 
         # A download must not wait until an upload's stripes have left their threads.
         self._up, self._down = direction("stripe-up"), direction("stripe-down")
-        self._control: ControlStream | None = None
+        self._control: _ControlStream | None = None
         self._session = ""
-
-    def _dial(self) -> grpc.Channel:
-        return grpc.secure_channel(self._address, self._credentials, options=CLIENT_OPTIONS)
 
     @property
     def signals(self) -> Signals:
@@ -129,16 +124,14 @@ class GrpcLink:
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
         self._session = hello.session
-        welcome: wire.Welcome = self._retrying(
-            lambda: self._counter.received(self._stub.Join(self._counter.sent(hello)))
-        )
+        welcome: wire.Welcome = self._retrying(self._stub.Join, hello, self._patience_s)
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if welcome.is_waiting:
             return welcome
         if self._control is not None:
             self._control.close()
-        self._control = ControlStream(self._stub, hello.session, self._heartbeat_s, self._counter)
+        self._control = _ControlStream(self._stub, hello.session, self._heartbeat_s)
         return welcome
 
     def heartbeat(self, step: int) -> None:
@@ -149,43 +142,85 @@ class GrpcLink:
         header.session = self._session
         header.chunk_bytes = self._chunk_bytes
         header.num_bytes = payload.num_bytes
-        return upload(self._up, self._patience(), header, payload)
+        return upload(self._up, self._patience(self._patience_s), header, payload)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        return download(self._down, self._patience(), request)
+        return download(self._down, self._patience(self._patience_s), request)
 
     def report(self, report: wire.QualityReport) -> None:
-        self._retrying(
-            lambda: self._counter.received(self._stub.Report(self._counter.sent(report)))
-        )
+        self._retrying(self._stub.Report, report, self._patience_s)
 
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.
-        self._retrying(
-            lambda: self._counter.received(self._stub.Leave(self._counter.sent(farewell))),
-            min(self._patience_s, LEAVE_PATIENCE_S),
-        )
+        self._retrying(self._stub.Leave, farewell, min(self._patience_s, LEAVE_PATIENCE_S))
 
     def close(self) -> None:
         if self._control is not None:
             self._control.close()
         for direction in (self._up, self._down):
             direction.threads.shutdown(wait=False, cancel_futures=True)
-        self._pool.close()
-        self._channel.close()
+        for channel in self._channels:
+            channel.close()
 
-    def _retrying(self, call: Callable[[], T], patience_s: float | None = None) -> T:
+    def _retrying(self, call: Callable[[Any], Any], message: Any, patience_s: float) -> Any:
         patience = self._patience(patience_s)
         while True:
             try:
-                return call()
+                return call(message)
             except grpc.RpcError as error:
                 patience.failed(error)
 
-    def _patience(self, patience_s: float | None = None) -> Patience:
-        return Patience(
-            self._address,
-            self._patience_s if patience_s is None else patience_s,
-            lambda: handshake_complaint(self._address, self._identity),
-        )
+    def _patience(self, patience_s: float) -> Patience:
+        diagnose = partial(handshake_complaint, self._address, self._identity)
+        return Patience(self._address, patience_s, diagnose)
+
+
+class _ControlStream:
+    """A thread that keeps a Control stream open until `close`, redialling when it breaks.
+
+    Heartbeats go out and signals come in on a channel that carries nothing bulky, so that none
+    waits for a payload.
+    """
+
+    def __init__(self, stub: Stub, session: str, heartbeat_s: float) -> None:
+        self.signals: Signals = SimpleQueue()
+        self.step = 0
+        self._stub = stub
+        self._session = session
+        self._heartbeat_s = heartbeat_s
+        self._closing = threading.Event()
+        self._call: grpc.Call | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True, name="control")
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the stream and its thread."""
+        self._closing.set()
+        if self._call is not None:
+            self._call.cancel()
+        self._thread.join(timeout=5.0)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._call = self._stub.Control(self._heartbeats())
+                if self._closing.is_set():  # `close` came before there was a call to cancel
+                    self._call.cancel()
+                for signal in self._call:
+                    if signal.kind != wire.CoordinatorSignal.HEARTBEAT:
+                        self.signals.put(signal)
+            except grpc.RpcError as error:
+                if self._closing.is_set():
+                    return
+                if error.code() in _FINAL:
+                    kind, text = wire.CoordinatorSignal.GONE, str(error.details())
+                    self.signals.put(wire.CoordinatorSignal(kind=kind, text=text))
+                    return
+                log.debug("control stream broke: %s", error)
+            self._closing.wait(REDIAL_S)
+
+    def _heartbeats(self) -> Iterator[wire.SiteSignal]:
+        while not self._closing.is_set():
+            yield wire.SiteSignal(session=self._session, step=self.step)
+            self._closing.wait(self._heartbeat_s)

@@ -8,25 +8,59 @@
     …         the chunk's bytes; none where the message is a header alone
 
 Protobuf's own classes would copy every chunk twice more on either side.
+
+Chunks are packed without loss: codes of a codec are not equally likely, a byte of `int4` holds 5.7
+to 6.9 bits of information, one of `bf16` 6.2, one of `fp32` 7.3 (docs/log.md). Zstandard's Huffman
+stage (RFC 8878, section 4.2) takes the difference out, at some 0.7 GB/s a core one way and 1.1 the
+other. Every chunk is packed by itself, so that a transfer resumes at any chunk.
 """
 
 from __future__ import annotations
 
 import struct
+import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Generic, NamedTuple, TypeVar
 
 import xxhash
+import zstandard
 from google.protobuf.message import DecodeError
 
 from fedwan.codecs.payload import Bytes
+from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 
-__all__ = ["Chunk", "Part", "is_intact", "make_chunk", "parser", "serialize"]
+__all__ = [
+    "Chunk",
+    "PackedOnce",
+    "Packing",
+    "Part",
+    "pack",
+    "parser",
+    "plain",
+    "serialize",
+    "unpack",
+]
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
 
+COMPRESSIONS = ("auto", "zstd", "none")
+"""What a link may be told."""
+LEVEL = 1
+"""Zstandard's lowest that codes entropy; higher ones look longer for repeats that are not there."""
+WORTH = 0.97
+"""A chunk that stays longer than this share of itself travels as it is."""
+FAST = 100e6
+"""Bytes of payload a second, from which on packing costs more time than it saves."""
+LEAST_BYTES = 8 << 20
+"""Shorter transfers measure the round trip."""
+KEEP_CHUNKS = 64
+"""Packed chunks that a coordinator keeps for the other sites, which fetch them about then."""
+
 _PREFIX = struct.Struct("<IQQI")
+_local = threading.local()
 
 
 class Chunk(NamedTuple):
@@ -37,32 +71,14 @@ class Chunk(NamedTuple):
     """XXH3-64 of the data."""
     data: Bytes
     raw_bytes: int = 0
-    """Of the data once unpacked; 0 where it is not packed, as `fedwan.link.packing` does."""
+    """Of the data once unpacked; 0 where it is not packed."""
 
 
-class Part(Generic[H]):
+class Part(NamedTuple, Generic[H]):
     """A message: a header, a chunk, or both."""
 
-    __slots__ = ("chunk", "header")
-
-    def __init__(self, header: H | None, chunk: Chunk | None) -> None:
-        self.header: H | None = header
-        self.chunk = chunk
-
-    def ByteSize(self) -> int:  # noqa: N802
-        """Serialised size in bytes, under the name that protobuf gives it."""
-        header = 0 if self.header is None else self.header.ByteSize()
-        return _PREFIX.size + header + (0 if self.chunk is None else len(self.chunk.data))
-
-
-def make_chunk(offset: int, data: Bytes, raw_bytes: int = 0) -> Chunk:
-    """A chunk with its checksum."""
-    return Chunk(offset, xxhash.xxh3_64_intdigest(data), data, raw_bytes)
-
-
-def is_intact(chunk: Chunk) -> bool:
-    """Whether the data is what its checksum says."""
-    return xxhash.xxh3_64_intdigest(chunk.data) == chunk.checksum
+    header: H | None
+    chunk: Chunk | None
 
 
 def serialize(part: Part[H]) -> bytes:
@@ -94,3 +110,94 @@ def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
         return Part(header, Chunk(offset, checksum, memoryview(message)[begin:], raw_bytes))
 
     return parse
+
+
+class Packing:
+    """Whether transfers in one direction are packed.
+
+    Args:
+        compression: `zstd`, `none`, or `auto`: while the link is slow enough for it to pay.
+    """
+
+    def __init__(self, compression: str) -> None:
+        assert compression in COMPRESSIONS
+        self.is_on = compression != "none"
+        self._is_open = compression == "auto"
+
+    def note(self, num_bytes: int, seconds: float) -> None:
+        """A transfer of so many bytes of payload, as they are unpacked, took so long."""
+        if self._is_open and num_bytes >= LEAST_BYTES:
+            # Packed transfers count as faster, so what turns it on again has to be well below.
+            self.is_on = num_bytes < seconds * (FAST if self.is_on else FAST / 2)
+
+
+def plain(offset: int, data: Bytes) -> Chunk:
+    """A chunk as it is."""
+    return Chunk(offset, xxhash.xxh3_64_intdigest(data), data)
+
+
+def pack(offset: int, data: Bytes) -> Chunk:
+    """A chunk, packed if that makes it shorter."""
+    if not hasattr(_local, "compressor"):  # its tables are a thread's own
+        # Checksums are the chunk's and the payload's.
+        _local.compressor = zstandard.ZstdCompressor(level=LEVEL, write_checksum=False)
+    packed: bytes = _local.compressor.compress(data)
+    if len(packed) >= WORTH * len(data):
+        return plain(offset, data)
+    return Chunk(offset, xxhash.xxh3_64_intdigest(packed), packed, len(data))
+
+
+def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
+    """A chunk's data as it was before it was packed; costs a copy if it was.
+
+    Args:
+        chunk: as it arrived.
+        most_bytes: of data; more than that is not even allocated.
+
+    Raises:
+        PayloadError: it was damaged, or is not what its packing claims.
+    """
+    if xxhash.xxh3_64_intdigest(chunk.data) != chunk.checksum:
+        raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")
+    if not chunk.raw_bytes:
+        return chunk.data
+    if not hasattr(_local, "decompressor"):
+        _local.decompressor = zstandard.ZstdDecompressor()
+    try:
+        if chunk.raw_bytes > most_bytes or (
+            zstandard.frame_content_size(chunk.data) != chunk.raw_bytes
+        ):
+            raise PayloadError(
+                f"chunk at {chunk.offset} claims {chunk.raw_bytes} bytes where its packing "
+                f"or its size says otherwise; refused"
+            )
+        data: bytes = _local.decompressor.decompress(chunk.data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise PayloadError(f"chunk at {chunk.offset} cannot be unpacked ({error})") from None
+    return data
+
+
+class PackedOnce:
+    """Packs each chunk of a payload once, whoever fetches it; any thread may ask."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._chunks: OrderedDict[tuple[int, int], Future[Chunk | None]] = OrderedDict()
+
+    def chunk(self, checksum: int, offset: int, read: Callable[[], Bytes]) -> Chunk:
+        """As `pack`, of the data that `read` gives; `checksum` tells the payload from others."""
+        key = checksum, offset
+        with self._lock:
+            is_first = key not in self._chunks
+            future = self._chunks.setdefault(key, Future())
+            self._chunks.move_to_end(key)
+            while len(self._chunks) > KEEP_CHUNKS:
+                self._chunks.popitem(last=False)
+        if is_first:
+            chunk = None
+            try:
+                chunk = pack(offset, read())
+            finally:  # data that is not packed is the payload's own, and not ours to keep
+                future.set_result(chunk if chunk and chunk.raw_bytes else None)
+            return chunk
+        return future.result() or plain(offset, read())

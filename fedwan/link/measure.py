@@ -12,14 +12,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import grpc
-
 from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError, IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.client import CLIENT_OPTIONS, GrpcLink
-from fedwan.link.handshake import handshake_complaint
-from fedwan.link.measured_payload import CHUNK_BYTES, MAX_BYTES, Noise
+from fedwan.link.client import GrpcLink
+from fedwan.link.retry import handshake_complaint
+from fedwan.link.server import MAX_NOISE_BYTES, Noise
 from fedwan.link.tcp import TcpSettings, TcpState, read_settings, read_state
 from fedwan.link.tls import Identity
 
@@ -82,11 +80,9 @@ def measure(
     rtt_ms = min(_connect_ms(address) for _ in range(NUM_TRIES))
     if complaint := handshake_complaint(address, identity):
         raise IdentityError(complaint)
-    _check_speaks_grpc(address, identity)
     link = GrpcLink(
         address,
         identity,
-        chunk_bytes=CHUNK_BYTES,
         patience_s=PATIENCE_S,
         congestion=settings.congestion,
         compression="none",
@@ -117,53 +113,32 @@ def _connect_ms(address: str) -> float:
     """Milliseconds that a TCP connection takes, which is a round trip."""
     host, _, port = address.rpartition(":")
     try:
-        family, kind, _, _, found = socket.getaddrinfo(
-            host.strip("[]"), int(port), type=socket.SOCK_STREAM
-        )[0]
-        with socket.socket(family, kind) as sock:
-            sock.settimeout(DIAL_S)
-            began = time.monotonic()
-            sock.connect(found)
+        began = time.monotonic()
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=DIAL_S):
             return (time.monotonic() - began) * 1e3
     except socket.gaierror as error:
-        raise ConfigError(
-            f"no machine is called {host!r} ({error.strerror}); check the coordinator's address"
-        ) from None
+        reason = f"no machine is called {host!r} ({error.strerror}); check the address"
     except ConnectionRefusedError:
-        raise ConfigError(
+        reason = (
             f"nothing listens at {address}; the data plane does while a run is going on, "
             "on link.listen"
-        ) from None
+        )
     except OSError as error:
-        raise ConfigError(
+        reason = (
             f"{address} cannot be reached ({error.strerror or f'no answer in {DIAL_S:g} s'}); "
             "check the address, and the firewalls on the way"
-        ) from None
-
-
-def _check_speaks_grpc(address: str, identity: Identity) -> None:
-    credentials = identity.grpc_channel_credentials()
-    with grpc.secure_channel(address, credentials, options=CLIENT_OPTIONS) as channel:
-        ready = grpc.channel_ready_future(channel)
-        try:
-            ready.result(timeout=DIAL_S)
-        except grpc.FutureTimeoutError:
-            ready.cancel()
-            raise ConfigError(_no_data_plane(address)) from None
+        )
+    raise ConfigError(reason)
 
 
 def _check_is_data_plane(address: str, link: GrpcLink) -> None:
     try:
         _upload(link, 1)
     except (LinkLost, SessionLost, PayloadError):
-        raise ConfigError(_no_data_plane(address)) from None
-
-
-def _no_data_plane(address: str) -> str:
-    return (
-        f"{address} answers, but not as a data plane of this version of fedwan; give the address "
-        "of link.listen, not of the front door (link.door)"
-    )
+        raise ConfigError(
+            f"{address} answers, but not as a data plane of this version of fedwan; give the "
+            "address of link.listen, not of the front door (link.door)"
+        ) from None
 
 
 def _upload(link: GrpcLink, num_bytes: int) -> None:
@@ -183,9 +158,9 @@ def _goodput(transfer: Callable[[int], object], seconds: float) -> float:
         began = time.monotonic()
         transfer(num_bytes)
         took_s = time.monotonic() - began
-        if took_s >= seconds / 2 or num_bytes >= MAX_BYTES:
+        if took_s >= seconds / 2 or num_bytes >= MAX_NOISE_BYTES:
             return num_bytes * 8 / 1e6 / took_s
-        num_bytes = min(MAX_BYTES, math.ceil(num_bytes * max(2.0, seconds / took_s)))
+        num_bytes = min(MAX_NOISE_BYTES, math.ceil(num_bytes * max(2.0, seconds / took_s)))
 
 
 def _share_again(before: TcpState, after: TcpState) -> float | None:

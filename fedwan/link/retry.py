@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 import time
 from collections.abc import Callable
 
 import grpc
 
 from fedwan.errors import IdentityError, LinkLost, PayloadError, SessionLost
+from fedwan.link.tls import Identity, now
 
-__all__ = ["Patience"]
+__all__ = ["Patience", "handshake_complaint"]
 
 _PASSING = {
     grpc.StatusCode.UNAVAILABLE,
@@ -23,13 +26,16 @@ _PASSING = {
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
 MAX_DAMAGED = 3
+TIMEOUT_S = 5.0
+GREETING_S = 2.0
+_REFUSED = "our certificate is not accepted there"
 
 
 class Patience:
     """Counts how long a link has been failing; any success starts the count anew.
 
     Args:
-        address: of the other side, for messages.
+        address: of the other side.
         patience_s: longest time without a success.
         diagnose: says what a TLS handshake complains about, if it does.
         sleep: waits; a test's clock may differ.
@@ -49,7 +55,6 @@ class Patience:
         self._failing_since: float | None = None
         self._wait_s = FIRST_WAIT_S
         self._damaged = 0
-        self.num_failures = 0
 
     def succeeded(self) -> None:
         """Something came through."""
@@ -65,7 +70,6 @@ class Patience:
             PayloadError: the payload is refused as it is.
             LinkLost: patience ran out.
         """
-        self.num_failures += 1
         code, text = error.code(), str(error.details())
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise IdentityError(text) from None
@@ -77,15 +81,15 @@ class Patience:
                 raise PayloadError(text) from None
         elif code not in _PASSING:
             raise LinkLost(f"the coordinator at {self._address} answers {code.name}: {text}")
-        now = time.monotonic()
+        now_s = time.monotonic()
         if self._failing_since is None:
-            self._failing_since = now
+            self._failing_since = now_s
         if self._wait_s in (FIRST_WAIT_S, LONGEST_WAIT_S):
             # Again later too: a certificate may expire while the coordinator is away.
             complaint = self._diagnose()
             if complaint:
                 raise IdentityError(complaint) from None
-        if now - self._failing_since > self._patience_s:
+        if now_s - self._failing_since > self._patience_s:
             raise LinkLost(
                 f"the coordinator at {self._address} could not be reached for "
                 f"{self._patience_s:g} s ({text}); check its address, its service and the "
@@ -93,3 +97,49 @@ class Patience:
             ) from None
         self._sleep(self._wait_s)
         self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)
+
+
+def handshake_complaint(address: str, identity: Identity) -> str | None:
+    """Why there is no TLS session: gRPC only says `unavailable`, the TLS library knows more.
+
+    A refusal is final, so only TLS's own words count: a certificate that is not accepted here, or
+    an alert from there. A connection that is merely closed may be a coordinator that ends, or the
+    path. A gRPC server closes it, too, without an alert, where it refuses a site's certificate. But
+    if its own certificate is accepted here, both are of one authority, and only expiry is left.
+
+    Returns:
+        One line for the user if either side refuses the other's certificate; None if a handshake
+        with this site's identity succeeds, or `host:port` cannot be reached at all.
+    """
+    reason = _try_handshake(address, identity)
+    if reason is None:
+        return None
+    if identity.expires < now():
+        reason += f" (it expired on {identity.expires:%Y-%m-%d %H:%M} UTC)"
+    return (
+        f"no TLS session with {address}, {reason}; "
+        "use an identity folder that this run's authority issued and that has not expired"
+    )
+
+
+def _try_handshake(address: str, identity: Identity) -> str | None:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
+    context = identity.ssl_context(server=False)
+    context.set_alpn_protocols(["h2"])  # without it the server would close for that reason
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw,
+            context.wrap_socket(raw, server_hostname=host) as tls,
+        ):
+            tls.settimeout(GREETING_S)
+            is_closed = not tls.recv(1)
+            return _REFUSED if is_closed and identity.expires < now() else None
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not accepted here: {error.verify_message}"
+    except ssl.SSLError as error:
+        if error.reason is None or "ALERT" not in error.reason:
+            return None
+        return f"{_REFUSED}: " + error.reason.lower().replace("_", " ")
+    except OSError:
+        return None

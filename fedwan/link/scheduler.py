@@ -2,8 +2,7 @@
 
 Transfers of one site in one direction go one after the other (`TransferQueue`): side by side they
 would all end late, while the other direction stands idle. The chunks of one transfer go to
-whichever channel has room (`ChunkQueue`): with fixed shares the slowest channel would decide how
-long a transfer takes.
+whichever channel has room (`ChunkQueue`): with fixed shares the slowest channel would decide.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ MAX_QUEUES = 1024
 
 
 class ChunkQueue(Iterator[int]):
-    """Gives each chunk once, to any thread that asks.
-
-    Args:
-        chunks: in this order.
-    """
+    """Gives each chunk once, in order, to any thread that asks."""
 
     def __init__(self, chunks: Iterable[int]) -> None:
         self._rest = iter(chunks)
@@ -58,9 +53,7 @@ class SharedQueues:
     def join(self, site: str, transfer: int, chunks: Iterable[int]) -> ChunkQueue:
         """The queue of a transfer; of these chunks, if this is its first call."""
         with self._lock:
-            queue = self._queues.get((site, transfer))
-            if queue is None:
-                queue = self._queues[site, transfer] = ChunkQueue(chunks)
+            queue = self._queues.setdefault((site, transfer), ChunkQueue(chunks))
             self._queues.move_to_end((site, transfer))
             while len(self._queues) > MAX_QUEUES:
                 self._queues.popitem(last=False)
@@ -88,12 +81,7 @@ class TransferQueue:
             self._waiting[key] = self._waiting.get(key, 0) + 1
 
     def wait(self, key: Hashable, is_wanted: Callable[[], bool]) -> None:
-        """Return when this key is first, or no longer wanted.
-
-        Args:
-            key: that has entered.
-            is_wanted: asked now and then.
-        """
+        """Return when this key is first, or no longer wanted, which is asked now and then."""
         with self._changed:
             while key in self._waiting and not self._is_first(key) and is_wanted():
                 if time.monotonic() - self._progress_at > STALL_S:
@@ -113,9 +101,8 @@ class TransferQueue:
     def leave(self, key: Hashable) -> None:
         """Undo one `enter`; the key is gone after the last."""
         with self._changed:
-            num = self._waiting.get(key, 0) - 1
-            if num > 0:
-                self._waiting[key] = num
+            if self._waiting.get(key, 0) > 1:
+                self._waiting[key] -= 1
             else:
                 self.end(key)
 

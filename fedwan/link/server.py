@@ -4,48 +4,52 @@ A site's name is the common name of its certificate, never a field of a message.
 checksummed chunk by chunk, and nothing received is unpickled or executed.
 """
 
+# ruff: noqa: N802 (calls are named as in wire.proto)
+
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import lru_cache, partial
+from contextlib import contextmanager
+from functools import cache, lru_cache, partial
 from queue import Empty
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 import grpc
 from cryptography import x509
+from google.protobuf.message import DecodeError
 
+from fedwan.codecs.payload import Bytes
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery, Hub, Signals
-from fedwan.link.channels import num_channels, window_options
-from fedwan.link.framing import Part, is_intact, make_chunk
-from fedwan.link.measured_payload import Discard, noise_delivery
-from fedwan.link.methods import handlers
-from fedwan.link.packing import PackedOnce, pack, unpack
+from fedwan.link.base import Delivery, Hub
+from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
+from fedwan.link.rpc import (
+    MAX_MESSAGE_BYTES,
+    METHODS,
+    OPTIONS,
+    SERVICE,
+    Method,
+    num_channels,
+    window_options,
+)
 from fedwan.link.scheduler import SharedQueues, TransferQueue
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
 
-__all__ = ["MAX_MESSAGE_BYTES", "DataPlane"]
+__all__ = ["MAX_NOISE_BYTES", "DataPlane", "Noise"]
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
-MAX_MESSAGE_BYTES = 32 << 20
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
-SERVER_OPTIONS = [
-    ("grpc.so_reuseport", 0),  # a port in use must be an error, not a port shared with a stranger
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 10_000),
-    ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-]
+MAX_NOISE_BYTES = 256 << 20
+"""Of one measurement, which bounds the site's memory."""
+_CHUNK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 22
 
 
 class DataPlane:
@@ -92,9 +96,17 @@ class DataPlane:
         self._congestion = Congestion(congestion)
         channels = num_channels(channels, self._congestion.is_bbr, bool(pace_mbit))
         self._congestion.pace_mbit = pace_mbit / channels
-        options = [*SERVER_OPTIONS, *window_options(num_sites, channels)]
+        options = [
+            *OPTIONS,
+            ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            *window_options(num_sites, channels),
+        ]
         self._server = grpc.server(self._pool, options=options)
-        self._server.add_generic_rpc_handlers((handlers(self),))
+        calls = {name: self._handler(name, method) for name, method in METHODS.items()}
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, calls),)
+        )
         try:
             self.port = self._server.add_secure_port(
                 f"{host}:{port}", identity.grpc_server_credentials()
@@ -119,83 +131,140 @@ class DataPlane:
             log.warning("the data plane's calls did not end %g s after they were cancelled", STOP_S)
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
+    def _handler(self, name: str, method: Method) -> Any:
+        """GRPC's handler of a call: it names the site, and errors become statuses."""
+        call = getattr(self, f"_{name.lower()}")
+        takes_stream, gives_stream = (part == "stream" for part in method.kind.split("_"))
+
+        def checked(request: Any, context: Any) -> Any:
+            if takes_stream:
+                return (_refuse_garbage(message, context) for message in request)
+            return _refuse_garbage(request, context)
+
+        def reply(request: Any, context: Any) -> Any:
+            with _errors_as_status(context):
+                return call(self._site(context), checked(request, context), context)
+
+        def reply_stream(request: Any, context: Any) -> Iterator[Any]:
+            with _errors_as_status(context):
+                yield from call(self._site(context), checked(request, context), context)
+
+        return getattr(grpc, f"{method.kind}_rpc_method_handler")(
+            reply_stream if gives_stream else reply,
+            request_deserializer=_tolerant(method.read_request),
+            response_serializer=method.write_reply,
+        )
+
+    def _site(self, context: Any) -> str:
+        """The name in the peer's certificate, which TLS has verified."""
+        auth = context.auth_context()
+        names = auth.get("x509_common_name", [])
+        if len(names) != 1:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has no common name")
+        name: str = names[0].decode()
+        pem = auth.get("x509_pem_cert", [b""])[0]
+        if self._revocations.is_revoked(_serial(pem)):
+            context.abort(
+                grpc.StatusCode.UNAUTHENTICATED,
+                f"the certificate of {name} is revoked; have a new one issued",
+            )
+        return name
+
     # Calls ---------------------------------------------------------------------------------
 
-    def Join(self, request: wire.Hello, context: Any) -> wire.Welcome:  # noqa: N802, D102
-        return _guard(context, lambda: self._hub.join(self._site(context), request))
+    def _join(self, site: str, hello: wire.Hello, context: Any) -> wire.Welcome:
+        return self._hub.join(site, hello)
 
-    def Control(  # noqa: N802, D102
-        self, requests: Iterator[wire.SiteSignal], context: Any
+    def _report(self, site: str, report: wire.QualityReport, context: Any) -> wire.Ack:
+        self._hub.report(site, report)
+        return wire.Ack()
+
+    def _leave(self, site: str, farewell: wire.Farewell, context: Any) -> wire.Ack:
+        self._hub.leave(site, farewell)
+        return wire.Ack()
+
+    def _control(
+        self, site: str, requests: Iterator[wire.SiteSignal], context: Any
     ) -> Iterator[wire.CoordinatorSignal]:
-        site = self._site(context)
         first = next(requests, None)
         if first is None:
             return
-        signals = _guard(context, lambda: self._hub.attach(site, first.session))
+        signals = self._hub.attach(site, first.session)
         reader = threading.Thread(target=self._listen, args=(site, requests), daemon=True)
         context.add_callback(lambda: self._hub.detach(site, first.session))
         reader.start()
-        yield from self._speak(signals, context)
-
-    def _listen(self, site: str, requests: Iterator[wire.SiteSignal]) -> None:
-        try:
-            for signal in requests:
-                self._hub.heard(site, signal)
-        except (grpc.RpcError, ValueError):
-            pass  # The stream broke; the callback above tells the hub.
-        except Exception as error:  # grpc raises a bare Exception when a stream is torn down
-            log.debug("control stream of %s: %s", site, error)
-
-    def _speak(self, signals: Signals, context: Any) -> Iterator[wire.CoordinatorSignal]:
         while context.is_active():
             try:
                 yield signals.get(timeout=self._heartbeat_s)
             except Empty:
                 yield wire.CoordinatorSignal(kind=wire.CoordinatorSignal.HEARTBEAT)
 
-    def Upload(  # noqa: N802, D102
-        self, requests: Iterator[Part[wire.UploadHeader]], context: Any
-    ) -> wire.Receipt:
-        return _guard(context, lambda: self._receive(self._site(context), requests))
+    def _listen(self, site: str, requests: Iterator[wire.SiteSignal]) -> None:
+        try:
+            for signal in requests:
+                self._hub.heard(site, signal)
+        except Exception as error:  # grpc raises a bare one when a stream is torn down
+            log.debug("control stream of %s: %s", site, error)  # the callback tells the hub
 
-    def _receive(self, site: str, parts: Iterator[Part[wire.UploadHeader]]) -> wire.Receipt:
-        first = next(parts, None)
-        if first is None or first.header is None:
+    def _upload(
+        self, site: str, parts: Iterator[Part[wire.UploadHeader]], context: Any
+    ) -> wire.Receipt:
+        part = next(parts, None)
+        if part is None or part.header is None:
             raise PayloadError("an upload began without its header; refused")
-        is_measurement = first.header.kind == wire.UploadHeader.MEASUREMENT
-        reception = Discard() if is_measurement else self._hub.open_upload(site, first.header)
+        header = part.header
+        is_measurement = header.kind == wire.UploadHeader.MEASUREMENT
+        reception = None if is_measurement else self._hub.open_upload(site, header)
         if isinstance(reception, wire.Receipt):
             return reception
-        most_bytes = min(first.header.chunk_bytes, MAX_MESSAGE_BYTES)
-        part: Part[wire.UploadHeader] | None = first
+        most_bytes = min(header.chunk_bytes, MAX_MESSAGE_BYTES)
         while part is not None:
             if part.chunk is not None:
-                if not is_intact(part.chunk):
-                    raise PayloadError(f"chunk at {part.chunk.offset} was damaged on the way")
-                reception.write(part.chunk.offset, unpack(part.chunk, most_bytes))
+                data = unpack(part.chunk, most_bytes)
+                if reception is not None:
+                    reception.write(part.chunk.offset, data)
             part = next(parts, None)
         if is_measurement:
             return wire.Receipt(status=wire.Receipt.ACCEPTED)
-        return self._hub.close_stripe(site, first.header)
+        return self._hub.close_stripe(site, header)
 
-    def Download(  # noqa: N802, D102
-        self, request: wire.DownloadRequest, context: Any
+    def _download(
+        self, site: str, request: wire.DownloadRequest, context: Any
     ) -> Iterator[Part[wire.DownloadHeader]]:
-        site = self._site(context)
-        delivery = _guard(context, lambda: self._fetch(site, request))
-        parts = _send(
-            delivery,
-            request,
-            lambda chunks: self._share(site, request, chunks, context),
-            self._packed,
-        )
-        while (part := _guard(context, lambda: next(parts, None))) is not None:
-            yield part
-
-    def _fetch(self, site: str, request: wire.DownloadRequest) -> Delivery:
         if request.kind == wire.DownloadRequest.MEASUREMENT:
-            return noise_delivery(request, self._congestion.in_use)
-        return self._hub.download(site, request)
+            header, payload = _noise_delivery(request, self._congestion.in_use)
+        else:
+            header, payload = self._hub.download(site, request)
+        if payload is None or (request.checksum and request.checksum != header.checksum):
+            # A transfer that resumes must go on with the same bytes; otherwise the site asks anew.
+            if payload is not None:
+                status = wire.DownloadHeader.SUPERSEDED
+                header = wire.DownloadHeader(status=status, version=header.version)
+            yield Part(header, None)
+            return
+        size = header.chunk_bytes
+        num_chunks = -(-payload.num_bytes // size)
+        if len(request.chunks) > num_chunks:
+            raise PayloadError(
+                f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
+            )
+        shown: wire.DownloadHeader | None = header
+        for index in self._share(site, request, request.chunks or range(num_chunks), context):
+            offset = index * size
+            length = min(size, payload.num_bytes - offset)
+            if length <= 0:
+                continue
+            read = partial(payload.read, offset, length)
+            if not request.packed:
+                chunk = plain(offset, read())
+            elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
+                chunk = self._packed.chunk(header.checksum, offset, read)
+            else:
+                chunk = pack(offset, read())
+            yield Part(shown, chunk)
+            shown = None
+        if shown is not None:
+            yield Part(shown, None)
 
     def _share(
         self, site: str, request: wire.DownloadRequest, chunks: Iterable[int], context: Any
@@ -213,85 +282,72 @@ class DataPlane:
         queue.wait(key, lambda: context.is_active() and not shared.is_empty)
         return queue.following(key, shared)
 
-    def Report(self, request: wire.QualityReport, context: Any) -> wire.Ack:  # noqa: N802, D102
-        _guard(context, lambda: self._hub.report(self._site(context), request))
-        return wire.Ack()
-
-    def Leave(self, request: wire.Farewell, context: Any) -> wire.Ack:  # noqa: N802, D102
-        _guard(context, lambda: self._hub.leave(self._site(context), request))
-        return wire.Ack()
-
-    def _site(self, context: Any) -> str:
-        """The name in the peer's certificate, which TLS has verified."""
-        auth = context.auth_context()
-        names = auth.get("x509_common_name", [])
-        if len(names) != 1:
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has no common name")
-        name: str = names[0].decode()
-        pem = auth.get("x509_pem_cert", [b""])[0]
-        if self._revocations.is_revoked(_serial(pem)):
-            context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"the certificate of {name} is revoked; have a new one issued",
-            )
-        return name
-
 
 @lru_cache(maxsize=4096)
 def _serial(pem: bytes) -> int:
     return x509.load_pem_x509_certificate(pem).serial_number
 
 
-def _send(
-    delivery: Delivery,
-    request: wire.DownloadRequest,
-    share: Callable[[Iterable[int]], Iterable[int]],
-    packed: PackedOnce,
-) -> Iterator[Part[wire.DownloadHeader]]:
-    header, payload = delivery
-    if payload is None or (request.checksum and request.checksum != header.checksum):
-        # A transfer that resumes must go on with the same bytes; otherwise the site asks anew.
-        if payload is not None:
-            header = wire.DownloadHeader(
-                status=wire.DownloadHeader.SUPERSEDED, version=header.version
-            )
-        yield Part(header, None)
-        return
-    size = header.chunk_bytes
-    num_chunks = -(-payload.num_bytes // size)
-    if len(request.chunks) > num_chunks:
-        raise PayloadError(f"{len(request.chunks)} chunks asked for where there are {num_chunks}")
-    chunks = share(request.chunks or range(num_chunks))
-    shown: wire.DownloadHeader | None = header
-    for index in chunks:
-        offset = index * size
-        length = min(size, payload.num_bytes - offset)
-        if length > 0:
-            read = partial(payload.read, offset, length)
-            if not request.packed:
-                chunk = make_chunk(offset, read())
-            elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
-                chunk = packed.chunk(header.checksum, offset, read)
-            else:
-                chunk = pack(offset, read())
-            yield Part(shown, chunk)
-            shown = None
-    if shown is not None:
-        yield Part(shown, None)
-
-
-def _guard(context: Any, call: Callable[[], T]) -> T:
-    """Run a hub's call; turn our errors into statuses whose text the site shows as it is."""
+@contextmanager
+def _errors_as_status(context: Any) -> Iterator[None]:
+    """Our errors become statuses, whose text the site shows as it is."""
     try:
-        return call()
+        yield
     except PayloadError as error:
-        _abort(context, grpc.StatusCode.INVALID_ARGUMENT, error)
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except FedwanError as error:
-        _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
+        context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
     except OSError as error:
-        _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, error)
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 
 
-def _abort(context: Any, code: grpc.StatusCode, error: Exception) -> NoReturn:
-    context.abort(code, str(error))
-    raise AssertionError("abort returns never")
+def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """The same, but False for bytes that are no message.
+
+    A deserializer that raised would leave gRPC's server unable to stop, now and then.
+    """
+
+    def parse_or_mark(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError:
+            return False
+
+    return parse_or_mark
+
+
+def _refuse_garbage(message: Any, context: Any) -> Any:
+    if message is False:
+        context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what arrived is no message of fedwan's")
+    return message
+
+
+# What `fedwan doctor link` sends and fetches, outside of any run ---------------------------------
+
+
+@cache
+def _noise_block() -> memoryview:
+    return memoryview(random.Random(0).randbytes(_BLOCK_BYTES + _CHUNK_BYTES))
+
+
+class Noise:
+    """A payload that cannot be packed: one block of noise again and again."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes
+
+    def read(self, offset: int, size: int) -> Bytes:
+        """A view of the block; `size` is that of a chunk at most."""
+        at = offset % _BLOCK_BYTES
+        return _noise_block()[at : at + size]
+
+
+def _noise_delivery(request: wire.DownloadRequest, congestion: str) -> Delivery:
+    """As many bytes of noise as the request's version says."""
+    num_bytes = request.version
+    if not 0 < num_bytes <= MAX_NOISE_BYTES:
+        raise PayloadError(f"a measurement of {num_bytes} bytes; ask for 1 to {MAX_NOISE_BYTES}")
+    header = wire.DownloadHeader(
+        num_bytes=num_bytes, chunk_bytes=_CHUNK_BYTES, congestion=congestion
+    )
+    return Delivery(header, Noise(num_bytes))

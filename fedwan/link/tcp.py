@@ -96,10 +96,9 @@ def _choose(setting: str) -> str:
     name = PREFERRED if setting == "auto" else setting
     if name == "system":
         return ""
-    if sys.platform != "linux":
-        reason = f"{sys.platform} has no setting for a single socket"
-        mend = "leave link.congestion=auto there"
-    else:
+    reason = f"{sys.platform} has no setting for a single socket"
+    mend = "leave link.congestion=auto there"
+    if sys.platform == "linux":
         try:
             with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
                 trial.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
@@ -109,8 +108,7 @@ def _choose(setting: str) -> str:
             reason = f"this user may only use: {allowed}"
             mend = f"sudo sysctl -w net.ipv4.tcp_allowed_congestion_control='{allowed} {name}'"
         except OSError:
-            reason = "the kernel has no such module loaded"
-            mend = f"sudo modprobe tcp_{name}"
+            reason, mend = "the kernel has no such module loaded", f"sudo modprobe tcp_{name}"
     if setting != "auto":
         log.warning(
             "link.congestion = %r is not to be had here (%s), the system's is used instead; "
@@ -124,10 +122,9 @@ def _choose(setting: str) -> str:
 
 @dataclass
 class TcpState:
-    """What the kernel counts about connections, since they were made."""
+    """What the kernel counts about connections, since they were made; empty where it does not."""
 
     congestion: str = ""
-    """Empty where the kernel does not tell."""
     rtt_us: int = 0
     """Smoothed; the longest of several."""
     sent: int = 0
@@ -139,8 +136,6 @@ class TcpState:
 def read_state(address: str) -> TcpState:
     """Of this process's connections to `host:port`, all together."""
     total = TcpState()
-    if sys.platform != "linux":
-        return total
     for found in _connected_to(address):
         with suppress(OSError):  # closed by now
             name = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)

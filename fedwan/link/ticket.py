@@ -27,10 +27,7 @@ class Ticket:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Ticket:
-        """Rebuild a ticket from what `to_dict` gave.
-
-        Args:
-            values: the fields by name; others are ignored, a newer coordinator may add some.
+        """Rebuild a ticket; fields that a newer coordinator added are ignored.
 
         Raises:
             WireError: a field is missing, empty, or no string.

@@ -9,29 +9,47 @@ from __future__ import annotations
 import logging
 import ssl
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedwan.errors import IdentityError
-from fedwan.link.certificates import Role, common_name, now, usage_of
 
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["Identity", "RevocationList", "certificate_name"]
+__all__ = ["USAGE", "Identity", "RevocationList", "Role", "certificate_name", "now"]
 
 _log = logging.getLogger(__name__)
+
+Role = Literal["site", "coordinator"]
+"""Who bears an identity: sites open connections, the coordinator accepts them."""
+USAGE = {
+    "site": ExtendedKeyUsageOID.CLIENT_AUTH,
+    "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
+}
+"""The one extended key usage that a role's certificate holds."""
+
+
+def now() -> datetime:
+    """The present, with its time zone."""
+    return datetime.now(UTC)
 
 
 def certificate_name(certificate: bytes) -> str:
     """The common name in a certificate, PEM or DER: the site that it stands for."""
-    return common_name(_parse(certificate))
+    return _common_name(_parse(certificate, "a certificate"))
+
+
+def _common_name(certificate: x509.Certificate) -> str:
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return str(names[0].value) if names else ""
 
 
 class RevocationList:
@@ -54,14 +72,15 @@ class RevocationList:
 
     def is_revoked(self, certificate: bytes | int) -> bool:
         """Whether a certificate (PEM, DER, or its serial number) is on the list as it is now."""
-        serial = certificate if isinstance(certificate, int) else _parse(certificate).serial_number
+        if isinstance(certificate, bytes):
+            certificate = _parse(certificate, "a certificate").serial_number
         with self._lock:
             try:
                 self._refresh()
             except IdentityError as error:
                 # A broken list must neither admit who was revoked nor end a run of weeks.
                 _log.warning("keeping the last good revocation list: %s", error)
-            return serial in self._serials
+            return certificate in self._serials
 
     def _refresh(self) -> None:
         try:
@@ -94,47 +113,37 @@ class Identity:
     name: str
     """The common name: the site, or `coordinator`."""
     role: Role
-    """What the certificate may be used for."""
     folder: Path
-    """Where it was read from."""
     expires: datetime
-    """When the certificate stops being valid."""
     ca_pem: bytes
     cert_pem: bytes
     key_pem: bytes = field(repr=False)
 
     @classmethod
     def load(cls, folder: Path, role: Role = "site") -> Identity:
-        """Read and check an identity folder.
-
-        Args:
-            folder: holds `ca.crt`, `identity.crt` and `identity.key`.
-            role: what it must be good for.
+        """Read and check a folder that holds `ca.crt`, `identity.crt` and `identity.key`.
 
         Raises:
             IdentityError: a file is missing, unreadable, or readable by others; the key does not
                 belong to the certificate; the certificate is of another authority, of the other
                 role, not yet valid, or expired.
         """
-        ca_pem = _read(folder, "ca.crt")
-        cert_pem = _read(folder, "identity.crt")
-        key_pem = _read_key(folder)
-        ca = _parse(ca_pem, folder / "ca.crt")
-        certificate = _parse(cert_pem, folder / "identity.crt")
-        _check_key(folder, certificate, key_pem)
-        _check_issuer(folder, certificate, ca)
+        pems = [_read(folder / name) for name in ("ca.crt", "identity.crt", "identity.key")]
+        ca = _parse(pems[0], folder / "ca.crt")
+        certificate = _parse(pems[1], folder / "identity.crt")
+        _check_key(folder / "identity.key", pems[2], certificate)
+        try:
+            certificate.verify_directly_issued_by(ca)
+        except (ValueError, TypeError, InvalidSignature):
+            raise IdentityError(
+                f"{folder / 'identity.crt'} was not issued by {folder / 'ca.crt'} (foreign "
+                "authority); use the ca.crt and the identity that the same `fedwan pki` folder made"
+            ) from None
         _check_dates(folder / "ca.crt", ca)
         _check_dates(folder / "identity.crt", certificate)
-        _check_role(folder, certificate, role)
-        return cls(
-            name=common_name(certificate),
-            role=role,
-            folder=folder,
-            expires=certificate.not_valid_after_utc,
-            ca_pem=ca_pem,
-            cert_pem=cert_pem,
-            key_pem=key_pem,
-        )
+        _check_role(folder / "identity.crt", certificate, role)
+        expires = certificate.not_valid_after_utc
+        return cls(_common_name(certificate), role, folder, expires, *pems)
 
     def grpc_server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server that admits only certificates of the run's authority."""
@@ -183,10 +192,9 @@ class Identity:
         return RevocationList(self.folder)
 
 
-def _read(folder: Path, name: str) -> bytes:
-    path = folder / name
+def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        data, mode = path.read_bytes(), path.stat().st_mode & 0o777
     except FileNotFoundError:
         raise IdentityError(
             f"identity file {path} is missing; copy the folder that `fedwan pki` made for this "
@@ -197,61 +205,36 @@ def _read(folder: Path, name: str) -> bytes:
             f"identity file {path} cannot be read: {error.strerror}; "
             "let the service's user own the folder"
         ) from None
-
-
-def _read_key(folder: Path) -> bytes:
-    key = _read(folder, "identity.key")
-    path = folder / "identity.key"
-    mode = path.stat().st_mode & 0o777
-    if mode & 0o077:
+    if path.suffix == ".key" and mode & 0o077:
         raise IdentityError(
             f"private key {path} has mode {mode:04o}, readable by others; run: chmod 600 {path}"
         )
-    return key
+    return data
 
 
-def _parse(data: bytes, path: Path | None = None) -> x509.Certificate:
+def _parse(data: bytes, what: Path | str) -> x509.Certificate:
     try:
         if data.lstrip().startswith(b"-----BEGIN"):
             return x509.load_pem_x509_certificate(data)
         return x509.load_der_x509_certificate(data)
     except ValueError as error:
-        what = "a certificate" if path is None else str(path)
         raise IdentityError(
             f"{what} cannot be parsed: {error}; issue it again: fedwan pki issue SITE"
         ) from None
 
 
-def _check_key(folder: Path, certificate: x509.Certificate, key_pem: bytes) -> None:
-    path = folder / "identity.key"
+def _check_key(path: Path, key_pem: bytes, certificate: x509.Certificate) -> None:
     try:
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError) as error:
         raise IdentityError(
             f"private key {path} cannot be parsed: {error}; copy the identity folder again"
         ) from None
-    if _spki(key.public_key()) != _spki(certificate.public_key()):
+    if key.public_key() != certificate.public_key():
         raise IdentityError(
             f"private key {path} does not belong to identity.crt beside it; "
             "copy both from the same identity folder"
         )
-
-
-def _spki(key: Any) -> bytes:
-    data: bytes = key.public_bytes(
-        serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
-    )
-    return data
-
-
-def _check_issuer(folder: Path, certificate: x509.Certificate, ca: x509.Certificate) -> None:
-    try:
-        certificate.verify_directly_issued_by(ca)
-    except (ValueError, TypeError, InvalidSignature):
-        raise IdentityError(
-            f"{folder / 'identity.crt'} was not issued by {folder / 'ca.crt'} (foreign authority); "
-            "use the ca.crt and the identity that the same `fedwan pki` folder made"
-        ) from None
 
 
 def _check_dates(path: Path, certificate: x509.Certificate) -> None:
@@ -268,15 +251,14 @@ def _check_dates(path: Path, certificate: x509.Certificate) -> None:
         )
 
 
-def _check_role(folder: Path, certificate: x509.Certificate, role: Role) -> None:
-    path = folder / "identity.crt"
+def _check_role(path: Path, certificate: x509.Certificate, role: Role) -> None:
     other: Role = "coordinator" if role == "site" else "site"
     try:
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     except x509.ExtensionNotFound:
         usage = x509.ExtendedKeyUsage([])
-    if usage_of(role) not in usage:
-        what = f"a {other}'s" if usage_of(other) in usage else "no fedwan"
+    if USAGE[role] not in usage:
+        what = f"a {other}'s" if USAGE[other] in usage else "no fedwan"
         raise IdentityError(f"{path} is {what} certificate; give the folder of a {role}")
-    if not common_name(certificate):
+    if not _common_name(certificate):
         raise IdentityError(f"{path} names nobody; issue it with: fedwan pki issue SITE")

@@ -17,7 +17,7 @@ from fedwan.codecs import Codec, codec_by_name
 from fedwan.config import Config, InnerConfig, site_names
 from fedwan.data import data_at_site, open_shard
 from fedwan.link.client import CHUNK_BYTES
-from fedwan.link.packing import pack
+from fedwan.link.framing import pack
 from fedwan.planner.costs import Costs, Speed
 from fedwan.rng import NamedGenerators
 from fedwan.site.inner import InnerOptimizers

@@ -21,7 +21,7 @@ class Speed(NamedTuple):
     add_s: float
     """To decode and add."""
     packed: float = 1.0
-    """What packing leaves of its bytes (`fedwan.link.packing`)."""
+    """What packing leaves of its bytes (`fedwan.link.framing`)."""
 
 
 def _of_table(encode_mb: float, add_mb: float, packed: float) -> Speed:

@@ -1,6 +1,6 @@
 """One direction of a site's link in virtual time: first come, first served.
 
-Transfers of one direction go one after the other (`fedwan.link.turns`), so that a line needs no
+Transfers of one direction go one after the other (`fedwan.link.scheduler`), so that a line needs no
 events of its own: when it is free says all.
 """
 

@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from fedwan.config import LinkConfig
 from fedwan.link.advice import flow_mbit
-from fedwan.link.channels import num_channels
-from fedwan.link.packing import FAST
+from fedwan.link.framing import FAST
+from fedwan.link.rpc import num_channels
 from fedwan.link.shaped import MSS_BYTES
 
 __all__ = ["ACK_SHARE", "Pipe", "WireLink", "modelled_link"]

@@ -38,12 +38,6 @@ def test_what_was_written_is_read(make: Make) -> None:
     buffer.close()
 
 
-def test_reads_give_writable_memory_of_the_reader_s_own_use(make: Make) -> None:
-    buffer = make(4)
-    assert not memoryview(buffer.read(0, 4)).readonly
-    buffer.close()
-
-
 def test_an_empty_payload_has_room(make: Make) -> None:
     buffer = make(0)
     buffer.write(0, b"")

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from queue import Empty
 
-import grpc
 import pytest
 
 from fedwan.errors import SessionLost
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.byte_counter import ByteCounter
-from fedwan.link.control import ControlStream
 from tests.planes import (
     Bench,
     dialling,
@@ -115,18 +111,6 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
         assert (signal.kind, signal.text) == (Signal.STOP, "enough")
 
 
-def test_a_site_that_joins_after_the_end_is_told_to_stop(tmp_path: Path, identities: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.set_model()
-    bench.hub.finish("the run is complete")
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
-        assert link.signals.get(timeout=5).text == "the run is complete"
-
-
 def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
     tmp_path: Path, identities: Path
 ) -> None:
@@ -148,52 +132,6 @@ def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
         proxy.cut()
         with pytest.raises(Empty):
             link.signals.get(timeout=2.0)
-
-
-def test_a_join_whose_answer_was_lost_is_no_rejoin(tmp_path: Path, identities: Path) -> None:
-    bench = Bench(tmp_path)
-    bench.set_model()
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1") as link,
-    ):
-        assert not link.join(bench.hello("s1")).is_rejoin
-        assert not link.join(bench.hello("s1")).is_rejoin
-        assert bench.hub.rejoins == 0
-        assert [event for event, _, _ in bench.events] == ["join"]
-
-
-class OpeningCall:
-    """A Control call that says nothing until it is cancelled."""
-
-    def __init__(self) -> None:
-        self._is_cancelled = threading.Event()
-
-    def cancel(self) -> None:
-        self._is_cancelled.set()
-
-    def __iter__(self) -> OpeningCall:
-        return self
-
-    def __next__(self) -> wire.CoordinatorSignal:
-        self._is_cancelled.wait()
-        raise grpc.RpcError
-
-
-def test_a_stream_that_is_closed_while_it_opens_ends_at_once() -> None:
-    may_open = threading.Event()
-
-    class Stub:
-        def Control(self, heartbeats: object) -> OpeningCall:  # noqa: N802
-            may_open.wait()
-            return OpeningCall()
-
-    stream = ControlStream(Stub(), "session", 0.1, ByteCounter())
-    closed = in_thread(stream.close)
-    eventually(stream._closing.is_set)
-    may_open.set()
-    closed(3.0)  # less than the 5 s after which it would give the thread up
-    assert not stream._thread.is_alive()
 
 
 def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> None:

@@ -1,14 +1,35 @@
-"""Messages with chunks: read as they were written, and refused when they are cut."""
+"""Messages with chunks, packed or not: read as they were written, refused when they lie."""
 
 from __future__ import annotations
 
+import threading
+
 import pytest
+import torch
+import zstandard
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedwan.codecs import codec_by_name
+from fedwan.errors import PayloadError
+from fedwan.link import framing
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.framing import Chunk, Part, is_intact, make_chunk, parser, serialize
+from fedwan.link.framing import (
+    FAST,
+    LEAST_BYTES,
+    Chunk,
+    PackedOnce,
+    Packing,
+    Part,
+    pack,
+    parser,
+    plain,
+    serialize,
+    unpack,
+)
+
+MOST = 1 << 20
 
 upload_part, download_part = parser(wire.UploadHeader), parser(wire.DownloadHeader)
 U64 = st.integers(0, 2**64 - 1)
@@ -30,7 +51,6 @@ def test_a_message_is_read_as_it_was_written(
 ) -> None:
     part = Part(header, chunk)
     written = serialize(part)
-    assert part.ByteSize() == len(written)
     found = upload_part(written)
     assert (found.header is None) == (header is None)
     if found.header is not None and header is not None:
@@ -63,22 +83,154 @@ def test_a_cut_header_is_never_read_as_a_whole_one(draw: st.DataObject) -> None:
 def test_a_cut_chunk_is_a_decode_error_or_shows_in_the_checksum(
     data: bytes, draw: st.DataObject
 ) -> None:
-    written = serialize(Part(None, make_chunk(7, data)))
+    written = serialize(Part(None, plain(7, data)))
     cut = written[: draw.draw(st.integers(0, len(written) - 1))]
     try:
         chunk = upload_part(cut).chunk
     except DecodeError:
         return
-    assert chunk is None or not is_intact(chunk)
+    if chunk is not None:
+        with pytest.raises(PayloadError, match="damaged"):
+            unpack(chunk, 1000)
 
 
 def test_a_chunk_is_parsed_without_a_copy() -> None:
-    written = serialize(Part(None, make_chunk(0, bytes(1000))))
+    written = serialize(Part(None, plain(0, bytes(1000))))
     chunk = upload_part(written).chunk
     assert chunk is not None and isinstance(chunk.data, memoryview)
     assert chunk.data.obj is written
 
 
 def test_a_flipped_bit_shows_in_the_checksum() -> None:
-    chunk = make_chunk(0, b"abc")
-    assert is_intact(chunk) and not is_intact(chunk._replace(data=b"abd"))
+    chunk = plain(0, b"abc")
+    assert unpack(chunk, 3) == b"abc"
+    with pytest.raises(PayloadError, match="damaged"):
+        unpack(chunk._replace(data=b"abd"), 3)
+
+
+def coded(codec: str, num_values: int = 400_000) -> bytes:
+    """What a codec makes of normal values."""
+    value = torch.randn(num_values, generator=torch.Generator().manual_seed(0))
+    data, _ = codec_by_name(codec).encode_tensor(value, None)
+    return bytes(data)
+
+
+@given(st.binary(max_size=500) | st.builds(bytes, st.integers(0, 5000)))
+def test_a_chunk_is_unpacked_to_what_it_was(data: bytes) -> None:
+    chunk = pack(7, data)
+    assert chunk.offset == 7
+    assert bytes(unpack(chunk, max(1, len(data)))) == data
+    assert chunk.raw_bytes in (0, len(data))
+    assert len(chunk.data) <= len(data)
+
+
+@pytest.mark.parametrize(
+    ("codec", "most"), [("int4", 0.86), ("bf16", 0.80), ("int8", 0.95), ("fp32", 0.94)]
+)
+def test_normal_values_lose_what_their_codes_do_not_need(codec: str, most: float) -> None:
+    data = coded(codec)
+    chunk = pack(0, data)
+    assert chunk.raw_bytes == len(data) and len(chunk.data) < most * len(data)
+
+
+def test_noise_travels_as_it_is_without_a_copy() -> None:
+    data = torch.randint(0, 256, (MOST,), dtype=torch.uint8).numpy().data
+    chunk = pack(0, data)
+    assert not chunk.raw_bytes and chunk.data is data
+
+
+def frame(data: bytes, **options: bool) -> bytes:
+    packed: bytes = zstandard.ZstdCompressor(**options).compress(data)
+    return packed
+
+
+@pytest.mark.parametrize(
+    ("data", "raw_bytes"),
+    [
+        (frame(bytes(1000)), 999),
+        (frame(bytes(1000)), 1001),
+        (frame(bytes(2 * MOST)), 2 * MOST),
+        (frame(bytes(1 << 30)), 100),
+        (frame(bytes(1000)) + b"more", 1000),
+        (frame(bytes(1000))[:-1], 1000),
+        (frame(bytes(1000), write_content_size=False), 1000),
+        (b"no frame at all", 1000),
+        (b"", 1000),
+    ],
+)
+def test_a_frame_that_lies_is_refused(data: bytes, raw_bytes: int) -> None:
+    with pytest.raises(PayloadError, match="chunk at 5"):
+        unpack(plain(5, data)._replace(raw_bytes=raw_bytes), MOST)
+
+
+@given(st.data())
+def test_a_damaged_frame_never_gives_more_than_it_may(draw: st.DataObject) -> None:
+    packed = bytearray(frame(b"some text " * 40))
+    packed[draw.draw(st.integers(0, len(packed) - 1))] ^= draw.draw(st.integers(1, 255))
+    try:
+        assert len(unpack(plain(0, bytes(packed))._replace(raw_bytes=400), MOST)) == 400
+    except PayloadError:
+        pass
+
+
+def test_a_slow_link_is_packed_and_a_fast_one_is_not() -> None:
+    packing = Packing("auto")
+    assert packing.is_on
+    packing.note(LEAST_BYTES - 1, 1e-9)
+    assert packing.is_on  # too short to tell
+    packing.note(LEAST_BYTES, LEAST_BYTES / (0.9 * FAST))
+    assert packing.is_on
+    packing.note(LEAST_BYTES, LEAST_BYTES / (1.1 * FAST))
+    assert not packing.is_on
+    packing.note(LEAST_BYTES, LEAST_BYTES / (0.6 * FAST))
+    assert not packing.is_on
+    packing.note(LEAST_BYTES, LEAST_BYTES / (0.4 * FAST))
+    assert packing.is_on
+
+
+@pytest.mark.parametrize(("compression", "is_on"), [("zstd", True), ("none", False)])
+def test_a_settled_link_stays_as_it_is(compression: str, is_on: bool) -> None:
+    packing = Packing(compression)
+    for rate in (0.1 * FAST, 10 * FAST):
+        packing.note(LEAST_BYTES, LEAST_BYTES / rate)
+        assert packing.is_on is is_on
+
+
+def test_a_chunk_is_packed_once_for_all_sites() -> None:
+    data = coded("int4")
+    reads: list[int] = []
+    once = PackedOnce()
+    found: list[Chunk] = []
+
+    def ask() -> None:
+        found.append(once.chunk(1, 0, lambda: reads.append(0) or data))
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(reads) == 1 and len(found) == 8 and len(set(map(id, found))) == 1
+    assert bytes(unpack(found[0], MOST)) == data
+    other = once.chunk(2, 0, lambda: coded("bf16"))
+    assert bytes(unpack(other, MOST)) == coded("bf16")
+
+
+def test_packed_chunks_are_dropped_when_they_are_too_many_and_noise_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(framing, "KEEP_CHUNKS", 3)
+    data, noise = coded("int4", 4096), bytes(range(256))
+    once, reads = PackedOnce(), [0] * 5
+    for offset in (0, 1, 2, 3, 4, 4, 3, 2, 0):
+
+        def read(offset: int = offset) -> bytes:
+            reads[offset] += 1
+            return data if offset else noise
+
+        expected = data if offset else noise
+        assert bytes(unpack(once.chunk(1, offset, read), MOST)) == expected
+    assert reads == [2, 1, 1, 1, 1]
+    with pytest.raises(ZeroDivisionError):
+        once.chunk(1, 9, lambda: bytes(1 // 0))
+    assert bytes(once.chunk(1, 9, lambda: b"read again").data) == b"read again"

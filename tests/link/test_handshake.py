@@ -13,17 +13,14 @@ from pathlib import Path
 
 import grpc
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedwan.errors import IdentityError, JoinRefused
-from fedwan.link import certificates, pki
+from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
-from fedwan.link.handshake import handshake_complaint
-from fedwan.link.methods import Stub
-from fedwan.link.tls import Identity
+from fedwan.link.retry import handshake_complaint
+from fedwan.link.rpc import ByteCounter, Stub
+from fedwan.link.tls import Identity, now
 from tests.planes import Bench, dialling, header_of, payload_of, serving, stub_of
 
 SECONDS = 8.0
@@ -58,11 +55,11 @@ def test_no_certificate_is_no_entry(bench: Bench, identities: Path) -> None:
         credentials = grpc.ssl_channel_credentials(root_certificates=ca)
         with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                Stub(channel).Join(bench.hello("s1"), timeout=5)
+                Stub(channel, ByteCounter()).Join(bench.hello("s1"), timeout=5)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         with grpc.insecure_channel(f"127.0.0.1:{plane.port}") as channel:
             with pytest.raises(grpc.RpcError):
-                Stub(channel).Join(bench.hello("s1"), timeout=5)
+                Stub(channel, ByteCounter()).Join(bench.hello("s1"), timeout=5)
     assert not bench.events
 
 
@@ -98,29 +95,24 @@ def test_a_connection_that_is_merely_closed_after_the_handshake_is_no_complaint(
     assert complaint is None
 
 
-def expired_identity(identities: Path, folder: Path) -> Identity:
-    """A certificate of the run's own authority whose time has passed."""
-    shutil.copytree(identities / "s1", folder)
-    key = certificates.new_key()
-    ca = x509.load_pem_x509_certificate((identities / "ca" / "ca.crt").read_bytes())
-    ca_key = serialization.load_pem_private_key((identities / "ca" / "ca.key").read_bytes(), None)
-    assert isinstance(ca_key, ec.EllipticCurvePrivateKey)
-    names = [x509.DNSName("s1")]
-    ends = certificates.now() + timedelta(seconds=2)
-    leaf = certificates.sign_identity("s1", "site", names, key.public_key(), (ca, ca_key), ends)
-    (folder / "identity.crt").write_bytes(certificates.public_pem(leaf))
-    (folder / "identity.key").write_bytes(certificates.private_pem(key))
-    identity = Identity.load(folder)
-    time.sleep((identity.expires - certificates.now()).total_seconds() + 0.2)
+def expired_identity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Identity:
+    """A certificate of the run's own authority whose time has passed since it was loaded."""
+    pki.revoke(folder, "s1")
+    monkeypatch.setattr(pki, "now", lambda: now() - timedelta(days=1, seconds=-2))
+    pki.issue(folder, "s1", days=1)
+    monkeypatch.undo()
+    identity = Identity.load(folder / "s1")
+    time.sleep((identity.expires - now()).total_seconds() + 0.2)
     return identity
 
 
 def test_a_certificate_that_expires_after_it_was_loaded_is_no_entry(
-    bench: Bench, identities: Path, tmp_path: Path
+    bench: Bench, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    identity = expired_identity(identities, tmp_path / "s1")
+    shutil.copytree(identities, tmp_path / "pki")
+    identity = expired_identity(tmp_path / "pki", monkeypatch)
     with pytest.raises(IdentityError, match="expired"):
-        Identity.load(tmp_path / "s1")
+        Identity.load(tmp_path / "pki" / "s1")
     with serving(bench.hub, identities) as plane:
         complaint = handshake_complaint(f"127.0.0.1:{plane.port}", identity)
         link = GrpcLink(f"127.0.0.1:{plane.port}", identity)
@@ -142,7 +134,7 @@ def test_a_coordinator_s_certificate_is_no_site(
         credentials = as_site.grpc_channel_credentials()
         with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
             with pytest.raises(grpc.RpcError):
-                Stub(channel).Join(bench.hello("s1"), timeout=5)
+                Stub(channel, ByteCounter()).Join(bench.hello("s1"), timeout=5)
     assert not bench.events
 
 
@@ -209,33 +201,3 @@ def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities
                     call()
                 assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
                 assert "has not joined this run" in caught.value.details()
-
-
-def test_a_good_certificate_is_no_complaint(bench: Bench, identities: Path) -> None:
-    with serving(bench.hub, identities) as plane:
-        identity = Identity.load(identities / "s1")
-        assert handshake_complaint(f"127.0.0.1:{plane.port}", identity) is None
-
-
-def test_an_address_that_cannot_be_reached_is_no_complaint(identities: Path) -> None:
-    identity = Identity.load(identities / "s1")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    assert handshake_complaint(f"127.0.0.1:{port}", identity) is None
-    assert handshake_complaint(f"[::1]:{port}", identity) is None
-
-
-def test_a_server_that_speaks_no_tls_is_no_complaint_about_certificates(identities: Path) -> None:
-    identity = Identity.load(identities / "s1")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(100)
-                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        assert handshake_complaint(f"127.0.0.1:{server.getsockname()[1]}", identity) is None
-        thread.join()

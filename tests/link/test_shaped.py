@@ -103,12 +103,6 @@ def test_no_payload_takes_no_time() -> None:
     assert clock.slept == []
 
 
-def test_without_a_rate_only_latency_is_left() -> None:
-    clock = Clock()
-    shaped(clock, InstantLink(clock), 0.0, 50.0).upload(wire.UploadHeader(), Buffer(10**6))
-    assert clock.slept == [pytest.approx(0.05)]
-
-
 def test_loss_lowers_the_rate_as_mathis_says() -> None:
     # 1448 bytes, 100 ms, loss 1 %: 1448 * 8 / 0.1 * sqrt(1.5 / 0.01) bit/s.
     assert goodput_mbit(0.0, 100.0, 0.01) == pytest.approx(1.4187, rel=1e-4)
@@ -116,17 +110,3 @@ def test_loss_lowers_the_rate_as_mathis_says() -> None:
     assert goodput_mbit(1000.0, 100.0, 0.01) < goodput_mbit(1000.0, 10.0, 0.01)
     assert goodput_mbit(1.0, 100.0, 0.01) == 1.0
     assert goodput_mbit(0.0, 0.0, 0.5) == math.inf
-
-
-def test_everything_else_goes_to_the_inner_link() -> None:
-    clock = Clock()
-    inner = InstantLink(clock)
-    link = shaped(clock, inner, 8.0, 100.0)
-    link.join(wire.Hello())
-    link.heartbeat(3)
-    link.report(wire.QualityReport())
-    link.leave(wire.Farewell())
-    link.close()
-    assert inner.calls == ["join", "heartbeat", "report", "leave", "close"]
-    assert (link.bytes_up, link.bytes_down, link.signals) == (11, 22, inner.signals)
-    assert clock.slept == []

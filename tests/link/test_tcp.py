@@ -84,14 +84,6 @@ def test_accepted_sockets_inherit_the_listener_s(other: str, listener: socket.so
         assert control_of(accepted) == other
 
 
-def test_the_system_s_stays_if_it_is_wished_for(other: str, listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    with socket.create_connection(("127.0.0.1", port)) as ours:
-        ours.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, other.encode())
-        assert Congestion("system").apply_to_peer(f"127.0.0.1:{port}") == 1
-        assert control_of(ours) == other
-
-
 def test_sockets_hold_little_that_is_unsent(listener: socket.socket) -> None:
     def limit(sock: socket.socket) -> int:
         return sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
@@ -144,18 +136,6 @@ def test_bytes_sent_are_counted_for_connections_to_the_peer_alone(
         assert after.congestion == control_of(ours) and after.rtt_us > 0
 
 
-def test_no_descriptor_is_left_open(other: str, listener: socket.socket) -> None:
-    def num_open() -> int:
-        return len(list(Path("/proc/self/fd").iterdir()))
-
-    choice, port = Congestion(other), listener.getsockname()[1]
-    before = num_open()
-    for _ in range(10):
-        choice.apply_to_listener(port)
-        choice.apply_to_peer(f"127.0.0.1:{port}")
-    assert num_open() == before
-
-
 class Refusing(socket.socket):
     """A socket of a user who may not, or of a kernel that cannot."""
 
@@ -189,16 +169,6 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     assert choice.name == ""
 
 
-def test_a_link_warns_once_of_a_control_that_is_refused(
-    identities: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(tcp.socket, "socket", Refusing)
-    with caplog.at_level(logging.WARNING):
-        with dialling(1, identities / "s1", congestion="bbr", channels=0):
-            pass
-    assert len([r for r in caplog.records if "link.congestion" in r.message]) == 1
-
-
 def test_auto_says_nothing_where_bbr_is_refused(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -206,11 +176,6 @@ def test_auto_says_nothing_where_bbr_is_refused(
     with caplog.at_level(logging.WARNING):
         assert Congestion("auto").name == ""
     assert caplog.records == []
-
-
-@pytest.mark.skipif("bbr" not in usable(), reason="no bbr for this user")
-def test_auto_takes_bbr_where_it_may() -> None:
-    assert Congestion("auto").name == "bbr"
 
 
 def test_an_upload_and_its_server_run_with_the_wish(

@@ -1,4 +1,4 @@
-"""The committed generated code is what wire.proto says."""
+"""Messages: the committed generated code is what wire.proto says; a ticket is checked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from fedwan.errors import WireError
+from fedwan.link.ticket import Ticket
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = "fedwan/link/wire.proto"
@@ -24,3 +27,13 @@ def test_generated_code_matches_the_proto(tmp_path: Path) -> None:
 
     written = descriptor_of(tmp_path / "fedwan/link/wire_pb2.py")
     assert written == descriptor_of(ROOT / "fedwan/link/wire_pb2.py"), "run `make proto`"
+
+
+def test_a_ticket_survives_a_carrier_of_strings_and_a_missing_field_is_named() -> None:
+    ticket = Ticket("coordinator.example.com:7444", "run-1", '{"seed": 0}')
+    values = ticket.to_dict()
+    assert Ticket.from_dict(values | {"of a newer coordinator": "red"}) == ticket
+    for field in values:
+        for value in (None, "", 3):
+            with pytest.raises(WireError, match=f"ticket field '{field}'"):
+                Ticket.from_dict({**values, field: value})

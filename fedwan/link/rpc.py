@@ -1,0 +1,166 @@
+"""The data plane's calls as both ends see them: methods, options, channels, bytes counted.
+
+The service is the one of wire.proto; only chunks are read and written by `fedwan.link.framing`.
+Each channel is a TCP connection. Where a lost packet slows one down, four get more than one. Under
+bbr each of several is sure of the whole link, and they lose what they send to each other; one that
+is paced below the link's rate needs no others (docs/log.md). So it is four, or one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import grpc
+
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.framing import parser, serialize
+
+__all__ = [
+    "MAX_MESSAGE_BYTES",
+    "METHODS",
+    "OPTIONS",
+    "SERVICE",
+    "ByteCounter",
+    "Method",
+    "Stub",
+    "num_channels",
+    "threads_per_site",
+    "window_options",
+]
+
+SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"].full_name
+MAX_MESSAGE_BYTES = 32 << 20
+OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+]
+"""Of both ends."""
+NUM_CHANNELS = 4
+MAX_WAITING = 16
+"""Fragments of one site whose updates it waits for at once, unless there are more."""
+WINDOWS_BYTES = 64 << 20
+"""What all sites together may have sent and no handler has asked for: 5 Gbit/s at 100 ms. gRPC
+widens windows by itself, but takes a coordinator that is busy with many sites for a long link: 64
+sites then held 0.9 GB."""
+MIN_WINDOW_BYTES = 256 << 10
+"""A window bounds the rate of its connection: here to 21 Mbit/s at 100 ms."""
+FEW_SITES = 8
+"""Up to so many, gRPC chooses the windows."""
+PREFIX_BYTES = 5
+"""gRPC's, for each message. What HTTP/2, TLS and TCP add is not counted: below 0.5 %."""
+
+
+class Method(NamedTuple):
+    """How a call's messages are read and written."""
+
+    kind: str
+    """`unary_unary`, `stream_unary`, …: what the site sends, and what the coordinator does."""
+    write_request: Callable[[Any], bytes]
+    read_request: Callable[[bytes], Any]
+    write_reply: Callable[[Any], bytes]
+    read_reply: Callable[[bytes], Any]
+
+
+def _method(kind: str, request: Any, reply: Any) -> Method:
+    def plain(message: Any) -> bytes:
+        data: bytes = message.SerializeToString()
+        return data
+
+    if kind == "stream_unary":
+        return Method(kind, serialize, parser(request), plain, reply.FromString)
+    if kind == "unary_stream":
+        return Method(kind, plain, request.FromString, serialize, parser(reply))
+    return Method(kind, plain, request.FromString, plain, reply.FromString)
+
+
+METHODS = {
+    "Join": _method("unary_unary", wire.Hello, wire.Welcome),
+    "Control": _method("stream_stream", wire.SiteSignal, wire.CoordinatorSignal),
+    "Upload": _method("stream_unary", wire.UploadHeader, wire.Receipt),
+    "Download": _method("unary_stream", wire.DownloadRequest, wire.DownloadHeader),
+    "Report": _method("unary_unary", wire.QualityReport, wire.Ack),
+    "Leave": _method("unary_unary", wire.Farewell, wire.Ack),
+}
+
+
+class ByteCounter:
+    """Bytes up and down; any thread may add to it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.up = 0
+        self.down = 0
+
+    def sending(self, write: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+        """The same, each message counted as it is written."""
+
+        def counted(message: Any) -> bytes:
+            data = write(message)
+            with self._lock:
+                self.up += len(data) + PREFIX_BYTES
+            return data
+
+        return counted
+
+    def receiving(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+        """The same, each message counted as it is read."""
+
+        def counted(data: bytes) -> Any:
+            with self._lock:
+                self.down += len(data) + PREFIX_BYTES
+            return read(data)
+
+        return counted
+
+
+class Stub:
+    """A site's calls on one channel."""
+
+    Join: Any
+    Control: Any
+    Upload: Any
+    Download: Any
+    Report: Any
+    Leave: Any
+
+    def __init__(self, channel: grpc.Channel, counter: ByteCounter) -> None:
+        for name, method in METHODS.items():
+            call = getattr(channel, method.kind)(
+                f"/{SERVICE}/{name}",
+                request_serializer=counter.sending(method.write_request),
+                response_deserializer=counter.receiving(method.read_reply),
+            )
+            setattr(self, name, call)
+
+
+def num_channels(setting: int, is_bbr: bool, is_paced: bool) -> int:
+    """Channels of a site: as many as asked, else 4, or 1 under bbr or a pace.
+
+    >>> num_channels(0, False, False), num_channels(0, True, False), num_channels(8, True, True)
+    (4, 1, 8)
+    """
+    return setting or (1 if is_bbr or is_paced else NUM_CHANNELS)
+
+
+def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:
+    """Options of gRPC that divide `WINDOWS_BYTES` among the connections of many sites."""
+    if num_sites <= FEW_SITES:
+        return []
+    share = WINDOWS_BYTES // (num_sites * channels)
+    return [
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", max(MIN_WINDOW_BYTES, share)),
+    ]
+
+
+def threads_per_site(channels: int, num_fragments: int = 0) -> int:
+    """Calls that a site may have open at once; a thread is made when none is idle.
+
+    Control, words, downloads that wait for a round, and the stripes of two transfers each way.
+    """
+    return 2 + max(MAX_WAITING, num_fragments) + 4 * (channels or NUM_CHANNELS)

@@ -1,0 +1,261 @@
+"""A site's transfers: striped over channels, resumed where a stream broke."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import TypeVar
+
+import grpc
+
+from fedwan.codecs.payload import Source
+from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Delivery
+from fedwan.link.buffer import Buffer
+from fedwan.link.framing import Chunk, Packing, Part, pack, plain, unpack
+from fedwan.link.retry import Patience
+from fedwan.link.rpc import Stub
+from fedwan.link.scheduler import ChunkQueue, TransferQueue
+
+__all__ = ["Direction", "Incoming", "download", "upload"]
+
+T = TypeVar("T")
+RECHECK_S = 0.05
+READY = wire.DownloadHeader.READY
+
+
+@dataclass(frozen=True)
+class Direction:
+    """A site's transfers up, or down; neither takes threads from the other."""
+
+    stubs: Sequence[Stub]
+    """One for each channel."""
+    threads: ThreadPoolExecutor
+    """They run stripes; one is made when none is idle."""
+    packing: Packing
+    on_connected: Callable[[], object]
+    """Called when a stripe's connection is known to stand."""
+    queue: TransferQueue = field(default_factory=TransferQueue)
+
+
+# Up ----------------------------------------------------------------------------------------------
+
+
+def upload(
+    up: Direction, patience: Patience, header: wire.UploadHeader, payload: Source
+) -> wire.Receipt:
+    """Send until the coordinator's receipt is final.
+
+    One chunk per stripe is in memory at a time, packed and not; the payload itself is only read.
+
+    Raises:
+        LinkLost, SessionLost, IdentityError, PayloadError: as `Patience.failed` does.
+        FedwanError: the payload cannot be read, as when encoding it failed.
+    """
+    began = time.monotonic()
+    sender = _Sender(up, header, payload)
+    missing: Sequence[int] = range(-(-payload.num_bytes // header.chunk_bytes))
+    while True:
+        try:
+            receipts = sender.send(missing)
+            patience.succeeded()
+        except grpc.RpcError as error:
+            if sender.error is not None:
+                raise sender.error from None
+            patience.failed(error)
+            missing = ()  # a header alone asks what has arrived
+            continue
+        for receipt in receipts:
+            if receipt.status != wire.Receipt.INCOMPLETE:
+                up.packing.note(payload.num_bytes, time.monotonic() - began)
+                return receipt
+        if not missing and not receipts[0].missing:
+            time.sleep(RECHECK_S)  # whole, and still being checked for a stream that broke
+        missing = receipts[0].missing if not missing else ()
+
+
+class _Sender:
+    """One payload on its way out."""
+
+    def __init__(self, up: Direction, header: wire.UploadHeader, payload: Source) -> None:
+        self._up = up
+        self._header = header
+        self._payload = payload
+        self.error: Exception | None = None
+        """Of a read of the payload: gRPC tells only that an iterator failed."""
+
+    def send(self, chunks: Sequence[int]) -> list[wire.Receipt]:
+        """A receipt per stripe. Stripes that end before the last one are told INCOMPLETE.
+
+        Chunks wait for those of uploads that began before; a question does not.
+        """
+        stubs, queue = self._up.stubs[: len(chunks)], self._up.queue
+        if not stubs:
+            return [self._send_stripe(self._up.stubs[0], ())]
+        shared = ChunkQueue(chunks)
+        with queue.first() as key:
+            if len(stubs) == 1:
+                receipts = [self._send_stripe(stubs[0], queue.following(key, shared))]
+            else:
+                receipts = _all_done(
+                    self._up.threads.submit(self._send_stripe, stub, queue.following(key, shared))
+                    for stub in stubs
+                )
+        if len(chunks) <= len(stubs):
+            self._up.on_connected()  # there may have been no second message
+        return receipts
+
+    def _send_stripe(self, stub: Stub, chunks: Iterable[int]) -> wire.Receipt:
+        receipt: wire.Receipt = stub.Upload(self._parts(chunks))
+        return receipt
+
+    def _parts(self, chunks: Iterable[int]) -> Iterator[Part[wire.UploadHeader]]:
+        """The messages of one stripe; the first has the header, and comes even without chunks."""
+        size, make = self._header.chunk_bytes, pack if self._up.packing.is_on else plain
+        num_sent = 0
+        for index in chunks:
+            offset = index * size
+            try:
+                data = self._payload.read(offset, min(size, self._payload.num_bytes - offset))
+            except Exception as error:
+                self.error = error
+                raise
+            if num_sent == 1:  # gRPC asks for the second message when it has sent the first
+                self._up.on_connected()
+            yield Part(None if num_sent else self._header, make(offset, data))
+            num_sent += 1
+        if not num_sent:
+            yield Part(self._header, None)
+
+
+# Down --------------------------------------------------------------------------------------------
+
+
+def download(down: Direction, patience: Patience, request: wire.DownloadRequest) -> Delivery:
+    """Fetch what is asked for, or the coordinator's reason why there is none yet.
+
+    Memory: one block of the payload's size.
+
+    Args:
+        down: the direction.
+        patience: how long to try.
+        request: what to fetch; `transfer`, `packed`, `chunks` and `checksum` are filled in here.
+
+    Raises:
+        LinkLost, SessionLost, IdentityError, PayloadError: as `Patience.failed` does.
+    """
+    incoming: Incoming | None = None
+    began = 0.0
+    while True:
+        wanted = wire.DownloadRequest()
+        wanted.CopyFrom(request)
+        wanted.transfer = secrets.randbits(63) + 1
+        wanted.packed = down.packing.is_on
+        try:
+            if incoming is None:
+                parts = down.stubs[0].Download(wanted)
+                first = next(parts, None)
+                if first is None or first.header is None:
+                    raise PayloadError("a download began without its header; refused")
+                if first.header.status != READY:
+                    return Delivery(first.header, None)
+                # What was waited for before the payload existed is no part of its transfer.
+                began = time.monotonic()
+                incoming = Incoming(first.header)
+                wanted.checksum = first.header.checksum
+                is_held = incoming.fetch(down, wanted, chain([first], parts))
+            else:
+                wanted.checksum = incoming.header.checksum
+                wanted.chunks.extend(incoming.missing())
+                is_held = incoming.fetch(down, wanted)
+            patience.succeeded()
+            if not is_held:
+                incoming = None
+            elif not incoming.missing():
+                down.packing.note(incoming.header.num_bytes, time.monotonic() - began)
+                return Delivery(incoming.header, incoming.buffer)
+        except grpc.RpcError as error:
+            patience.failed(error)
+
+
+class Incoming:
+    """What has arrived of one payload.
+
+    Raises:
+        PayloadError: the header announces what no payload can be.
+    """
+
+    def __init__(self, header: wire.DownloadHeader) -> None:
+        if not header.chunk_bytes:
+            raise PayloadError("a download announces chunks of 0 bytes; refused")
+        self.header = header
+        self.buffer = Buffer(header.num_bytes)
+        self._num_chunks = -(-header.num_bytes // header.chunk_bytes)
+        self._received: set[int] = set()
+
+    def fetch(
+        self,
+        down: Direction,
+        wanted: wire.DownloadRequest,
+        begun: Iterable[Part[wire.DownloadHeader]] | None = None,
+    ) -> bool:
+        """Store a transfer's chunks from every channel; False if they are held no more.
+
+        Args:
+            down: the direction.
+            wanted: the request, the same on every channel.
+            begun: what the first channel brings already.
+        """
+        num_begun = int(begun is not None)
+        most = max(0, len(self.missing()) - num_begun)
+        stubs = down.stubs[num_begun:][:most]
+        futures = [
+            down.threads.submit(lambda stub: self._store_all(stub.Download(wanted)), stub)
+            for stub in stubs
+        ]
+        try:
+            is_held = begun is None or self._store_all(begun)
+        finally:  # a stripe that still ran would store what the next attempt asks for again
+            wait(futures)
+        return all([is_held, *_all_done(futures)])
+
+    def _store_all(self, parts: Iterable[Part[wire.DownloadHeader]]) -> bool:
+        for part in parts:
+            if part.header is not None and part.header.status != READY:
+                return False
+            if part.chunk is not None:
+                self.store(part.chunk)
+        return True
+
+    def store(self, chunk: Chunk) -> None:
+        """Put a chunk in its place.
+
+        Raises:
+            PayloadError: it was damaged, cannot be unpacked, or does not lie where a chunk can.
+        """
+        size, num_bytes = self.header.chunk_bytes, self.header.num_bytes
+        data = unpack(chunk, size)
+        index, rest = divmod(chunk.offset, size)
+        if rest or len(data) != min(size, num_bytes - chunk.offset):
+            raise PayloadError(
+                f"chunk of {len(data)} bytes at {chunk.offset} does not fit a payload of "
+                f"{num_bytes} bytes; refused"
+            )
+        self.buffer.write(chunk.offset, data)
+        self._received.add(index)
+
+    def missing(self) -> list[int]:
+        """Chunks that have not come, in order."""
+        return [index for index in range(self._num_chunks) if index not in self._received]
+
+
+def _all_done(futures: Iterable[Future[T]]) -> list[T]:
+    """Results, or the first error once all have ended."""
+    begun = list(futures)
+    wait(begun)
+    return [future.result() for future in begun]
