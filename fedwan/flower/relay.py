@@ -33,8 +33,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedwan._config_checks import check_address
 from fedwan.errors import FedwanError, IdentityError
 from fedwan.flower.service import listen
-from fedwan.link.certificates import now
-from fedwan.link.tls import Identity, certificate_name
+from fedwan.link.tls import Identity, certificate_name, now
 
 __all__ = ["MAX_BODY", "Forwarder", "FrontDoor"]
 
