@@ -26,7 +26,7 @@ def preflight(config: Config) -> None:
         ConfigError: a line for each fault: what is wrong, the value, the mend.
     """
     faults = Faults()
-    for check in (_out, _device, _ports, _threads):
+    for check in (_out, _device, _ports):
         faults.add(check(config))
     missing = list(_extras(config))
     faults.add(missing)
@@ -81,9 +81,3 @@ def _extras(config: Config) -> Iterator[str]:
     for (extra, module), is_needed in needed.items():
         if is_needed and find_spec(module) is None:
             yield f"{module} is not installed here; pip install 'fedwan[{extra}]'"
-
-
-def _threads(config: Config) -> Iterator[str]:
-    cores = os.cpu_count() or 1
-    if config.threads > cores:
-        yield f"threads = {config.threads} is more than this machine's {cores}; leave it out"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
+from fedwan._config_tree import value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.config import Config, OuterConfig
 from fedwan.coordinator.policy import RoundPolicy, barrier
@@ -64,6 +65,14 @@ def _one_less(config: Config) -> str:
     return f"round.quorum={max(1, config.sites - 1)}"
 
 
+def _at_most_h(key: str, less: int = 0) -> Needs:
+    return Needs(
+        key,
+        lambda config, _: bool(value_at(config, key) + less <= config.h),
+        lambda config: f"{key}={config.h - less} or less",
+    )
+
+
 WAITS = (
     Needs("round.grace", _has_spare_sites, _one_less),
     Needs("round.max_staleness", _has_spare_sites, _one_less),
@@ -84,6 +93,12 @@ ARRIVAL: Mapping[str, Any] = {
 }
 """Defaults where updates are made on arrival: two live sites, so that no site trains alone unasked,
 and contributions of up to four rounds of all sites ago."""
+_ROUNDS = (
+    _at_most_h("round.least_steps"),
+    _at_most_h("stream.fragments"),  # else two would leave after the same step
+    _at_most_h("stream.tau", 1),  # else a fragment would leave before its last update has landed
+)
+"""Of every strategy that has rounds of steps."""
 _COMMON = {"h": 1, "checkpoint.every": 1, "codec.up": "fp32", "codec.down": "fp32"}
 
 
@@ -108,8 +123,8 @@ def resolve_strategy(
     uses, defaults = _declared(page)
     fill(config, {**_COMMON, **defaults}, networks)
     faults = Faults()
-    faults.add(unmet(config, uses))
-    for check in (_check_schedule, _check_stream, getattr(page, "check", None)):
+    faults.add(unmet(config, (*uses, *_ROUNDS)))
+    for check in (_check_schedule, getattr(page, "check", None)):
         with faults.caught():
             if check is not None:
                 check(config)
@@ -182,27 +197,6 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError(
             f"every network has an h of its own below h={config.h}, which then has no effect; "
             "set h to the largest of them"
-        )
-    if config.round.least_steps > config.h:
-        raise ConfigError(
-            f"round.least_steps={config.round.least_steps} is above h={config.h}, which the "
-            f"fastest site takes; set round.least_steps={config.h} or less"
-        )
-
-
-def _check_stream(config: Config) -> None:
-    """Refuse fragments that would leave together, or again before their update has landed."""
-    stream = config.stream
-    if stream.fragments > config.h:
-        raise ConfigError(
-            f"stream.fragments={stream.fragments} is more than h={config.h}, so that two would "
-            f"leave after the same step; set stream.fragments={config.h} or less"
-        )
-    if stream.tau is not None and stream.tau >= config.h:
-        nearest = f"stream.tau={config.h - 1}" if config.h > 1 else "h=2 or more"
-        raise ConfigError(
-            f"stream.tau={stream.tau} is not below h={config.h}, so that a fragment would leave "
-            f"again before its update has landed; set {nearest}"
         )
 
 

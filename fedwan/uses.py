@@ -93,17 +93,14 @@ def fill(
 
 def unmet(config: Any, uses: Uses, model: Any = None) -> list[str]:
     """Settings whose condition does not hold, a line each; for `model` see `fill`."""
-    given = list(_given(config, model))
-    lines = []
-    for need in uses:
-        if isinstance(need, Needs):
-            mend = need.mend if isinstance(need.mend, str) else need.mend(config)
-            lines += [
-                f"{key} = {value!r} needs {mend}; set that, or leave it out"
-                for key, value in given
-                if _covers(need.key, key, value) and not need.holds(config, _network(key))
-            ]
-    return lines
+    return [
+        f"{key} = {value!r} needs {need.mend if isinstance(need.mend, str) else need.mend(config)}"
+        "; set that, or leave it out"
+        for need in uses
+        if isinstance(need, Needs)
+        for key, value in _given(config, model)
+        if _covers(need.key, key, value) and not need.holds(config, _network(key))
+    ]
 
 
 def unused(

@@ -94,7 +94,7 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("strategy=diloco steps=100 round.least_steps=21", "least_steps=21 is above h=20"),
+        ("strategy=diloco steps=100 round.least_steps=21", "needs round.least_steps=20 or less"),
         ("strategy=diloco network.generator.h=4 round.least_steps=2", "needs round.least_steps=0"),
         ("strategy=scaffnew codec.up=topk2", "does not go with strategy 'scaffnew'"),
         ("network.gen.exclude=[a]", "network.gen: workload 'gan' trains"),
@@ -109,8 +109,8 @@ def test_settings_that_do_not_fit_together_are_refused(words: str, says: str) ->
 @pytest.mark.parametrize(
     ("stream", "text"),
     [
-        (StreamConfig(tau=10), "stream.tau=10 is not below h=10, "),
-        (StreamConfig(fragments=11), "stream.fragments=11 is more than h=10, "),
+        (StreamConfig(tau=10), "stream.tau = 10 needs stream.tau=9 or less"),
+        (StreamConfig(fragments=11), "stream.fragments = 11 needs stream.fragments=10 or less"),
     ],
 )
 def test_a_stream_that_cannot_flow_is_refused(stream: StreamConfig, text: str) -> None:

@@ -87,8 +87,8 @@ def test_a_measured_link_takes_the_place_of_a_described_one(
             (*MODEL, *LINK, "round.quorum=9"),
             "round.quorum = 9 is out of range; choose 0 to sites (4",
         ),
-        ((*MODEL, *LINK, "h=20", "stream.tau=25"), "set stream.tau=19"),
-        ((*MODEL, *LINK, "h=20", "stream.fragments=30"), "set stream.fragments=20 or less"),
+        ((*MODEL, *LINK, "h=20", "stream.tau=25"), "needs stream.tau=19 or less"),
+        ((*MODEL, *LINK, "h=20", "stream.fragments=30"), "needs stream.fragments=20 or less"),
         ((*MODEL, *LINK, "h=99", "stream.fragments=60"), "set stream.fragments=40 or less"),
         ((*MODEL, *LINK, "parms=3"), "unknown key 'parms' (= 3); did you mean 'params'?"),
         ((*MODEL, *LINK, "usd=3"), "did you mean 'usd_per_gb'?"),
@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused_before_the_workload_is_timed(
     path = tmp_path / "run.yaml"
     path.write_text("sites: 2\nlink: {rate_mbit: 20}\n")
     code, _, err = fedwan(capsys, str(path), "h=20", "stream.tau=20")
-    assert code == 2 and "set stream.tau=19" in err
+    assert code == 2 and "needs stream.tau=19 or less" in err
     code, _, err = fedwan(capsys, str(path), "params=3")
     assert code == 2 and "params = 3 has no effect" in err
 
