@@ -13,11 +13,11 @@ from typing import Any, Literal
 from fedwan._config_tree import value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.config import Config, OuterConfig
-from fedwan.coordinator.policy import RoundPolicy, barrier
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.initial import check_initial
 from fedwan.overlap import Overlap
+from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.site.inner import InnerOptimizers
 from fedwan.state import layout_of
 from fedwan.strategy import Strategy

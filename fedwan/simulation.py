@@ -20,8 +20,8 @@ import torch
 
 from fedwan.config import Config, site_names
 from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.coordinator.totals import Totals
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
 from fedwan.site.group import Group
@@ -117,7 +117,7 @@ def simulate(
         thread.join()
     if sites.errors:
         raise sites.errors[0]
-    return SimulatedRun(model, run.rounds.totals, records, run.site_sha256())
+    return SimulatedRun(model, run.totals, records, run.site_sha256())
 
 
 class _Left(BaseException):

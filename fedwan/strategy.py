@@ -14,10 +14,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedwan.codecs import Codec
-from fedwan.coordinator.policy import RoundPolicy
 from fedwan.coordinator.server_step import ServerStep
 from fedwan.fragments import Fragmentation
 from fedwan.overlap import Overlap
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import Layout, State
 
 if TYPE_CHECKING:

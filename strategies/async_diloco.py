@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from fedwan import outer
 from fedwan.config import Config
-from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
+from fedwan.protocol.policy import on_arrival
 from fedwan.recipes import ARRIVAL, LOCAL_STEPS, codec, nesterov
 from fedwan.strategy import Strategy
 

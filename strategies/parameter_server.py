@@ -11,9 +11,9 @@ and down the updates of all sites.
 from __future__ import annotations
 
 from fedwan.config import Config
-from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_inner
 from fedwan.fragments import whole
+from fedwan.protocol.policy import on_arrival
 from fedwan.recipes import ARRIVAL, codec
 from fedwan.strategy import Strategy
 

@@ -14,13 +14,10 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import Payload, fp32
-from fedwan.coordinator.agreement import Agreement, Claim
-from fedwan.coordinator.intake import Contribution, Intake, Key
+from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.model import GlobalModel
-from fedwan.coordinator.policy import barrier
-from fedwan.coordinator.registry import Registry
 from fedwan.coordinator.server_step import step_outer
-from fedwan.coordinator.servicer import Servicer
+from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
@@ -28,6 +25,10 @@ from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
+from fedwan.protocol.agreement import Agreement, Claim
+from fedwan.protocol.policy import barrier
+from fedwan.protocol.registry import Registry
+from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
 from fedwan.strategy import Strategy
 from tests.support import read_all as read_all  # for tests of the link
@@ -74,16 +75,18 @@ class Bench:
         self.strategy = averaging(len(sites))
         self.events: list[tuple[str, str | None, str]] = []
         self.registry = Registry(sites, silence_s)
-        self.intake = Intake(self.strategy.up, folder / "spool")
+        fragments = self.strategy.fragments(self.layout)
+        self.intake = Intake(self.layout, fragments, self.strategy.up, folder / "spool")
         self.claim = Claim.of(self.hello(sites[0]))
         self.hub = Servicer(
             run_id,
             self.registry,
-            Agreement(sites, len(sites), self.claim),
+            Agreement(sites, len(sites), self.claim, run_id),
             lambda *event: self.events.append(event),
             chunk_bytes,
         )
-        self.hub.start(self.claim, self.intake, self.strategy)
+        self.rounds = CoordinatorRounds(self.strategy, fragments, sites, 1000, 4)
+        self.hub.start(self.layout, self.rounds, self.intake)
 
     def set_model(self) -> GlobalModel:
         (spec,) = self.layout.values()
@@ -92,7 +95,26 @@ class Bench:
         return model
 
     def publish(self, version: int, payload: Payload) -> None:
-        self.hub.publish(0, version, payload)
+        """Hand an update out, whatever was merged."""
+        with self.hub.changed:
+            self.rounds.hold(0, version, payload)
+            self.intake.forget(0, version)
+            self.hub.changed.notify_all()
+
+    def withdraw(self) -> None:
+        """Drop the update that is out."""
+        with self.hub.changed:
+            self.rounds.withdraw(0)
+
+    def forget(self) -> None:
+        """Free the files that contributions are in."""
+        for site in self.registry.sites:
+            for version in range(3):
+                if (found := self.contribution(site, version)) is not None:
+                    found.reception.close()
+
+    def is_live(self, site: str) -> bool:
+        return site in self.registry.live(time.monotonic())
 
     def hello(self, site: str, session: str = "") -> wire.Hello:
         (spec,) = self.layout.values()
@@ -109,7 +131,7 @@ class Bench:
 
     def contribution(self, site: str, version: int = 0) -> Contribution | None:
         with self.hub.changed:
-            return self.intake.ready(Key(wire.UploadHeader.CONTRIBUTION, 0, version, site))
+            return self.rounds.contribution(Key(0, version, site))
 
     def value(self, site: str, version: int = 0) -> float:
         """The one number that a site's contribution consists of."""

@@ -18,7 +18,6 @@ from fedwan.app import load_strategy
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, InnerConfig, merge
-from fedwan.coordinator import rounds
 from fedwan.coordinator import run as coordinated
 from fedwan.coordinator.servicer import Servicer
 from fedwan.data import InMemory, Shard
@@ -213,7 +212,6 @@ def run_tiny(
     strategy = strategy or load_strategy(config.strategy).build(config)
     # Parties in one process need not wait half a second for one another.
     with (
-        patch.object(rounds, "TICK_S", 0.02),
         patch.object(coordinated, "TICK_S", 0.02),
         patch.object(site_module, "ASK_AGAIN_S", 0.02),
     ):

@@ -213,7 +213,7 @@ def build(config, device):
 """
 CUTTING = """
 from fedwan.codecs import fp32
-from fedwan.coordinator.policy import barrier
+from fedwan.protocol.policy import barrier
 from fedwan.recipes import STREAM, fragmentation
 from fedwan.strategy import Strategy
 

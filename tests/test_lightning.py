@@ -72,7 +72,7 @@ def trained(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for the farewell of a site whose script has failed."""
-    monkeypatch.setattr("fedwan.coordinator.rounds.FAREWELL_S", 0.1)
+    monkeypatch.setattr("fedwan.coordinator.run.FAREWELL_S", 0.1)
 
 
 def same(one: State, other: State) -> bool:

@@ -16,7 +16,7 @@ from benchmarks.harness.processes import save_json
 from benchmarks.harness.stopwatch import STOPWATCH
 from benchmarks.peers.spec import Spec
 from benchmarks.peers.workload import Part
-from fedwan.coordinator.ema import update_ema
+from fedwan.coordinator.model import update_ema
 from fedwan.state import State, clone, hash_state, layout_of
 
 __all__ = ["Curve", "save_site"]

@@ -1,173 +1,254 @@
-"""The intake: contributions on their way in, checked, laid out for merging in site order.
+"""The intake: payloads on their way in, chunk by chunk, and the check before one may be merged.
 
-Every contribution is idempotent under (kind, fragment, version, site): sending it again, whole or
-in part, from the same process or from its successor, changes nothing once it was accepted.
-Not locked: the servicer holds its lock around every call but `inspect`.
+An upload is idempotent under (kind, fragment, version, site): sending it again, whole or in part,
+from the same process or from its successor, changes nothing once it was accepted. One pass over a
+whole payload checks its layout, its checksum and that every value is finite, and measures the norm
+of each network's part from the codes themselves. Nothing of a contribution that fails reaches the
+global state.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import threading
+from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from fedwan.codecs import Codec, fp32
-from fedwan.codecs.payload import Source
-from fedwan.coordinator.gate import inspect
-from fedwan.coordinator.reception import ChunkedReception
+from fedwan.codecs.payload import Bytes, Source
 from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.state import Layout
+from fedwan.link.buffer import Buffer, FileBuffer
+from fedwan.protocol.rounds import Key
+from fedwan.state import Layout, Role, network_of
 
-__all__ = ["Contribution", "Intake", "Key"]
+__all__ = ["Contribution", "Intake", "Reception", "Upload", "inspect"]
 
+SPOOL_BYTES = 8 << 20
+"""Payloads from this size on are spooled to a file, so that memory does not grow with the sites."""
+MIN_CHUNK_BYTES = 1 << 10
 MAX_CHECKS = 8
 """Payloads checked at once, at most; as many as there are cores if these are fewer."""
 
 
-class Key(NamedTuple):
-    """What makes a contribution the same contribution."""
+class Upload(NamedTuple):
+    """What is on its way in."""
 
     kind: wire.UploadHeader.Kind
-    fragment: int
-    version: int
-    site: str
+    key: Key
+
+
+class Reception:
+    """Collects the chunks of one payload, in any order, from any number of stripes.
+
+    Args:
+        header: what was announced; `num_bytes` was checked against what the fragment needs.
+        folder: for payloads too large to hold in memory.
+    """
+
+    def __init__(self, header: wire.UploadHeader, folder: Path) -> None:
+        if header.chunk_bytes < MIN_CHUNK_BYTES:
+            raise PayloadError(
+                f"chunks of {header.chunk_bytes} bytes are too small; the least are "
+                f"{MIN_CHUNK_BYTES}"
+            )
+        self.header = header
+        self._missing = set(range(-(-header.num_bytes // header.chunk_bytes)))
+        self._writing: set[int] = set()
+        self._lock = threading.Lock()
+        self._buffer: Buffer | FileBuffer = (
+            Buffer(header.num_bytes)
+            if header.num_bytes < SPOOL_BYTES
+            else FileBuffer(header.num_bytes, folder)
+        )
+        self._is_claimed = False
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """See `fedwan.link.base.Reception`."""
+        chunk_bytes, num_bytes = self.header.chunk_bytes, self.header.num_bytes
+        index, rest = divmod(offset, chunk_bytes)
+        if rest or len(data) != min(chunk_bytes, num_bytes - offset):
+            raise PayloadError(
+                f"chunk of {len(data)} bytes at {offset} does not fit a payload of "
+                f"{num_bytes} bytes in chunks of {chunk_bytes}; refused"
+            )
+        with self._lock:
+            if index not in self._missing:
+                return
+            # One writer a chunk: a late one must not touch bytes that were checked meanwhile.
+            self._missing.discard(index)
+            self._writing.add(index)
+        try:
+            self._buffer.write(offset, data)
+        except BaseException:
+            with self._lock:
+                self._missing.add(index)
+            raise
+        finally:
+            with self._lock:
+                self._writing.discard(index)
+
+    def missing(self) -> list[int]:
+        """Numbers of the chunks that are not here yet."""
+        with self._lock:
+            return sorted(self._missing | self._writing)
+
+    def claim(self) -> Source | None:
+        """The whole payload, for the first caller after the last chunk; None for all others."""
+        with self._lock:
+            if self._missing or self._writing or self._is_claimed:
+                return None
+            self._is_claimed = True
+            return self._buffer
+
+    def close(self) -> None:
+        """Drop the payload."""
+        self._buffer.close()
 
 
 class Contribution(NamedTuple):
     """A whole, checked payload, ready to be merged."""
 
-    site: str
     payload: Source
-    reception: ChunkedReception
+    reception: Reception
     work: wire.Work
     norms: dict[str, float]
-    checksum: int
 
 
 class Intake:
-    """Receptions that are open and contributions that are whole.
+    """Receptions that are open. Not locked, but for `inspect`, which needs no lock.
 
     Args:
+        layout: of the model.
+        fragments: of the model.
         up: codec of contributions.
         folder: for large payloads.
     """
 
-    def __init__(self, up: Codec, folder: Path) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        fragments: Sequence[Fragment],
+        up: Codec,
+        folder: Path,
+    ) -> None:
+        self._layout = layout
+        self._fragments = fragments
         self._up = up
         self._folder = folder
-        self._fragments: Sequence[Fragment] = ()
-        self._layout: Layout = {}
-        self._open: dict[Key, ChunkedReception] = {}
-        self._ready: dict[Key, Contribution] = {}
+        self._open: dict[Upload, Reception] = {}
         # Threads of its own, few: each holds a record, and all sites' payloads come at once. The
         # first to be whole is the first to be checked, so that merging begins while others wait.
         self._checks = ThreadPoolExecutor(min(MAX_CHECKS, os.cpu_count() or 1), "check")
 
-    def set_layout(self, layout: Layout, fragments: Sequence[Fragment]) -> None:
-        """What payloads must look like from now on."""
-        self._layout = layout
-        self._fragments = fragments
-
-    def codec_and_layout(self, key: Key) -> tuple[Codec, Layout]:
-        """How a payload is written: initial weights exactly, contributions by the run's codec.
+    def check(self, upload: Upload) -> None:
+        """Refuse what names nothing that this run has, before anything is kept under it.
 
         Raises:
-            PayloadError: there is no such fragment.
+            PayloadError: the kind, or the fragment.
         """
-        if key.kind == wire.UploadHeader.INITIAL:
-            return fp32(), whole(self._layout)[0].layout
-        if key.fragment >= len(self._fragments):
+        kind, (fragment, version, _) = upload
+        if kind == wire.UploadHeader.INITIAL:
+            is_good = fragment == version == 0
+        else:
+            is_good = kind == wire.UploadHeader.CONTRIBUTION and fragment < len(self._fragments)
+        if not is_good:
             raise PayloadError(
-                f"fragment {key.fragment} does not exist, there are {len(self._fragments)}; "
-                "start site and coordinator from the same app"
+                f"upload of kind {kind} for fragment {fragment}, version {version} is none that "
+                "this run has; start site and coordinator from the same app"
             )
-        return self._up, self._fragments[key.fragment].layout
 
-    def open(self, key: Key, header: wire.UploadHeader) -> ChunkedReception:
+    def open(self, upload: Upload, header: wire.UploadHeader) -> Reception:
         """The reception for a payload; a new attempt with other bytes replaces the old one.
 
         Raises:
             PayloadError: the announced size is not what this fragment takes, or no samples stand
                 behind it. Nothing is allocated.
         """
-        if key.kind == wire.UploadHeader.CONTRIBUTION and header.work.samples == 0:
+        if upload.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
             raise PayloadError(
                 "contribution of 0 samples announced, which has no weight; "
                 "take at least one step between two uploads"
             )
-        codec, layout = self.codec_and_layout(key)
+        codec, layout = self._codec_and_layout(upload)
         expected = codec.payload_bytes(layout)
         if header.num_bytes != expected:
             raise PayloadError(
                 f"payload of {header.num_bytes} bytes announced where the {codec.name} codec "
                 f"makes {expected}; set the same codec and model on both sides"
             )
-        present = self._open.get(key)
+        present = self._open.get(upload)
         if present is not None:
             same = present.header.checksum == header.checksum
             if same and present.header.chunk_bytes == header.chunk_bytes:
                 return present
-            self._open.pop(key).close()
-        reception = ChunkedReception(header, self._folder)
-        self._open[key] = reception
+            self.close(upload)
+        reception = self._open[upload] = Reception(header, self._folder)
         return reception
 
-    def find(self, key: Key) -> ChunkedReception | None:
-        """The reception that is open under a key."""
-        return self._open.get(key)
+    def _codec_and_layout(self, upload: Upload) -> tuple[Codec, Layout]:
+        """How a payload is written: initial weights exactly, contributions by the run's codec."""
+        if upload.kind == wire.UploadHeader.INITIAL:
+            return fp32(), whole(self._layout)[0].layout
+        return self._up, self._fragments[upload.key.fragment].layout
 
-    def inspect(self, key: Key, payload: Source) -> dict[str, float]:
-        """See `gate.inspect`; needs no lock, waits its turn and takes a pass over the payload."""
-        codec, layout = self.codec_and_layout(key)
+    def find(self, upload: Upload) -> Reception | None:
+        """The reception that is open."""
+        return self._open.get(upload)
+
+    def inspect(self, upload: Upload, payload: Source) -> dict[str, float]:
+        """See `inspect` below; waits its turn, and takes a pass over the payload."""
+        codec, layout = self._codec_and_layout(upload)
         return self._checks.submit(inspect, payload, layout, codec).result()
 
-    def accept(self, key: Key, contribution: Contribution) -> None:
-        """Lay a checked contribution out for merging."""
-        self._open.pop(key, None)
-        self._ready[key] = contribution
+    def take(self, upload: Upload) -> None:
+        """A payload was accepted: its reception is its contribution's from now on."""
+        self._open.pop(upload, None)
 
-    def reject(self, key: Key) -> None:
-        """Drop what is open under a key."""
-        reception = self._open.pop(key, None)
+    def close(self, upload: Upload) -> None:
+        """Drop what is open."""
+        reception = self._open.pop(upload, None)
         if reception is not None:
             reception.close()
 
-    def ready(self, key: Key) -> Contribution | None:
-        """The contribution under a key, if it is whole."""
-        return self._ready.get(key)
+    def forget(self, fragment: int, before: int) -> None:
+        """Drop what is open for a fragment's versions before one."""
+        for upload in list(self._open):
+            key = upload.key
+            is_initial = upload.kind == wire.UploadHeader.INITIAL
+            if is_initial or (key.fragment == fragment and key.version < before):
+                self.close(upload)
 
-    def whole(self, fragment: int) -> list[tuple[Key, Contribution]]:
-        """A fragment's contributions that are ready, in the order in which they became whole."""
-        return [
-            (key, contribution)
-            for key, contribution in self._ready.items()
-            if key.kind == wire.UploadHeader.CONTRIBUTION and key.fragment == fragment
-        ]
 
-    def drop(self, key: Key) -> None:
-        """Forget one contribution, and the disk it took."""
-        contribution = self._ready.pop(key, None)
-        if contribution is not None:
-            contribution.reception.close()
+def inspect(payload: Source, layout: Layout, codec: Codec) -> dict[str, float]:
+    """Check a payload from end to end; the norm of the parameters' part, by network.
 
-    def forget(self, fragment: int, up_to_version: int) -> int:
-        """Drop everything of a fragment up to and including a version, and the disk it took.
+    Args:
+        payload: as received.
+        layout: of the fragment it claims to be.
+        codec: the run's codec for contributions.
 
-        Returns:
-            How many contributions were whole among them.
-        """
-        for key in [k for k in self._open if self._is_past(k, fragment, up_to_version)]:
-            self._open.pop(key).close()
-        past = [k for k in self._ready if self._is_past(k, fragment, up_to_version)]
-        for key in past:
-            self._ready.pop(key).reception.close()
-        return sum(key.kind == wire.UploadHeader.CONTRIBUTION for key in past)
-
-    @staticmethod
-    def _is_past(key: Key, fragment: int, version: int) -> bool:
-        is_contribution = key.kind == wire.UploadHeader.CONTRIBUTION
-        return not is_contribution or (key.fragment == fragment and key.version <= version)
+    Raises:
+        PayloadError: see `Codec.read_each`; or a value is not finite.
+    """
+    squares: dict[str, float] = defaultdict(float)
+    for name, coded in codec.read_each(payload, layout):
+        spec = layout[name]
+        if spec.role is not Role.PARAMETER and not spec.dtype.is_floating_point:
+            continue
+        square = coded.sum_of_squares()
+        if not math.isfinite(square):
+            raise PayloadError(
+                f"tensor {name!r} holds values that are not finite, or too large to square; "
+                "lower the inner learning rate or clip the gradients at that site"
+            )
+        if spec.role is Role.PARAMETER:
+            squares[network_of(name)] += square
+        elif spec.role is Role.VARIANCE and bool((coded.tensor() < 0).any()):
+            raise PayloadError(f"variance {name!r} is below zero; refused")
+    return {network: math.sqrt(square) for network, square in squares.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ import xxhash
 
 from fedwan.codecs import Payload, fp32, plain
 from fedwan.config import Config
-from fedwan.coordinator.ema import update_ema
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
 from fedwan.state import (
@@ -39,7 +38,7 @@ from fedwan.state import (
 from fedwan.strategy import Strategy
 from fedwan.workloads.moments import is_moment
 
-__all__ = ["GlobalModel", "read_meta"]
+__all__ = ["GlobalModel", "read_meta", "update_ema"]
 
 CHECKPOINT = "coordinator.safetensors"
 
@@ -145,7 +144,11 @@ class GlobalModel:
     @property
     def version(self) -> int:
         """Whole rounds that every fragment has had."""
-        return rounds_done(self.fragments, self.versions)
+        return self.version_of(self.versions)
+
+    def version_of(self, versions: Sequence[int]) -> int:
+        """The same of other versions of the fragments."""
+        return rounds_done(self.fragments, versions)
 
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""
@@ -234,3 +237,24 @@ class GlobalModel:
                 f"{len(model.fragments)}; resume with the settings that it began with"
             )
         return model
+
+
+def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life: float) -> None:
+    """Move `ema` towards `state`, in place; counters are copied.
+
+    β = 0.5 ^ (samples / half-life), as in EDM2 (2312.02696): the average does not depend on how
+    many steps, sites or samples make a round.
+
+    Args:
+        ema: the average; same names as `state`.
+        state: the new global state.
+        layout: for the tensors' roles.
+        samples: over all sites since the last call.
+        half_life: samples after which an old state counts half; above 0.
+    """
+    weight = 1.0 - 0.5 ** (samples / half_life)
+    for name, value in state.items():
+        if layout[name].role is Role.COUNTER:
+            ema[name].copy_(value)
+        else:
+            ema[name].lerp_(value, weight)

@@ -1,35 +1,59 @@
-"""One run at the coordinator: wait until the sites agree, then train.
+"""The life of a run, seen from the coordinator.
 
-It knows no workload: layout, kinds and steps come with Join, the strategy from the configuration.
+    wait until the sites agree, and for the initial weights of one of them
+    until the last version: merge contributions in site order as they become whole
+                            commit one outer update of all networks, or none
+                            publish it, record it, checkpoint, ask for quality
+    ask for the final quality, stop the sites, hear their farewells
+
+It knows no workload, and no strategy by name: layout, kinds and steps come with Join.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, cast
+from queue import Empty
+from typing import Any, NoReturn, cast
 
 from fedwan.app import complete, load_strategy, sources
+from fedwan.codecs import fp32
 from fedwan.config import Config, site_names
-from fedwan.coordinator.agreement import Agreement, Claim
-from fedwan.coordinator.intake import Intake
+from fedwan.coordinator.intake import Contribution, Intake
+from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, read_meta
-from fedwan.coordinator.registry import Registry
-from fedwan.coordinator.rounds import Rounds
-from fedwan.coordinator.servicer import Servicer
-from fedwan.coordinator.totals import Totals
+from fedwan.coordinator.quality import Finding, find
+from fedwan.coordinator.records import RoundRows, Totals
+from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
+from fedwan.data.splits import has_own_data
+from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
+from fedwan.fragments import whole
+from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import CHUNK_BYTES
+from fedwan.memory import Tidier
+from fedwan.protocol.agreement import Agreement, Claim
+from fedwan.protocol.evaluation import Evaluation
+from fedwan.protocol.registry import Registry
+from fedwan.protocol.rounds import Merge, Round
+from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 
 __all__ = ["CoordinatedRun"]
 
 TICK_S = 0.5
+"""How often the run looks for lost sites while nothing arrives."""
+PAST_VERSIONS = 1000
+"""Versions whose progress is remembered, for reports of quality that come later."""
+FAREWELL_S = 20.0
+"""How long the coordinator waits for farewells when the run is stopped before its end."""
 
 
 class CoordinatedRun:
-    """Between sites and round loop.
+    """One run.
 
     Args:
         config: resolved; of a script's own networks as far as it can be without them.
@@ -54,29 +78,40 @@ class CoordinatedRun:
         silence_s: float = 10.0,
     ) -> None:
         self.config = config
+        self.totals = Totals()
         self._folder = folder
         self._record = record
         self._on_samples = on_samples
-        self._strategy = strategy
-        self._sources = None if strategy else sources(config)
-        names = site_names(config)
-        self._registry = Registry(names, silence_s, time.monotonic)
-        self._agreement = Agreement(names, config.round.quorum or len(names))
-        self.hub = Servicer(
-            run_id, self._registry, self._agreement, event, CHUNK_BYTES, self._sources
-        )
-        self._resumed: tuple[GlobalModel, Totals] | None = None
-        self._rounds: Rounds | None = None
-
-    @property
-    def rounds(self) -> Rounds:
-        """The round loop, once the run has begun."""
-        assert self._rounds is not None, "sites have agreed"
-        return self._rounds
+        self._own_strategy = strategy
+        self._names = site_names(config)
+        self._registry = Registry(self._names, silence_s)
+        needed = config.round.quorum or len(self._names)
+        known = None if strategy else sources(config)
+        self._agreement = Agreement(self._names, needed, run_id=run_id, sources=known)
+        self.hub = Servicer(run_id, self._registry, self._agreement, event, CHUNK_BYTES)
+        self._resumed: GlobalModel | None = None
+        self._progress_at: dict[int, int] = {0: 0}
+        """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
+        self._mergers: dict[int, Merger] = {}
+        self._tidier = Tidier()
+        self._evaluation = Evaluation(has_own_data(config.data))
+        self._began_s = time.monotonic()
 
     def share_done(self) -> float:
         """Of the run, 0 to 1."""
-        return self._rounds.share_done() if self._rounds else 0.0
+        if self.hub.model is None:
+            return 0.0
+        return self.hub.rounds.progress * self._strategy.h / self.config.steps
+
+    def elapsed_s(self) -> float:
+        """Wall time of this run, with that before it was resumed."""
+        return self.totals.wall_s + time.monotonic() - self._began_s
+
+    def site_sha256(self) -> dict[str, str]:
+        """Hash of the weights that each site ended with."""
+        return {name: word.global_sha256 for name, word in self.hub.farewells.items()}
+
+    # The story -----------------------------------------------------------------------------
 
     def resume(self) -> int:
         """Go on from the checkpoint in the run's folder; the version that it is of.
@@ -84,20 +119,20 @@ class CoordinatedRun:
         Raises:
             CheckpointError: there is none, or it is not of this run's strategy.
         """
-        meta = read_meta(self._folder / "checkpoint")
+        folder = self._folder / "checkpoint"
+        meta = read_meta(folder)
         try:
             claim = Claim(*meta["claim"])
-            totals = Totals(**meta["totals"])
+            self.totals = Totals(**meta["totals"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
-                f"checkpoint in {self._folder / 'checkpoint'} is of another version of fedwan "
+                f"checkpoint in {folder} is of another version of fedwan "
                 f"({error}); resume with the one that it began with"
             ) from None
         self._agreement.agreed = claim
         self._settle(claim)
-        model = GlobalModel.load(self._folder / "checkpoint", self._built, self.config)
-        self._resumed = model, totals
-        return model.version
+        self._resumed = GlobalModel.load(folder, self._strategy, self.config)
+        return self._resumed.version
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
         """Train to the last version.
@@ -107,47 +142,183 @@ class CoordinatedRun:
 
         Raises:
             UserError: sites do not agree on what they train.
-            RunStopped: too few sites for longer than patience allows.
+            RunStopped: too few sites for longer than patience allows; a checkpoint was written.
         """
         claim = self._await_agreement()
         self._settle(claim)
         on_agreed(self.config)
-        self.hub.start(
-            claim,
-            Intake(self._built.up, self._folder / "spool"),
-            self._built,
-        )
-        self._rounds = Rounds(
-            self.config,
-            self._folder / "checkpoint",
-            self._built,
-            self.hub,
+        self._rows = RoundRows(
             self._record,
-            self._on_samples,
+            corrects=self._strategy.hook is not None and not self._strategy.overlap.tau,
         )
-        if self._resumed:
-            self._rounds.resume(*self._resumed)
-        return self._rounds.run()
-
-    def site_sha256(self) -> dict[str, str]:
-        """Hash of the weights that each site ended with."""
-        return {name: word.global_sha256 for name, word in self.hub.farewells.items()}
+        rounds = self._start(claim)
+        model = self._resumed or self._await_initial(claim)
+        self.hub.set_model(model)
+        while not rounds.is_done:
+            before, version = rounds.progress, rounds.version
+            while rounds.version == version:
+                self._round(model, rounds)
+            self._after_version(model, before)
+        self._rows.look()
+        self._final_quality(model)
+        self.hub.finish("the run is complete", is_complete=True)
+        # A live site on a slow link may still be fetching the last update.
+        self._await_farewells(self.config.round.patience_s)
+        self._compare_weights(model)
+        self.checkpoint(model)
+        return model
 
     def _settle(self, claim: Claim) -> None:
         """Build the strategy for what the sites train."""
         self.config = complete(self.config, cast(Any, claim.kinds), claim.num_steps)
-        self._built = self._strategy or load_strategy(self.config.strategy).build(self.config)
+        built = self._own_strategy or load_strategy(self.config.strategy).build(self.config)
+        self._strategy: Strategy = built
+
+    def _start(self, claim: Claim) -> CoordinatorRounds:
+        """Admit the sites."""
+        config, strategy, layout = self.config, self._strategy, claim.layout
+        fragments = strategy.fragments(layout)
+        keeps_updates = strategy.policy.arrivals_from is not None
+        rounds = CoordinatorRounds(
+            strategy,
+            fragments,
+            self._names,
+            config.steps // strategy.h,
+            config.data.batch,
+            # Past updates may weigh what the weights do.
+            sum(fragment.num_bytes for fragment in fragments) if keeps_updates else 0,
+            self._resumed.versions if self._resumed else (),
+            self.totals.samples,
+        )
+        rounds.dropped = self.totals.dropped
+        self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
+        self.hub.durable_version = rounds.version
+        self._progress_at[rounds.version] = rounds.progress
+        intake = Intake(layout, fragments, strategy.up, self._folder / "spool")
+        self.hub.start(layout, rounds, intake, keeps_updates=keeps_updates)
+        return rounds
+
+    # A round -------------------------------------------------------------------------------
+
+    def _round(self, model: GlobalModel, rounds: CoordinatorRounds) -> None:
+        hub, began_s = self.hub, time.monotonic()
+        with hub.changed:
+            round_ = rounds.begin(began_s)
+        fragment = round_.fragment
+        merger = self._mergers.setdefault(fragment.index, Merger(fragment.layout))
+        samples = self._gather(model, round_, merger)
+        before = merger.sampler.of(model.state)
+        payload = model.commit(
+            fragment,
+            merger.take(),
+            round_.samples,
+            rounds.times(),
+            rounds.run_step,
+            is_alone=len(round_.merged) == 1,
+        )
+        hub.publish(payload, is_own=model.takes_over)
+        self.totals.add_round(round_.merged)
+        round_s = time.monotonic() - began_s
+        self._rows.add(round_, samples, before, rounds.run_step, round_s)
+        self._notice_lost()
+        self._take_reports()
+
+    def _gather(
+        self, model: GlobalModel, round_: Round[Contribution], merger: Merger
+    ) -> list[Sample]:
+        """Merge contributions until the policy closes the round; a sample of each."""
+        samples: list[Sample] = []
+        is_paused = False
+        while True:
+            verdict, merges = self.hub.advance()
+            for merge in merges:
+                if round_.is_on_arrival and len(self._names) > 1:
+                    # One contribution must not replace the running statistics of all.
+                    merger.keep(model.state, len(self._names) - 1.0)
+                samples.append(self._merge(merge, round_, merger))
+                self._tidier.tidy()
+            if verdict == "close":
+                return samples
+            if verdict == "stop":
+                self._stop_for_absence(model, round_)
+            is_paused = self._idle(model, round_, is_paused)
+
+    def _merge(
+        self, merge: Merge[Contribution], round_: Round[Contribution], merger: Merger
+    ) -> Sample:
+        nominal = self.hub.rounds.nominal // round_.fragment.times
+        return merger.add(
+            self._strategy.up.read_each(merge.contribution.payload, round_.fragment.layout),
+            merge.contribution.work.samples / nominal,
+            merge.scale,
+        )
+
+    def _idle(self, model: GlobalModel, round_: Round[Contribution], is_paused: bool) -> bool:
+        """Wait for the next contribution; notice sites that fell silent."""
+        hub = self.hub
+        with hub.changed:
+            if hub.rounds.is_idle():
+                hub.changed.wait(TICK_S)
+        self._tidier.tidy()  # many chunks were received meanwhile
+        self._notice_lost()
+        self._take_reports()
+        self._heed_stop(model)
+        self._heed_refusals()
+        with hub.changed:
+            now_s = time.monotonic()
+            num_live = len(self._registry.live(now_s))
+            missing = hub.rounds.missing(self._registry.absent(now_s), num_live)
+        if missing and not is_paused:
+            text = f"round {round_.version + 1} waits for {', '.join(missing)}"
+            self._event("paused", None, text)
+        return bool(missing)
+
+    def _stop_for_absence(self, model: GlobalModel, round_: Round[Contribution]) -> NoReturn:
+        self.checkpoint(model)
+        policy = self._strategy.policy
+        with self.hub.changed:
+            owing = ", ".join(self.hub.rounds.owing(self._live()))
+        text = (
+            f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
+            f"{owing} and is below its quorum of {policy.quorum}; "
+            "bring the sites back and continue with --resume, or set round.quorum"
+        )
+        self._stop(text)
+
+    def _stop(self, text: str, error: type[UserError | RunStopped] = RunStopped) -> NoReturn:
+        self.hub.finish(text)
+        self._await_farewells(FAREWELL_S)
+        raise error(text)
+
+    def _heed_refusals(self) -> None:
+        """End a run that nothing can come of: no contribution was fit for some rounds."""
+        if self.hub.rounds.is_hopeless:
+            text = (
+                f"{self.hub.rounds.refused} contributions in a row were refused, and none was "
+                f"merged: {self.hub.last_refusal}"
+            )
+            self._stop(text, UserError)
+
+    def _heed_stop(self, model: GlobalModel | None) -> None:
+        """Stop if the servicer was told to, from outside."""
+        if self.hub.stop_text:
+            if model is not None:
+                self.checkpoint(model)
+            self._await_farewells(FAREWELL_S)
+            raise RunStopped(self.hub.stop_text)
+
+    # Beginning and end ---------------------------------------------------------------------
 
     def _await_agreement(self) -> Claim:
-        deadline = time.monotonic() + self.config.round.patience_s
-        hub = self.hub
+        agreement, hub = self._agreement, self.hub
+        deadline_s = time.monotonic() + self.config.round.patience_s
         while True:
             with hub.changed:
-                if self._agreement.agreed is None:
+                if agreement.agreed is None:
                     hub.changed.wait(TICK_S)
-                for name in self._registry.newly_lost():
-                    self._agreement.forget(name)
-                agreed, dispute = self._agreement.agreed, self._agreement.dispute()
+                for name in self._registry.newly_lost(time.monotonic()):
+                    agreement.forget(name)
+                agreed, dispute = agreement.agreed, agreement.dispute()
             if agreed is not None:
                 return agreed
             if dispute:
@@ -155,10 +326,151 @@ class CoordinatedRun:
                 raise UserError(f"the sites do not agree on what they train: {dispute}")
             if hub.stop_text:
                 raise RunStopped(hub.stop_text)
-            if time.monotonic() > deadline:
-                text = (
-                    f"{self._agreement.waits_for()}, after {self.config.round.patience_s:g} s; "
+            if time.monotonic() > deadline_s:
+                self._give_up(
+                    f"{agreement.waits_for()}, after {self.config.round.patience_s:g} s; "
                     "check that their services run and can reach the coordinator"
                 )
-                hub.finish(text)
-                raise RunStopped(text)
+
+    def _await_initial(self, claim: Claim) -> GlobalModel:
+        hub = self.hub
+        deadline_s = time.monotonic() + self.config.round.patience_s
+        while True:
+            with hub.changed:
+                if hub.initial is None:
+                    hub.changed.wait(TICK_S)
+                payload = hub.initial
+            self._tidier.tidy()
+            if payload is not None:
+                break
+            lost = self._notice_lost()
+            with hub.changed:
+                self._registry.replace_first(lost, time.monotonic())
+            self._heed_stop(None)
+            if time.monotonic() > deadline_s:
+                self._give_up(
+                    f"no site has sent initial weights for {self.config.round.patience_s:g} s; "
+                    "check that the sites' services run and can reach the coordinator"
+                )
+        initial = fp32().decode(payload, whole(claim.layout)[0].layout)
+        model = GlobalModel(initial, claim.layout, self._strategy, self.config.half_life)
+        if model.initial_sha256 != claim.initial_sha256:
+            self._give_up(
+                f"the initial weights that were sent hash to {model.initial_sha256[:12]}, those "
+                f"that the sites hold to {claim.initial_sha256[:12]}; start the run again"
+            )
+        return model
+
+    def _give_up(self, text: str) -> NoReturn:
+        self.hub.finish(text)
+        raise RunStopped(text)
+
+    def _final_quality(self, model: GlobalModel) -> None:
+        deadline_s = time.monotonic() + self.config.round.patience_s
+        while self.totals.quality_version < model.version and time.monotonic() < deadline_s:
+            with self.hub.changed:
+                live = self._live()
+            if self._evaluation.is_idle(live):
+                self._ask_quality()
+            with self.hub.changed:
+                if self.hub.reports.empty():
+                    self.hub.changed.wait(TICK_S)
+            self._notice_lost()
+            self._take_reports()
+            self._heed_stop(model)
+
+    def _await_farewells(self, patience_s: float) -> None:
+        deadline_s = time.monotonic() + patience_s
+        with self.hub.changed:
+            while self._live() and time.monotonic() < deadline_s:
+                self.hub.changed.wait(TICK_S)
+        for farewell in self.hub.farewells.values():
+            self.totals.add_work(farewell.work)
+
+    def _compare_weights(self, model: GlobalModel) -> None:
+        """Tell of sites that ended with other weights."""
+        mine = hash_state(model.state)
+        for site, theirs in self.site_sha256().items():
+            if theirs and theirs != mine:
+                self._event(
+                    "warning",
+                    site,
+                    f"{site} ended with weights {theirs[:12]}, the coordinator "
+                    f"with {mine[:12]}: their arithmetic differs (another device or library?)",
+                    finding="different_weights",
+                )
+
+    # After each version --------------------------------------------------------------------
+
+    def _after_version(self, model: GlobalModel, before: int) -> None:
+        rounds, config = self.hub.rounds, self.config
+        now = rounds.progress
+        if self._strategy.clock == "samples":  # elsewhere a version is the progress
+            self._progress_at[rounds.version] = now
+            while len(self._progress_at) > PAST_VERSIONS:
+                del self._progress_at[next(iter(self._progress_at))]
+        if rounds.is_done or _crosses(-(-config.eval.every // self._strategy.h), before, now):
+            self._ask_quality()
+        if _crosses(config.checkpoint.every, before, now):
+            self.checkpoint(model)
+
+    def checkpoint(self, model: GlobalModel) -> None:
+        """Write everything that a resumed run needs."""
+        totals, hub = self.totals, self.hub
+        totals.rejected, totals.rejoins = hub.rejected, self._registry.rejoins
+        totals.dropped = hub.rounds.dropped
+        row = asdict(totals) | {"wall_s": self.elapsed_s()}
+        model.save(self._folder / "checkpoint", {"totals": row, "claim": self._agreement.agreed})
+        hub.durable_version = model.version
+
+    def _ask_quality(self) -> None:
+        """Have the EMA weights measured, if possible by a site that keeps up."""
+        with self.hub.changed:
+            for site in self._evaluation.choose(self._live(), self.hub.rounds.latest):
+                self._registry.tell(site, wire.CoordinatorSignal.EVALUATE)
+
+    def _take_reports(self) -> None:
+        while True:
+            try:
+                self._evaluation.hear(*self.hub.reports.get_nowait())
+            except Empty:
+                break
+        with self.hub.changed:
+            live = self._live()
+        for answers in self._evaluation.found(live):
+            self._take_finding(find(answers))
+
+    def _take_finding(self, finding: Finding) -> None:
+        sites, version, figures, samples, complaint = finding
+        site = ", ".join(sites)
+        if "fd" in figures and not math.isfinite(figures["fd"]):
+            self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
+        if complaint:
+            self._event("warning", site, complaint)
+        step = self._progress_at.get(version, version) * self._strategy.h
+        if version == 0:
+            self.totals.untrained = figures
+        if version >= self.totals.quality_version:
+            self.totals.quality = figures
+            self.totals.quality_version = version
+            self._on_samples(version, step, samples)
+        self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
+
+    def _live(self) -> list[str]:
+        """Sites that are there; the lock is held."""
+        return self._registry.live(time.monotonic())
+
+    def _notice_lost(self) -> list[str]:
+        with self.hub.changed:
+            lost = self._registry.newly_lost(time.monotonic())
+        for name in lost:
+            self._event("lost", name, f"{name} has fallen silent")
+        return lost
+
+    def _event(self, event: str, site: str | None, text: str, **details: str) -> None:
+        self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
+
+
+def _crosses(every: int, before: int, now: int) -> bool:
+    """Whether a multiple of `every` lies above `before` and not above `now`; never if it is 0."""
+    return bool(every) and now // every > before // every

@@ -83,8 +83,8 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
         outputs.event("stopped", None, str(error))
         raise
     outputs.finish(
-        run.rounds.totals,
-        run.rounds.elapsed_s(),
+        run.totals,
+        run.elapsed_s(),
         model.version,
         model.num_weight_bytes(),
         hash_state(model.state),

@@ -20,7 +20,7 @@ from fedwan.output.units import subject
 from fedwan.output.wandb_log import WandbLog
 
 if TYPE_CHECKING:
-    from fedwan.coordinator.totals import Totals
+    from fedwan.coordinator.records import Totals
 
 __all__ = ["Outputs"]
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from fedwan.coordinator.paces import Paces
 from fedwan.link import wire_pb2 as wire
 from fedwan.planner.clock import Clock
 from fedwan.planner.course import Course
 from fedwan.planner.virtual_own_pace import Answer, OwnPaceJourney
 from fedwan.planner.virtual_rounds import Gathered, RoundLoop
 from fedwan.planner.virtual_site import Timetable
+from fedwan.protocol.policy import Paces
 from fedwan.strategy import Strategy
 
 __all__ = ["OwnPaceCoordinator"]
@@ -33,7 +33,7 @@ class OwnPaceCoordinator(RoundLoop):
         # As in `fedwan.coordinator.updates`: past updates stay out up to the weights' own size.
         keeps = strategy.policy.arrivals_from is not None
         self._num_kept = max(1, table.global_bytes // load.down_bytes) if keeps else 1
-        self._paces = Paces([str(n) for n in range(num_sites)], table.h, strategy.least_steps)
+        self._paces = Paces(table.h, strategy.least_steps)
         self._steps = {str(n): table.h for n in range(num_sites)}
         self._steps_merged = 0
         self._sites: Sequence[OwnPaceJourney] = ()
@@ -142,7 +142,7 @@ class OwnPaceCoordinator(RoundLoop):
             self._steps_merged += site.steps_sent
             work = wire.Work(steps=site.steps_sent, compute_s=site.steps_sent * site.step_s)
             self._paces.note(str(site.index), work)
-        self._steps = self._paces.steps()
+        self._steps = dict(self._paces.steps())
         waiting, self._waiting = self._waiting, []
         if self._is_over():
             for site in self._sites:

@@ -6,11 +6,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from fedwan.coordinator.rounds import PAST_ROUNDS, TICK_S
+from fedwan.coordinator.run import TICK_S
 from fedwan.planner.clock import Clock
 from fedwan.planner.course import Course, RoundNote
 from fedwan.planner.loads import Load
 from fedwan.planner.virtual_site import Timetable
+from fedwan.protocol.rounds import PAST_ROUNDS
 from fedwan.strategy import Strategy
 
 __all__ = ["Gathered", "RoundLoop"]

@@ -23,7 +23,7 @@ from benchmarks.peers.run import Outcome, Traffic
 from benchmarks.peers.spec import Spec
 from benchmarks.peers.workload import Part, open_part
 from benchmarks.wan import BARE, WanLink
-from fedwan.coordinator.ema import update_ema
+from fedwan.coordinator.model import update_ema
 from fedwan.data.shard import open_shard
 from fedwan.errors import FedwanError, UserError
 from fedwan.rng import NamedGenerators

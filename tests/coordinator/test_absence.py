@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fedwan.coordinator import rounds
+from fedwan.coordinator import run as run_module
 from fedwan.coordinator.model import GlobalModel, read_meta
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import RunStopped
@@ -38,7 +38,7 @@ H = 3
 
 @pytest.fixture(autouse=True)
 def _brisk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rounds, "FAREWELL_S", 1.0)
+    monkeypatch.setattr(run_module, "FAREWELL_S", 1.0)
 
 
 class Crash(BaseException):
@@ -113,7 +113,10 @@ class Federation:
 
     def reached(self, version: int) -> None:
         """Wait for a version."""
-        eventually(lambda: self.hub and self.hub.updates.version >= version, within_s=20.0)
+        eventually(
+            lambda: self.hub and self.hub.model and self.hub.rounds.version >= version,
+            within_s=20.0,
+        )
 
 
 def staleness(ran: Ran, site: str) -> list[tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedwan.coordinator.ema import update_ema
+from fedwan.coordinator.model import update_ema
 from fedwan.state import Layout, Role, State
 from tests.support import spec
 

@@ -1,8 +1,10 @@
-"""Contributions on their way in: sized, checked, idempotent."""
+"""Payloads on their way in: chunks in any order, sized, checked, idempotent."""
 
 from __future__ import annotations
 
+import math
 import os
+import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,29 +13,144 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedwan.codecs import fp32
+from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.coordinator import intake as intake_module
-from fedwan.coordinator.intake import MAX_CHECKS, Contribution, Intake, Key
-from fedwan.coordinator.reception import ChunkedReception
+from fedwan.coordinator.intake import (
+    MAX_CHECKS,
+    MIN_CHUNK_BYTES,
+    SPOOL_BYTES,
+    Intake,
+    Reception,
+    Upload,
+    inspect,
+)
 from fedwan.errors import PayloadError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import Buffer
-from tests.support import encoded, read_all, spec
+from fedwan.protocol.rounds import Key
+from fedwan.state import Layout, Role, State
+from tests.support import StrictSource, encoded, read_all, spec
 
-LAYOUT = {"g/w": spec((3,))}
-DATA = read_all(encoded({"g/w": torch.tensor([3.0, 0.0, 4.0])}, LAYOUT))
+CHUNK = MIN_CHUNK_BYTES
+SMALL = {"g/w": spec((3,))}
+DATA = read_all(encoded({"g/w": torch.tensor([3.0, 0.0, 4.0])}, SMALL))
 CONTRIBUTION, INITIAL = wire.UploadHeader.CONTRIBUTION, wire.UploadHeader.INITIAL
+
+# Chunks ------------------------------------------------------------------------------------------
+
+
+def reception_of(folder: Path, num_bytes: int, chunk_bytes: int = CHUNK) -> Reception:
+    header = wire.UploadHeader(num_bytes=num_bytes, chunk_bytes=chunk_bytes)
+    return Reception(header, folder)
+
+
+def chunks_of(data: bytes, chunk_bytes: int = CHUNK) -> list[tuple[int, bytes]]:
+    return [(at, data[at : at + chunk_bytes]) for at in range(0, len(data), chunk_bytes)]
+
+
+@pytest.mark.parametrize("num_bytes", [1, CHUNK, 5 * CHUNK + 7])
+def test_chunks_in_any_order_make_the_payload(num_bytes: int, tmp_path: Path) -> None:
+    data = random.Random(num_bytes).randbytes(num_bytes)
+    reception = reception_of(tmp_path, num_bytes)
+    chunks = chunks_of(data)
+    random.Random(0).shuffle(chunks)
+    for offset, chunk in chunks:
+        assert reception.claim() is None
+        reception.write(offset, chunk)
+    payload = reception.claim()
+    assert payload is not None and bytes(payload.read(0, num_bytes)) == data
+
+
+def test_a_chunk_that_came_again_changes_nothing(tmp_path: Path) -> None:
+    reception = reception_of(tmp_path, 2 * CHUNK)
+    for offset in (0, CHUNK):
+        reception.write(offset, b"a" * CHUNK)
+    payload = reception.claim()
+    reception.write(0, b"b" * CHUNK)  # after the bytes were checked
+    assert payload is not None and bytes(payload.read(0, CHUNK)) == b"a" * CHUNK
+
+
+@pytest.mark.parametrize(
+    ("offset", "size"),
+    [(0, 0), (0, CHUNK - 1), (0, CHUNK + 1), (1, CHUNK), (2 * CHUNK, CHUNK), (9 * CHUNK, 1)],
+)
+def test_a_chunk_that_does_not_fit_is_refused(offset: int, size: int, tmp_path: Path) -> None:
+    reception = reception_of(tmp_path, 2 * CHUNK + 1)
+    with pytest.raises(PayloadError, match=f"chunk of {size} bytes at {offset}"):
+        reception.write(offset, bytes(size))
+    assert reception.missing() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("chunk_bytes", [0, 1, MIN_CHUNK_BYTES - 1])
+def test_chunks_so_small_that_they_would_exhaust_memory_are_refused(
+    chunk_bytes: int, tmp_path: Path
+) -> None:
+    with pytest.raises(PayloadError, match="are too small"):
+        reception_of(tmp_path, 1 << 40, chunk_bytes)
+
+
+def test_a_large_payload_is_spooled_to_a_file_without_a_name(tmp_path: Path) -> None:
+    chunk = 1 << 20
+    data = random.Random(1).randbytes(SPOOL_BYTES + 5)
+    reception = reception_of(tmp_path, len(data), chunk)
+    for offset, part in chunks_of(data, chunk):
+        reception.write(offset, part)
+    payload = reception.claim()
+    assert payload is not None and bytes(payload.read(0, len(data))) == data
+    assert list(tmp_path.iterdir()) == []
+    reception.close()
+
+
+def test_a_failed_write_leaves_its_chunk_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(buffer: Buffer, offset: int, data: bytes) -> None:
+        raise OSError("No space left on device")
+
+    reception = reception_of(tmp_path, 2 * CHUNK)
+    reception.write(0, bytes(CHUNK))
+    with monkeypatch.context() as patch:
+        patch.setattr(Buffer, "write", full)
+        with pytest.raises(OSError, match="No space"):
+            reception.write(CHUNK, bytes(CHUNK))
+    assert reception.missing() == [1]
+    reception.write(CHUNK, bytes(CHUNK))
+    assert reception.claim() is not None
+
+
+def test_stripes_may_write_at_the_same_time(tmp_path: Path) -> None:
+    data = random.Random(2).randbytes(200 * CHUNK)
+    reception = reception_of(tmp_path, len(data))
+    claims: list[object] = []
+
+    def stripe(seed: int) -> None:
+        chunks = chunks_of(data)
+        random.Random(seed).shuffle(chunks)
+        for offset, chunk in chunks:
+            reception.write(offset, chunk)
+            if (payload := reception.claim()) is not None:
+                claims.append(bytes(payload.read(0, len(data))) == data)
+
+    threads = [threading.Thread(target=stripe, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert claims == [True]
+
+
+# Uploads -----------------------------------------------------------------------------------------
 
 
 def make(folder: Path) -> Intake:
-    intake = Intake(fp32(), folder)
-    intake.set_layout(LAYOUT, whole(LAYOUT))
-    return intake
+    return Intake(SMALL, whole(SMALL), fp32(), folder)
 
 
-def key(version: int = 0, site: str = "s1", kind: wire.UploadHeader.Kind = CONTRIBUTION) -> Key:
-    return Key(kind, 0, version, site)
+def upload(
+    version: int = 0, site: str = "s1", kind: wire.UploadHeader.Kind = CONTRIBUTION
+) -> Upload:
+    return Upload(kind, Key(0, version, site))
 
 
 def header(
@@ -47,94 +164,60 @@ def header(
     )
 
 
-def source() -> Buffer:
-    buffer = Buffer(len(DATA))
-    buffer.write(0, DATA)
-    return buffer
-
-
-def accept(intake: Intake, at: Key) -> ChunkedReception:
-    reception = intake.open(at, header())
-    intake.accept(at, Contribution(at.site, source(), reception, wire.Work(), {}, 1))
-    return reception
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, len(DATA) - 1, len(DATA) + 1, 1 << 50])
+@pytest.mark.parametrize("num_bytes", [0, len(DATA) - 1, len(DATA) + 1, 1 << 50])
 def test_another_size_than_the_codec_makes_is_refused_before_anything_is_allocated(
     num_bytes: int, tmp_path: Path
 ) -> None:
     intake = make(tmp_path)
     with pytest.raises(PayloadError, match=f"{num_bytes} bytes announced .* fp32 .*{len(DATA)}"):
-        intake.open(key(), header(num_bytes))
-    assert intake.find(key()) is None
+        intake.open(upload(), header(num_bytes))
+    assert intake.find(upload()) is None
 
 
-def test_a_fragment_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PayloadError, match="fragment 7 does not exist, there are 1"):
-        make(tmp_path).open(Key(CONTRIBUTION, 7, 0, "s1"), header())
+@pytest.mark.parametrize(
+    "bad",
+    [
+        Upload(CONTRIBUTION, Key(7, 0, "s1")),
+        Upload(INITIAL, Key(1, 0, "s1")),
+        Upload(INITIAL, Key(0, 1, "s1")),
+        Upload(wire.UploadHeader.MEASUREMENT, Key(0, 0, "s1")),
+    ],
+)
+def test_what_names_nothing_that_the_run_has_is_refused(bad: Upload, tmp_path: Path) -> None:
+    with pytest.raises(PayloadError, match="is none that this run has"):
+        make(tmp_path).check(bad)
 
 
 def test_a_contribution_without_samples_is_refused(tmp_path: Path) -> None:
     intake = make(tmp_path)
     with pytest.raises(PayloadError, match="0 samples"):
-        intake.open(key(), header(samples=0))
-    intake.open(key(kind=INITIAL), header(samples=0))
+        intake.open(upload(), header(samples=0))
+    intake.open(upload(kind=INITIAL), header(samples=0))
 
 
-def test_the_same_bytes_go_on_where_they_stopped(tmp_path: Path) -> None:
+def test_the_same_bytes_go_on_where_they_stopped_and_others_begin_anew(tmp_path: Path) -> None:
     intake = make(tmp_path)
-    assert intake.open(key(), header()) is intake.open(key(), header())
-
-
-@pytest.mark.parametrize("again", [header(checksum=2), header(chunk_bytes=4096)])
-def test_other_bytes_or_chunks_begin_anew(again: wire.UploadHeader, tmp_path: Path) -> None:
-    intake = make(tmp_path)
-    first = intake.open(key(), header())
-    second = intake.open(key(), again)
-    assert second is not first and intake.find(key()) is second
+    first = intake.open(upload(), header())
+    assert intake.open(upload(), header()) is first
+    for again in (header(checksum=2), header(chunk_bytes=4096)):
+        second = intake.open(upload(), again)
+        assert second is not first and intake.find(upload()) is second
+        first = second
 
 
 def test_sites_and_versions_do_not_share_a_reception(tmp_path: Path) -> None:
     intake = make(tmp_path)
-    keys = [key(), key(site="s2"), key(version=1), key(kind=INITIAL)]
-    assert len({id(intake.open(k, header())) for k in keys}) == len(keys)
+    uploads = [upload(), upload(site="s2"), upload(version=1), upload(kind=INITIAL)]
+    assert len({id(intake.open(each, header())) for each in uploads}) == len(uploads)
 
 
-def test_an_accepted_contribution_is_ready_under_its_key_alone(tmp_path: Path) -> None:
+def test_past_versions_of_a_fragment_are_forgotten_and_later_ones_kept(tmp_path: Path) -> None:
     intake = make(tmp_path)
-    accept(intake, key())
-    ready = intake.ready(key())
-    assert ready is not None and ready.site == "s1"
-    assert intake.find(key()) is None
-    assert intake.ready(key(version=1)) is None and intake.ready(key(site="s2")) is None
-
-
-def test_a_rejected_contribution_leaves_nothing(tmp_path: Path) -> None:
-    intake = make(tmp_path)
-    first = intake.open(key(), header())
-    intake.reject(key())
-    intake.reject(key())
-    assert intake.ready(key()) is None
-    assert intake.open(key(), header()) is not first
-
-
-def test_past_versions_are_forgotten_and_later_ones_kept(tmp_path: Path) -> None:
-    intake = make(tmp_path)
-    accept(intake, key(version=1))
-    accept(intake, key(version=3))
-    late = intake.open(key(version=2, site="s2"), header())
-    early = intake.open(key(version=4, site="s2"), header())
-    intake.forget(0, 2)
-    assert intake.ready(key(version=1)) is None and intake.ready(key(version=3)) is not None
-    assert intake.find(key(version=2, site="s2")) is None
-    assert intake.find(key(version=4, site="s2")) is early is not late
-
-
-def test_forgetting_one_fragment_leaves_the_others(tmp_path: Path) -> None:
-    intake = make(tmp_path)
-    accept(intake, key(version=1))
-    intake.forget(1, 5)
-    assert intake.ready(key(version=1)) is not None
+    for version in (2, 4):
+        intake.open(upload(version), header())
+    intake.forget(1, 9)
+    intake.forget(0, 3)
+    assert intake.find(upload(2)) is None and intake.find(upload(4)) is not None
 
 
 def test_many_payloads_at_once_are_checked_a_few_at_a_time(
@@ -147,14 +230,102 @@ def test_many_payloads_at_once_are_checked_a_few_at_a_time(
         with lock:
             active += 1
             seen.append(active)
-        time.sleep(0.01)
+        time.sleep(0.005)
         with lock:
             active -= 1
         return {"net": 1.0}
 
     monkeypatch.setattr(intake_module, "inspect", check)
-    intake = make(tmp_path)
+    intake, payload = make(tmp_path), Buffer(len(DATA))
     with ThreadPoolExecutor(32) as sites:
-        norms = list(sites.map(lambda _: intake.inspect(key(), source()), range(32)))
+        norms = list(sites.map(lambda _: intake.inspect(upload(), payload), range(32)))
     assert norms == [{"net": 1.0}] * 32
     assert len(seen) == 32 and max(seen) <= min(MAX_CHECKS, os.cpu_count() or 1)
+
+
+# The check ---------------------------------------------------------------------------------------
+
+LAYOUT: Layout = {
+    "d/weight": spec((3,)),
+    "g/bias": spec(()),
+    "g/bn.num_batches_tracked": spec((), Role.COUNTER, torch.int64),
+    "g/bn.running_mean": spec((2,), Role.MEAN),
+    "g/bn.running_var": spec((2,), Role.VARIANCE),
+    "g/empty": spec((0,)),
+    "g/weight": spec((2, 2)),
+}
+
+
+every_codec = pytest.mark.parametrize(
+    "codec", [fp32(), bf16(), int8(), int4(), float4(), topk2()], ids=lambda codec: codec.name
+)
+
+
+def good() -> State:
+    return {
+        "d/weight": torch.tensor([1.0, 2.0, 2.0]),
+        "g/bias": torch.tensor(3.0),
+        "g/bn.num_batches_tracked": torch.tensor(4),
+        "g/bn.running_mean": torch.tensor([100.0, -100.0]),
+        "g/bn.running_var": torch.tensor([0.0, 1.0]),
+        "g/empty": torch.zeros(0),
+        "g/weight": torch.tensor([[2.0, 0.0], [0.0, 6.0]]),
+    }
+
+
+def refusal(state: State, codec: Codec | None = None) -> str:
+    codec = codec or fp32()
+    payload, _ = codec.encode(state, {}, LAYOUT)
+    with pytest.raises(PayloadError) as raised:
+        inspect(payload, LAYOUT, codec)
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_norms_are_those_of_each_networks_parameters_alone() -> None:
+    norms = inspect(encoded(good(), LAYOUT), LAYOUT, fp32())
+    assert norms == pytest.approx({"d": 3.0, "g": 7.0})
+
+
+@every_codec
+def test_norms_of_many_values_are_those_of_what_is_decoded(codec: Codec) -> None:
+    value = torch.randn(300_000, generator=torch.Generator().manual_seed(0))
+    layout = {"g/w": spec(value.shape)}
+    payload, _ = codec.encode({"g/w": value}, {}, layout)
+    expected = codec.decode(payload, layout)["g/w"].double().norm()
+    assert inspect(payload, layout, codec)["g"] == pytest.approx(float(expected), rel=1e-4)
+
+
+@every_codec
+@pytest.mark.parametrize("name", ["d/weight", "g/bias", "g/bn.running_mean", "g/bn.running_var"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_refused(codec: Codec, name: str, value: float) -> None:
+    state = good()
+    state[name].view(-1)[-1] = value
+    text = refusal(state, codec)
+    assert repr(name) in text and "not finite" in text and "clip" in text
+
+
+def test_a_value_too_large_to_square_is_refused() -> None:
+    state = good()
+    state["g/weight"][0, 0] = 1e30
+    assert "too large" in refusal(state)
+
+
+def test_a_negative_variance_is_refused() -> None:
+    state = good()
+    state["g/bn.running_var"][0] = -1e-9
+    assert "'g/bn.running_var' is below zero" in refusal(state)
+
+
+def test_a_half_precision_buffer_is_not_refused_for_what_its_square_would_be() -> None:
+    layout = {"g/mean": spec((2,), Role.MEAN, torch.float16)}
+    state = {"g/mean": torch.tensor([60000.0, 60000.0]).half()}
+    assert inspect(encoded(state, layout), layout, fp32()) == {}
+
+
+def test_a_damaged_payload_is_refused() -> None:
+    data = bytearray(read_all(encoded(good(), LAYOUT)))
+    data[-20] ^= 1
+    with pytest.raises(PayloadError, match="checksum"):
+        inspect(StrictSource(bytes(data)), LAYOUT, fp32())

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedwan import state as state_module
 from fedwan._tensor_file import raw
 from fedwan.codecs import Codec, bf16, fp32
-from fedwan.config import Config, EmaConfig
+from fedwan.config import Config, DataConfig
 from fedwan.coordinator.model import CHECKPOINT, GlobalModel, read_meta
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
@@ -32,8 +32,8 @@ LAYOUT: Layout = {
 }
 INNER = {"discriminator": ADAM, "generator": ADAM}
 RECIPES = {"diloco": diloco, "local_sgd": local_sgd, "sync": sync}
-HALF_LIFE = 100.0
-CONFIG = Config(ema=EmaConfig(HALF_LIFE))
+CONFIG = Config(steps=100, data=DataConfig(batch=4))
+HALF_LIFE = CONFIG.half_life
 
 every_recipe = pytest.mark.parametrize("name", RECIPES)
 

@@ -118,7 +118,7 @@ def test_a_coordinator_that_is_killed_and_resumed_keeps_its_claim_and_its_bits(
 
     with coordinator(tmp_path / "b", config, identities, 0, False) as (run, port, _):
         old = [site("s1", port, Gated(NET)), site("s2", port, Gated(NET))]
-        eventually(lambda: run.hub.updates.durable_version == 2, within_s=20.0)
+        eventually(lambda: run.hub.durable_version == 2, within_s=20.0)
     with coordinator(tmp_path / "b", config, identities, port, True) as (again, _, result):
         may_go_on.set()
         for ended in old:
@@ -190,7 +190,7 @@ def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(
         return nullcontext()
 
     with serving(Bench(tmp_path).hub, identities) as plane:
-        link = LinkConfig(port=plane.port)
+        link = LinkConfig(listen=f"127.0.0.1:{plane.port}")
         config = resolve(Config(workload="flow", sites=2, out=str(tmp_path / "run"), link=link))
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{plane.port}"):
             run_coordinator(config, "run", identities / "coordinator", False, announce)

@@ -43,9 +43,9 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
             slow.heartbeat(step)
             eventually(lambda step=step: bench.registry.sites["s1"].step == step, within_s=2.0)
             with bench.hub.changed:
-                assert bench.registry.is_live("s1")
+                assert bench.is_live("s1")
         assert upload().status == wire.Receipt.ACCEPTED
-        bench.intake.forget(0, 0)
+        bench.forget()
 
 
 def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities: Path) -> None:
@@ -57,12 +57,12 @@ def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities:
         dialling(proxy.port, identities / "s1") as link,
     ):
         link.join(bench.hello("s1"))
-        eventually(lambda: bench.registry.is_live("s1"))
+        eventually(lambda: bench.is_live("s1"))
         proxy.black_hole()
-        eventually(lambda: bench.registry.newly_lost() == ["s1"], within_s=3.0)
-        assert not bench.registry.is_live("s1")
+        eventually(lambda: bench.registry.newly_lost(time.monotonic()) == ["s1"], within_s=3.0)
+        assert not bench.is_live("s1")
         proxy.come_back()
-        eventually(lambda: bench.registry.is_live("s1"), within_s=3.0)
+        eventually(lambda: bench.is_live("s1"), within_s=3.0)
 
 
 def test_a_replaced_session_is_told_and_can_do_nothing_more(

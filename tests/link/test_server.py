@@ -206,7 +206,7 @@ def test_a_huge_list_of_chunks_is_refused(setting: Setting) -> None:
     request.chunks.extend([0] * 1_000_000)
     text = refused(Code.INVALID_ARGUMENT, lambda: list(setting.stub.Download(request, timeout=10)))
     assert "1000000 chunks asked for where there are 1" in text
-    setting.bench.hub.withdraw_update(0)
+    setting.bench.withdraw()
 
 
 def test_chunks_that_do_not_exist_or_were_sent_already_bring_nothing(setting: Setting) -> None:
@@ -221,7 +221,7 @@ def test_chunks_that_do_not_exist_or_were_sent_already_bring_nothing(setting: Se
     request.chunks.extend([77])
     (part,) = setting.stub.Download(request, timeout=10)
     assert part.chunk is None
-    setting.bench.hub.withdraw_update(0)
+    setting.bench.withdraw()
 
 
 @pytest.mark.parametrize(

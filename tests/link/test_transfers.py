@@ -83,7 +83,7 @@ def test_payloads_arrive_as_they_are_and_bytes_are_counted(
         assert delivery.payload is not None and read_all(delivery.payload) == read_all(down)
         received = down.num_bytes
         assert least * received <= link.bytes_down - before <= most * received + slack(received)
-        bench.intake.forget(0, 0)
+        bench.forget()
 
 
 def test_chunks_below_the_limit_are_refused_with_the_setting_to_mend(
@@ -124,7 +124,7 @@ def test_an_upload_cut_three_times_sends_again_only_what_was_missing(
         lost = 6_000_000  # three times from the start would be 12 MB
         assert again < lost + slack(2 * payload.num_bytes)
         assert proxy.bytes_up < payload.num_bytes + lost + 100_000
-        bench.intake.forget(0, 0)
+        bench.forget()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -303,7 +303,7 @@ def test_an_upload_goes_out_while_its_payload_is_still_being_encoded(
         assert contribution is not None
         whole, _ = fp32().encode({"net/w": value}, {}, bench.layout)
         assert read_all(contribution.payload) == read_all(whole)
-        bench.intake.forget(0, 0)
+        bench.forget()
 
 
 def test_an_upload_whose_payload_cannot_be_encoded_ends_at_once_with_the_reason(
@@ -393,7 +393,7 @@ def test_a_slow_connection_is_given_fewer_chunks(
             assert read_all(delivery.payload) == read_all(payload)
             assert link.bytes_down < 1.01 * payload.num_bytes + 3000  # nothing comes twice
         duration_s = time.monotonic() - began
-    bench.intake.forget(0, 0)
+    bench.forget()
     fixed_s = payload.num_bytes / 3 / SLOW_BYTES_PER_S
     assert duration_s < fixed_s / 2
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedwan.config import LinkConfig
-from fedwan.coordinator.policy import RoundPolicy
 from fedwan.planner.costs import Costs
 from fedwan.planner.course import Course
 from fedwan.planner.layouts import synthetic_layout
@@ -17,6 +16,7 @@ from fedwan.planner.virtual import run_virtually
 from fedwan.planner.virtual_site import SiteModel
 from fedwan.planner.weather import Season, changing_link, draw_outages
 from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import layout_of
 from strategies import sync
 from tests.planner.models import FAST, LAYOUT, site, strategy_of

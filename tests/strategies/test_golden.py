@@ -13,10 +13,10 @@ from torch import Tensor
 from fedwan import outer
 from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
 from fedwan.overlap import Eager, Overlap
+from fedwan.protocol.policy import barrier
 from fedwan.rng import NamedGenerators
 from fedwan.site.eager import LookAhead
 from fedwan.site.variates import ControlVariates

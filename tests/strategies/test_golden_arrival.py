@@ -12,10 +12,10 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import fp32
-from fedwan.coordinator.policy import on_arrival
 from fedwan.coordinator.server_step import step_inner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link
+from fedwan.protocol.policy import on_arrival
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, state_of
 from fedwan.strategy import Strategy

@@ -10,9 +10,9 @@ import torch
 
 from fedwan import outer
 from fedwan.codecs import fp32, topk2
-from fedwan.coordinator.policy import barrier
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
+from fedwan.protocol.policy import barrier
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, layout_of, state_of
 from fedwan.strategy import Strategy

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedwan import simulation
-from fedwan.coordinator.policy import RoundPolicy
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.simulation import Absence
 from fedwan.site.replica import Replica
 from fedwan.site.variates import ControlVariates
@@ -36,7 +36,7 @@ class TooLate(WrappedLink):
 
     def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
         if header.kind == wire.UploadHeader.CONTRIBUTION and is_missed(header.version):
-            updates = hub_of(self._inner).updates
+            updates = hub_of(self._inner).rounds
             eventually(lambda: updates.versions[0] > header.version, within_s=30.0)
         return self._inner.upload(header, payload)
 

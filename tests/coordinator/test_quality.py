@@ -9,9 +9,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedwan.coordinator.evaluation import Evaluator
+from fedwan.coordinator.quality import Finding, find
 from fedwan.link import wire_pb2 as wire
 from fedwan.metrics.comparison import compare, merge_comparisons, pack_comparisons
+from fedwan.protocol.evaluation import Evaluation
 from fedwan.state import State, add_prefix
 
 
@@ -35,101 +36,105 @@ def own(version: int, seed: int, fd: float = 1.0, **others: object) -> wire.Qual
     return report(version, fd, pack_comparisons([compare(*parts(seed))]), **others)
 
 
+def findings(evaluation: Evaluation, live: list[str]) -> list[Finding]:
+    return [find(answers) for answers in evaluation.found(live)]
+
+
 def test_of_shared_data_one_site_is_asked_that_keeps_up() -> None:
-    evaluator = Evaluator(asks_all=False)
-    assert evaluator.choose(["s1", "s2"], []) == ["s1"]
-    assert evaluator.choose(["s1", "s2"], ["s2"]) == ["s2"]
-    assert not evaluator.is_idle(["s1", "s2"])
-    assert evaluator.is_idle(["s1"])
-    evaluator.hear("s2", report(3, 2.0))
-    (finding,) = evaluator.findings(["s1", "s2"])
+    evaluation = Evaluation(asks_all=False)
+    assert evaluation.choose(["s1", "s2"], []) == ["s1"]
+    assert evaluation.choose(["s1", "s2"], ["s2"]) == ["s2"]
+    assert not evaluation.is_idle(["s1", "s2"])
+    assert evaluation.is_idle(["s1"])
+    evaluation.hear("s2", report(3, 2.0))
+    (finding,) = findings(evaluation, ["s1", "s2"])
     assert (finding.sites, finding.version, finding.figures["fd"]) == (("s2",), 3, 2.0)
-    assert evaluator.findings(["s1", "s2"]) == []
-    assert evaluator.choose([], []) == []
+    assert findings(evaluation, ["s1", "s2"]) == []
+    assert evaluation.choose([], []) == []
 
 
 def test_of_own_data_all_are_asked_and_their_data_measured_together() -> None:
-    evaluator = Evaluator(asks_all=True)
+    evaluation = Evaluation(asks_all=True)
     live = ["s1", "s2", "s3"]
-    assert evaluator.choose(live, ["s2"]) == live
-    evaluator.hear("s2", own(4, 2, kid=0.2, histogram=[1.0]))
-    evaluator.hear("s1", own(4, 1, kid=0.1, histogram=[0.5]))
-    assert evaluator.findings(live) == []
-    assert evaluator.choose(live, []) == []
-    evaluator.hear("s3", own(4, 3, kid=0.6, precision=1.0))
-    (finding,) = evaluator.findings(live)
+    assert evaluation.choose(live, ["s2"]) == live
+    evaluation.hear("s2", own(4, 2, kid=0.2, histogram=[1.0]))
+    evaluation.hear("s1", own(4, 1, kid=0.1, histogram=[0.5]))
+    assert findings(evaluation, live) == []
+    assert evaluation.choose(live, []) == []
+    evaluation.hear("s3", own(4, 3, kid=0.6, precision=1.0))
+    (finding,) = findings(evaluation, live)
     assert (finding.sites, finding.version, finding.complaint) == (("s1", "s2", "s3"), 4, "")
     expected = merge_comparisons([[compare(*parts(seed))] for seed in (1, 2, 3)])
     assert finding.figures == pytest.approx(expected | {"kid": 0.3})
     assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 1.0
-    assert evaluator.is_idle(live)
-    assert evaluator.choose(live, []) == live
+    assert evaluation.is_idle(live)
+    assert evaluation.choose(live, []) == live
 
 
 def test_a_site_that_dies_is_not_waited_for() -> None:
-    evaluator = Evaluator(asks_all=True)
-    evaluator.choose(["s1", "s2"], [])
-    evaluator.hear("s1", own(4, 1))
-    assert evaluator.findings(["s1", "s2"]) == []
-    (finding,) = evaluator.findings(["s1"])
+    evaluation = Evaluation(asks_all=True)
+    evaluation.choose(["s1", "s2"], [])
+    evaluation.hear("s1", own(4, 1))
+    assert findings(evaluation, ["s1", "s2"]) == []
+    (finding,) = findings(evaluation, ["s1"])
     assert finding.sites == ("s1",)
     assert finding.figures == pytest.approx(merge_comparisons([[compare(*parts(1))]]))
 
 
 def test_where_all_die_others_are_asked() -> None:
-    evaluator = Evaluator(asks_all=True)
-    evaluator.choose(["s1"], [])
-    assert evaluator.is_idle(["s2"])
-    assert evaluator.choose(["s2"], []) == ["s2"]
+    evaluation = Evaluation(asks_all=True)
+    evaluation.choose(["s1"], [])
+    assert evaluation.is_idle(["s2"])
+    assert evaluation.choose(["s2"], []) == ["s2"]
 
 
 def test_initial_weights_are_measured_by_one_site_unasked() -> None:
-    evaluator = Evaluator(asks_all=True)
-    evaluator.hear("s2", own(0, 1, 9.0))
-    (finding,) = evaluator.findings(["s1", "s2"])
+    evaluation = Evaluation(asks_all=True)
+    evaluation.hear("s2", own(0, 1, 9.0))
+    (finding,) = findings(evaluation, ["s1", "s2"])
     assert (finding.sites, finding.figures["fd"]) == (("s2",), 9.0)
 
 
 def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
-    evaluator = Evaluator(asks_all=True)
-    evaluator.choose(["s1"], [])
-    evaluator.hear("s2", own(3, 2))
-    assert evaluator.findings(["s1", "s2"]) == []
+    evaluation = Evaluation(asks_all=True)
+    evaluation.choose(["s1"], [])
+    evaluation.hear("s2", own(3, 2))
+    assert findings(evaluation, ["s1", "s2"]) == []
 
 
 @pytest.mark.parametrize("samples", [b"no safetensors", None])
 def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | None) -> None:
-    evaluator = Evaluator(asks_all=True)
-    evaluator.choose(["s1", "s2"], [])
+    evaluation = Evaluation(asks_all=True)
+    evaluation.choose(["s1", "s2"], [])
     bad = report(4, 3.0)
     if samples is not None:
         bad.samples = samples
-    evaluator.hear("s1", own(4, 1, 1.0))
-    evaluator.hear("s2", bad)
-    (finding,) = evaluator.findings(["s1", "s2"])
+    evaluation.hear("s1", own(4, 1, 1.0))
+    evaluation.hear("s2", bad)
+    (finding,) = findings(evaluation, ["s1", "s2"])
     assert finding.figures == {"fd": 2.0, "fd_floor": 0.5}
     assert "fd is the mean over sites" in finding.complaint
 
 
 def test_pictures_are_those_of_the_first_site_that_shows_any() -> None:
-    evaluator = Evaluator(asks_all=True)
-    evaluator.choose(["s1", "s2", "s3"], [])
+    evaluation = Evaluation(asks_all=True)
+    evaluation.choose(["s1", "s2", "s3"], [])
     for seed, site in enumerate(("s1", "s2", "s3"), start=1):
         answer = own(4, seed, float(seed))
         if site == "s1":
             moments = add_prefix("moments", pack_comparisons([compare(*parts(seed))]))
             answer.samples = safetensors.torch.save(moments)
-        evaluator.hear(site, answer)
-    (finding,) = evaluator.findings(["s1", "s2", "s3"])
+        evaluation.hear(site, answer)
+    (finding,) = findings(evaluation, ["s1", "s2", "s3"])
     assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 2.0
     assert finding.complaint == "" and finding.sites == ("s1", "s2", "s3")
 
 
 def test_a_finding_may_be_without_pictures() -> None:
-    evaluator = Evaluator(asks_all=False)
-    evaluator.choose(["s1"], [])
+    evaluation = Evaluation(asks_all=False)
+    evaluation.choose(["s1"], [])
     answer = report(3, 2.0)
     answer.samples = safetensors.torch.save({})
-    evaluator.hear("s1", answer)
-    (finding,) = evaluator.findings(["s1"])
+    evaluation.hear("s1", answer)
+    (finding,) = findings(evaluation, ["s1"])
     assert finding.figures["fd"] == 2.0 and safetensors.torch.load(finding.samples) == {}

@@ -1,11 +1,12 @@
-"""When a round closes."""
+"""When a round closes, and steps by measured speed."""
 
 from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.coordinator.policy import barrier, on_arrival
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.policy import Paces, balanced_steps, barrier, on_arrival
 
 sites = st.integers(1, 20)
 seconds = st.floats(0, 1e6)
@@ -79,3 +80,41 @@ def test_on_arrival_one_contribution_is_enough_while_a_quorum_is_there(
 def test_a_warm_up_waits_for_every_site() -> None:
     policy = on_arrival(4, quorum=2, warmup=3)
     assert [policy.decide(2, 0.0, version=v) for v in range(5)] == ["wait"] * 3 + ["close"] * 2
+
+
+# Paces ------------------------------------------------------------------------------------------
+
+speeds = st.dictionaries(st.text("abc", min_size=1), st.floats(1e-3, 1e6), min_size=1)
+
+
+@given(speeds, st.integers(1, 500), st.integers(1, 500))
+def test_the_fastest_takes_h_and_nobody_more_or_fewer_than_the_least(
+    measured: dict[str, float], h: int, least: int
+) -> None:
+    steps = balanced_steps(measured, h, least)
+    assert max(steps.values()) == h
+    assert min(steps.values()) >= min(least, h)
+    fastest = max(measured, key=lambda site: measured[site])
+    assert steps[fastest] == h
+
+
+def test_speeds_come_from_contributions_and_settle() -> None:
+    paces = Paces(20, 1)
+    assert paces.steps() == {}
+    for _ in range(20):
+        paces.note("a", wire.Work(steps=20, compute_s=1.0))
+        paces.note("b", wire.Work(steps=20, compute_s=4.0))
+    assert paces.steps() == {"a": 20, "b": 5}
+
+
+def test_what_no_speed_can_be_told_from_is_left_aside() -> None:
+    paces = Paces(20, 1)
+    for work in (wire.Work(), wire.Work(steps=5), wire.Work(steps=5, compute_s=float("nan"))):
+        paces.note("a", work)
+    assert paces.steps() == {}
+
+
+def test_without_a_least_every_site_takes_h() -> None:
+    paces = Paces(20, 0)
+    paces.note("a", wire.Work(steps=20, compute_s=1.0))
+    assert paces.steps() == {}

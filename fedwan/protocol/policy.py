@@ -1,4 +1,4 @@
-"""When contributions become an update: pure functions of what has arrived, and when.
+"""When contributions become an update, and how many steps a site takes for one.
 
 Two kinds of rounds. A barrier waits for every site; `grace` ends the wait of rounds that a quorum
 has reached at median + k · MAD of past rounds (fixed deadlines are wrong both ways: too short for a
@@ -11,11 +11,14 @@ run stops.
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
-__all__ = ["RoundPolicy", "Verdict", "barrier", "on_arrival"]
+from fedwan.link import wire_pb2 as wire
+
+__all__ = ["Paces", "RoundPolicy", "Verdict", "balanced_steps", "barrier", "on_arrival"]
 
 Verdict = Literal["wait", "close", "stop"]
 
@@ -59,8 +62,8 @@ class RoundPolicy(NamedTuple):
         """What to do `elapsed_s` seconds after the round's first contribution could have come.
 
         Args:
-            num_arrived: sites whose contribution to `version` is here.
-            elapsed_s: of this round.
+            num_arrived: contributions that are here.
+            elapsed_s: see above.
             past_s: of past rounds, when the last contribution came that was in time.
             version: that the round's contributions started from.
             num_live: sites that are there; all of them if not given.
@@ -109,7 +112,7 @@ class RoundPolicy(NamedTuple):
         >>> on_arrival(4, quorum=2, discount=0.5).scale(3)
         0.5
         """
-        return float((1.0 + staleness) ** -self.discount)
+        return float((1.0 + staleness) ** -self.discount) if staleness else 1.0
 
 
 def barrier(
@@ -140,3 +143,52 @@ def on_arrival(
         discount=discount,
         arrivals_from=warmup,
     )
+
+
+PACE_MEMORY = 0.5
+"""Weight of the speeds before the latest one."""
+
+
+def balanced_steps(speeds: Mapping[str, float], h: int, least: int) -> dict[str, int]:
+    """Steps by site: ⌊v_i / v_max H⌋ for speed v_i (Liu et al. 2024, 2401.09135, section 5).
+
+    >>> balanced_steps({"a": 10.0, "b": 2.5, "c": 0.1}, h=20, least=2)
+    {'a': 20, 'b': 5, 'c': 2}
+    """
+    fastest = max(speeds.values(), default=0.0)
+    # A speed is measured: one that is 0.2499999 of the fastest one is a quarter of it.
+    return {
+        site: max(min(least, h), math.floor(h * speed / fastest + 1e-3))
+        for site, speed in speeds.items()
+    }
+
+
+class Paces:
+    """How many steps each site takes between two uploads, as its contributions' speeds tell.
+
+    Args:
+        h: steps of the fastest site.
+        least_steps: of any site; 0 leaves H to all of them.
+    """
+
+    def __init__(self, h: int, least_steps: int) -> None:
+        self._h = h
+        self._least = least_steps
+        self._speeds: dict[str, float] = {}
+        self._steps: dict[str, int] = {}
+
+    def note(self, site: str, work: wire.Work) -> None:
+        """A contribution was merged; its steps and the seconds that they took are taken in."""
+        if not self._least or not work.steps or not work.compute_s > 0:
+            return
+        speed = work.steps / work.compute_s
+        if math.isfinite(speed) and speed > 0:
+            old = self._speeds.get(site, speed)
+            new = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
+            if new != self._speeds.get(site):
+                self._speeds[site] = new
+                self._steps = balanced_steps(self._speeds, self._h, self._least)
+
+    def steps(self) -> Mapping[str, int]:
+        """By site; empty where the pace is the same for all, or not known yet."""
+        return self._steps

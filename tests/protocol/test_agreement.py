@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedwan.coordinator.agreement import Agreement, Claim
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.state import Role, TensorSpec, layout_to_json
 
 LAYOUT = {"unet/w": TensorSpec((2, 3), torch.float32, Role.PARAMETER)}

@@ -1,9 +1,8 @@
-"""Who takes part: sessions, heartbeats, and a word in each site's ear."""
+"""Who takes part: sessions, silence, what sites are told to do, and who sends the first weights."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -27,7 +26,7 @@ class SiteEntry:
     """By kind, what was said and not yet acted on: said again on every new Control stream, since a
     stream that breaks may swallow it."""
     heard_s: float = 0.0
-    """Monotonic time of its last heartbeat."""
+    """Time of its last heartbeat."""
     step: int = 0
     joins: int = 0
     has_left: bool = False
@@ -37,43 +36,42 @@ class SiteEntry:
 
 
 class Registry:
-    """Sites by name, in site order. Not locked: the engine holds its lock around every call.
+    """Sites by name, in site order. Not locked.
 
     Args:
         names: the sites of the run, in merge order.
         silence_s: a site not heard for so long counts as lost.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self, names: Sequence[str], silence_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, names: Sequence[str], silence_s: float) -> None:
         self.sites = {name: SiteEntry(name) for name in names}
+        self.rejoins = 0
+        self.first = ""
+        """The site that sends the initial weights."""
         self._silence_s = silence_s
-        self._clock = clock
 
-    def admit(self, name: str, session: str) -> bool:
-        """A session joins; whether the site had been here before, in another one.
+    def admit(self, name: str, session: str, now_s: float) -> bool:
+        """A session joins; whether it is a new one.
 
         A session that asks twice, since the first answer was lost on the way, is admitted once.
         """
         site = self.sites[name]
-        site.heard_s = self._clock()
+        site.heard_s = now_s
         site.has_left = site.is_lost = False
-        if site.session != session:
-            text = f"another process of {name} has joined in place of this one"
-            site.signals.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
-            site.session = session
-            site.signals = SimpleQueue()
-            site.joins += 1
-        return site.joins > 1
+        self.first = self.first or name
+        self.settle(name, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
+        if site.session == session:
+            return False
+        text = f"another process of {name} has joined in place of this one"
+        site.signals.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
+        site.session = session
+        site.signals = SimpleQueue()
+        site.joins += 1
+        self.rejoins += site.joins > 1
+        return True
 
     def find(self, name: str, session: str | None = None) -> SiteEntry:
         """The entry of a site that has joined.
-
-        Args:
-            name: of the site.
-            session: that it must be in; None for any.
 
         Raises:
             SessionLost: it is not of this run, has not joined, or is in another session.
@@ -85,7 +83,7 @@ class Registry:
             raise SessionLost(f"this session of {name} was replaced or never joined; join again")
         return site
 
-    def attach(self, name: str, session: str) -> Signals:
+    def attach(self, name: str, session: str, now_s: float) -> Signals:
         """The signals for a session's new Control stream; an older stream gets no more.
 
         Raises:
@@ -95,48 +93,59 @@ class Registry:
         site.signals = SimpleQueue()
         for signal in site.owed.values():
             site.signals.put(signal)
-        self.hear(name, session, 0)
+        self.hear(name, session, 0, now_s)
         return site.signals
 
-    def hear(self, name: str, session: str, step: int) -> bool:
+    def hear(self, name: str, session: str, step: int, now_s: float) -> bool:
         """A heartbeat; False if it comes from a session that another one has replaced."""
         site = self.sites.get(name)
         if site is None or site.session != session:
             return False
-        site.heard_s = self._clock()
+        site.heard_s = now_s
         site.step = max(site.step, step)
         site.is_lost = False
         return True
 
-    def is_live(self, name: str) -> bool:
-        """Whether the site has joined, has not left, and was heard lately."""
-        site = self.sites[name]
-        is_silent = self._clock() - site.heard_s > self._silence_s
-        return bool(site.session) and not site.has_left and not site.is_lost and not is_silent
+    def drop(self, name: str, session: str, now_s: float) -> None:
+        """A session's Control stream broke: if the site lives it redials at once."""
+        site = self.sites.get(name)
+        if site is not None and site.session == session:
+            site.heard_s = min(site.heard_s, now_s - self._silence_s * 0.6)
 
-    def live(self) -> list[str]:
-        """Names of the live sites, in site order."""
-        return [name for name in self.sites if self.is_live(name)]
+    def live(self, now_s: float) -> list[str]:
+        """Sites that have joined, have not left, and were heard lately; in site order."""
+        return [
+            name
+            for name, site in self.sites.items()
+            if self._is_here(site) and now_s - site.heard_s <= self._silence_s
+        ]
 
-    def newly_lost(self) -> list[str]:
+    def absent(self, now_s: float) -> list[str]:
+        """Sites that were here and are not any more."""
+        live = self.live(now_s)
+        return [name for name, site in self.sites.items() if site.joins and name not in live]
+
+    def newly_lost(self, now_s: float) -> list[str]:
         """Sites that were here and have fallen silent since the last call."""
         lost = [
             site
             for site in self.sites.values()
-            if site.session
-            and not site.has_left
-            and not site.is_lost
-            and self._clock() - site.heard_s > self._silence_s
+            if self._is_here(site) and now_s - site.heard_s > self._silence_s
         ]
         for site in lost:
             site.is_lost = True
         return [site.name for site in lost]
 
-    def drop(self, name: str, session: str) -> None:
-        """A session's Control stream broke: if the site lives it redials at once."""
-        site = self.sites.get(name)
-        if site is not None and site.session == session:
-            site.heard_s = min(site.heard_s, self._clock() - self._silence_s * 0.6)
+    @staticmethod
+    def _is_here(site: SiteEntry) -> bool:
+        return bool(site.session) and not site.has_left and not site.is_lost
+
+    def replace_first(self, lost: Sequence[str], now_s: float) -> None:
+        """Ask another live site for the initial weights where the one that was to send is lost."""
+        if self.first in ("", *lost):
+            self.first = next(iter(self.live(now_s)), "")
+            if self.first:
+                self.tell(self.first, wire.CoordinatorSignal.SEND_INITIAL)
 
     def tell(
         self,

@@ -1,4 +1,4 @@
-"""What the sites of a run must have alike before it starts: no single site decides for the others.
+"""Who may join, and what sites must have alike: no single site decides for the others.
 
 Each Join carries a claim: layout, kinds of networks, steps, hashes of initial and frozen weights
 and of the recipes' source. A run starts with the claim that as many sites make as it asks for.
@@ -9,10 +9,11 @@ are here and no claim is made by more than half.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Self
 
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL
 from fedwan.state import Layout, layout_from_json
 
 __all__ = ["Agreement", "Claim"]
@@ -92,14 +93,62 @@ class Agreement:
         site_names: that the run asks for.
         needed: how many of them must agree.
         agreed: of a run that is resumed.
+        run_id: of the run; sites of another are refused.
+        sources: SHA-256 of strategy and recipe here, by name; None where sites need not have them.
     """
 
-    def __init__(self, site_names: Sequence[str], needed: int, agreed: Claim | None = None) -> None:
+    def __init__(
+        self,
+        site_names: Sequence[str],
+        needed: int,
+        agreed: Claim | None = None,
+        run_id: str = "",
+        sources: Mapping[str, str] | None = None,
+    ) -> None:
         self._names = list(site_names)
         self._needed = needed
+        self._run_id = run_id
+        self._sources = sources
         self._claims: dict[str, Claim] = {}
         self.agreed = agreed
         """What the run was started with, or will be."""
+
+    def join(self, site: str, hello: wire.Hello) -> str:
+        """Take a Join; why it is refused, or nothing.
+
+        Args:
+            site: the name that its certificate proves.
+            hello: what it says.
+        """
+        refusal = self._refusal(site, hello)
+        if refusal:
+            return refusal
+        try:
+            claim = Claim.of(hello)
+        except ValueError as error:
+            return f"site {site}'s layout cannot be read: {error}"
+        if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
+            mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
+            return f"site {site}: {mine.difference(claim)}"
+        return self.hear(site, claim)
+
+    def _refusal(self, site: str, hello: wire.Hello) -> str:
+        if site not in self._names:
+            known = ", ".join(self._names)
+            return f"site {site!r} is not in this run, which has {known}; add it to site_names"
+        if hello.site != site:
+            return (
+                f"site calls itself {hello.site!r} but its certificate says {site!r}; "
+                "use the identity folder that was issued for it"
+            )
+        if hello.run_id != self._run_id:
+            return f"site is of run {hello.run_id}, this is {self._run_id}; wait for a new ticket"
+        if hello.protocol != PROTOCOL:
+            return (
+                f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "
+                "install the same fedwan on both sides"
+            )
+        return ""
 
     def hear(self, site: str, claim: Claim) -> str:
         """Take a site's claim; why it is refused, or nothing."""

@@ -1,0 +1,140 @@
+"""What a run tells: its totals, and the rows of its rounds for `metrics.jsonl`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedwan.coordinator.intake import Contribution
+from fedwan.doctor.diagnosis import LiveDoctor
+from fedwan.doctor.sampling import Direction, Directions, Sample, bounded
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.rounds import Merge, Round
+
+__all__ = ["RoundRows", "Totals"]
+
+_LOOK_EVERY = 8
+"""Rounds between two looks of the doctor."""
+
+
+@dataclass
+class Totals:
+    """Sums over the run; part of every checkpoint."""
+
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    contributions: int = 0
+    rejected: int = 0
+    rejoins: int = 0
+    samples: int = 0
+    """Behind all contributions."""
+    late: int = 0
+    """Contributions that were merged into a later version than the one they were made for."""
+    staleness: int = 0
+    """Versions by which contributions were late, summed."""
+    dropped: int = 0
+    """Contributions that came too late to be merged."""
+    wall_s: float = 0.0
+    untrained: dict[str, Any] = field(default_factory=dict)
+    """Quality of version 0."""
+    quality: dict[str, Any] = field(default_factory=dict)
+    """The latest quality."""
+    quality_version: int = -1
+
+    def add_work(self, work: wire.Work) -> None:
+        """Count what a site did since its last contribution."""
+        self.compute_s += work.compute_s
+        self.wait_s += work.wait_s
+        self.bytes_up += work.bytes_up
+        self.bytes_down += work.bytes_down
+
+    def add_round(self, merged: Sequence[Merge[Contribution]]) -> None:
+        """Count what was merged."""
+        for _, contribution, staleness, _ in merged:
+            self.add_work(contribution.work)
+            self.contributions += 1
+            self.samples += contribution.work.samples
+            self.late += staleness > 0
+            self.staleness += staleness
+
+
+class RoundRows:
+    """Writes a row for each contribution; now and then one for each thing that the doctor finds.
+
+    Args:
+        record: takes rows.
+        corrects: whether sites correct their steps by what landed, so that a healthy contribution
+            may well ask to undo it.
+    """
+
+    def __init__(self, record: Callable[[dict[str, Any]], None], *, corrects: bool) -> None:
+        self._record = record
+        self._corrects = corrects
+        self._directions: dict[int, Directions] = {}
+        self._doctor = LiveDoctor()
+        self._unseen: list[list[dict[str, Any]]] = []
+        """Rows of the rounds since the doctor's last look."""
+
+    def add(
+        self,
+        round_: Round[Contribution],
+        samples: Sequence[Sample],
+        before: Sample,
+        run_step: int,
+        round_s: float,
+    ) -> None:
+        """A round has ended.
+
+        Args:
+            round_: which.
+            samples: of the values of each contribution in it.
+            before: of the global weights that it started from.
+            run_step: where the run stands.
+            round_s: how long the round took.
+        """
+        index = round_.fragment.index
+        directions = self._directions.setdefault(index, Directions())
+        sites = [merge.key.site for merge in round_.merged]
+        compared = directions.compare(dict(zip(sites, samples, strict=True)), before)
+        shared = {
+            "kind": "round",
+            "version": round_.version + 1,
+            "run_step": run_step,
+            "fragment": index,
+            "round_s": round_s,
+        }
+        rows = [shared | _row(merge, compared[merge.key.site]) for merge in round_.merged]
+        if self._corrects:
+            rows = [row | {"backward": {}} for row in rows]
+        for row in rows:
+            self._record(row)
+        self._unseen.append(rows)
+        if len(self._unseen) == _LOOK_EVERY:
+            self.look()
+
+    def look(self) -> None:
+        """A row for each thing that the doctor finds in the rounds since its last look."""
+        rounds, self._unseen = self._unseen, []
+        for row in self._doctor.look(rounds):
+            self._record(row)
+
+
+def _row(merge: Merge[Contribution], direction: Direction) -> dict[str, Any]:
+    work = merge.contribution.work
+    return {
+        "site": merge.key.site,
+        "step": work.step,
+        "samples": work.samples,
+        "losses": dict(work.losses),
+        "compute_s": work.compute_s,
+        "wait_s": work.wait_s,
+        "bytes_up": work.bytes_up,
+        "bytes_down": work.bytes_down,
+        "norms": merge.contribution.norms,
+        "staleness": merge.staleness,
+        "figures": bounded(work.figures),
+        **direction,
+    }

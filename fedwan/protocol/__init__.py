@@ -1,0 +1,1 @@
+"""The federation's state machines: inputs in, effects out, time passed in; no IO, no threads."""

@@ -1,0 +1,448 @@
+"""The rounds of a run as a state machine: inputs in, effects out, the time passed in.
+
+    settled, arrive     a contribution is announced; it is whole and checked
+    begin, advance      the next round begins; what is merged now, and whether the round closes
+    publish             its update is out; which contributions are done with
+    answer, tell        what a site that asks for an update is told
+
+Behind a barrier contributions are merged in site order as they become whole, and then those that
+are late for earlier rounds. On arrival one is merged: the first to be whole. The coordinator drives
+it with payloads and its own clock, the planner with numbers of bytes in virtual time. Not locked.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+from fedwan.fragments import Fragment, next_due, rounds_done
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.policy import Paces, Verdict
+
+if TYPE_CHECKING:
+    from fedwan.strategy import Strategy
+
+__all__ = ["Answer", "Key", "Merge", "Round", "Rounds", "Told"]
+
+PAST_ROUNDS = 50
+"""Rounds whose times a deadline is drawn from."""
+
+HOPELESS_ROUNDS = 3
+"""Rounds in which every contribution was refused, after which a run ends."""
+
+Answer = Literal["ready", "wait", "superseded", "done"]
+
+
+class _HasWork(Protocol):
+    @property
+    def work(self) -> wire.Work: ...
+
+
+class _HasBytes(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
+
+C = TypeVar("C", bound=_HasWork)
+"""A contribution that is whole."""
+U = TypeVar("U", bound=_HasBytes)
+"""An update."""
+
+
+class Key(NamedTuple):
+    """What makes a contribution the same contribution, however often it is sent."""
+
+    fragment: int
+    version: int
+    """That it started from."""
+    site: str
+
+
+class Merge(NamedTuple, Generic[C]):
+    """A contribution that becomes part of an update."""
+
+    key: Key
+    contribution: C
+    staleness: int
+    """Versions between the one that it started from and the present one."""
+    scale: float
+    """Of its parameters' deltas."""
+
+
+class Told(NamedTuple):
+    """What holds for a site that asks; named as in `wire.DownloadHeader`."""
+
+    merged_from: int
+    merged_into: int
+    is_own: bool
+    anew_from: int
+    steps: int
+    run_step: int
+
+
+@dataclass
+class Round(Generic[C]):
+    """The present round of one fragment."""
+
+    fragment: Fragment
+    version: int
+    """That it starts from."""
+    began_s: float
+    is_on_arrival: bool
+    """Whether one contribution is enough."""
+    waiting: list[str]
+    """Sites whose contribution has not been merged, in site order."""
+    merged: list[Merge[C]] = field(default_factory=list)
+    last_s: float = 0.0
+    """When the last contribution came that was in time, in seconds from the beginning."""
+    is_closed: bool = False
+
+    @property
+    def samples(self) -> int:
+        """Behind what is merged."""
+        return sum(merge.contribution.work.samples for merge in self.merged)
+
+
+class Rounds(Generic[C, U]):
+    """See the module.
+
+    Args:
+        strategy: the run's.
+        fragments: of its model.
+        site_names: in merge order.
+        num_versions: rounds of a whole run.
+        batch: samples of a step.
+        keep_bytes: of each fragment, past updates are kept up to so many bytes, for sites that
+            are at versions of their own; 0 keeps the newest until its round is over.
+        versions: by fragment, where the run goes on.
+        samples: merged before.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        fragments: Sequence[Fragment],
+        site_names: Sequence[str],
+        num_versions: int,
+        batch: int,
+        keep_bytes: int = 0,
+        versions: Sequence[int] = (),
+        samples: int = 0,
+    ) -> None:
+        self.versions = list(versions) or [0] * len(fragments)
+        """By fragment, what sites can have."""
+        self.nominal = strategy.h * batch
+        """Samples; a contribution of as many has weight 1."""
+        self.samples = samples
+        self.refused = 0
+        """Contributions that were refused since the last update went out."""
+        self.dropped = 0
+        """Contributions that came too late to be merged."""
+        self.latest: list[str] = []
+        """Sites whose contributions are in the latest update."""
+        self.is_over = False
+        self.round: Round[C] | None = None
+        self._strategy = strategy
+        self._policy = strategy.policy
+        self._fragments = fragments
+        self._names = list(site_names)
+        self._num_versions = num_versions
+        self._keep_bytes = keep_bytes
+        self._paces = Paces(strategy.h, strategy.least_steps)
+        self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
+        self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
+        """By version and site, in the order in which they became whole."""
+        self._counts: list[dict[int, int]] = [{} for _ in fragments]
+        """Of these, by version."""
+        self._updates: list[dict[int, U]] = [{} for _ in fragments]
+        self._holders: list[set[str]] = [set() for _ in fragments]
+        """Sites that are known to hold the update that is out."""
+        self._merged: list[dict[str, tuple[int, int]]] = [{} for _ in fragments]
+        """Of each site, the version that its latest merged contribution started from, and the one
+        that it became part of."""
+        self._own = [0] * len(fragments)
+        """The latest version if its update is one contribution, bit for bit."""
+        self._anew_from = [0] * len(fragments)
+        self._last_dropped: dict[tuple[int, str], int] = {}
+        self.run_step = self._run_step()
+
+    # Progress ------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """Whole rounds that every fragment has had."""
+        return rounds_done(self._fragments, self.versions)
+
+    @property
+    def progress(self) -> int:
+        """Outer updates; where sites keep their own pace, as many as their samples make."""
+        return self.run_step // self._strategy.h
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the run has had all its rounds."""
+        return self.progress >= self._num_versions
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether no contribution was fit for several rounds."""
+        return self.refused >= HOPELESS_ROUNDS * len(self._names)
+
+    def _run_step(self) -> int:
+        """Where the run stands: at a pace of the sites' own, the mean of the steps merged."""
+        if self._strategy.clock == "versions":
+            return self.version * self._strategy.h
+        return self.samples * self._strategy.h // (self.nominal * len(self._names))
+
+    # Contributions -------------------------------------------------------------------------
+
+    def settled(self, key: Key) -> Literal["accepted", "stale", ""]:
+        """What becomes of a contribution whatever its bytes are; empty where they are wanted."""
+        fragment, version, site = key
+        if (version, site) in self._whole[fragment]:
+            return "accepted"
+        if self._policy.max_staleness and self.is_merged(key):
+            return "accepted"
+        # A site that took the global weights may be ahead of the update that leads to them.
+        present = self.versions[fragment]
+        is_wanted = present - self._policy.max_staleness <= version <= present + 1
+        return "" if is_wanted and not self.is_over else "stale"
+
+    def announce(self, key: Key) -> None:
+        """A wanted contribution is on its way: its site holds the update before it.
+
+        Once all sites do, the update's memory is free to go.
+        """
+        fragment, version, site = key
+        if not self._keep_bytes and version in self._updates[fragment]:
+            self._holders[fragment].add(site)
+            if self._holders[fragment].issuperset(self._names):
+                del self._updates[fragment][version]
+
+    def note_dropped(self, key: Key) -> None:
+        """Count a contribution that is too late, once: it may come in stripes, or again."""
+        is_last = self._last_dropped.get((key.fragment, key.site)) == key.version
+        if not (self.is_merged(key) or is_last or self.is_over):
+            self._last_dropped[key.fragment, key.site] = key.version
+            self.dropped += 1
+
+    def arrive(self, key: Key, contribution: C, now_s: float) -> None:
+        """A wanted contribution is whole and checked."""
+        fragment, version, site = key
+        self._whole[fragment][version, site] = contribution
+        self._counts[fragment][version] = self._counts[fragment].get(version, 0) + 1
+        present = self.round
+        if present and not present.is_closed and present.fragment.index == fragment:
+            if present.version == version:
+                present.last_s = now_s - present.began_s
+
+    def contribution(self, key: Key) -> C | None:
+        """What is whole under a key."""
+        return self._whole[key.fragment].get((key.version, key.site))
+
+    def is_merged(self, key: Key) -> bool:
+        """Whether a site's contribution to a version, or to a later one, has been merged."""
+        start, into = self._merged[key.fragment].get(key.site, (0, 0))
+        return into > 0 and start >= key.version
+
+    # Rounds --------------------------------------------------------------------------------
+
+    def begin(self, now_s: float) -> Round[C]:
+        """Turn to the fragment whose turn it is."""
+        fragment = next_due(self._fragments, self.versions, self._strategy.h, self._num_versions)
+        version = self.versions[fragment.index]
+        is_on_arrival = self._policy.is_on_arrival(version)
+        self.round = Round(fragment, version, now_s, is_on_arrival, list(self._names))
+        return self.round
+
+    def advance(self, now_s: float, num_live: int) -> tuple[Verdict, list[Merge[C]]]:
+        """What the policy says, and which contributions are merged now, in this order.
+
+        Args:
+            now_s: present time.
+            num_live: sites that are there.
+        """
+        present = self._present()
+        whole = self._whole[present.fragment.index]
+        num_arrived = len(whole)
+        if not present.is_on_arrival:
+            num_arrived = self._counts[present.fragment.index].get(present.version, 0)
+        verdict = self._policy.decide(
+            num_arrived,
+            now_s - present.began_s,
+            self._past_s[present.fragment.index],
+            present.version,
+            num_live,
+        )
+        if present.is_on_arrival:
+            keys = [next(iter(whole))] if verdict == "close" else []
+        else:
+            keys = self._in_site_order(present, whole, verdict)
+        merges = [self._merge(present, version, site) for version, site in keys]
+        present.merged += merges
+        if verdict == "close":
+            self._close(present)
+        return verdict, merges
+
+    def _in_site_order(
+        self, present: Round[C], whole: Collection[tuple[int, str]], verdict: Verdict
+    ) -> list[tuple[int, str]]:
+        """While the round waits, only a site whose predecessors are all merged can be merged."""
+        version, waiting = present.version, present.waiting
+        if verdict == "wait":
+            count = 0
+            while count < len(waiting) and (version, waiting[count]) in whole:
+                count += 1
+            present.waiting = waiting[count:] if count else waiting
+            return [(version, name) for name in waiting[:count]]
+        merged = [name for name in waiting if (version, name) in whole]
+        present.waiting = [name for name in waiting if (version, name) not in whole]
+        late = sorted(key for key in whole if key[0] < version)
+        return [*((version, name) for name in merged), *late]
+
+    def _merge(self, present: Round[C], version: int, site: str) -> Merge[C]:
+        index = present.fragment.index
+        staleness = max(0, present.version - version)
+        contribution = self._whole[index][version, site]
+        scale = self._policy.scale(staleness)
+        return Merge(Key(index, version, site), contribution, staleness, scale)
+
+    def _close(self, present: Round[C]) -> None:
+        present.is_closed = True
+        index = present.fragment.index
+        if not present.is_on_arrival:
+            self._past_s[index].append(present.last_s)
+        if not self._keep_bytes:
+            self.withdraw(index)
+
+    def withdraw(self, fragment: int) -> None:
+        """Drop the update that is out: who still wants it takes the global weights."""
+        self._updates[fragment].clear()
+
+    def is_idle(self) -> bool:
+        """Whether nothing is here that could be merged."""
+        present = self._present()
+        whole = self._whole[present.fragment.index]
+        if present.is_on_arrival:
+            return not whole
+        return not present.waiting or (present.version, present.waiting[0]) not in whole
+
+    def times(self) -> int:
+        """As how many contributions the round's mean is taken by optimisers that count them."""
+        is_warmup = self._policy.arrivals_from is not None and not self._present().is_on_arrival
+        return len(self._names) if is_warmup else 1
+
+    def publish(self, update: U, *, is_own: bool = False) -> list[C]:
+        """The round's update is out.
+
+        Args:
+            update: to be handed out.
+            is_own: it is the one contribution in it, bit for bit.
+
+        Returns:
+            Contributions that are done with: merged, or too late for the next round.
+        """
+        present = self._present()
+        index, version = present.fragment.index, present.version + 1
+        self.hold(index, version, update)
+        self._own[index] = version if is_own else 0
+        self.samples += present.samples
+        self.latest = [merge.key.site for merge in present.merged]
+        merged = self._merged[index]
+        for key, contribution, _, _ in present.merged:
+            merged[key.site] = max((key.version, version), merged.get(key.site, (0, 0)))
+            self._paces.note(key.site, contribution.work)
+        self.run_step = self._run_step()
+        return self._forget(present)
+
+    def hold(self, fragment: int, version: int, update: U) -> None:
+        """Hand an update out."""
+        updates = self._updates[fragment]
+        updates[version] = update
+        if len(updates) > 1:
+            total = sum(held.num_bytes for held in updates.values())
+            while len(updates) > 1 and total > self._keep_bytes:
+                total -= updates.pop(next(iter(updates))).num_bytes
+        self.versions[fragment] = version
+        self._holders[fragment].clear()
+        self.refused = 0
+
+    def _forget(self, present: Round[C]) -> list[C]:
+        index, whole = present.fragment.index, self._whole[present.fragment.index]
+        done = [whole.pop((merge.key.version, merge.key.site)) for merge in present.merged]
+        _, least = self.least_wanted()
+        late = [key for key in whole if key[0] < least]
+        self.dropped += len(late)
+        done += [whole.pop(key) for key in late]
+        counts: dict[int, int] = {}
+        for version, _ in whole:
+            counts[version] = counts.get(version, 0) + 1
+        self._counts[index] = counts
+        return done
+
+    def least_wanted(self) -> tuple[int, int]:
+        """The fragment of the present round, and the least version that is still wanted of it."""
+        index = self._present().fragment.index
+        return index, self.versions[index] - self._policy.max_staleness
+
+    def missing(self, absent: Iterable[str], num_live: int) -> list[str]:
+        """Sites that the round waits for, of those that were here and are not any more."""
+        if self._present().is_on_arrival and num_live >= self._policy.quorum:
+            return []
+        return [name for name in absent if name in self._present().waiting]
+
+    def owing(self, live: Collection[str]) -> list[str]:
+        """Sites without which the round could not close."""
+        waiting = self._present().waiting
+        absent = [name for name in waiting if name not in live]
+        return absent if absent and self._present().is_on_arrival else waiting
+
+    def _present(self) -> Round[C]:
+        assert self.round is not None, "a round has begun"
+        return self.round
+
+    # What sites are told -------------------------------------------------------------------
+
+    def answer(self, site: str, fragment: int, version: int) -> tuple[Answer, U | None]:
+        """What a site that asks for an update gets."""
+        update = self._updates[fragment].get(version)
+        if update is not None:
+            return "ready", update
+        if self.versions[fragment] >= version:
+            if self._merged[fragment].get(site, (0, 0))[1] == version:
+                self._begin_anew(fragment)  # it cannot learn from it any more
+            return "superseded", None
+        return ("done" if self.is_over else "wait"), None
+
+    def tell(self, site: str, fragment: int) -> Told:
+        """What holds for this site alone."""
+        start, into = self._merged[fragment].get(site, (0, 0))
+        return Told(
+            start,
+            into,
+            0 < self._own[fragment] == into,
+            self._anew_from[fragment],
+            self._paces.steps().get(site, 0),
+            self.run_step,
+        )
+
+    def note_back(self, site: str, checkpoint: int) -> None:
+        """A site's process is new: what it lost, others must not be corrected for.
+
+        Args:
+            site: which.
+            checkpoint: its version; lost is what a contribution of it was merged into later.
+        """
+        for fragment, merged in enumerate(self._merged):
+            if merged.get(site, (0, 0))[1] > checkpoint:
+                self._begin_anew(fragment)
+
+    def _begin_anew(self, fragment: int) -> None:
+        """What a strategy keeps at the sites begins anew at all of them, with the next version.
+
+        It may hold together over all sites, which it no longer does where a site has not learnt
+        from an update that it is merged into.
+        """
+        self._anew_from[fragment] = self.versions[fragment] + 1

@@ -1,0 +1,108 @@
+"""Who is here, at the times that the test passes."""
+
+from __future__ import annotations
+
+from queue import Empty
+
+import pytest
+
+from fedwan.errors import SessionLost
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Signals
+from fedwan.protocol.registry import Registry
+
+Signal = wire.CoordinatorSignal
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry = Registry(["s1", "s2"], 10.0)
+    registry.admit("s1", "a", 0.0)
+    return registry
+
+
+def kinds(signals: Signals) -> list[int]:
+    found = []
+    while True:
+        try:
+            found.append(signals.get_nowait().kind)
+        except Empty:
+            return found
+
+
+def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) -> None:
+    assert registry.live(10.0) == ["s1"] and registry.newly_lost(10.0) == []
+    assert registry.live(10.1) == [] and registry.absent(10.1) == ["s1"]
+    assert registry.newly_lost(10.1) == ["s1"] and registry.newly_lost(10.1) == []
+    assert registry.hear("s1", "a", 5, 11.0) and registry.live(11.0) == ["s1"]
+    assert registry.newly_lost(100.0) == ["s1"], "who never came is not lost"
+
+
+def test_a_broken_stream_shortens_patience_with_silence(registry: Registry) -> None:
+    registry.drop("s1", "a", 0.0)
+    assert registry.newly_lost(4.1) == ["s1"]
+
+
+def test_old_sessions_are_not_heard(registry: Registry) -> None:
+    assert registry.admit("s1", "b", 0.0) and registry.rejoins == 1
+    assert not registry.hear("s1", "a", 9, 9.0)
+    registry.drop("s1", "a", 9.0)
+    assert registry.live(10.0) == ["s1"] and registry.sites["s1"].step == 0
+
+
+def test_admission_is_idempotent_by_session(registry: Registry) -> None:
+    assert not registry.admit("s1", "a", 0.0)
+    assert registry.admit("s1", "b", 0.0) and registry.sites["s1"].joins == 2
+    assert not registry.admit("s1", "b", 0.0) and registry.rejoins == 1
+
+
+def test_a_replaced_session_is_told(registry: Registry) -> None:
+    signals = registry.attach("s1", "a", 0.0)
+    registry.admit("s1", "b", 0.0)
+    assert kinds(signals) == [Signal.GONE]
+    assert kinds(registry.attach("s1", "b", 0.0)) == []
+
+
+def test_a_signal_is_said_again_on_each_new_stream_until_it_is_settled(registry: Registry) -> None:
+    registry.tell("s1", Signal.EVALUATE)
+    assert kinds(registry.attach("s1", "a", 0.0)) == [Signal.EVALUATE]
+    second = registry.attach("s1", "a", 0.0)
+    registry.tell("s1", Signal.STOP, "over")
+    assert kinds(second) == [Signal.EVALUATE, Signal.STOP]
+    for _ in range(2):
+        registry.settle("s1", Signal.EVALUATE)
+    registry.admit("s1", "b", 0.0)
+    assert kinds(registry.attach("s1", "b", 0.0)) == [Signal.STOP]
+
+
+def test_only_the_present_session_attaches(registry: Registry) -> None:
+    with pytest.raises(SessionLost, match="this session of s1 was replaced"):
+        registry.attach("s1", "other", 0.0)
+    for name in ("s2", "stranger"):
+        with pytest.raises(SessionLost, match="has not joined this run"):
+            registry.attach(name, "", 0.0)
+        assert not registry.hear(name, "x", 1, 0.0)
+        registry.drop(name, "x", 0.0)
+
+
+def test_a_site_that_left_is_neither_live_nor_lost(registry: Registry) -> None:
+    registry.sites["s1"].has_left = True
+    assert registry.live(0.0) == [] and registry.newly_lost(100.0) == []
+    registry.admit("s1", "b", 100.0)
+    assert registry.live(100.0) == ["s1"]
+
+
+def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
+    registry: Registry,
+) -> None:
+    registry.admit("s2", "b", 0.0)
+    assert registry.first == "s1"
+    signals = registry.attach("s2", "b", 0.0)
+    registry.replace_first([], 0.0)
+    assert registry.first == "s1" and kinds(signals) == []
+    registry.sites["s1"].is_lost = True
+    registry.replace_first(["s1"], 0.0)
+    assert registry.first == "s2" and kinds(signals) == [Signal.SEND_INITIAL]
+    # Once it joins anew, Welcome says it.
+    registry.admit("s2", "c", 0.0)
+    assert kinds(registry.attach("s2", "c", 0.0)) == []

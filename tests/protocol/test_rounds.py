@@ -1,0 +1,290 @@
+"""Rounds without IO: what is wanted, merged, dropped, and told, on a clock that the test moves."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedwan.codecs import fp32
+from fedwan.fragments import Fragment, whole
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.policy import RoundPolicy, barrier, on_arrival
+from fedwan.protocol.rounds import Key, Rounds
+from fedwan.strategy import Strategy
+
+SITES = ("s1", "s2", "s3")
+
+
+class Sent(NamedTuple):
+    work: wire.Work
+
+
+class Update(NamedTuple):
+    num_bytes: int
+
+
+def make(
+    policy: RoundPolicy,
+    num_fragments: int = 1,
+    keep_bytes: int = 0,
+    num_versions: int = 4,
+    **words: Any,
+) -> Rounds[Sent, Update]:
+    words.setdefault("clock", "versions" if policy.arrivals_from is None else "samples")
+    no_step: Any = None
+    strategy = Strategy("delta", 2, whole, no_step, fp32(), fp32(), policy, **words)
+    fragments = [Fragment(index, {}, index) for index in range(num_fragments)]
+    return Rounds(strategy, fragments, SITES, num_versions, 1, keep_bytes)
+
+
+def send(
+    rounds: Rounds[Sent, Update], site: str, version: int, now_s: float = 0.0, steps: int = 2
+) -> None:
+    key = Key(0, version, site)
+    assert rounds.settled(key) == ""
+    rounds.announce(key)
+    rounds.arrive(key, Sent(wire.Work(steps=steps, samples=steps, compute_s=1.0)), now_s)
+
+
+def close(rounds: Rounds[Sent, Update], *sites: str, live: int = 3) -> list[tuple[str, int, int]]:
+    """A round from its beginning to its update; what is in it, with staleness."""
+    present = rounds.begin(0.0)
+    for site in sites:
+        send(rounds, site, present.version)
+    verdict, _ = rounds.advance(1000.0, live)
+    assert verdict == "close"
+    rounds.publish(Update(1))
+    return [(merge.key.site, merge.key.version, merge.staleness) for merge in present.merged]
+
+
+@settings(deadline=None)
+@given(st.permutations(SITES))
+def test_behind_a_barrier_sites_are_merged_in_their_order_whatever_the_arrivals(
+    order: list[str],
+) -> None:
+    rounds = make(barrier(3))
+    rounds.begin(0.0)
+    merged: list[str] = []
+    for site in order:
+        send(rounds, site, 0)
+        verdict, merges = rounds.advance(1.0, 3)
+        merged += [merge.key.site for merge in merges]
+        assert merged == list(SITES[: len(merged)])
+    assert verdict == "close" and merged == list(SITES)
+
+
+def test_fragments_take_turns_by_when_they_are_due() -> None:
+    rounds = make(barrier(1, 1), num_fragments=2, num_versions=2)
+    turns = []
+    while not rounds.is_done:
+        present = rounds.begin(0.0)
+        turns.append((present.fragment.index, present.version))
+        for site in SITES:
+            key = Key(present.fragment.index, present.version, site)
+            rounds.arrive(key, Sent(wire.Work(samples=2)), 0.0)
+        rounds.advance(0.0, 3)
+        rounds.publish(Update(1))
+    assert turns == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert (rounds.version, rounds.run_step) == (2, 4)
+
+
+@pytest.mark.parametrize("max_staleness", [0, 2])
+def test_a_late_contribution_is_merged_after_the_others_or_dropped(max_staleness: int) -> None:
+    rounds = make(barrier(3, 2, 10.0, max_staleness=max_staleness))
+    assert close(rounds, "s2", "s3") == [("s2", 0, 0), ("s3", 0, 0)]
+    if not max_staleness:
+        for _ in range(3):  # stripes, or attempts
+            assert rounds.settled(Key(0, 0, "s1")) == "stale"
+            rounds.note_dropped(Key(0, 0, "s1"))
+        assert rounds.dropped == 1
+        return
+    send(rounds, "s1", 0)
+    assert close(rounds, "s2", "s3") == [("s2", 1, 0), ("s3", 1, 0), ("s1", 0, 1)]
+    assert rounds.settled(Key(0, 0, "s1")) == "accepted" and rounds.dropped == 0
+
+
+@pytest.mark.parametrize(("max_staleness", "dropped"), [(0, 1), (1, 0)])
+def test_what_comes_while_a_round_is_committed_waits_for_the_next(
+    max_staleness: int, dropped: int
+) -> None:
+    rounds = make(barrier(3, 2, 10.0, max_staleness=max_staleness))
+    rounds.begin(0.0)
+    send(rounds, "s1", 0)
+    send(rounds, "s2", 0)
+    assert rounds.advance(10.0, 3)[0] == "close"
+    send(rounds, "s3", 0)
+    done = rounds.publish(Update(1))
+    assert (len(done), rounds.dropped) == (2 + dropped, dropped)
+    assert (rounds.contribution(Key(0, 0, "s3")) is None) == bool(dropped)
+
+
+def test_only_the_present_version_and_the_next_are_wanted() -> None:
+    rounds = make(barrier(3))
+    wanted = [rounds.settled(Key(0, version, "s1")) for version in range(3)]
+    assert wanted == ["", "", "stale"]  # a site may be ahead of an update that is not out yet
+    send(rounds, "s1", 0)
+    assert rounds.settled(Key(0, 0, "s1")) == "accepted"
+    rounds.is_over = True
+    assert rounds.settled(Key(0, 0, "s2")) == "stale"
+
+
+def test_on_arrival_the_first_to_come_makes_a_version() -> None:
+    rounds = make(on_arrival(3, 2, max_staleness=1, discount=0.5), keep_bytes=10)
+    rounds.begin(0.0)
+    for site in ("s2", "s1"):
+        send(rounds, site, 0)
+    assert rounds.advance(0.0, 1)[0] == "wait", "below its quorum of live sites"
+    (merge,) = rounds.advance(0.0, 2)[1]
+    rounds.publish(Update(1))
+    assert (merge.key.site, merge.scale) == ("s2", 1.0)
+    rounds.begin(0.0)
+    (merge,) = rounds.advance(0.0, 2)[1]
+    assert (merge.key.site, merge.staleness) == ("s1", 1)
+    assert merge.scale == pytest.approx(2**-0.5)
+
+
+def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
+    rounds = make(on_arrival(3, 1), keep_bytes=10, least_steps=1)
+    for count in range(1, 13):
+        rounds.begin(0.0)
+        send(rounds, "s1" if count % 2 else "s2", rounds.versions[0], steps=2 if count % 2 else 1)
+        rounds.advance(0.0, 3)
+        rounds.publish(Update(1))
+        assert rounds.progress == rounds.samples // 6
+    assert not rounds.is_done and rounds.run_step == 6
+    assert rounds.tell("s1", 0).steps == 2 and rounds.tell("s2", 0).steps == 1
+    assert rounds.tell("s3", 0).steps == 0, "nothing is known of its speed"
+
+
+# What sites are told -----------------------------------------------------------------------------
+
+
+def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done() -> None:
+    rounds = make(barrier(3, 2, 10.0))
+    assert rounds.answer("s1", 0, 1) == ("wait", None)
+    close(rounds, "s1", "s2")
+    assert rounds.answer("s1", 0, 1) == ("ready", Update(1))
+    told = rounds.tell("s1", 0)
+    assert (told.merged_from, told.merged_into, told.run_step) == (0, 1, 2)
+    rounds.begin(0.0)
+    send(rounds, "s1", 1)
+    send(rounds, "s2", 1)
+    rounds.advance(10.0, 3)
+    # Its round is over: who still wants it takes the global weights.
+    assert rounds.answer("s3", 0, 1) == ("superseded", None)
+    rounds.is_over = True
+    assert rounds.answer("s1", 0, 2) == ("done", None)
+
+
+def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
+    rounds = make(barrier(3))
+    close(rounds, *SITES)
+    for site in SITES[:2]:
+        rounds.announce(Key(0, 1, site))
+        assert rounds.answer(site, 0, 1)[0] == "ready"
+    rounds.announce(Key(0, 1, "s3"))
+    assert rounds.answer("s1", 0, 1)[0] == "superseded"
+
+
+def test_past_updates_are_kept_up_to_a_weight() -> None:
+    rounds = make(on_arrival(3, 1), keep_bytes=20)
+    for version in range(1, 5):
+        rounds.hold(0, version, Update(8))
+    assert [rounds.answer("s1", 0, version)[0] for version in range(1, 5)] == [
+        *("superseded", "superseded", "ready", "ready")
+    ]
+    rounds.hold(0, 5, Update(100))  # the newest in any case
+    assert rounds.answer("s1", 0, 5)[0] == "ready"
+
+
+def test_an_update_that_is_one_site_s_own_is_told_to_that_site_alone() -> None:
+    rounds = make(on_arrival(3, 1), keep_bytes=10)
+    rounds.begin(0.0)
+    send(rounds, "s1", 0)
+    rounds.advance(0.0, 3)
+    rounds.publish(Update(1), is_own=True)
+    assert rounds.tell("s1", 0).is_own and not rounds.tell("s2", 0).is_own
+
+
+def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew() -> None:
+    rounds = make(barrier(3, 1, 10.0))
+    close(rounds, "s1")
+    close(rounds, "s2")
+    assert rounds.answer("s2", 0, 1)[0] == "superseded" and rounds.tell("s2", 0).anew_from == 0
+    assert rounds.answer("s1", 0, 1)[0] == "superseded"
+    assert rounds.tell("s1", 0).anew_from == rounds.tell("s2", 0).anew_from == 3
+
+
+@pytest.mark.parametrize(("checkpoint", "anew_from"), [(1, 0), (0, 2)])
+def test_what_a_new_process_has_lost_others_are_not_corrected_for(
+    checkpoint: int, anew_from: int
+) -> None:
+    rounds = make(barrier(3, 1, 10.0))
+    close(rounds, "s1")
+    rounds.note_back("s1", checkpoint)
+    assert rounds.tell("s2", 0).anew_from == anew_from
+
+
+def test_who_is_waited_for_is_named() -> None:
+    rounds = make(barrier(3, 2))
+    rounds.begin(0.0)
+    send(rounds, "s1", 0)
+    rounds.advance(0.0, 2)
+    assert rounds.missing(["s1", "s3"], 2) == ["s3"]
+    assert rounds.owing(["s1", "s2"]) == ["s2", "s3"]
+    late = make(on_arrival(3, 2))
+    late.begin(0.0)
+    assert late.missing(["s3"], 2) == [] and late.missing(["s3"], 1) == ["s3"]
+    assert late.owing(["s1"]) == ["s2", "s3"]
+
+
+def test_three_rounds_of_refusals_without_an_update_are_hopeless() -> None:
+    rounds = make(barrier(3))
+    rounds.refused = 8
+    assert not rounds.is_hopeless
+    rounds.refused += 1
+    assert rounds.is_hopeless
+    close(rounds, *SITES)
+    assert not rounds.is_hopeless
+
+
+# Any order of inputs -----------------------------------------------------------------------------
+
+inputs = st.lists(
+    st.tuples(st.sampled_from(["send", "advance", "publish"]), st.sampled_from(SITES)), max_size=60
+)
+
+
+@settings(deadline=None)
+@given(inputs, st.integers(0, 2), st.integers(1, 3), st.booleans())
+def test_each_contribution_is_merged_once_or_dropped(
+    steps: list[tuple[str, str]], max_staleness: int, quorum: int, arrives: bool
+) -> None:
+    policy = barrier(3, quorum, 5.0, max_staleness=max_staleness)
+    if arrives:
+        policy = on_arrival(3, quorum, 1e9, max_staleness=max_staleness)
+    rounds = make(policy, keep_bytes=100 if arrives else 0, num_versions=10**6)
+    now_s, sent, merged, freed = 0.0, 0, 0, 0
+    present = rounds.begin(now_s)
+    for what, site in steps:
+        now_s += 1.0
+        key = Key(0, rounds.versions[0], site)
+        if what == "send" and rounds.settled(key) == "":
+            send(rounds, site, key.version, now_s)
+            sent += 1
+        elif what == "advance" and not present.is_closed:
+            verdict, merges = rounds.advance(now_s, 3)
+            merged += len(merges)
+            assert all(merge.staleness <= max_staleness for merge in merges)
+            if verdict == "stop":
+                return
+        elif what == "publish" and present.is_closed:
+            assert present.merged and len(present.merged) >= (1 if arrives else quorum)
+            freed += len(rounds.publish(Update(1)))
+            assert rounds.versions == [present.version + 1]
+            present = rounds.begin(now_s)
+    assert freed <= sent and merged <= sent
+    assert freed == merged - len(present.merged) + rounds.dropped
