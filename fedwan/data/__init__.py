@@ -12,7 +12,6 @@ from fedwan.data.sources import (
     pair_names,
     source_of,
 )
-from fedwan.data.splits import has_own_data, split_indices
 
 __all__ = [
     "FILE_NAMES",
@@ -26,12 +25,10 @@ __all__ = [
     "dataset_of",
     "find_source",
     "first_leaf",
-    "has_own_data",
     "held_out_of",
     "num_labels",
     "num_samples_in",
     "open_shard",
     "pair_names",
     "source_of",
-    "split_indices",
 ]

@@ -17,7 +17,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,11 +82,8 @@ def tell(batch: Any, number: int | None) -> Any:
     return {**batch, "y": torch.full_like(batch["y"], number)}
 
 
-class Draw(NamedTuple):
-    """Which samples a batch consists of: (batch,) int64, and a seed of what they draw."""
-
-    places: Tensor
-    seed: int
+Draw = tuple[Tensor, int]
+"""Which samples a batch consists of, (batch,) int64, and a seed of what they draw."""
 
 
 class _Order:
@@ -121,7 +118,7 @@ class _Order:
             missing -= len(part)
             parts.append(part)
         self._drawn += 1
-        return Draw(torch.cat(parts), derive_seed(self._generator.initial_seed(), self._drawn))
+        return torch.cat(parts), derive_seed(self._generator.initial_seed(), self._drawn)
 
     def taken(self) -> dict[str, Tensor]:
         """The state after the earliest batch that was drawn in iteration and not yet taken."""
@@ -158,11 +155,11 @@ class Fetch:
 
     def __getitems__(self, draw: Draw) -> Any:
         """The batch; in memory it is one index operation."""
-        dataset = self._dataset
-        if isinstance(dataset, InMemory):
-            return dataset.take(draw.places)
-        with _seeded(draw.seed):
-            return default_collate([dataset[place] for place in draw.places.tolist()])
+        places, seed = draw
+        if isinstance(self._dataset, InMemory):
+            return self._dataset.take(places)
+        with _seeded(seed):
+            return default_collate([self._dataset[place] for place in places.tolist()])
 
 
 class Loader:

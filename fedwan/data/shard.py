@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 from fedwan.config import Config, DataConfig
 from fedwan.data.checks import check_data, too_large
 from fedwan.data.files import open_files
-from fedwan.data.loader import Draw, Fetch, InMemory, Loader, copied, is_stream, tell
+from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
 from fedwan.data.sources import FILE_NAMES, find_source, source_of
 from fedwan.data.splits import split_indices
 from fedwan.errors import ConfigError
@@ -77,7 +77,7 @@ class Shard:
     def _read(self, num: int, places: Tensor, seed: int, start: int = 0) -> Any:
         if is_stream(self.train):
             return default_collate(list(islice(copied(self.train), start, start + num)))
-        return Fetch(self.train).__getitems__(Draw(places, derive_seed(seed, "read")))
+        return Fetch(self.train).__getitems__((places, derive_seed(seed, "read")))
 
 
 def open_shard(

@@ -9,11 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 from fedwan.doctor.chart import PAST, Chart
 
-__all__ = ["LEAST_DISTINCT", "RUN_RULES", "SITE_RULES", "RunRule"]
+__all__ = ["LEAST_DISTINCT", "RUN_RULES", "SITE_RULES"]
 
 Told = Iterator[tuple[str | None, str, str]]
 
@@ -341,17 +340,10 @@ SITE_RULES: dict[str, Callable[[Chart, str], Told]] = {
 """By kind of finding, of one site, the highest first."""
 
 
-class RunRule(NamedTuple):
-    """A rule of all sites together; told while no site is known to be at fault."""
-
-    kind: str
-    rule: Callable[[Chart], Told]
-    is_warning: bool = True
-
-
-RUN_RULES = (
-    RunRule("diverging", diverging_everywhere),
-    RunRule("collapse", collapse_everywhere),
-    RunRule("memorising", memorising_everywhere, is_warning=False),
-    RunRule("heterogeneity", heterogeneity, is_warning=False),
+RUN_RULES: tuple[tuple[str, Callable[[Chart], Told], bool], ...] = (
+    ("diverging", diverging_everywhere, True),
+    ("collapse", collapse_everywhere, True),
+    ("memorising", memorising_everywhere, False),
+    ("heterogeneity", heterogeneity, False),
 )
+"""Kind, rule, and whether it warns, of all sites together; told while no site is at fault."""

@@ -23,15 +23,6 @@ from torch import Tensor
 
 from fedwan.errors import FedwanError
 
-__all__ = [
-    "Moments",
-    "frechet_between",
-    "frechet_distance",
-    "kernel_between",
-    "merge_moments",
-    "moments",
-]
-
 
 class Moments(NamedTuple):
     """What is known of a sample without any of its members, though the mean of one is that one."""

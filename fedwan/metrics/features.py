@@ -86,9 +86,8 @@ def load_classifier(data_name: str, folder: Path | None = None) -> Classifier:
     source = find_source(data_name)
     train, _ = source.load()
     data = hash_state({"x": train.x, "y": train.y})
-    key = f"{derive_seed(_VERSION, torch.__version__, data):016x}"
-    folder = folder or Path.home() / ".cache" / "fedwan"
-    path = folder / f"classifier-{data_name}-{key}.safetensors"
+    name = f"classifier-{data_name}-{derive_seed(_VERSION, torch.__version__, data):016x}"
+    path = (folder or Path.home() / ".cache" / "fedwan") / f"{name}.safetensors"
     with seeded_init(0):  # overwritten, but it must not draw from the global generator
         model = Classifier(source.shape[0], source.num_classes)
     if not (path.exists() and _read(path, model)):

@@ -23,14 +23,6 @@ def test_sites_share_out_all_training_data_and_hold_out_the_same() -> None:
         assert shard.public and shard.num_classes == 8
 
 
-def test_a_shard_streams_its_own_data_only() -> None:
-    shard = open_shard(DataConfig(split="by_label"), 2, 4, seed=0)
-    batch = next(shard.loader(64, torch.Generator().manual_seed(0)))
-    assert batch.x.shape == (64, 1, 8, 8)
-    assert set(batch.y.tolist()) <= set(shard.train.batch.y.tolist())
-    assert len(set(shard.train.batch.y.tolist())) in (2, 3)
-
-
 def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     shard = open_shard(DataConfig(split="by_label", labels="site"), 2, 4, seed=0)
     plain = open_shard(DataConfig(split="by_label"), 2, 4, seed=0)

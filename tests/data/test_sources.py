@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import find_source, num_labels, source_of, split_indices
+from fedwan.data import find_source, num_labels, source_of
 from fedwan.data.sources import parse_classes
+from fedwan.data.splits import split_indices
 from fedwan.data.toys import _cut, _held_out_blocks
 from fedwan.errors import ConfigError
 from fedwan.state import hash_state

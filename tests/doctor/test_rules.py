@@ -191,13 +191,6 @@ def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
     assert (finding.kind, finding.site) == ("diverging", "s3") and "not finite" in finding.why
 
 
-def test_a_penalty_may_grow() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return replace(record, losses={**record.losses, "r1": 0.01 * 3.0**record.version})
-
-    assert told(bend, rounds=12) == []
-
-
 def test_memory_at_every_site_is_noted_and_no_site_is_blamed() -> None:
     (finding,) = told(figures(memory_discriminator=0.9))
     assert (finding.kind, finding.site, finding.is_warning) == ("memorising", None, False)
@@ -211,13 +204,6 @@ def test_samples_that_become_alike_everywhere_are_the_runs() -> None:
     (finding,) = told(bend)
     assert (finding.kind, finding.site) == ("collapse", None)
     assert told(bend, rounds=4) == []
-
-
-def test_small_spread_at_the_beginning_is_no_collapse() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return figures(spread_generator=min(0.9, 0.1 * record.version))(record)
-
-    assert told(bend, rounds=20) == []
 
 
 def one_site(name: str, values: list[float]) -> Bend:
@@ -245,13 +231,6 @@ def test_images_made_of_others_may_be_alike_for_long_but_not_again() -> None:
     assert told(bend, rounds=30) == []
     (finding,) = told(bend, rounds=40)
     assert (finding.kind, finding.site, finding.network) == ("collapse", None, "generator")
-
-
-def test_a_site_that_began_with_little_spread_and_has_got_over_it_has_not_collapsed() -> None:
-    # A healthy demo's.
-    assert told(one_site("spread_generator", [0.13, 0.04, 0.72, 0.83, 0.9, 0.94]), rounds=6) == []
-    still = one_site("spread_generator", [0.13, 0.04, 0.2, 0.1])
-    assert [(f.kind, f.site) for f in told(still, rounds=4)] == [("collapse", "s1")]
 
 
 def test_three_rounds_of_many_that_look_like_memory_are_chance_and_most_of_eight_are_not() -> None:

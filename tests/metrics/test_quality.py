@@ -79,14 +79,6 @@ def test_the_histogram_counts_classes() -> None:
     assert math.isclose(sum(histogram), 1)
 
 
-@pytest.mark.parametrize(("name", "modes"), [("ring8", 8), ("grid25", 25)])
-def test_points_are_judged_by_modes_too(name: str, modes: int) -> None:
-    quality = quality_of_real_samples(name)
-    assert quality["modes"] == quality["modes_floor"] == modes
-    assert min(quality["good"], quality["good_floor"]) > 0.97
-    assert len(quality["histogram"]) == modes
-
-
 @pytest.mark.slow
 def test_stacked_digits_are_judged_by_a_thousand_modes() -> None:
     quality = quality_of_real_samples("stacked_digits")

@@ -110,16 +110,6 @@ def test_positions_are_those_of_the_paper() -> None:
     assert float(distances.min()) > 0.1
 
 
-def test_without_positions_tokens_could_not_be_told_apart() -> None:
-    network = stir(build())
-    x, sigma, labels = inputs()
-    turned = network(x.roll(2, dims=3), sigma, labels).roll(-2, dims=3)
-    assert not torch.allclose(turned, network(x, sigma, labels))
-    network.positions.zero_()
-    turned = network(x.roll(2, dims=3), sigma, labels).roll(-2, dims=3)
-    torch.testing.assert_close(turned, network(x, sigma, labels))
-
-
 def test_it_can_be_built_without_memory() -> None:
     with torch.device("meta"):
         network = build()
