@@ -17,12 +17,6 @@ def asked(path: Path, batch: int = 4) -> Config:
     return Config("flow", sites=2, data=data)
 
 
-def test_nothing_is_wrong_with_good_files(tmp_path: Path) -> None:
-    for site in ("s1", "s2"):
-        write_folder(tmp_path / site, range(30))
-    assert check_files(asked(tmp_path)) == []
-
-
 def test_all_faults_of_all_sites_are_told_at_once(tmp_path: Path) -> None:
     write_folder(tmp_path / "s1", range(30))
     for number in (3, 5):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -52,10 +53,7 @@ CASES: dict[str, tuple[Bend, str, str | None, str]] = {
         *("range", None, "goes from 0 to 255, that of the other sites from -1 to 1"),
     ),
     "unit interval": (figures(x_low=0.0, x_high=1.0), "range", None, "goes from 0 to 1"),
-    "points of another scale": (
-        figures(x_low=-10.0, x_high=10.0),
-        *("range", None, "goes from -10 to 10"),
-    ),
+    "another scale": (figures(x_low=-10.0, x_high=10.0), "range", None, "goes from -10 to 10"),
     "few": (
         both(figures(shard_samples=8.0), scaled("discriminator", loss=0.3)),
         *("small_shard", None, "8 samples, 8 of them distinct, the other sites have 350"),
@@ -96,7 +94,7 @@ CASES: dict[str, tuple[Bend, str, str | None, str]] = {
 def test_a_fault_is_told_once_with_its_site_its_network_and_its_figures(name: str) -> None:
     bend, kind, network, why = CASES[name]
     site = SITES[len(name) % 4]
-    if name == "points of another scale":
+    if name == "another scale":  # of points
         bend = both(_without_smoothness, bend)
     (finding,) = told(at(site, bend))
     assert (finding.kind, finding.site, finding.network) == (kind, site, network)
@@ -136,14 +134,8 @@ def test_points_on_different_sides_of_zero_are_no_wrong_range() -> None:
 
 
 def test_shards_that_differ_are_noted_and_no_site_is_blamed() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return replace(
-            record,
-            cosines=dict.fromkeys(NETWORKS, -0.02),
-            agreement=dict.fromkeys(NETWORKS, 0.24),
-        )
-
-    found = told(bend)
+    cosines, agreement = (dict.fromkeys(NETWORKS, value) for value in (-0.02, 0.24))
+    found = told(lambda record: replace(record, cosines=cosines, agreement=agreement))
     assert [(f.kind, f.site, f.is_warning) for f in found] == [("heterogeneity", None, False)] * 2
     assert "agree to 0.24" in found[0].why
 
@@ -165,11 +157,16 @@ def test_a_cause_is_told_instead_of_what_follows_from_it() -> None:
     assert [f.kind for f in told(at("s2", everything))] == ["small_shard"]
 
 
-def test_losses_that_grow_everywhere_are_the_runs() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return scaled("generator", loss=3.0 ** max(0, record.version - 5))(record)
+def by_round(name: str, value: Callable[[int], float]) -> Bend:
+    """A figure of every site, by version."""
+    return lambda record: figures(**{name: value(record.version)})(record)
 
-    (finding,) = told(bend, rounds=12)
+
+def test_losses_that_grow_everywhere_are_the_runs() -> None:
+    (finding,) = told(
+        lambda record: scaled("generator", loss=3.0 ** max(0, record.version - 5))(record),
+        rounds=12,
+    )
     assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
 
 
@@ -184,10 +181,8 @@ def test_a_loss_below_what_another_sites_began_with_has_not_diverged() -> None:
 
 
 def test_a_loss_that_is_not_finite_is_divergence_at_its_site() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return replace(record, losses={**record.losses, "generator": None})
-
-    (finding,) = told(at("s3", bend))
+    bend = at("s3", lambda record: replace(record, losses={**record.losses, "generator": None}))
+    (finding,) = told(bend)
     assert (finding.kind, finding.site) == ("diverging", "s3") and "not finite" in finding.why
 
 
@@ -198,17 +193,17 @@ def test_memory_at_every_site_is_noted_and_no_site_is_blamed() -> None:
 
 
 def test_samples_that_become_alike_everywhere_are_the_runs() -> None:
-    def bend(record: RoundRecord) -> RoundRecord:
-        return figures(spread_generator=0.9 if record.version < 5 else 0.1)(record)
-
+    bend = by_round("spread_generator", lambda version: 0.9 if version < 5 else 0.1)
     (finding,) = told(bend)
     assert (finding.kind, finding.site) == ("collapse", None)
     assert told(bend, rounds=4) == []
+    # Small spread at the beginning is none.
+    assert told(by_round("spread_generator", lambda version: min(0.9, 0.1 * version)), 20) == []
 
 
 def one_site(name: str, values: list[float]) -> Bend:
     """The first site's figure by round, of a run that is healthy otherwise."""
-    return at("s1", lambda record: figures(**{name: values[record.version - 1]})(record))
+    return at("s1", by_round(name, lambda version: values[version - 1]))
 
 
 @pytest.mark.parametrize("name", ["spread_generator", "variety_generator"])

