@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import csv
-import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +20,17 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fedwan.app import load_run
-from fedwan.config import Config, to_json
-from fedwan.coordinator.run import CoordinatedRun
+from fedwan.config import Config
 from fedwan.errors import UserError
 from fedwan.lightning import FedwanCallback
-from fedwan.link.client import HEARTBEAT_S
-from fedwan.link.server import DataPlane
-from fedwan.link.tls import Identity
 from fedwan.simulation import Absence, SimulatedRun, simulate
-from fedwan.site.assignment import VARIABLE, Assignment
 from fedwan.state import State, state_of
 from tests.lightning_modules import LOADERS, Gan, Net, fit
+from tests.site.support import ROOT, Served
 
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-ROOT = Path(__file__).resolve().parents[1]
 NETWORKS = {"net": ("net",), "gan": ("discriminator", "generator")}
 FULL = ("codec.up=fp32", "codec.down=fp32")
 
@@ -107,82 +98,42 @@ def test_the_callback_changes_no_bit_of_what_the_trainer_does(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize(
-    ("module", "loader"), [*(("net", loader) for loader in LOADERS), ("turns", "plain")]
+    ("module", "loader", "leaves_at"),
+    [
+        *(("net", loader, 0.4) for loader in LOADERS),
+        *(("net", "plain", at) for at in (0.1, 0.5, 0.6)),  # first epoch, validation, epoch's end
+        ("turns", "plain", 0.4),
+    ],
 )
-def test_a_site_that_died_in_mid_epoch_goes_on_to_the_same_bits(
-    tmp_path: Path, module: str, loader: str
+def test_a_site_that_died_goes_on_to_the_same_bits(
+    tmp_path: Path, module: str, loader: str, leaves_at: float
 ) -> None:
     settings: dict[str, Any] = {"loader": loader}
     if module == "net":
         settings["val_check_interval"] = 4
     whole = trained(tmp_path / "whole", module, steps=20, **settings)
-    died = trained(tmp_path / "died", module, 20, absence=Absence(0.4, 0.4), **settings)
-    assert whole.site_sha256 == died.site_sha256
-
-
-@pytest.mark.parametrize(
-    "leaves_at", [0.1, 0.5, 0.6], ids=["first_epoch", "validation", "epochs_end"]
-)
-def test_it_goes_on_to_the_same_bits_wherever_it_died(tmp_path: Path, leaves_at: float) -> None:
-    whole = trained(tmp_path / "whole", steps=20, val_check_interval=4)
     absence = Absence(leaves_at, leaves_at)
-    died = trained(tmp_path / "died", steps=20, absence=absence, val_check_interval=4)
+    died = trained(tmp_path / "died", module, 20, absence=absence, **settings)
     assert whole.site_sha256 == died.site_sha256
-
-
-class Served:
-    """A coordinator behind TLS, and the script of its only site in a process of its own."""
-
-    def __init__(self, folder: Path, identities: Path, config: Config) -> None:
-        self.folder, self.identities, self.config = folder, identities, config
-        self.run = CoordinatedRun(
-            config, "run-1", folder / "hub", lambda row: None, lambda *_: None, lambda *_: None
-        )
-
-    @contextmanager
-    def serving(self) -> Iterator[None]:
-        identity = Identity.load(self.identities / "coordinator", "coordinator")
-        plane = DataPlane(self.run.hub, identity, "127.0.0.1", 0, 24, HEARTBEAT_S, "auto")
-        plane.start()
-        self.address = f"127.0.0.1:{plane.port}"
-        thread = threading.Thread(target=self.run.train)
-        thread.start()
-        try:
-            yield
-            thread.join(60)
-        finally:
-            self.run.hub.finish("the test is over")
-            thread.join()
-            plane.stop(0.1)
-
-    def start(self, module: str, loader: str) -> subprocess.Popen[bytes]:
-        path = self.folder / "assignment.json"
-        Assignment(
-            *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
-            *(str(self.folder / "site"), "", False, os.getpid()),
-        ).write(path)
-        argv = ["-W", "ignore", "-m", "tests.lightning_modules", str(self.folder), module, loader]
-        env = os.environ | {VARIABLE: str(path), "PYTHONPATH": str(ROOT)}
-        return subprocess.Popen([sys.executable, *argv], cwd=ROOT, env=env)
 
 
 @pytest.mark.slow
 def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
     tmp_path: Path, identities: Path
 ) -> None:
-    ends = []
+    ends, script = [], ("-W", "ignore", "-m", "tests.lightning_modules")
     for kills in (0, 1):
-        config = config_of("net", 40, 2, "threads=1")
-        served = Served(tmp_path / str(kills), identities, config)
+        folder = tmp_path / str(kills)
+        served = Served(config_of("net", 40, 2, "threads=1"), folder, identities)
         with served.serving():
-            process = served.start("net", "plain")
+            process = served.start(*script, folder, "net", "plain")
             if kills:
                 deadline = time.monotonic() + 60
                 while served.run.share_done() < 0.4 and time.monotonic() < deadline:
                     time.sleep(0.01)
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                process = served.start("net", "plain")
+                process = served.start(*script, folder, "net", "plain")
             assert process.wait(60) == 0
         ends.append(served.run.site_sha256())
     assert ends[0] == ends[1] != {}
@@ -199,16 +150,19 @@ def test_users_callbacks_loggers_and_validation_stay(tmp_path: Path) -> None:
     assert set(told) <= {"loss"}
 
 
-def test_an_accumulated_batch_is_no_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("module", "steps", "batches", "settings"),
+    [
+        ("net", 4, 12, {"accumulate_grad_batches": 4}),  # of six in an epoch: four, and two
+        ("turns", 6, 12, {}),  # networks that are trained in turn make one step together
+    ],
+)
+def test_a_step_is_complete_when_all_optimisers_have_stepped(
+    tmp_path: Path, module: str, steps: int, batches: int, settings: dict[str, Any]
+) -> None:
     watcher = Watcher()
-    trained(tmp_path, steps=4, h=1, callbacks=[watcher], accumulate_grad_batches=4)
-    assert len(watcher.seen) == 12  # of six batches in an epoch: four, and the last two
-
-
-def test_networks_that_are_trained_in_turn_make_one_step_together(tmp_path: Path) -> None:
-    watcher = Watcher()
-    trained(tmp_path, "turns", steps=6, callbacks=[watcher])
-    assert len(watcher.seen) == 12
+    trained(tmp_path, module, steps=steps, h=1, callbacks=[watcher], **settings)
+    assert len(watcher.seen) == batches
 
 
 class Overflow(Callback):

@@ -6,10 +6,14 @@ import faulthandler
 import functools
 import multiprocessing
 import os
+import subprocess
+import sys
+import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +24,20 @@ from torch import distributed as dist
 
 import fedwan
 from fedwan.app import load_run
-from fedwan.config import Config
+from fedwan.config import Config, to_json
+from fedwan.coordinator.run import CoordinatedRun
 from fedwan.link.loopback import LoopbackLink
+from fedwan.link.server import DataPlane
+from fedwan.link.tls import Identity
 from fedwan.rng import seeded_init
 from fedwan.simulation import RUN_ID, simulate
+from fedwan.site.assignment import VARIABLE, Assignment
 from fedwan.site.group import Group
 from fedwan.site.joining import as_member
 from fedwan.site.site import Membership, Script, Site
 from fedwan.state import State, hash_state
 
+ROOT = Path(__file__).resolve().parents[2]
 BATCH, WIDTH = 8, 16
 CUTS = ("ddp", "fsdp", "gradients", "tensor_parallel")
 """Ways of several processes to train one network, besides a plain one on the same batches."""
@@ -199,6 +208,48 @@ def alone(member: Membership) -> None:
             (net(x) - target).square().mean().backward()
             site.reduce()
             optimizer.step()
+
+
+class Served:
+    """A run of one site behind a real socket, for scripts in processes of their own."""
+
+    def __init__(self, config: Config, folder: Path, identities: Path) -> None:
+        self.config, self.folder, self.identities = config, folder, identities
+        self.assignment = folder / "assignment.json"
+        self.run = CoordinatedRun(
+            *(config, "run-1", folder / "hub", lambda row: None, lambda *_: None, lambda *_: None),
+            silence_s=1.0,
+        )
+        self.sha256 = ""
+
+    def _train(self) -> None:
+        self.sha256 = hash_state(self.run.train().state)
+
+    @contextmanager
+    def serving(self) -> Iterator[None]:
+        identity = Identity.load(self.identities / "coordinator", "coordinator")
+        plane = DataPlane(self.run.hub, identity, "127.0.0.1", 0, 24, 0.3, "auto")
+        plane.start()
+        self.address = f"127.0.0.1:{plane.port}"
+        thread = threading.Thread(target=self._train)
+        thread.start()
+        try:
+            yield
+            thread.join(60)
+        finally:
+            self.run.hub.finish("the test ended")
+            thread.join(10)
+            plane.stop(0.1)
+
+    def start(self, *argv: object) -> subprocess.Popen[bytes]:
+        """The site's script, by this Python."""
+        Assignment(
+            *(self.address, "run-1", to_json(self.config), "s1", str(self.identities / "s1")),
+            *(str(self.folder / "s1"), "", False, os.getpid()),
+        ).write(self.assignment)
+        env = os.environ | {VARIABLE: str(self.assignment), "PYTHONPATH": str(ROOT)}
+        words = [sys.executable, *map(str, argv)]
+        return subprocess.Popen(words, cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
 
 
 # Processes ---------------------------------------------------------------------------------------
