@@ -20,13 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-__all__ = [
-    "LOSSES",
-    "GanLoss",
-    "discriminator_loss",
-    "generator_loss",
-    "gradient_penalty",
-]
+__all__ = ["LOSSES", "GanLoss", "discriminator_loss", "generator_loss", "gradient_penalty"]
 
 
 class GanLoss(NamedTuple):
@@ -52,15 +46,12 @@ def _hinge_discriminator(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
     return relu(1 - real_logits).mean() + relu(1 + fake_logits).mean()
 
 
-def _relativistic(worse: Tensor, better: Tensor) -> Tensor:
-    return softplus(worse - better).mean()
-
-
 LOSSES: dict[str, GanLoss] = {
     "non_saturating": GanLoss(discriminator_loss, lambda real, fake: generator_loss(fake)),
     "hinge": GanLoss(_hinge_discriminator, lambda real, fake: -fake.mean()),
     "relativistic": GanLoss(
-        lambda real, fake: _relativistic(fake, real), lambda real, fake: _relativistic(real, fake)
+        lambda real, fake: softplus(fake - real).mean(),
+        lambda real, fake: softplus(real - fake).mean(),
     ),
 }
 """By name."""
@@ -69,9 +60,7 @@ LOSSES: dict[str, GanLoss] = {
 def gradient_penalty(samples: Tensor, logits: Tensor) -> Tensor:
     """E |grad_x D(x)|^2, a scalar that can be differentiated again: R1 or R2, but for its weight.
 
-    Args:
-        samples: (batch, …) that require a gradient, and that the logits came from.
-        logits: D(samples), (batch,).
+    `samples`, (batch, …), require a gradient; `logits`, (batch,), are D's of them.
     """
     (gradient,) = torch.autograd.grad(logits.sum(), samples, create_graph=True)
     return gradient.square().flatten(1).sum(dim=1).mean()

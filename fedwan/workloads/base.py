@@ -6,8 +6,8 @@ A recipe is one page. The engine knows it only through the names below, and neve
     NETWORKS, Model, USES, DEFAULTS, PAIRS,
     check                                    optional: its settings, see `fedwan.workloads.settings`
     def steps_apart(config) -> bool          optional: whether some networks step before others have
-                                             their gradients, so that no strategy that exchanges
-                                             gradients, once a step, goes with it
+                                             their gradients, which no strategy that exchanges
+                                             gradients, once a step, goes with
 
 `fedwan.workloads.simple.Simple` is a workload of one network and its loss; one that takes its steps
 with `fedwan.workloads.descent.Descent` has its networks and optimisers from `Descending`.
@@ -26,14 +26,7 @@ from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 
-__all__ = [
-    "Batch",
-    "Examinable",
-    "NetworkKind",
-    "Reduce",
-    "Workload",
-    "keep_local",
-]
+__all__ = ["Batch", "Examinable", "NetworkKind", "Reduce", "Workload", "keep_local"]
 
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
@@ -81,14 +74,11 @@ class Workload(Protocol):
         ...
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One completed inner step of every trained network.
+        """One completed inner step; losses by name, detached scalars (`.item()` would stall a GPU).
 
         Calls `reduce` between the backward pass and the optimisers' steps, and leaves learning
         rates to the optimisers. Where `reduce` takes the gradients away, nothing but running
         statistics moves. Every random draw comes from a generator of `rng`.
-
-        Returns:
-            Losses by name, detached scalars (no `.item()`: that would stall a GPU every step).
         """
         ...
 
@@ -100,11 +90,10 @@ class Workload(Protocol):
         ...
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Quality of the present weights against held-out real data.
+        """Quality against held-out real data: `fd` and `fd_floor` always, lower is better.
 
-        Returns:
-            JSON-ready figures; `fd` and `fd_floor` always, lower is better. And of files under
-            `moments` what `fedwan.metrics.comparison` makes the distance of all sites' data from.
+        JSON-ready; and of files under `moments` what `fedwan.metrics.comparison` makes the distance
+        of all sites' data from.
         """
         ...
 
@@ -124,12 +113,7 @@ class Examinable(Protocol):
             spread/NETWORK       spread of what it generates over that of real samples
             variety/NETWORK      the same of images made of other images, all alike at the beginning
 
-        Args:
-            train: some dozens of this site's training samples.
-            held_out: as many held-out samples of the same classes.
-            seed: of every draw; the global generators are lent.
-
-        Returns:
-            Scalars by name (no `.item()`).
+        Scalars (no `.item()`), of some dozens of this site's training samples and as many held-out
+        samples of the same classes. Draws depend on the seed; the global generators are lent.
         """
         ...

@@ -16,11 +16,7 @@ __all__ = ["share_above", "spread"]
 
 
 def share_above(scores: Tensor, others: Tensor) -> Tensor:
-    """Share of pairs in which the score is above the other; ties count half. A scalar in [0, 1].
-
-    Args:
-        scores: (n,).
-        others: (m,).
+    """Share of pairs of (n,) and (m,) in which the score is above; ties count half. In [0, 1].
 
     >>> float(share_above(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 2.0])))
     0.75
@@ -30,11 +26,7 @@ def share_above(scores: Tensor, others: Tensor) -> Tensor:
 
 
 def spread(samples: Tensor) -> Tensor:
-    """Mean Euclidean distance between two different samples, a scalar.
-
-    Args:
-        samples: (n, …), n at least 2.
-    """
+    """Mean Euclidean distance between two different samples of (n, …), a scalar; n at least 2."""
     flat = samples.flatten(1).float()
     num = len(flat)
     # Differences, not dot products: those lose the digits of samples that are nearly alike.

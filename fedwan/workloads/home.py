@@ -31,10 +31,7 @@ def staying_home(
 ) -> dict[str, Role]:
     """The role, `EXCLUDED` or `FROZEN`, of each tensor of trained networks that has one of these.
 
-    Args:
-        trained: networks by name, as they were built.
-        held: names of the parameters that optimisers step; None where none was made yet.
-        exclude: by network, patterns of the names of its parameters and buffers.
+    `held` names the parameters that optimisers step; None where none was made yet.
 
     Raises:
         ConfigError: a network is not trained, a pattern matches nothing that would travel, or
