@@ -55,13 +55,9 @@ MAX_REJECTIONS = 3
 class _Astray(FedwanError):
     """This site's steps cannot be merged: it must start over from the global weights."""
 
-    def __init__(self, text: str = "", is_refused: bool = False) -> None:
-        super().__init__(text)
-        self.is_refused = is_refused
-        """It is not late, but what it sent cannot be used."""
 
-    def __reduce__(self) -> tuple[type[_Astray], tuple[str, bool]]:
-        return type(self), (str(self), self.is_refused)
+class _Refused(_Astray):
+    """What it sent is not late, but cannot be used."""
 
 
 class _Over(Exception):  # noqa: N818
@@ -103,7 +99,8 @@ class Exchange:
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
         self.versions = [0] * count
         """Per fragment, what this site holds."""
-        self._durable_version = 0
+        self.durable_version = 0
+        """That the coordinator would resume from, as far as this site knows."""
         self._steps = strategy.h
         """At a pace of its own: steps until the next upload, as the coordinator has it."""
         self._run_step = 0
@@ -157,7 +154,7 @@ class Exchange:
             self._require_reduced()
             with self._site.meter.waiting():
                 # The step is complete only now: its contribution has left within it.
-                self._save(self.versions[0], self._residuals.ledger({}, {}, Work(0, 0)))
+                self._site.save(self.versions[0], self._residuals.ledger({}, {}, Work(0, 0)))
             return self._run_step if self._keeps_pace else step
         is_last = step >= self._site.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
@@ -189,7 +186,7 @@ class Exchange:
                     "this site's gradients were refused or came too late, so that its weights are "
                     "not the others' any more; it will rejoin with the global weights"
                 ) from None
-            return self._start_over(error.is_refused)
+            return self._start_over(isinstance(error, _Refused))
         except _Over:  # the step loop ends by itself
             self._flights.clear()
             return step
@@ -254,7 +251,7 @@ class Exchange:
         if site.group.rank == 0:
             payload, owed = site.strategy.up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not self._has_gradients:
-            self._save(version + 1, self._residuals.ledger(residual, owed, done))
+            self._site.save(version + 1, self._residuals.ledger(residual, owed, done))
         receipt = site.group.lead(
             lambda: site.stub.send_contribution(fragment.index, version, payload, work)
         )
@@ -269,7 +266,7 @@ class Exchange:
         site.replica.take_delta(fragment, flight.held)
         self._hook.before_send(fragment)
         if fragment.index == 0:
-            self._save(flight.version + 1, self._residuals.ledger({}, {}, done))
+            self._site.save(flight.version + 1, self._residuals.ledger({}, {}, done))
         if is_leader:
             asked = PendingUpdate()
             flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
@@ -328,7 +325,7 @@ class Exchange:
                 raise FedwanError(
                     f"{self._rejections} contributions in a row were refused: {receipt.text}"
                 )
-            raise _Astray(is_refused=True)
+            raise _Refused
         if self._keeps_pace and receipt.status != wire.Receipt.ACCEPTED:
             self._site.discard(version + 1)
             raise _Astray
@@ -360,7 +357,7 @@ class Exchange:
                 if not self._tau or site.group.size > 1:
                     self._advance(fragment, update)
                 self.versions[index] = header.version
-                self._durable_version = header.durable_version
+                self.durable_version = header.durable_version
             self._note(header)
             version = self.versions[index]
             has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version
@@ -499,9 +496,6 @@ class Exchange:
         """The run is complete: hold the weights that it ended with."""
         if self._keeps_pace:
             self._take_weights()
-
-    def _save(self, version: int, ledger: Ledger) -> None:
-        self._site.save(version, self._durable_version, ledger)
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""

@@ -387,12 +387,12 @@ class Site:
 
     # For the exchange ----------------------------------------------------------------------
 
-    def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
+    def save(self, version: int, ledger: Ledger) -> None:
         """The steps that lead to a version are complete: write a checkpoint, if it is time to."""
         every = self.config.checkpoint.every
         if version // every > self._saved_version // every or version < self._saved_version:
             self._saved_version = version
-            self._checkpoints.save(version, durable_version, ledger)
+            self._checkpoints.save(version, self._exchange.durable_version, ledger)
 
     def discard(self, version: int) -> None:
         """What led to this version was refused: nobody shall send it again."""

@@ -100,7 +100,7 @@ def assert_same(state: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> Non
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("h", [1, 3, 4, 12])
+@pytest.mark.parametrize("h", [1, 4])
 def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
     kind: str, h: int, tmp_path: Path
 ) -> None:
@@ -113,7 +113,7 @@ def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
 
 
 @pytest.mark.parametrize("words", PLAIN.values())
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("kind", ["adamw_amsgrad", "rmsprop"])
 def test_a_killed_script_takes_the_steps_that_it_would_have_taken(
     words: str, kind: str, tmp_path: Path
 ) -> None:
@@ -157,21 +157,20 @@ def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
         assert text in refused(tmp_path, lambda trainer, o=options: trainer.join(**o))  # type: ignore[misc]
 
 
-def test_an_optimiser_with_parameters_of_others_is_refused(tmp_path: Path) -> None:
-    def train(trainer: Trainer) -> None:
+def test_an_optimiser_with_parameters_of_others_and_state_that_cannot_be_kept_are_refused(
+    tmp_path: Path,
+) -> None:
+    def stray(trainer: Trainer) -> None:
         trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
         trainer.join()
 
-    assert "holds a parameter of shape (3,) that is in none of" in refused(tmp_path, train)
-
-
-def test_state_that_no_checkpoint_keeps_is_refused(tmp_path: Path) -> None:
-    def train(trainer: Trainer) -> None:
+    def odd(trainer: Trainer) -> None:
         with trainer.join(state={"odd": Odd()}) as site:
             for _ in site:
                 trainer.step()
 
-    assert "state['odd']" in (text := refused(tmp_path, train)) and "Odd" in text
+    assert "holds a parameter of shape (3,) that is in none of" in refused(tmp_path, stray)
+    assert "state['odd']" in (text := refused(tmp_path, odd)) and "Odd" in text
 
 
 def test_a_loop_that_ends_early_is_refused(tmp_path: Path) -> None:

@@ -21,11 +21,6 @@ def test_every_solver_step_lies_in_one_phase(steps: int, phases: int) -> None:
     torch.testing.assert_close(made.tops.unique(), made.jumps.sigmas)
 
 
-def test_a_jump_from_the_edge_stays_where_it_is() -> None:
-    x, velocity, sigma = torch.randn(3, 1, 2, 2), torch.randn(3, 1, 2, 2), torch.rand(3)
-    assert torch.equal(jump(x, velocity, sigma, sigma), x)
-
-
 def test_a_jump_along_the_true_velocity_arrives() -> None:
     data, noise = torch.randn(4, 2), torch.randn(4, 2)
     sigma, edge = torch.tensor([0.9, 0.5, 0.4, 1.0]), torch.tensor([0.5, 0.0, 0.3, 0.0])

@@ -33,12 +33,6 @@ def home(workload: TinyWorkload, *patterns: str) -> dict[str, Role]:
     return staying_home(workload.networks, held, exclude)
 
 
-def test_all_of_a_plain_workload_travels() -> None:
-    workload = tiny()
-    assert home(workload) == {}
-    assert layout_of(workload.networks, {}) == layout_of(workload.networks)
-
-
 @pytest.mark.parametrize(
     ("patterns", "names"),
     [

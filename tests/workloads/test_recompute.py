@@ -47,16 +47,6 @@ def test_gradients_names_and_running_statistics_are_the_same_but_blocks_run_twic
     assert int(states[1]["net/1.0.num_batches_tracked"]) == 1
 
 
-def test_nothing_is_computed_twice_without_gradients() -> None:
-    module = network()
-    recompute_blocks([nn.Linear(1, 1), module])
-    runs: list[str] = []
-    module[1][2].register_forward_pre_hook(lambda *_: runs.append("block"))  # type: ignore[index]
-    with torch.no_grad():
-        module(torch.randn(3, 4))
-    assert runs == ["block"]
-
-
 def test_networks_without_blocks_are_refused() -> None:
     with pytest.raises(ConfigError, match="site.recompute = True has no effect: no network"):
         recompute_blocks([nn.Sequential(nn.Linear(2, 2), nn.Tanh())])

@@ -10,7 +10,7 @@ import pytest
 from fedwan.config import Config, DataConfig, InnerConfig
 from fedwan.errors import ConfigError
 from fedwan.uses import Needs
-from fedwan.workloads.settings import require_at_least, resolve_page
+from fedwan.workloads.settings import resolve_page
 
 DEFAULT = InnerConfig(lr=3e-3, beta1=0.0)
 
@@ -33,12 +33,6 @@ def test_what_the_user_set_stays() -> None:
     resolve_page(page(), config)
     assert (config.data.batch, config.steps) == (3, 7)
     assert config.inner["generator"] == InnerConfig(lr=0.5)
-
-
-def test_defaults_may_follow_from_other_settings() -> None:
-    config = Config(sites=3)
-    resolve_page(page(DEFAULTS={"steps": 50, "data.batch": lambda c: 2 * c.steps}), config)
-    assert config.data.batch == 100
 
 
 def test_a_setting_that_the_page_does_not_use_is_refused() -> None:
@@ -68,12 +62,6 @@ def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     config = Config(steps=100, inner={"generator": InnerConfig(warmup_steps=101)})
     with pytest.raises(ConfigError, match="more than the run's steps; choose 100 or less"):
         resolve_page(page(), config)
-
-
-def test_a_model_setting_that_is_too_small_is_refused() -> None:
-    require_at_least("model.width", 1, 1)
-    with pytest.raises(ConfigError, match="model.width = 0 is out of range; choose 1 or more"):
-        require_at_least("model.width", 0, 1)
 
 
 def test_pairs_are_for_who_asks_for_them() -> None:

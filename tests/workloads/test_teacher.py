@@ -43,14 +43,6 @@ def test_a_teacher_is_what_its_run_says_with_the_average_of_its_weights(tmp_path
         assert torch.equal(value, weights[name])
 
 
-def test_a_teacher_can_be_loaded_where_there_is_no_memory(tmp_path: Path) -> None:
-    teacher = read_teacher(folder(tmp_path))
-    with torch.device("meta"):
-        target = network()
-        load_teacher(teacher, target)
-    assert {p.device.type for p in target.parameters()} == {"meta"}
-
-
 def refused(path: Path, text: str, width: int = 8) -> None:
     with pytest.raises(ConfigError, match=text) as caught:
         load_teacher(read_teacher(path), network(width))
