@@ -16,11 +16,10 @@ from fedwan.config import Config, OuterConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.initial import check_initial
-from fedwan.overlap import Overlap
 from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.site.inner import InnerOptimizers
 from fedwan.state import layout_of
-from fedwan.strategy import Strategy
+from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.home import staying_home

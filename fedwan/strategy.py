@@ -11,12 +11,12 @@ through these fields and never by its name. A recipe module provides
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedwan.codecs import Codec
 from fedwan.coordinator.server_step import ServerStep
 from fedwan.fragments import Fragmentation
-from fedwan.overlap import Overlap
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import Layout, State
 
@@ -24,7 +24,22 @@ if TYPE_CHECKING:
     from fedwan.site.hook import SiteHook
     from fedwan.site.replica import Replica
 
-__all__ = ["Strategy"]
+__all__ = ["Overlap", "Strategy"]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """How a site goes on stepping while a fragment's bytes travel; the default waits.
+
+    A contribution leaves after step t, its update lands after step t + τ, when it has usually been
+    there for a while: l ← α l + (1 - α) g' (Streaming DiLoCo, 2501.18512, algorithm 2). It lands at
+    a fixed step, not when it happens to arrive, so that a run's bits depend on its seed alone.
+    """
+
+    tau: int = 0
+    """Steps between a contribution's departure and its update's landing, below H."""
+    alpha: float = 0.0
+    """Share of its own weights that a site keeps when an update lands."""
 
 
 class Strategy(NamedTuple):

@@ -4,16 +4,31 @@ Kale et al. 2025 (2502.12996), algorithm 2: with Δ_i its own delta, a site goes
 outer step would lead had the others not moved, OuterOpt(θ, Δ_i / M), and is put right by what they
 did when the update lands τ steps later. Without outer momentum by default: a push that is felt
 before it is corrected swings (docs/log.md), so that long overlaps diverge with 0.9.
+
+With l the site's weights, g the global ones, g' the new ones and c the momentum's push:
+
+    at departure, l ← e with e = g - share (g - l) + c
+    at landing,   l ← l + (g' - e)
+
+For outer SGD with learning rate η and Nesterov momentum μ over M sites, share = η (1 + μ) / M, and
+c = -η μ² b with b the momentum buffer, which a site follows from the updates alone:
+c' = (μ c + μ² (g' - g)) / (1 + μ).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from functools import partial
+from typing import NamedTuple
+
+import torch
 
 from fedwan import outer
+from fedwan.codecs import Codec
+from fedwan.codecs.payload import Source
 from fedwan.config import Config, OuterConfig
 from fedwan.coordinator.server_step import step_outer
-from fedwan.overlap import Eager
+from fedwan.fragments import Fragment
 from fedwan.recipes import (
     APART,
     LOCAL_STEPS,
@@ -24,7 +39,10 @@ from fedwan.recipes import (
     fragmentation,
     overlap,
 )
-from fedwan.site.eager import LookAhead
+from fedwan.site.group import is_cut, local, piece_like
+from fedwan.site.hook import Landing, SiteHook
+from fedwan.site.replica import Replica
+from fedwan.state import Role, State, network_of
 from fedwan.strategy import Strategy
 
 USES = (*LOCAL_STEPS, APART, "outer.*", "stream.fragments", "stream.tau", *WAITS)
@@ -50,3 +68,83 @@ def build(config: Config) -> Strategy:
         overlap=overlap(config),
         hook=partial(LookAhead, known),
     )
+
+
+class Eager(NamedTuple):
+    """What a site knows of the next outer step of a network."""
+
+    share: float
+    """Of its own delta that the step will take over."""
+    momentum: float
+    """The outer optimiser's."""
+
+
+class LookAhead(SiteHook):
+    """Estimates of the next global weights, fragment by fragment.
+
+    Memory: e of each fragment in flight, and c, one fp32 copy of every parameter.
+    """
+
+    def __init__(self, parts: Mapping[str, Eager], replica: Replica) -> None:
+        super().__init__()
+        self._parts = parts
+        self._replica = replica
+        self._push: State = {}
+        """The momentum's, c."""
+        self._estimates: dict[int, State] = {}
+        """By fragment in flight, e."""
+
+    @torch.no_grad()
+    def before_send(self, fragment: Fragment) -> None:
+        """L ← e, for a fragment's parameters."""
+        estimates: State = {}
+        for name, part in self._each(fragment):
+            base, live = local(self._replica.base[name]), local(self._replica.live[name])
+            moved = local(self._replica.landed_value(name)) - live
+            value = torch.add(base, moved, alpha=-part.share)
+            if name in self._push:
+                value.add_(self._push[name])
+            live.copy_(value)
+            estimates[name] = value
+        self._estimates[fragment.index] = estimates
+
+    @torch.no_grad()
+    def on_land(self, fragment: Fragment, landing: Landing) -> bool:
+        """L ← l + g' - e, unless the global weights simply replace the local ones."""
+        estimates = self._estimates.pop(fragment.index, {})
+        if landing.is_replaced:
+            return False
+        replica = self._replica
+        for name in fragment.layout:
+            base, live = local(replica.base[name]), local(replica.live[name])
+            if name in estimates:
+                live.add_(torch.sub(base, estimates[name]))
+            else:
+                live.copy_(base)
+        return True
+
+    def on_update(self, fragment: Fragment, payload: Source, codec: Codec) -> None:
+        """C ← (μ c + μ² (g' - g)) / (1 + μ), from the update g' - g as it came."""
+        parts = dict(self._each(fragment))
+        for name, coded in codec.read_each(payload, fragment.layout):
+            if name not in parts or not parts[name].momentum:
+                continue
+            momentum, base = parts[name].momentum, self._replica.base[name]
+            if name not in self._push:
+                self._push[name] = torch.zeros_like(local(base))
+            push = self._push[name].mul_(momentum / (1 + momentum))
+            scale = momentum**2 / (1 + momentum)
+            if is_cut(base):
+                push.add_(piece_like(coded.tensor(), base), alpha=scale)
+            else:
+                coded.add_to(push, scale)
+
+    def on_adopt(self) -> None:
+        """The momentum is not known any more: c is taken for 0, and found again in some rounds."""
+        self._push.clear()
+        self._estimates.clear()
+
+    def _each(self, fragment: Fragment) -> Iterator[tuple[str, Eager]]:
+        for name, spec in fragment.layout.items():
+            if spec.role is Role.PARAMETER:
+                yield name, self._parts[network_of(name)]

@@ -1,8 +1,9 @@
 """What a strategy may do at a site: state that it keeps there, and when it is asked.
 
-A strategy that only merges needs none. One that corrects steps (`fedwan.site.variates`) or writes
-estimates into the local weights (`fedwan.site.eager`) gives `Strategy.hook`, which makes one of
-these for a site's replica. Where a network lies in pieces, a hook works on this process's own.
+A strategy that only merges needs none. One that corrects steps (`strategies/scaffnew.py`) or writes
+estimates into the local weights (`strategies/eager_diloco.py`) has one of its own on its page, and
+gives `Strategy.hook`, which makes it for a site's replica. Where a network lies in pieces, a hook
+works on this process's own.
 """
 
 from __future__ import annotations

@@ -15,14 +15,13 @@ from fedwan.codecs import fp32
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
-from fedwan.overlap import Eager, Overlap
 from fedwan.protocol.policy import barrier
 from fedwan.rng import NamedGenerators
-from fedwan.site.eager import LookAhead
-from fedwan.site.variates import ControlVariates
 from fedwan.state import State, layout_of, state_of
-from fedwan.strategy import Strategy
+from fedwan.strategy import Overlap, Strategy
 from fedwan.workloads.base import keep_local
+from strategies.eager_diloco import Eager, LookAhead
+from strategies.scaffnew import ControlVariates
 from tests.support import ADAM, BATCH, NET, TinyWorkload, run_tiny, tiny_config, tiny_shard
 
 GAN = {"discriminator": ADAM, "generator": ADAM}

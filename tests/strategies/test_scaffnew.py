@@ -18,8 +18,8 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.simulation import Absence
 from fedwan.site.replica import Replica
-from fedwan.site.variates import ControlVariates
 from strategies import scaffnew
+from strategies.scaffnew import ControlVariates
 from tests.planes import eventually
 from tests.support import Ran, WrappedLink, hub_of, run_tiny, tiny_config
 
