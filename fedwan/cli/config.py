@@ -12,16 +12,14 @@ import typer
 
 from fedwan import config as sections
 from fedwan._config_tree import default_at, keys_of
-from fedwan.cli.run import Words
+from fedwan.cli.arguments import Words, argument
 from fedwan.config import Config
 
 __all__ = ["config", "settings"]
 
 
 def config(
-    config_path: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG.yaml]", show_default=False)
-    ] = None,
+    config_path: Annotated[str | None, argument("[CONFIG.yaml]")] = None,
     words: Words = None,
     every: Annotated[
         bool, typer.Option("--list", help="Every key, with its type, default and meaning.")

@@ -14,8 +14,8 @@ import typer
 import typer.core
 
 from fedwan._config_checks import check_address
+from fedwan.cli.arguments import IdentityFolder, JsonPath, RunFolder, Words, argument, option
 from fedwan.cli.failures import write_option
-from fedwan.cli.run import Words
 from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
@@ -31,11 +31,6 @@ __all__ = ["app", "link", "run"]
 KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
 """Before that most rules stay silent, whatever is wrong."""
-
-JsonPath = Annotated[
-    Path | None,
-    typer.Option("--json", metavar="PATH", help="Write the same here.", show_default=False),
-]
 
 
 class _RunOrCommand(typer.core.TyperGroup):
@@ -58,9 +53,7 @@ app = typer.Typer(
 
 @app.command("run")
 def run(
-    run_dir: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR", help="The run's folder.", show_default=False)
-    ],
+    run_dir: RunFolder,
     json_path: JsonPath = None,
     strict: Annotated[
         bool,
@@ -140,27 +133,12 @@ def _table(findings: Sequence[Finding]) -> Iterator[str]:
 
 @app.command("link")
 def link(
-    address: Annotated[
-        str,
-        typer.Argument(
-            metavar="HOST:PORT", help="The coordinator's data plane.", show_default=False
-        ),
-    ],
-    identity: Annotated[
-        Path,
-        typer.Option(
-            "--identity", metavar="DIR", help="The site's identity folder.", show_default=False
-        ),
-    ],
+    address: Annotated[str, argument("HOST:PORT", "The coordinator's data plane.")],
+    identity: IdentityFolder,
     words: Words = None,
     config_path: Annotated[
         Path | None,
-        typer.Option(
-            "--config",
-            metavar="CONFIG.yaml",
-            help="The run's: measure with its link.congestion, link.pace_mbit.",
-            show_default=False,
-        ),
+        option("--config", "CONFIG.yaml", "The run's: measure as its link section says."),
     ] = None,
     seconds: Annotated[float, typer.Option("--seconds", help="Of a transfer each way.")] = 3.0,
     rate: Annotated[

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedwan.cli.arguments import argument, option
+
 __all__ = ["DAYS", "app", "init", "issue", "revoke"]
 
 app = typer.Typer(
@@ -16,7 +18,7 @@ app = typer.Typer(
 )
 
 Folder = Annotated[Path, typer.Option("--pki", metavar="DIR", help="The authority's folder.")]
-SiteName = Annotated[str, typer.Argument(metavar="SITE", help="Its name.", show_default=False)]
+SiteName = Annotated[str, argument("SITE", "Its name.")]
 Days = Annotated[int, typer.Option("--days", help="How long the identity is valid.")]
 
 DAYS = 90
@@ -30,11 +32,7 @@ def init(
     ),
     host: Annotated[
         list[str] | None,
-        typer.Option(
-            "--host",
-            help="A name or address that sites dial; repeat it for more.",
-            show_default=False,
-        ),
+        option("--host", "NAME", "A name or address that sites dial; repeat it for more."),
     ] = None,
     days: Days = DAYS,
     renew: Annotated[

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from fedwan._config_checks import check_address
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan.cli.arguments import JsonPath, argument, option
 from fedwan.cli.failures import write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
@@ -64,39 +65,25 @@ class PlanConfig(Config):
 def plan(
     words: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CONFIG.yaml] [KEY=VALUE]...",
-            help="A run's settings, or params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 …",
-            show_default=False,
+        argument(
+            "[CONFIG.yaml] [KEY=VALUE]...",
+            "A run's settings, or params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 …",
         ),
     ] = None,
     link: Annotated[
         str,
-        typer.Option(
+        option(
             "--link",
-            metavar="PATH|HOST:PORT",
-            help="The link as measured: what `fedwan doctor link --json` wrote, or measure it now.",
-            show_default=False,
+            "PATH|HOST:PORT",
+            "The link as measured: what `fedwan doctor link --json` wrote, or measure it now.",
         ),
     ] = "",
     identity: Annotated[
-        Path | None,
-        typer.Option(
-            "--identity",
-            metavar="DIR",
-            help="The site's identity folder, to measure with.",
-            show_default=False,
-        ),
+        Path | None, option("--identity", "DIR", "The site's identity folder, to measure with.")
     ] = None,
-    json_path: Annotated[
-        Path | None,
-        typer.Option("--json", metavar="PATH", help="Write rows here.", show_default=False),
-    ] = None,
+    json_path: JsonPath = None,
     yaml_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--yaml", metavar="PATH", help="Write the recommended settings.", show_default=False
-        ),
+        Path | None, option("--yaml", "PATH", "Write the recommended settings.")
     ] = None,
 ) -> None:
     """Predict utilisation, bytes, time and cost on a link, and recommend a setting.
@@ -108,8 +95,8 @@ def plan(
     given = list(words or [])
     path = Path(given.pop(0)) if given and "=" not in given[0] else None
     config, named = _read_settings(path, given, link)
-    for option, target in (("--json", json_path), ("--yaml", yaml_path)):
-        write_option(option, target)  # told before the work, not after it
+    for name, target in (("--json", json_path), ("--yaml", yaml_path)):
+        write_option(name, target)  # told before the work, not after it
     measured = _measure(link, identity, config.link)
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates

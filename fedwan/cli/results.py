@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
+from fedwan.cli.arguments import NewFolder, RunFolder
 from fedwan.errors import UserError
 
 __all__ = ["export", "new", "report", "sample"]
 
-RunFolder = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The run's folder.", show_default=False)
-]
-NewFolder = Annotated[Path, typer.Argument(metavar="DIR", help="A new folder.", show_default=False)]
 Last = Annotated[
     bool, typer.Option("--last", help="The last weights instead of their moving average.")
 ]

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
+from fedwan.cli.arguments import Words, argument, option
 from fedwan.cli.start import choose_folder, load_config, run_here, start
 from fedwan.config import Config
 from fedwan.errors import ConfigError
 
-__all__ = ["KEYS", "Words", "coordinator", "demo", "launch", "path_and_words", "run"]
+__all__ = ["KEYS", "coordinator", "demo", "launch", "path_and_words", "run"]
 
 KEYS = (
     "Keys that are always there: workload strategy sites steps h seed data.name data.split "
@@ -22,23 +23,13 @@ KEYS = (
 )
 """Below the help of every command that takes settings."""
 
-Words = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...",
-        help="Settings, such as steps=600 h=20 outer.generator.lr=0.3; they beat the file.",
-        show_default=False,
-    ),
-]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with the run in `out` from its last checkpoint.")
 ]
 
 
 def run(
-    config_path: Annotated[
-        str | None, typer.Argument(metavar="[CONFIG.yaml]", show_default=False)
-    ] = None,
+    config_path: Annotated[str | None, argument("[CONFIG.yaml]")] = None,
     words: Words = None,
     resume: Resume = False,
 ) -> None:
@@ -81,10 +72,9 @@ def demo(words: Words = None, resume: Resume = False) -> None:
 def launch(
     words: Annotated[
         list[str],
-        typer.Argument(
-            metavar="[KEY=VALUE]... -- COMMAND...",
-            help="Settings, such as h=50 codec.up=int4, then the command that each site runs.",
-            show_default=False,
+        argument(
+            "[KEY=VALUE]... -- COMMAND...",
+            "Settings, such as h=50 codec.up=int4, then the command that each site runs.",
         ),
     ],
     sites: Annotated[int, typer.Option("--sites", help="How many sites.")] = 2,
@@ -123,16 +113,9 @@ def split_words(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def coordinator(
-    config_path: Annotated[
-        Path, typer.Argument(metavar="CONFIG.yaml", help="Settings of the run.", show_default=False)
-    ],
+    config_path: Annotated[Path, argument("CONFIG.yaml", "Settings of the run.")],
     identity: Annotated[
-        Path,
-        typer.Option(
-            metavar="DIR",
-            help="The coordinator's folder that `fedwan pki init` made.",
-            show_default=False,
-        ),
+        Path, option("--identity", "DIR", "The coordinator's folder, from `fedwan pki init`.")
     ],
     words: Words = None,
     resume: Resume = False,

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from fedwan._config_checks import check_address
 from fedwan._config_tree import overlay, parse_words, read_yaml
+from fedwan.cli.arguments import Words, argument
 from fedwan.cli.failures import crash_reports
-from fedwan.cli.run import Words
 from fedwan.errors import ConfigError
 from fedwan.flower.site_file import SiteFile
 
@@ -20,9 +18,7 @@ _NEEDED = ("site", "identity", "door", "dir")
 
 
 def site(
-    path: Annotated[
-        Path, typer.Argument(metavar="SITE.yaml", help="The site's file.", show_default=False)
-    ],
+    path: Annotated[Path, argument("SITE.yaml", "The site's file.")],
     words: Words = None,
 ) -> None:
     """Serve a site: take part in whatever the coordinator runs, until stopped.

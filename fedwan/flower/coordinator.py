@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from fedwan.app import installed_app
@@ -40,12 +39,6 @@ class Coordinator:
     authentication and shares the Fleet API's port. Its state is a file, so that a coordinator that
     comes back finds the SuperNodes it knew and does not disturb those still at work.
 
-    Args:
-        config: the resolved configuration; `config.out` is the run's folder.
-        door: the front door; opened by `run` and closed at exit.
-        identity: the coordinator's identity folder.
-        resume: go on with the run in `config.out`.
-
     Raises:
         CheckpointError: there is no run to resume.
     """
@@ -70,21 +63,14 @@ class Coordinator:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._door.close()
         self._superlink.stop(_GRACE_S)
 
     def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
         """Submit the run and wait for its end.
 
-        Args:
-            stop: ends the wait when set.
-            check: called twice a second; ends the wait by raising.
+        `check` is called twice a second; it ends the wait by raising.
 
         Raises:
             ConfigError: the app makes no bundle.
@@ -163,12 +149,6 @@ def serve_coordinator(
     config: Config, identity: Path, *, resume: bool = False, stop: threading.Event | None = None
 ) -> None:
     """Run one run's coordinator until the run is over.
-
-    Args:
-        config: the resolved configuration; `config.out` is the run's folder.
-        identity: the coordinator's identity folder, made by `fedwan pki init`.
-        resume: go on with the run in `config.out`.
-        stop: ends the run when set; SIGTERM does too, if called from the main thread.
 
     Raises:
         ConfigError: a port is missing or in use, or another service uses `out`.

@@ -36,12 +36,7 @@ _VARIABLE = "FEDWAN_SERVICES"
 class Service:
     """A running child process and everything it starts.
 
-    Args:
-        name: how messages call it.
-        argv: the program and its arguments.
-        log: file that takes its output; appended to, folders are made.
-        env: its whole environment, None for ours.
-        folder: where it starts, None for ours.
+    Its output is appended to `log`; `env` is its whole environment.
 
     The kernel ends the child when the *thread* that made it ends: start services from a thread
     that lives as long as they should.

@@ -64,7 +64,7 @@ class Trouble(NamedTuple):
     is_sent: bool
     """Whether the other side may have acted on it: its answer is lost then."""
     error: Exception | None
-    """What went wrong here; None where the other side reports a loss beyond it."""
+    """None where the other side reports a loss beyond it."""
 
 
 class _Protocol(H11Protocol):
@@ -92,15 +92,9 @@ class _Relay:
     own 500, as of a full disk or a locked database, undid the call: it is answered 503 as well,
     since Flower gives up at 500.
 
-    Args:
-        name: of the thread.
-        bound: a listening socket; closed by `stop`.
-        target: where to, `http://host:port` or `https://host:port`.
-        serves: TLS of the listening side, None for plain HTTP.
-        dials: TLS of the other side.
-        patience_s: seconds to keep trying while calls cannot leave us.
-        on_trouble: told of each failed attempt.
-        check: names a request's sender for the log, and why it may not call at all.
+    It listens with TLS `serves` and dials `target`, `http(s)://host:port`, with `dials`, for
+    `patience_s` seconds while calls cannot leave us; `on_trouble` is told of each failed attempt.
+    `check` names a request's sender for the log, and why it may not call at all.
     """
 
     def __init__(

@@ -39,10 +39,6 @@ _log = logging.getLogger("fedwan.flower.site")  # it may run as `__main__`
 def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
     """Keep a site at the coordinator's disposal until told to stop, run after run.
 
-    Args:
-        site: who, where, and what may run there.
-        stop: ends the service when set; SIGTERM does too, if called from the main thread.
-
     Raises:
         ConfigError: a setting is wrong, or another service uses the folder.
         IdentityError: the site's certificate, or the coordinator's, is not in order.
@@ -133,12 +129,8 @@ class _Supervisor:
 def start_supernode(site: SiteFile, superlink: str) -> Service:
     """Start a SuperNode, Flower's process that takes the ticket and starts the ClientApp for it.
 
-    Args:
-        site: passed on to the ClientApp, in a file.
-        superlink: `host:port` of the forwarder.
-
     Raises:
-        ConfigError: the path of that file cannot be passed on.
+        ConfigError: the path of the file that tells the ClientApp of the site cannot be passed on.
     """
     home = Path(site.dir) / "flower"
     # A ClientApp that was killed while it unpacked the app leaves half of it, which Flower would

@@ -15,9 +15,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -80,12 +79,7 @@ class TicketSender:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._closed.set()
         # Flower's client retries without end while SuperLink is away: do not wait for it.
         self._thread.join(timeout=2 * self._poll_s)
@@ -104,18 +98,14 @@ class TicketSender:
 
     def look(self) -> None:
         """Collect answers once, then send the tickets that are due."""
-        self._collect()
-        self._send(set(self._grid.get_node_ids()))
-
-    def _collect(self) -> None:
         holders = {h.message: node for node, h in self._holders.items() if h.message}
-        for answer in self._pull(holders):
+        for answer in self._pull(list(holders)):
             node = holders.get(answer.metadata.reply_to_message_id)
             if node is not None:
                 self._settle(node, answer)
+        self._send(set(self._grid.get_node_ids()))
 
-    def _pull(self, messages: Iterable[str]) -> list[Message]:
-        wanted = list(messages)
+    def _pull(self, wanted: list[str]) -> list[Message]:
         if not wanted:
             return []
         try:
@@ -125,14 +115,10 @@ class TicketSender:
                 raise
         # SuperLink fails on a ticket it no longer knows, and answers for none of the others.
         if len(wanted) == 1:
-            self._lose(wanted[0])
+            node = next(n for n, h in self._holders.items() if h.message == wanted[0])
+            self._again(node, "SuperLink lost its ticket")
             return []
         return [answer for message in wanted for answer in self._pull([message])]
-
-    def _lose(self, message: str) -> None:
-        for node, holder in self._holders.items():
-            if holder.message == message:
-                self._again(node, "SuperLink lost its ticket")
 
     def _settle(self, node: int, answer: Message) -> None:
         if answer.has_error():
@@ -161,20 +147,18 @@ class TicketSender:
 
     def _send(self, connected: set[int]) -> None:
         now = self._clock()
-        due = []
-        for node in sorted(connected):
-            holder = self._holders.setdefault(node, _Holder())
-            if not holder.message and not holder.settled and holder.due_at <= now:
-                due.append(node)
+        holders = {n: self._holders.setdefault(n, _Holder()) for n in sorted(connected)}
+        due = [
+            node
+            for node, holder in holders.items()
+            if not holder.message and not holder.settled and holder.due_at <= now
+        ]
         if not due:
             return
-        messages = [self._message(node) for node in due]
+        content = RecordDict({RECORD: ConfigRecord(dict(self._ticket.to_dict()))})
+        messages = [Message(content, n, message_type=ACTION, ttl=_TTL_S) for n in due]
         for node, message in zip(due, self._grid.push_messages(messages), strict=True):
             if message:
                 self._holders[node].message = message
                 self._holders[node].sent_at = now
                 _log.info("ticket sent to node %d", node)
-
-    def _message(self, node: int) -> Message:
-        content = RecordDict({RECORD: ConfigRecord(dict(self._ticket.to_dict()))})
-        return Message(content, dst_node_id=node, message_type=ACTION, ttl=_TTL_S)
