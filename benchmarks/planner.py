@@ -5,8 +5,8 @@ Three links, four settings each: the workload, the processes and the measurement
 those that the model's constants were taken from (docs/plan.md), and nothing is fitted to them.
 `--quick`: one link.
 
-`--simulator` times the simulator alone: sites of different speeds on links that change, which fail
-and return, rounds that close with a quorum.
+`--simulator` times the simulator alone: sites of different speeds, which fail and
+return, rounds that close with a quorum.
 
 Row: strategy codec h rate_mbit rtt_ms loss predicted measured; sites fragments tau error besides
 """
@@ -25,11 +25,10 @@ from benchmarks.recipes.timed import Layers, patchgan_shapes, unet_shapes
 from benchmarks.timed import STEP_S, Case, measure_case
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
-from fedwan.planner.layouts import synthetic_layout
+from fedwan.planner.links import modelled_link
+from fedwan.planner.question import synthetic_layout
 from fedwan.planner.virtual import run_virtually
-from fedwan.planner.virtual_site import SiteModel
-from fedwan.planner.weather import Season, changing_link, draw_outages
-from fedwan.planner.wire_model import modelled_link
+from fedwan.planner.virtual_site import SiteModel, draw_outages
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, layout_of
 
@@ -72,7 +71,7 @@ def predict(case: Case, layout: Layout) -> float:
             pace_mbit=case.pace_mbit,
         )
     )
-    site = SiteModel(STEP_S, (Season(0.0, link),))
+    site = SiteModel(STEP_S, link)
     strategy = recipe.build(config)
     course = run_virtually(strategy, layout, [site] * case.sites, config.steps)
     return course.utilisation([STEP_S] * case.sites, case.h, case.skipped, case.rounds - 1)
@@ -135,7 +134,7 @@ def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> Row:
     sites = [
         SiteModel(
             draw.uniform(0.09, 0.11),
-            changing_link(seed, index, link, horizon_s, mean_s=300.0, least=0.3),
+            link,
             draw_outages(seed, index, horizon_s, mean_up_s=20_000.0, mean_down_s=120.0),
         )
         for index in range(num_sites)

@@ -21,9 +21,9 @@ from fedwan.errors import ConfigError
 
 if TYPE_CHECKING:
     from fedwan.planner.candidates import Candidate
+    from fedwan.planner.links import WireLink
     from fedwan.planner.predict import Prediction
     from fedwan.planner.question import Question
-    from fedwan.planner.wire_model import WireLink
 
 __all__ = ["KEYS", "plan"]
 
@@ -100,10 +100,9 @@ def plan(
     measured = _measure(link, identity, config.link)
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates
+    from fedwan.planner.links import modelled_link
     from fedwan.planner.predict import predict
-    from fedwan.planner.recommend import rank, why
-    from fedwan.planner.table import row_of, summary_of, table_lines
-    from fedwan.planner.wire_model import modelled_link
+    from fedwan.planner.recommend import rank, row_of, summary_of, table_lines, why
 
     ask = _of_settings if path is None else _of_workload
     question, calibrate = ask(config, named, measured or modelled_link(config.link))
@@ -208,8 +207,7 @@ def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _
     """The model and its steps as the user describes them."""
     from fedwan.app import check_codecs
     from fedwan.planner.costs import Costs
-    from fedwan.planner.layouts import NETWORK, synthetic_layout
-    from fedwan.planner.question import Question
+    from fedwan.planner.question import NETWORK, Question, synthetic_layout
 
     run = _run_config(config)
     check_codecs(run)
@@ -278,7 +276,7 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
         if identity is not None:
             raise ConfigError("--identity has no effect without --link HOST:PORT; leave it out")
         return None
-    from fedwan.planner.measured import measured_link, read_measurement
+    from fedwan.planner.links import measured_link, read_measurement
 
     if Path(link).is_file():
         return measured_link(read_measurement(Path(link)))

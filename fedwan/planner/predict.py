@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 
 from fedwan.app import load_strategy
 from fedwan.planner.candidates import Candidate, with_tau
-from fedwan.planner.course import Course
-from fedwan.planner.loads import global_bytes, loads_of
+from fedwan.planner.costs import global_bytes, loads_of
 from fedwan.planner.question import Question
-from fedwan.planner.virtual import run_virtually
+from fedwan.planner.virtual import Course, run_virtually
 from fedwan.planner.virtual_site import SiteModel
-from fedwan.planner.weather import Season
 from fedwan.strategy import Strategy
 
 __all__ = ["Prediction", "predict"]
@@ -121,7 +119,7 @@ def _course(candidate: Candidate, question: Question, cache: dict[object, Course
     if key not in cache:
         count = min(question.config.sites, MOST_SITES)
         stands_for = question.config.sites / count
-        site = SiteModel(question.step_s, (Season(0.0, question.link),))
+        site = SiteModel(question.step_s, question.link)
         cache[key] = run_virtually(
             _of_few_sites(candidate, count),
             question.layout,

@@ -6,11 +6,9 @@ from typing import Any
 
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
-from fedwan.planner.layouts import synthetic_layout
-from fedwan.planner.question import Question
-from fedwan.planner.virtual_site import SiteModel
-from fedwan.planner.weather import Outage, Season
-from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
+from fedwan.planner.links import Pipe, WireLink, modelled_link
+from fedwan.planner.question import Question, synthetic_layout
+from fedwan.planner.virtual_site import Outage, SiteModel
 from fedwan.recipes import resolve_strategy
 from fedwan.strategy import Strategy
 
@@ -37,7 +35,7 @@ def strategy_of(
 
 def site(step_s: float = 0.1, link: WireLink = FAST, *outages: tuple[float, float]) -> SiteModel:
     """A site on one link; outages as (from, until)."""
-    return SiteModel(step_s, (Season(0.0, link),), tuple(Outage(*outage) for outage in outages))
+    return SiteModel(step_s, link, tuple(Outage(*outage) for outage in outages))
 
 
 def question(named: tuple[str, ...] = (), rate_mbit: float = 100.0, **settings: Any) -> Question:

@@ -9,7 +9,7 @@ from fedwan.codecs import codec_by_name
 from fedwan.config import Config, DataConfig
 from fedwan.planner import calibrate
 from fedwan.planner.costs import Costs
-from fedwan.planner.layouts import synthetic_layout
+from fedwan.planner.question import synthetic_layout
 
 
 def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatch) -> None:

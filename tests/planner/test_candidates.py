@@ -62,7 +62,11 @@ def test_another_tau_is_the_same_setting_otherwise() -> None:
 @pytest.mark.parametrize(
     ("named", "settings", "says"),
     [
-        (("h", "stream.tau"), {"h": 20, "stream": StreamConfig(tau=25)}, "set stream.tau=19"),
+        (
+            ("h", "stream.tau"),
+            {"h": 20, "stream": StreamConfig(tau=25)},
+            "needs stream.tau=19 or less",
+        ),
         (("h", "stream.fragments"), {"h": 20, "stream": StreamConfig(30)}, "fragments=20 or less"),
         (("h", "stream.fragments"), {"h": 99, "stream": StreamConfig(60)}, "fragments=40 or less"),
         (("h", "steps"), {"h": 20, "steps": 1001}, "set steps=1000 or 1020"),
@@ -96,5 +100,5 @@ def test_error_feedback_that_was_settled_for_the_way_up_leaves_the_way_down_open
 
 def test_a_mistake_is_told_of_the_largest_h_that_was_compared() -> None:
     settled = question(("stream.fragments",), stream=StreamConfig(fragments=100_000))
-    with pytest.raises(ConfigError, match="more than h=100"):
+    with pytest.raises(ConfigError, match="stream.fragments=100 or less"):
         candidates(settled)

@@ -6,7 +6,7 @@ import pytest
 
 from fedwan.errors import ConfigError
 from fedwan.fragments import most_fragments, strided
-from fedwan.planner.layouts import synthetic_layout
+from fedwan.planner.question import synthetic_layout
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 79, 80, 1000, 57_182_660, 7_000_000_000])

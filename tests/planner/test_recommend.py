@@ -1,7 +1,8 @@
-"""Which setting is recommended, and what is said of it."""
+"""Which setting is taken, and the table."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,8 +11,7 @@ from fedwan.config import CodecConfig
 from fedwan.planner.candidates import candidates
 from fedwan.planner.predict import Prediction, predict
 from fedwan.planner.question import Question
-from fedwan.planner.recommend import ENOUGH, rank, why
-from fedwan.planner.table import row_of, summary_of, table_lines
+from fedwan.planner.recommend import ENOUGH, rank, row_of, summary_of, table_lines, why
 from tests.planner.models import question
 
 
@@ -95,3 +95,17 @@ def test_control_variates_have_shown_their_quality_up_to_20_steps(h: int, stars:
     asked = question(named, strategy="scaffnew", h=h, codec=codec)
     (line,) = table_lines(ranked(asked), asked)[1:2]
     assert line.count("*") == stars
+
+
+def test_cost_is_all_sites_bytes_at_the_price() -> None:
+    settled = ("strategy", "h", "codec.up", "codec.down")
+    asked = question(settled, strategy="diloco", h=50, codec=CodecConfig("int4", "int4"))
+    asked = replace(asked, usd_per_gb=0.05)
+    (candidate,) = candidates(asked)
+    found = predict(candidate, asked, {})
+    row = row_of(found, asked)
+    # 4 sites, 10,000 steps, and the initial weights once.
+    expected = (4 * 10_000 * found.bytes_per_step + 4 * 57.2e6) / 1e9 * 0.05
+    assert row["usd"] == pytest.approx(expected, abs=0.01)
+    head, line = table_lines([found], asked)
+    assert head.endswith("cost") and line.endswith(f"${row['usd']:.2f}")

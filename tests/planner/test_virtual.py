@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import random
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from fedwan.config import LinkConfig
-from fedwan.planner.costs import Costs
-from fedwan.planner.course import Course
-from fedwan.planner.layouts import synthetic_layout
-from fedwan.planner.virtual import run_virtually
-from fedwan.planner.virtual_site import SiteModel
-from fedwan.planner.weather import Season, changing_link, draw_outages
-from fedwan.planner.wire_model import Pipe, WireLink, modelled_link
-from fedwan.protocol.policy import RoundPolicy
+from fedwan.planner.costs import Costs, global_bytes
+from fedwan.planner.links import Pipe, WireLink, modelled_link
+from fedwan.planner.question import synthetic_layout
+from fedwan.planner.virtual import Course, run_virtually
+from fedwan.planner.virtual_site import SiteModel, draw_outages
 from fedwan.state import layout_of
-from strategies import sync
+from strategies import parameter_server, sync
 from tests.planner.models import FAST, LAYOUT, site, strategy_of
 from tests.support import SGD, TinyWorkload, build_strategy, run_tiny, tiny_config
 
@@ -84,39 +82,6 @@ def test_the_slowest_site_sets_the_pace_of_a_barrier() -> None:
     assert course.utilisation([0.1, 0.1, 0.2], 10, 1, 7) == pytest.approx((0.5 + 0.5 + 1) / 3, 0.01)
 
 
-class RecordingPolicy:
-    """A policy of the tests' own: the simulator knows of policies nothing but `decide`."""
-
-    def __init__(self, close_at: int, inner: RoundPolicy) -> None:
-        self.asked: list[tuple[int, float]] = []
-        self._close_at = close_at
-        self._inner = inner
-
-    max_staleness = 0
-    arrivals_from = None
-
-    def decide(self, num_arrived: int, elapsed_s: float, *more: object) -> str:
-        self.asked.append((num_arrived, elapsed_s))
-        if num_arrived >= self._close_at:
-            return "close"
-        return self._inner.decide(num_arrived, elapsed_s, *more)  # type: ignore[arg-type]
-
-
-def test_the_strategy_s_own_policy_closes_rounds() -> None:
-    strategy = strategy_of("diloco", 3, 10)
-    policy = RecordingPolicy(2, strategy.policy)
-    course = run_virtually(
-        strategy._replace(policy=policy),  # type: ignore[arg-type]
-        LAYOUT,
-        [site(), site(), site(0.11)],
-        80,
-    )
-    assert {note.contributions for note in course.rounds} == {2}
-    assert course.dropped == 8 and max(n for n, _ in policy.asked) == 2
-    # And in between it is asked as the round loop asks it, every half second.
-    assert any(n == 0 and elapsed == pytest.approx(0.5) for n, elapsed in policy.asked)
-
-
 def test_a_dead_site_is_waited_for_and_then_takes_part_again() -> None:
     sites = [site(), site(0.1, FAST, (2.5, 30.0))]
     course = run_virtually(strategy_of("diloco", 2, 10), LAYOUT, sites, 80)
@@ -140,32 +105,13 @@ def test_below_its_quorum_a_run_stops_and_says_so() -> None:
     assert len(course.rounds) == 2 and course.wall_s < 10
 
 
-@pytest.mark.parametrize(("max_staleness", "late", "dropped"), [(0, 0, 1), (2, 1, 0)])
-def test_with_grace_a_round_does_not_wait_for_a_link_that_stalls(
-    max_staleness: int, late: int, dropped: int
-) -> None:
-    # For two and a half seconds one site's link carries next to nothing.
-    stalled = WireLink(Pipe(4e3, 0.0), Pipe(1e9, 0.0))
-    seasons = (Season(0.0, FAST), Season(9.5, stalled), Season(12.5, FAST))
-    sites = [site(), site(), site(), SiteModel(0.1, seasons)]
-    strategy = strategy_of("diloco", 4, 10, quorum=3, grace=3.0, max_staleness=max_staleness)
-    course = run_virtually(strategy, LAYOUT, sites, 400)
-    short = [note for note in course.rounds if note.contributions < 4]
-    # The median of the past is a second; the loop looks at the clock every half a second.
-    assert short and all(note.closed_s - note.began_s < 1.7 for note in short)
-    assert (course.late, course.dropped, course.rejoins) == (late, dropped, 1)
-    assert course.wall_s < 42.5
-    in_time = sum(note.contributions for note in course.rounds)
-    assert course.contributions == in_time + late == 40 * 4 - len(short) + late
-
-
 def unruly(num: int, seed: int, horizon_s: float) -> Sequence[SiteModel]:
     link = modelled_link(LinkConfig(rate_mbit=1000.0, rtt_ms=50.0))
     draw = random.Random(seed)
     return [
         SiteModel(
             draw.uniform(0.09, 0.11),
-            changing_link(seed, index, link, horizon_s, mean_s=100.0, least=0.3),
+            link,
             draw_outages(seed, index, horizon_s, mean_up_s=1000.0, mean_down_s=20.0),
         )
         for index in range(num)
@@ -194,3 +140,78 @@ def test_a_hundred_sites_come_through_a_hundred_rounds_of_faults(
 def test_the_same_seed_is_the_same_run() -> None:
     assert unruly_run(1, None, 20).rounds == unruly_run(1, None, 20).rounds
     assert unruly_run(1, None, 20).rounds != unruly_run(2, None, 20).rounds
+
+
+# At a pace of the sites' own ---------------------------------------------------------------------
+
+UNEQUAL = [site(0.16), site(0.04), site(0.04), site(0.04)]
+
+
+@pytest.mark.parametrize("name", ["async_diloco", "parameter_server"])
+def test_as_many_contributions_as_in_the_real_engine(name: str, tmp_path: Path) -> None:
+    inner = {"model": SGD}
+    h = 1 if name == "parameter_server" else 4
+    if name == "parameter_server":
+        strategy = build_strategy(parameter_server, inner, sites=2, h=1)
+    else:  # measured speeds differ here, and shall not matter
+        strategy = strategy_of(name, 2, h, least_steps=h)
+    real = run_tiny(tmp_path, tiny_config(inner=inner, h=h, steps=8 * h), strategy).result
+    course = run_virtually(strategy, layout_of(TinyWorkload(inner).networks), [site()] * 2, 8 * h)
+    assert not course.stopped and course.dropped == 0
+    assert course.contributions == real.totals.contributions == 16
+
+
+def test_fast_sites_do_not_wait_for_a_slow_one() -> None:
+    barrier = run_virtually(strategy_of("diloco", 4, 20), LAYOUT, UNEQUAL, 1000)
+    paced = run_virtually(strategy_of("diloco", 4, 20, least_steps=1), LAYOUT, UNEQUAL, 1000)
+    arrival = run_virtually(strategy_of("async_diloco", 4, 20), LAYOUT, UNEQUAL, 1000)
+    # 1000 steps of the slow one; or 4000 steps at 3 · 25 + 6.25 of them a second.
+    assert barrier.wall_s == pytest.approx(160, abs=1)
+    for course in (paced, arrival):
+        assert course.wall_s == pytest.approx(4000 / 81.25, rel=0.08)
+        assert course.num_steps == pytest.approx(4000, rel=0.02)
+        shares = [seconds / course.wall_s for seconds in course.compute_s]
+        assert min(shares) > 0.9
+    assert paced.late == 0 and arrival.late > 100
+
+
+def test_on_arrival_a_site_fetches_what_all_have_made() -> None:
+    strategy = strategy_of("async_diloco", 4, 20, "int4")
+    course = run_virtually(strategy, LAYOUT, [site()] * 4, 2000)
+    up = course.bytes_up / course.contributions
+    assert course.bytes_down / course.contributions == pytest.approx(4 * up, rel=0.1)
+
+
+def test_who_is_further_behind_than_updates_are_kept_takes_the_weights() -> None:
+    strategy = strategy_of("async_diloco", 12, 20, "fp32")
+    course = run_virtually(strategy, LAYOUT, [site()] * 12, 2000)
+    each = course.bytes_down / course.contributions
+    # One update weighs as much as the weights, and not twelve of them are fetched.
+    assert each < 3 * global_bytes(LAYOUT, Costs())
+
+
+def test_a_gradient_waits_for_its_own_bytes_alone() -> None:
+    pipe = Pipe(1e9, 0.1)
+    course = run_virtually(
+        strategy_of("parameter_server", 2, 1), LAYOUT, [site(0.1, WireLink(pipe, pipe))] * 2, 50
+    )
+    gaps = [
+        after - before for before, after in zip(course.marks[0], course.marks[0][1:], strict=False)
+    ]
+    # Its step, a round trip for its own, and at times another for the other site's update.
+    assert 0.2 < statistics.mean(gaps[5:45]) < 0.32
+
+
+def test_a_site_that_dies_is_not_waited_for_and_returns() -> None:
+    sites = [site(), site(), site(0.1, FAST, (20.0, 60.0))]
+    course = run_virtually(strategy_of("async_diloco", 3, 10), LAYOUT, sites, 800)
+    assert not course.stopped and course.rejoins == 1
+    # Two sites take over 40 s of the third's 80.
+    assert course.wall_s == pytest.approx(80 + 40 / 3, abs=2)
+
+
+def test_below_its_quorum_of_live_sites_a_run_stops() -> None:
+    strategy = strategy_of("async_diloco", 2, 10, patience_s=5.0)
+    sites = [site(), site(0.1, FAST, (20.0, 1e6))]
+    course = run_virtually(strategy, LAYOUT, sites, 800)
+    assert "contributions after 5" in course.stopped

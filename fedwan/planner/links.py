@@ -18,16 +18,21 @@ None of these was fitted to `benchmarks/planner.py`.
 
 from __future__ import annotations
 
+import json
 import math
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from fedwan.config import LinkConfig
+from fedwan.errors import ConfigError
 from fedwan.link.advice import flow_mbit
 from fedwan.link.framing import FAST
+from fedwan.link.measure import Measurement, Way
 from fedwan.link.rpc import num_channels
 from fedwan.link.shaped import MSS_BYTES
+from fedwan.link.tcp import TcpSettings
 
-__all__ = ["ACK_SHARE", "Pipe", "WireLink", "modelled_link"]
+__all__ = ["ACK_SHARE", "Pipe", "WireLink", "measured_link", "modelled_link", "read_measurement"]
 
 PACKET_BYTES = 1500
 ACK_BYTES = 52
@@ -41,6 +46,9 @@ FIRST_WINDOW_BYTES = 10 * MSS_BYTES
 """RFC 6928."""
 LEAST_TIMEOUT_S = 0.2
 """Linux's, beyond the round trip."""
+
+LEAST_MBIT = 1e-3
+"""Of a direction in which nothing came through."""
 
 
 class Pipe(NamedTuple):
@@ -120,3 +128,33 @@ def modelled_link(link: LinkConfig) -> WireLink:
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
     pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
     return WireLink(pipe, pipe)
+
+
+def measured_link(found: Measurement) -> WireLink:
+    """The link that `fedwan doctor link` measured: goodput is what it saw, theory has no say."""
+    rtt_s = found.rtt_ms / 1e3
+    return WireLink(_measured_pipe(found.up, rtt_s), _measured_pipe(found.down, rtt_s))
+
+
+def _measured_pipe(way: Way, rtt_s: float) -> Pipe:
+    return Pipe(
+        max(way.mbit, LEAST_MBIT) * ACK_SHARE * 1e6 / 8, rtt_s, not way.congestion.startswith("bbr")
+    )
+
+
+def read_measurement(path: Path) -> Measurement:
+    """What `fedwan doctor link --json` wrote.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    try:
+        figures: dict[str, Any] = json.loads(path.read_text())
+        figures.pop("advice")
+        figures |= {way: Way(**figures[way]) for way in ("up", "down")}
+        figures["machine"] = TcpSettings(**figures["machine"])
+        return Measurement(**figures)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError(
+            f"--link = {str(path)!r} is no measurement; write one with `fedwan doctor link --json`"
+        ) from None
