@@ -11,7 +11,7 @@ from fedwan.app import load_run
 from fedwan.cli.main import main
 from fedwan.errors import ConfigError
 from fedwan.planner import calibrate
-from tests.planner.test_measured import FOUND, asdict
+from tests.planner.test_links import FOUND, asdict
 
 MODEL = ("params=57182660", "step_s=0.1")
 LINK = ("link.rate_mbit=100", "link.rtt_ms=100")
