@@ -13,6 +13,7 @@ from torch import nn
 import fedwan
 from fedwan.errors import FedwanError, UserError
 from fedwan.names import nearest
+from fedwan.output.units import subject
 from fedwan.trained import Trained
 
 __all__ = ["FORMATS", "export"]
@@ -66,7 +67,7 @@ FORMATS: dict[str, Callable[[Trained, Path], None]] = {"safetensors": _export_sa
 """What writes each format."""
 
 _README = """\
-# {workload} on {data}, trained with fedwan {version}
+# Weights of {subject}, trained with fedwan {version}
 
 These files hold {weights}, one file per network, by the names of the module's
 `state_dict()`, parameters in float32. `config.json` holds the run's settings.
@@ -100,8 +101,7 @@ def _readme(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, 
         loading.append(f'{name}.load_state_dict(load_file("{name}.safetensors"){strict})')
     printed = [f"\n`{name}`:\n\n```\n{module}\n```" for name, module in modules.items()]
     return _README.format(
-        workload=trained.config.workload,
-        data=trained.config.data.name,
+        subject=subject(trained.config),
         version=fedwan.__version__,
         weights=f"the {'moving average of the global' if trained.is_ema else 'last'} weights",
         rows="\n".join(rows),

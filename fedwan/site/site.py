@@ -493,7 +493,8 @@ class Site:
         text = json.dumps(plain)
         if self.group.rank == 0:
             self.stub.report(version, text, safetensors.torch.save(shown))
-        log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
+        if plain:
+            log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 
 
 def _host(samples: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import yaml
 from fedwan._config_tree import keys_of
 from fedwan.app import load_run
 from fedwan.cli.main import main
-from fedwan.cli.run import path_and_words
 from fedwan.config import Config, from_json
 
 
@@ -51,9 +50,3 @@ def test_each_fault_has_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) ->
     lines = capsys.readouterr().err.splitlines()
     assert caught.value.code == 2 and len(lines) == 2
     assert all(line.startswith("fedwan: unknown key") for line in lines)
-
-
-def test_the_file_may_be_left_out(tmp_path: Path) -> None:
-    assert path_and_words(None, None) == (None, [])
-    assert path_and_words("h=5", ["sites=2"]) == (None, ["h=5", "sites=2"])
-    assert path_and_words("run.yaml", ["h=5"]) == (Path("run.yaml"), ["h=5"])

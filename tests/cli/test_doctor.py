@@ -67,10 +67,6 @@ def test_figures_advice_and_the_same_as_json(
     assert (advice["command"] if advice else "nothing to mend") in lines[5]
 
 
-def test_an_identity_is_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--identity" in error_of(capsys, "127.0.0.1:1")
-
-
 @pytest.mark.parametrize(
     ("address", "says"),
     [

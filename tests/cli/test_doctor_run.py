@@ -50,21 +50,6 @@ def test_a_finding_is_told_with_round_site_network_why_and_mend(
     assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
 
 
-def test_options_may_stand_before_the_folder(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "found.json"
-    assert doctor(capsys, "--json", str(path), make_run(tmp_path))[0] == 0
-    assert json.loads(path.read_text()) == []
-
-
-def test_a_healthy_run_has_nothing_to_mend(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, text = doctor(capsys, make_run(tmp_path), "--strict")
-    assert (code, text.splitlines()[-1]) == (0, "nothing to mend")
-
-
 def test_strict_exits_with_1_where_something_is_to_be_mended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,14 +80,6 @@ def test_what_is_no_run_is_one_clear_line(
     code, text = doctor(capsys, str(tmp_path / folder))
     assert code == 2 and text.count("\n") == 1
     assert "holds no run (no config.yaml); give the folder" in text and folder in text
-
-
-def test_a_json_that_cannot_be_written_is_one_clear_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "no" / "found.json")
-    code, text = doctor(capsys, make_run(tmp_path), "--json", path)
-    assert code == 2 and text.count("\n") == 1 and "cannot be written" in text
 
 
 def test_damaged_records_are_one_clear_line(

@@ -30,17 +30,6 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
             assert command in out
 
 
-@pytest.mark.parametrize("command", ["demo", "run", "coordinator", "site", "report", "pki init"])
-def test_every_command_has_help(capsys: pytest.CaptureFixture[str], command: str) -> None:
-    code, out, _ = run_main(capsys, *command.split(), "--help")
-    assert code == 0
-    assert f"Usage: fedwan {command}" in out
-
-
-def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(capsys, "--version") == (0, f"fedwan {__version__}\n", "")
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [

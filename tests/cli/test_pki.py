@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedwan.cli import pki as cli
 from fedwan.cli.main import main
-from fedwan.link import pki
 from fedwan.link.tls import Identity, RevocationList
 
 
@@ -53,7 +51,3 @@ def test_keys_are_private_under_a_careless_umask(tmp_path: Path) -> None:
         os.umask(before)
     Identity.load(tmp_path / "p" / "coordinator", "coordinator")
     assert (tmp_path / "p" / "ca" / "ca.key").stat().st_mode & 0o077 == 0
-
-
-def test_the_help_tells_the_lifetime_that_pki_has() -> None:
-    assert cli.DAYS == pki.IDENTITY_DAYS

@@ -40,13 +40,6 @@ def test_a_folder_of_data_may_be_named_and_begins_at_the_files_folder(tmp_path: 
     assert load_site(write(tmp_path, GOOD), []).data.path == ""
 
 
-def test_an_owner_may_show_pictures_that_are_made_of_the_site_s_data(tmp_path: Path) -> None:
-    assert not load_site(write(tmp_path, GOOD), []).data.show_samples
-    assert load_site(write(tmp_path, GOOD), ["data.show_samples=true"]).data.show_samples
-    path = write(tmp_path, GOOD + "data: {show_samples: true}\n")
-    assert load_site(path, []).data.show_samples
-
-
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -11,7 +11,7 @@ import pytest
 
 from fedwan.errors import ConfigError
 from fedwan.flower.control import build_fab
-from fedwan.flower.processes import find_tool, flower_environment
+from fedwan.flower.processes import flower_environment
 
 # Flower's own, not ours to mend.
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
@@ -64,10 +64,6 @@ def test_a_bundle_holds_the_two_entry_points_and_nothing_else(tmp_path: Path) ->
     }
 
 
-def test_the_same_code_is_the_same_bundle(tmp_path: Path) -> None:
-    assert build_fab(app_folder(tmp_path / "a")) == build_fab(app_folder(tmp_path / "b"))
-
-
 def test_a_folder_that_is_no_app_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is no fedwan app") as error:
         build_fab(tmp_path)
@@ -87,18 +83,3 @@ def test_the_apps_of_a_bundle_run_what_is_installed(tmp_path: Path) -> None:
         timeout=120,
     )
     assert loaded.stdout == "loaded\n", loaded.stderr
-
-
-@pytest.mark.slow
-def test_flwr_build_makes_the_same_bundle(tmp_path: Path) -> None:
-    app = tmp_path / "app"
-    for name in ("strategies", "sites"):
-        shutil.copytree(REPOSITORY / name, app / name)
-    for name in ("pyproject.toml", ".gitignore"):
-        shutil.copy(REPOSITORY / name, app)
-    built = subprocess.run(
-        [find_tool("flwr"), "build"], cwd=app, capture_output=True, text=True, timeout=120
-    )
-    assert built.returncode == 0, built.stdout + built.stderr
-    (fab,) = app.glob("*.fab")
-    assert fab.read_bytes() == build_fab(app)

@@ -117,13 +117,6 @@ def test_no_process_outlives_the_run(start: Start, number: int) -> None:
     assert code == {signal.SIGINT: 130, signal.SIGTERM: 1, signal.SIGKILL: -9}[number], errors
 
 
-def test_no_process_outlives_a_start_that_is_interrupted(start: Start) -> None:
-    run = start(2)
-    wait_for(lambda: len(run.pids()) > 4, 60)
-    run.process.send_signal(signal.SIGINT)
-    assert run.end()[0] == 130
-
-
 def test_sites_that_differ_end_the_run_in_one_line_that_names_both(
     start: Start, tmp_path: Path
 ) -> None:

@@ -16,7 +16,6 @@ from fedwan.flower.processes import (
     find_tool,
     flower_environment,
     last_line,
-    stop_all,
 )
 from tests.planes import eventually
 
@@ -48,16 +47,6 @@ def is_up(service: Service) -> bool:
     return last_line(service.log) == "up"
 
 
-def test_a_service_writes_to_its_log_and_leads_its_own_session(tmp_path: Path) -> None:
-    service = python(SLEEPER, tmp_path / "logs" / "it.log")
-    try:
-        eventually(lambda: is_up(service))
-        assert os.getsid(service.pid) == service.pid
-    finally:
-        service.stop()
-    assert service.poll() is not None
-
-
 def test_stopping_ends_a_grandchild_in_another_session(tmp_path: Path) -> None:
     service = python(PARENT, tmp_path / "it.log")
     eventually(lambda: is_up(service))
@@ -87,16 +76,6 @@ def test_what_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
     assert service.poll() == -signal.SIGKILL
 
 
-def test_services_share_one_grace(tmp_path: Path) -> None:
-    services = [python(STUBBORN, tmp_path / f"{name}.log") for name in "abc"]
-    for service in services:
-        eventually(lambda service=service: is_up(service))
-    begin = time.monotonic()
-    stop_all(services, grace_s=0.5)
-    assert time.monotonic() - begin < 1.5
-    assert all(service.is_gone() for service in services)
-
-
 def test_a_service_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path; from fedwan.flower.processes import Service; "
@@ -124,10 +103,6 @@ def test_an_early_death_is_told_with_its_last_words(tmp_path: Path) -> None:
 def test_a_command_that_is_not_installed_is_one_line() -> None:
     with pytest.raises(UserError, match="'flower-nothing' is neither in .* nor on the PATH"):
         find_tool("flower-nothing")
-
-
-def test_last_line_of_no_log_is_empty(tmp_path: Path) -> None:
-    assert last_line(tmp_path / "none") == ""
 
 
 def test_flower_is_private_offline_and_deaf_to_the_users_variables(

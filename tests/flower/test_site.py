@@ -31,11 +31,6 @@ def test_a_second_service_in_the_same_folder_is_refused(tmp_path: Path, authorit
         serve_site(config(tmp_path, authority / "s1"))
 
 
-def test_a_door_without_a_port_is_refused(tmp_path: Path, authority: Path) -> None:
-    with pytest.raises(ConfigError, match="is no host:port"):
-        serve_site(config(tmp_path, authority / "s1", door="somewhere"))
-
-
 def test_no_identity_is_one_line_and_exit_status_2(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

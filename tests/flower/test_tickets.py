@@ -102,15 +102,6 @@ def test_the_ticket_arrives_as_it_was_and_outlives_the_run(clock: Clock) -> None
     assert message.metadata.ttl >= 30 * 24 * 3600
 
 
-def test_a_node_that_comes_later_gets_its_ticket_then(clock: Clock) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.nodes.add(12)
-    tickets.look()
-    assert grid.to() == [11, 12]
-
-
 def test_a_crash_is_answered_with_a_new_ticket_at_once(clock: Clock) -> None:
     grid = FakeGrid(11)
     tickets = office(grid, clock)
@@ -150,21 +141,6 @@ def test_repeated_failures_are_slowed_but_never_given_up(clock: Clock) -> None:
     assert 50 < waits[-1] < 70
 
 
-def test_a_ticket_that_lasted_starts_the_slowing_anew(clock: Clock) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    for index in range(4):
-        grid.fail(index, 2, "ValueError")
-        while len(grid.sent) == index + 1:
-            tickets.look()
-            clock.now += 1.0
-    clock.now += 3600
-    grid.fail(4, 2, "ValueError")
-    tickets.look()
-    assert len(grid.sent) == 6
-
-
 @pytest.mark.parametrize("outcome", ["done", "stopped"])
 def test_a_site_that_is_done_is_left_in_peace(clock: Clock, outcome: str) -> None:
     grid = FakeGrid(11)
@@ -192,19 +168,6 @@ def test_a_refusal_is_one_clear_line_and_is_not_retried(
     assert [record.getMessage() for record in caplog.records] == [
         "site s1 takes no part: initial weights differ; use seed 0"
     ]
-
-
-def test_a_lost_link_is_answered_with_a_new_ticket(
-    clock: Clock, caplog: pytest.LogCaptureFixture
-) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.answer(0, site="s1", outcome="failed", text="the coordinator hung up")
-    with caplog.at_level(logging.WARNING):
-        tickets.look()
-    assert grid.to() == [11, 11]
-    assert "site s1: the coordinator hung up" in caplog.text
 
 
 def test_a_ticket_that_superlink_forgot_hides_no_other_answer(clock: Clock) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fedwan.output.board import Board, Follower
 from fedwan.output.records import Recorder
-from tests.output.runs import event, make_config, quality_row, record_of, round_row
+from tests.output.runs import event, make_config, record_of, round_row
 
 
 @pytest.fixture
@@ -52,13 +52,6 @@ def test_the_runs_utilisation_is_that_of_all_the_time_spent_as_in_its_summary(bo
     assert board.utilisation == 10 / 40
 
 
-def test_time_away_is_not_counted_as_slowness(board: Board) -> None:
-    board.take(record_of(round_row(1, "s1"), 100.0))
-    board.take(event("rejoin", "s1", 500.0))
-    board.take(record_of(round_row(2, "s1"), 600.0))
-    assert board.sites["s1"].steps_per_s is None
-
-
 def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Path) -> None:
     board = Board(make_config(tmp_path), since=100.0)
     for record in (
@@ -76,12 +69,6 @@ def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Pat
     assert board.sites["s1"].state == "training"
     assert board.sites["s1"].steps_per_s is None
     assert [e.event for e in board.news] == ["resume"]
-
-
-def test_it_remembers_the_untrained_model(board: Board) -> None:
-    board.take(record_of(quality_row(0, 80.0), 1.0))
-    board.take(record_of(quality_row(2, 0.9), 2.0))
-    assert (board.fd_untrained, board.fd, board.fd_floor) == (80.0, 0.9, 0.4)
 
 
 def test_a_follower_takes_whole_lines_once_and_passes_over_what_is_damaged(tmp_path: Path) -> None:

@@ -41,14 +41,6 @@ def test_the_summary_holds_means_over_sites_and_sums_of_bytes(tmp_path: Path) ->
     assert summary.global_sha256 == "ab" * 32
 
 
-def test_the_last_event_tells_how_large_the_networks_are(tmp_path: Path) -> None:
-    with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        write_run(outputs, finish=True)
-    last = read_records(tmp_path / "metrics.jsonl")[-1]
-    assert isinstance(last, EventRecord)
-    assert (last.event, last.details["payload_bytes"]) == ("done", 500)
-
-
 def test_a_run_that_breaks_leaves_a_report_but_no_summary(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), Outputs(make_config(tmp_path), tmp_path) as outputs:
         write_run(outputs, finish=False)

@@ -62,13 +62,6 @@ def test_every_kind_of_record_is_read_back(path: Path) -> None:
     assert join.t <= work.t <= quality.t
 
 
-def test_a_record_is_on_disk_as_soon_as_it_is_written(path: Path) -> None:
-    recorder = Recorder(path)
-    recorder.write(event_row("listening"))
-    assert len(read_records(path)) == 1
-    recorder.close()
-
-
 def test_numbers_that_json_cannot_hold_become_null(path: Path) -> None:
     recorder = Recorder(path)
     recorder.write(round_row(losses={"generator": math.nan}, norms={"generator": math.inf}))
@@ -107,10 +100,6 @@ def test_records_of_a_kind_from_the_future_are_passed_over(path: Path) -> None:
     assert read_records(path) == []
 
 
-def test_a_run_without_records_has_none(path: Path) -> None:
-    assert read_records(path) == []
-
-
 def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(path: Path) -> None:
     recorder = Recorder(path)
     for version in (1, 2, 3):
@@ -129,14 +118,6 @@ def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(pat
     assert [r.version for r in records if isinstance(r, QualityRecord)] == [1, 2]
     events = [r.event for r in records if isinstance(r, EventRecord)]
     assert events == ["after-1", "after-2", "after-3"]
-
-
-def test_a_new_run_begins_with_an_empty_file(path: Path) -> None:
-    first = Recorder(path)
-    first.write(round_row(1))
-    first.close()
-    Recorder(path).close()
-    assert read_records(path) == []
 
 
 def test_threads_never_mix_their_lines(path: Path) -> None:

@@ -74,12 +74,6 @@ def test_the_page_loads_nothing_from_anywhere(tmp_path: Path) -> None:
     assert "prefers-color-scheme:dark" in html
 
 
-def test_a_run_that_has_not_ended_shows_what_there_is(tmp_path: Path) -> None:
-    html = make_report(tmp_path, finish=False)
-    assert "not finished" in html
-    assert "Loss: generator" in html
-
-
 def test_a_run_that_has_only_begun_has_a_report_too(tmp_path: Path) -> None:
     dump(make_config(tmp_path), tmp_path / "config.yaml")
     html = write_report(tmp_path).read_text()

@@ -75,11 +75,6 @@ def test_it_has_exactly_the_promised_keys(tmp_path: Path) -> None:
     assert [field.name for field in dataclasses.fields(Summary)] == PROMISED
 
 
-def test_it_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    write_summary(make_summary(), tmp_path / "summary.json")
-    assert read_summary(tmp_path / "summary.json") == make_summary()
-
-
 def test_a_figure_that_is_not_finite_becomes_null(tmp_path: Path) -> None:
     write_summary(make_summary(quality={"fd": math.nan}), tmp_path / "summary.json")
     assert read_summary(tmp_path / "summary.json").quality == {"fd": None}
@@ -118,17 +113,6 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
     ):
         assert part in text
     assert len(text.splitlines()) <= 24
-
-
-def test_what_is_not_known_is_left_out() -> None:
-    text = shown(make_summary(quality={}), [])
-    assert "not measured" in text
-    assert "untrained" not in text
-    assert "times more" not in text
-
-
-def test_synchronous_training_is_not_compared_with_itself() -> None:
-    assert "times more" not in shown(make_summary(strategy="sync"), RECORDS)
 
 
 def test_where_sites_keep_their_pictures_no_path_of_one_is_shown() -> None:
