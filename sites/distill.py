@@ -41,9 +41,7 @@ from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
 from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.flow import EulerSolver, flow_sigmas, guide, interpolate, sample_flow
-from fedwan.workloads.settings import (
-    require_at_least,
-)
+from fedwan.workloads.settings import require_each
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
 # What the student learns from moves as well: its own average, and the judge.
@@ -95,10 +93,29 @@ DEFAULTS = {
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be built; the teacher's folder becomes absolute."""
-    # Sites run in folders of their own.
+    """Refuse what cannot be built; the folder becomes absolute, as sites run in their own."""
     config.model["teacher"] = str(Path(config.model["teacher"]).absolute())
-    _check(Model(**config.model), _teacher(config), config.data.name)
+    model, teacher, data_name = Model(**config.model), _teacher(config), config.data.name
+    if teacher.data_name != data_name:
+        raise ConfigError(
+            f"model.teacher = {model.teacher!r} makes samples of {teacher.data_name!r}, not of "
+            f"{data_name!r}; set data.name={teacher.data_name}"
+        )
+    require_each(
+        model, student_steps=1, solver_steps=1, adversarial=0, hidden=1, half_life=0, guidance=0
+    )
+    if model.student_steps > model.solver_steps:
+        raise ConfigError(
+            f"model.student_steps = {model.student_steps} is more than model.solver_steps = "
+            f"{model.solver_steps}, so that a phase would hold none; "
+            f"set model.student_steps={model.solver_steps} or less"
+        )
+    if model.guidance != 1 and not (teacher.sizes.network == "dit" and teacher.label_dropout):
+        raise ConfigError(
+            f"model.guidance = {model.guidance!r} needs a teacher that learned with classes and "
+            f"without, which {model.teacher!r} is not; leave it out, or train one with "
+            "model.network=dit"
+        )
 
 
 def build(config: Config, device: torch.device | str) -> Distill:
@@ -120,7 +137,7 @@ def build(config: Config, device: torch.device | str) -> Distill:
 
 @dataclass(frozen=True)
 class Distill(Descending):
-    """See `fedwan.workloads.base.Workload`; the teacher has no optimiser, and so stays at home."""
+    """The teacher has no optimiser, and so stays at home."""
 
     descent: Descent
     config: Config
@@ -237,20 +254,17 @@ class Distill(Descending):
         as few as the student takes.
         """
         num, seed = NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate")
+        data = self.config.data.name
         if (key := (seed, num)) not in self.teacher_figures:
             sigmas = flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
             ways = {"": EulerSolver(sigmas, len(sigmas)), "_few": self._phases.jumps}
             teacher, guidance = self.networks["teacher"], self.model.guidance
+            made = {name: self._sample(teacher, w, num, seed, guidance) for name, w in ways.items()}
             self.teacher_figures[key] = {
-                f"teacher{name}_fd": self._quality(
-                    real, self._sample(teacher, way, num, seed, guidance)
-                )["fd"]
-                for name, way in ways.items()
+                f"teacher{name}_fd": measure_quality(data, real, samples)["fd"]
+                for name, samples in made.items()
             }
-        return self._quality(real, self.sample(num, seed)) | self.teacher_figures[key]
-
-    def _quality(self, real: Batch, generated: Tensor) -> dict[str, Any]:
-        return measure_quality(self.config.data.name, real, generated)
+        return measure_quality(data, real, self.sample(num, seed)) | self.teacher_figures[key]
 
     def _sample(
         self, velocity: nn.Module, solver: EulerSolver, num: int, seed: int, guidance: float = 1.0
@@ -269,30 +283,3 @@ class Distill(Descending):
 
     def _noise(self, batch: Batch, rng: NamedGenerators) -> Tensor:
         return torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
-
-
-def _check(model: Model, teacher: Teacher, data_name: str) -> None:
-    """Refuse a teacher of other data, and settings out of range."""
-    if teacher.data_name != data_name:
-        raise ConfigError(
-            f"model.teacher = {model.teacher!r} makes samples of {teacher.data_name!r}, not of "
-            f"{data_name!r}; set data.name={teacher.data_name}"
-        )
-    require_at_least("model.student_steps", model.student_steps, 1)
-    require_at_least("model.solver_steps", model.solver_steps, 1)
-    require_at_least("model.adversarial", model.adversarial, 0)
-    require_at_least("model.hidden", model.hidden, 1)
-    require_at_least("model.half_life", model.half_life, 0)
-    require_at_least("model.guidance", model.guidance, 0)
-    if model.student_steps > model.solver_steps:
-        raise ConfigError(
-            f"model.student_steps = {model.student_steps} is more than model.solver_steps = "
-            f"{model.solver_steps}, so that a phase would hold none; "
-            f"set model.student_steps={model.solver_steps} or less"
-        )
-    if model.guidance != 1 and not (teacher.sizes.network == "dit" and teacher.label_dropout):
-        raise ConfigError(
-            f"model.guidance = {model.guidance!r} needs a teacher that learned with classes and "
-            f"without, which {model.teacher!r} is not; leave it out, or train one with "
-            "model.network=dit"
-        )

@@ -31,10 +31,7 @@ from fedwan.workloads.flow import (
     interpolate,
     sample_flow,
 )
-from fedwan.workloads.settings import (
-    require_at_least,
-    require_one_of,
-)
+from fedwan.workloads.settings import require_at_least, require_each, require_one_of
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
 
@@ -97,9 +94,7 @@ DEFAULTS = {
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_at_least("model.width", model.width, 4)
-    require_at_least("model.depth", model.depth, 1)
-    require_at_least("model.euler_steps", model.euler_steps, 1)
+    require_each(model, width=4, depth=1, euler_steps=1)
     require_one_of("model.times", model.times, TIMES)
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")

@@ -26,11 +26,7 @@ from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descent, Generating
 from fedwan.workloads.examination import share_above, spread
-from fedwan.workloads.settings import (
-    require_at_least,
-    require_one_of,
-    require_parts,
-)
+from fedwan.workloads.settings import require_each, require_one_of, require_parts
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 
@@ -84,11 +80,7 @@ DEFAULTS = {
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_at_least("model.latents", model.latents, 1)
-    require_at_least("model.width", model.width, 1)
-    require_at_least("model.gamma", model.gamma, 0)
-    require_at_least("model.gamma_fake", model.gamma_fake, 0)
-    require_at_least("model.n_critic", model.n_critic, 1)
+    require_each(model, latents=1, width=1, gamma=0, gamma_fake=0, n_critic=1)
     require_one_of("model.loss", model.loss, LOSSES)
     shape = source_of(config.data).shape
     if len(shape) == 3:

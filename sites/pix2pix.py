@@ -34,10 +34,7 @@ from fedwan.workloads.adversarial import discriminator_loss, generator_loss
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import spread
-from fedwan.workloads.settings import (
-    require_at_least,
-    require_one_of,
-)
+from fedwan.workloads.settings import require_each, require_one_of
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 
@@ -78,9 +75,7 @@ PAIRS = True
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_at_least("model.width", model.width, 1)
-    require_at_least("model.depth", model.depth, 2)
-    require_at_least("model.l1", model.l1, 0)
+    require_each(model, width=1, depth=2, l1=0)
     if not 0 <= model.dropout < 1:
         raise ConfigError(f"model.dropout = {model.dropout!r} is out of range; choose 0 to 0.9")
     require_one_of("model.norm", model.norm, ("batch", "instance"))

@@ -38,6 +38,7 @@ __all__ = [
     "check_networks",
     "networks_of",
     "require_at_least",
+    "require_each",
     "require_one_of",
     "require_parts",
     "resolve_page",
@@ -182,6 +183,12 @@ def require_at_least(key: str, value: float, least: float) -> None:
     """Refuse a model setting that is too small, or no number."""
     if not least <= value < math.inf:
         raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")
+
+
+def require_each(model: object, **least: float) -> None:
+    """`require_at_least` of several settings of a `Model`, by name."""
+    for name, value in least.items():
+        require_at_least(f"model.{name}", getattr(model, name), value)
 
 
 def require_one_of(key: str, value: str, valid: Collection[str]) -> None:
