@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from typing import Any
@@ -76,11 +76,9 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         evaluate: Callable[[int], Mapping[str, Any]] | None = None,
         sample: Callable[[int, int], Tensor] | None = None,
     ) -> None:
-        self._kinds = kinds
         self._state = dict(state or {})
         self._networks = networks
-        self._evaluate = evaluate
-        self._sample = sample
+        self._options: dict[str, Any] = {"kinds": kinds, "evaluate": evaluate, "sample": sample}
         self._site: Site | None = None
         self._steps: Iterator[int] = iter(())
         self._hooks: list[Any] = []
@@ -107,10 +105,8 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
                 networks=self._networks or _trained_children(pl_module, optimizers),
                 optimizers={str(index): optimizer for index, optimizer in enumerate(optimizers)},
                 state={"lightning": self._position} | self._state,
-                kinds=self._kinds,
                 steps=max(0, trainer.max_steps) // max(1, len(optimizers)),
-                evaluate=self._evaluate,
-                sample=self._sample,
+                **self._options,
             )
         assert isinstance(site, Site), "it is started for a run"
         self._site = site.__enter__()
@@ -125,12 +121,8 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         if overflow is None or not float(overflow):
             self._stepped.add(index)
 
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """The first step begins, unless the run is over already."""
-        self._begin_step(trainer)
-
-    def _begin_step(self, trainer: Any) -> None:
-        """What is due is exchanged here, and the coordinator heard."""
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """A step begins, unless the run is over: what is due is exchanged, the coordinator heard."""
         if self._site is not None and next(self._steps, None) is None:
             trainer.should_stop = True
 
@@ -187,7 +179,7 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
     def _end_step(self, trainer: Any) -> None:
         if self._is_due:
             self._is_due = self._is_reduced = False
-            self._begin_step(trainer)
+            self.on_train_start(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stay until the coordinator says stop."""
@@ -346,17 +338,13 @@ def _trained_children(
     module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, nn.Module]:
     held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-
-    def is_trained(params: Iterable[nn.Parameter]) -> bool:
-        return any(id(p) in held for p in params)
-
-    own = [n for n, p in module.named_parameters(recurse=False) if is_trained([p])]
-    if own:
+    if own := [n for n, p in module.named_parameters(recurse=False) if id(p) in held]:
         raise UserError(
             f"{type(module).__name__} trains {', '.join(own)} outside of its networks; make it a "
             "parameter of a child module, or give FedwanCallback(networks=...)"
         )
-    return {n: m for n, m in module.named_children() if is_trained(m.parameters())}
+    children = module.named_children()
+    return {n: m for n, m in children if any(id(p) in held for p in m.parameters())}
 
 
 def _check_precision(trainer: Any, site: Site) -> None:

@@ -148,18 +148,6 @@ def test_the_next_waits_for_one_that_is_still_being_written(
     assert site.checkpoints.versions() == [1, 2]
 
 
-def test_one_that_is_dropped_while_it_is_written_does_not_stay(
-    tmp_path: Path, disk: threading.Semaphore
-) -> None:
-    site = Site(tmp_path, is_beside=True)
-    site.save(1)
-    dropping = in_thread(lambda: site.checkpoints.drop(1))
-    disk.release()
-    dropping(10.0)
-    site.checkpoints.close()
-    assert site.checkpoints.versions() == []
-
-
 def test_the_next_save_and_the_last_settling_tell_that_one_could_not_be_written(
     tmp_path: Path,
 ) -> None:

@@ -16,7 +16,7 @@ from fedwan.data import InMemory, Shard, open_shard
 from fedwan.doctor.rules import LEAST_DISTINCT
 from fedwan.rng import NamedGenerators
 from fedwan.site import vitals
-from fedwan.site.vitals import Vitals, data_figures, distinct_share, pixel_keys
+from fedwan.site.vitals import Vitals, data_figures, distinct_share
 from fedwan.workloads.base import Batch, keep_local
 from tests.support import ADAM, TinyWorkload, tiny_shard
 
@@ -165,15 +165,6 @@ def test_ten_copies_of_each_large_image_are_told(tmp_path: Path) -> None:
     assert told(shard) == pytest.approx(0.105, abs=0.01)
 
 
-def test_the_same_image_in_files_that_differ_is_a_copy(tmp_path: Path) -> None:
-    for number in range(60):
-        Image.new("RGB", (16, 16), (number % 6, 0, 0)).save(
-            tmp_path / f"{number:02d}.png", dpi=(72 + number, 72)
-        )
-    shard = open_shard(DataConfig("folder", path=str(tmp_path), size=16), 0, 1, 0)
-    assert told(shard) == pytest.approx(6 / 48)
-
-
 @pytest.mark.parametrize("copied", [True, False])
 def test_a_shard_in_memory_is_told_from_some_dozens_of_its_images(
     monkeypatch: pytest.MonkeyPatch, copied: bool
@@ -193,41 +184,16 @@ def test_a_shard_in_memory_is_told_from_some_dozens_of_its_images(
         assert shares == [1.0] * 20
 
 
-def test_samples_are_drawn_once_each_and_a_few_are_all_there_are() -> None:
-    shard = open_shard(DataConfig("digits"), 0, 4, 0)
-    everything = shard.some(10_000)
-    assert torch.equal(shard.drawn(10_000, 3).x, everything.x)
-    drawn = shard.drawn(60, 3)
-    assert torch.equal(drawn.x, shard.drawn(60, 3).x)
-    assert not torch.equal(drawn.x, shard.drawn(60, 4).x)
-    keys = pixel_keys(drawn.x)
-    assert len(keys.unique()) == 60 and set(keys.tolist()) <= set(pixel_keys(everything.x).tolist())
-
-
-HEALTHY = {
-    "none": torch.arange(20_000),
-    "one pair": torch.cat([torch.arange(19_999), torch.zeros(1, dtype=torch.int64)]),
-    "every tenth twice": torch.arange(20_000) - (torch.arange(20_000) % 20 == 1).long(),
-    "a fifth is blank": torch.arange(20_000).clamp(min=4000),
-}
-
-
-@pytest.mark.parametrize("num", [42, 300, 4096])
-@pytest.mark.parametrize("name", HEALTHY)
-def test_a_few_copies_or_one_image_many_times_are_no_shard_of_copies(name: str, num: int) -> None:
-    keys = HEALTHY[name]
-    shares = [distinct_share(shuffled(keys, seed)[:num], len(keys)) for seed in range(50)]
-    assert min(shares) > LEAST_DISTINCT + 0.05
-    if num == 4096:
-        assert sum(shares) / 50 == pytest.approx(len(keys.unique()) / len(keys), abs=0.05)
-
-
-@pytest.mark.parametrize(("num_distinct", "num"), [(500, 300), (2000, 300), (2000, 4096)])
-def test_ten_copies_of_each_are_found_by_a_small_part_of_them(num_distinct: int, num: int) -> None:
-    keys = torch.arange(10 * num_distinct) % num_distinct
-    shares = [distinct_share(shuffled(keys, seed)[:num], len(keys)) for seed in range(50)]
-    assert sum(shares) / 50 == pytest.approx(0.1, abs=0.1)
-    assert sum(share < LEAST_DISTINCT for share in shares) >= 49
+@pytest.mark.parametrize("num", [42, 4096])
+def test_a_few_copies_are_no_shard_of_copies_and_ten_of_each_are(num: int) -> None:
+    every_tenth_twice = torch.arange(20_000) - (torch.arange(20_000) % 20 == 1).long()
+    a_fifth_is_blank = torch.arange(20_000).clamp(min=4000)
+    for keys in (every_tenth_twice, a_fifth_is_blank):
+        shares = [distinct_share(shuffled(keys, seed)[:num], len(keys)) for seed in range(20)]
+        assert min(shares) > LEAST_DISTINCT + 0.05
+    copied = torch.arange(20_000) % 2000
+    shares = [distinct_share(shuffled(copied, seed)[:4096], 20_000) for seed in range(20)]
+    assert sum(shares) / 20 == pytest.approx(0.1, abs=0.05)
 
 
 def test_a_shard_that_was_looked_at_as_a_whole_is_counted() -> None:

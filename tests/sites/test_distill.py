@@ -76,19 +76,6 @@ def test_a_student_that_has_not_stepped_agrees_with_the_teacher_at_a_phases_edge
     assert float(fewer.step()["student"]) > 1e-5
 
 
-def test_guidance_asks_the_teacher_for_both_classes_and_the_student_for_one(dit: Path) -> None:
-    run = Run(distill, config(dit, guidance=2.0))
-    asked: dict[str, list[int]] = {"teacher": [], "student": []}
-    for name, sizes in asked.items():
-        run.workload.networks[name].register_forward_pre_hook(
-            lambda module, args, sizes=sizes: sizes.append(len(args[2]))
-        )
-    run.step()
-    assert asked == {"teacher": [16], "student": [8]}
-    run.workload.sample(5, seed=0)
-    assert asked["student"][1:] == [5, 5]
-
-
 def test_a_look_at_the_judge_and_the_samples_moves_nothing(teacher: Path) -> None:
     run = Run(distill, config(teacher))
     run.step(3)

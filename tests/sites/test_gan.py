@@ -101,16 +101,6 @@ def test_a_batch_that_the_critic_s_steps_cannot_share_is_refused() -> None:
         gan_of(loss="hing")
 
 
-def test_a_class_changes_what_is_drawn_and_how_it_is_judged() -> None:
-    run = gan_of(conditional=True)
-    networks = run.workload.networks
-    z, x, y = torch.randn(4, 16), torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 3])
-    for network, given in ((networks["generator"], z), (networks["discriminator"], x)):
-        assert not torch.equal(network(given, y), network(given, y + 1))
-    shown = run.workload.sample(20, seed=1)
-    assert shown.shape == (20, 1, 8, 8)
-
-
 def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
     words = ["workload=gan", "sites=3", "data.labels=site", "data.split=by_label"]
     config = load_run(None, [*words, "model.conditional=true"])

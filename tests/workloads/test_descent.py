@@ -135,14 +135,6 @@ def test_each_networks_gradient_is_clipped_by_its_own_norm_after_unscaling() -> 
         assert float(norm) == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_networks_that_are_not_named_stay() -> None:
-    game = Game(SiteConfig())
-    before = game.weights()
-    game.step(("first",))
-    after = game.weights()
-    assert not torch.equal(before[0], after[0]) and torch.equal(before[2], after[2])
-
-
 def test_gradients_are_accumulated_where_hooks_of_ddp_see_them() -> None:
     game = Game(SiteConfig(accumulate=2))
     weight = game.descent.networks["second"].weight
