@@ -121,10 +121,12 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         if overflow is None or not float(overflow):
             self._stepped.add(index)
 
-    def on_train_start(self, trainer: Any, *_: Any) -> None:
-        """A step begins, unless the run is over: what is due is exchanged, the coordinator heard."""
+    def _begin_step(self, trainer: Any, *_: Any) -> None:
+        """What is due is exchanged here, and the coordinator heard; no step if the run is over."""
         if self._site is not None and next(self._steps, None) is None:
             trainer.should_stop = True
+
+    on_train_start = _begin_step
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
         """Find the place in the data."""
@@ -179,7 +181,7 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
     def _end_step(self, trainer: Any) -> None:
         if self._is_due:
             self._is_due = self._is_reduced = False
-            self.on_train_start(trainer)
+            self._begin_step(trainer)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Stay until the coordinator says stop."""

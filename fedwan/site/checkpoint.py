@@ -96,18 +96,11 @@ class Residuals:
 class SiteCheckpoints:
     """Checkpoints of one process of a site in one run.
 
-    Written beside the steps, a checkpoint costs the step loop a copy of what goes into it. Memory:
-    that copy, as large as the file, kept until `close`; and while the file is written, what error
-    feedback owed when it was taken. One is written at a time. A disk that takes longer than the
-    time between two makes the next `save` wait: none is left out, so that it depends on versions
-    alone what a successor finds.
-
-    Args:
-        folder: of the site and run.
-        replica: networks and optimisers.
-        hook_state: of the strategy's hook; written in place when it is put back.
-        state: what the script names, by name.
-        is_beside: write from a copy, in a thread; else `save` returns with the file on disk.
+    With `is_beside` they are written beside the steps, one at a time, and cost the step loop a copy
+    of what goes into them. Memory: that copy, as large as the file, kept until `close`; and while
+    the file is written, what error feedback owed when it was taken. A disk that takes longer than
+    the time between two makes the next `save` wait: none is left out, so that it depends on
+    versions alone what a successor finds. The state of the strategy's hook is put back in place.
     """
 
     def __init__(
@@ -157,12 +150,9 @@ class SiteCheckpoints:
         return self._folder / f"site-{version:08d}{self._ending}"
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
-        """Write the checkpoint of a version, and drop those that nobody can need any more.
+        """Write the checkpoint that completed steps lead to, and drop those nobody can need.
 
-        Args:
-            version: that the completed steps lead to.
-            durable_version: that the coordinator would resume from, as far as this site knows.
-            ledger: what went into the contribution, and what is owed.
+        Those before `durable_version`, which the coordinator would resume from as far as is known.
 
         Raises:
             OSError: it cannot be written; or the one before could not, beside the steps.

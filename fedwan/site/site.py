@@ -101,11 +101,6 @@ class Script:
 class Site:
     """One site's part in one run: a context manager, and an iterator over its steps.
 
-    Args:
-        member: which site of which run.
-        script: what trains.
-        group: the site's processes.
-
     Attributes:
         name: of this site.
         step: completed steps of the run.
@@ -193,10 +188,9 @@ class Site:
         self._exchange.reduce()
 
     def log(self, **losses: Tensor | float) -> None:
-        """Note scalars of this step; their means go with the next contribution.
+        """Note scalars of this step by name; their means go with the next contribution.
 
-        Args:
-            losses: by name; tensors stay where they are, so that no GPU is waited for.
+        Tensors stay where they are, so that no GPU is waited for.
         """
         self.meter.add_losses({name: torch.as_tensor(v).detach() for name, v in losses.items()})
 

@@ -31,13 +31,9 @@ STOP_SIGNAL_S = 5.0
 
 
 class CoordinatorStub:
-    """Speaks for one site in one run.
+    """Speaks for one site in one run; ranks that send nothing have no link.
 
-    Args:
-        link: what carries it; None at ranks that send nothing.
-        run_id: of the run.
-        layout: of the whole model.
-        poll_s: how long the coordinator holds a request for an update that is not there yet.
+    The coordinator holds a request for an update that is not there yet for `poll_s`.
     """
 
     def __init__(self, link: Link | None, run_id: str, layout: Layout, poll_s: float) -> None:

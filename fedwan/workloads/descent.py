@@ -30,13 +30,10 @@ __all__ = ["Descending", "Descent", "Generating"]
 
 
 class Descent:
-    """Takes the steps of a workload's networks.
+    """Takes the steps of a workload's trained networks, on their device; changes them in place.
 
-    Args:
-        config: resolved.
-        networks: that are trained, on their device; changed in place.
-        twice: those whose losses hold gradients, and are differentiated again.
-        frozen: other networks, which never step.
+    `twice` names those whose losses hold gradients, and are differentiated again; `frozen` networks
+    never step.
     """
 
     def __init__(
