@@ -37,10 +37,19 @@ from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
 from fedwan.workloads.descent import Descending, Descent
 from fedwan.workloads.examination import share_above, spread
-from fedwan.workloads.flow import EulerSolver, flow_sigmas, guide, interpolate, sample_flow
+from fedwan.workloads.flow import (
+    EulerSolver,
+    Phases,
+    consistency_loss,
+    flow_sigmas,
+    guide,
+    interpolate,
+    jump,
+    renoise,
+    sample_flow,
+)
 from fedwan.workloads.settings import require_each
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 

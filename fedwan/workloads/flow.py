@@ -17,6 +17,13 @@ network learns the velocity with labels and, where they were dropped, without, w
 class, one above the last:
 
     v = v_null + guidance * (v_label - v_null)
+
+Phased consistency: a teacher's n solver steps are dealt into m phases. A student learns one jump
+from anywhere in a phase down to its edge s, so that m jumps make a sample. What it learns is to
+agree with itself: at neighbouring levels of the teacher's path it must arrive at the same place,
+and at the edge it stays where it is:
+
+    f(x, sigma) = x + (s - sigma) v(x, sigma)
 """
 
 from __future__ import annotations
@@ -32,19 +39,23 @@ from fedwan.rng import derive_seed
 __all__ = [
     "TIMES",
     "EulerSolver",
+    "Phases",
     "balanced_labels",
+    "consistency_loss",
     "draw_sigma",
     "drop_labels",
     "flow_sigmas",
     "guide",
     "interpolate",
-    "per_sample",
+    "jump",
+    "renoise",
     "sample_flow",
     "shift_sigma",
 ]
 
 TIMES = ("logit_normal", "uniform")
 """What noise levels are drawn from."""
+_HUBER = 1e-3  # below it the loss is square, as in the scripts of phased consistency
 
 
 def draw_sigma(
@@ -81,11 +92,11 @@ def shift_sigma(sigma: Tensor, shift: float) -> Tensor:
 
 def interpolate(data: Tensor, noise: Tensor, sigma: Tensor) -> tuple[Tensor, Tensor]:
     """x_sigma and its target velocity, both like `data` and `noise`, (batch, …); sigma (batch,)."""
-    sigma = per_sample(sigma, data)
+    sigma = _per_sample(sigma, data)
     return sigma * noise + (1 - sigma) * data, noise - data
 
 
-def per_sample(values: Tensor, x: Tensor) -> Tensor:
+def _per_sample(values: Tensor, x: Tensor) -> Tensor:
     """One value per sample, (batch,), shaped to multiply samples (batch, …)."""
     return values.view(-1, *[1] * (x.dim() - 1))
 
@@ -136,7 +147,7 @@ class EulerSolver:
         takes, (batch,) int64 from 0 to n - 1.
         """
         change = (self.sigmas_prev - self.sigmas)[index].to(x.dtype)
-        return x + per_sample(change, x) * velocity
+        return x + _per_sample(change, x) * velocity
 
     @torch.no_grad()
     def sample(self, velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor) -> Tensor:
@@ -214,3 +225,48 @@ def sample_flow(
         labels = balanced_labels(num, num_classes, generator).to(device)
         velocity = guide(velocity, labels, num_classes, guidance)
     return clamp_images(solver.sample(velocity, noise))
+
+
+class Phases:
+    """The levels of n solver steps and of m phases over them; edges are among the n's levels.
+
+    Args:
+        sigmas: of the n solver steps, (n,), see `flow_sigmas`.
+        num_phases: m, from 1 to n.
+
+    Attributes:
+        solver: the n steps.
+        jumps: one step per phase, to sample with.
+        edges: where the phase of each solver step ends, (n,) float64.
+        tops: where it starts, (n,) float64.
+    """
+
+    def __init__(self, sigmas: Tensor, num_phases: int) -> None:
+        self.solver = EulerSolver(sigmas, len(sigmas))
+        self.jumps = EulerSolver(sigmas, num_phases)
+        # The phase of the step from timestep i + 1 to i: the first that starts above i.
+        phase = torch.searchsorted(self.jumps.timesteps, self.solver.timesteps_prev, right=True)
+        self.edges, self.tops = self.jumps.sigmas_prev[phase], self.jumps.sigmas[phase]
+
+
+def jump(x: Tensor, velocity: Tensor, sigma: Tensor, edge: Tensor) -> Tensor:
+    """Samples at `edge`, (batch, …), by one straight step from `sigma`; exactly x where they agree.
+
+    `velocity` is d x / d sigma at x, (batch, …); `sigma` and `edge` are (batch,).
+    """
+    return x + _per_sample(edge - sigma, x) * velocity
+
+
+def renoise(x: Tensor, noise: Tensor, sigma: Tensor, higher: Tensor) -> Tensor:
+    """Samples of one noise level, (batch, …), as samples of a `higher` one; both (batch,), below 1.
+
+    a x + b noise with a = (1 - higher) / (1 - sigma) and a^2 sigma^2 + b^2 = higher^2.
+    """
+    share = (1 - higher) / (1 - sigma)
+    rest = (higher.square() - (share * sigma).square()).clamp(min=0).sqrt()
+    return _per_sample(share, x) * x + _per_sample(rest, x) * noise
+
+
+def consistency_loss(made: Tensor, target: Tensor) -> Tensor:
+    """Pseudo-Huber loss of every value, a scalar: about |made - target|, square where tiny."""
+    return ((made - target).square() + _HUBER**2).sqrt().mean() - _HUBER

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedwan.workloads.consistency import Phases, consistency_loss, jump, renoise
-from fedwan.workloads.flow import flow_sigmas
+from fedwan.workloads.flow import Phases, consistency_loss, flow_sigmas, jump, renoise
 
 
 @pytest.mark.parametrize(("steps", "phases"), [(6, 2), (20, 4), (7, 3), (5, 5), (4, 1)])
