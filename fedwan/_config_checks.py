@@ -76,7 +76,8 @@ def one_of(*choices: str) -> Any:
     def says(value: Any) -> str:
         return f"is none of {', '.join(choices)}{nearest(value, choices)}"
 
-    return setting(choices[0], Valid(lambda value: value in choices, says))
+    valid = Valid(lambda value: value in choices, says)
+    return field(default=choices[0], metadata={"valid": valid, "choices": choices})
 
 
 def setting(default: Any, valid: Valid) -> Any:

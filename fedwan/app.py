@@ -227,9 +227,6 @@ def resolve(config: Config) -> Config:
 
     Resolving twice changes nothing, so that a run can be resumed from its `config.yaml`.
 
-    Args:
-        config: checked by `fedwan.config`; it is not changed.
-
     Raises:
         ConfigError: a line each: an unknown recipe, network or model setting, a setting without
             effect, or more fragments than the model has modules.
@@ -284,12 +281,8 @@ def resolve_workload(config: Config) -> Config:
 def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -> Config:
     """A configuration with what a training script's own networks decide; others are complete.
 
-    Coordinator and sites both call it, with what the sites agreed on, and come to the same.
-
-    Args:
-        config: resolved; it is not changed.
-        kinds: by trained network.
-        num_steps: that the script asks for; 0 for none.
+    Coordinator and sites both call it, with the networks' kinds and the script's steps (0 for none)
+    that the sites agreed on, and come to the same.
 
     Raises:
         ConfigError: a setting names no network of the script, does not fit its steps, or there is

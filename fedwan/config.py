@@ -1,9 +1,8 @@
 """The configuration: one dataclass per section, parsed and checked once, at the edge.
 
-`load(path, overrides)` merges defaults, a YAML file, and `key=value` words, in that order. An
-unknown key is an error that names the nearest valid one. What depends on the recipe (the outer
-learning rate of a generator, say) is left unset here and filled in by the recipes' `resolve`
-(see `fedwan.app`), which also refuse settings that would have no effect.
+What depends on the recipe (the outer learning rate of a generator, say) is left unset here and
+filled in by `fedwan.app.resolve`, which also refuses settings that would have no effect. A new
+setting is a field here, with what it may be and a line on what it means.
 """
 
 from __future__ import annotations
@@ -64,8 +63,7 @@ class InnerConfig:
     """One network's inner optimiser, the one that takes the local steps."""
 
     name: str = one_of("adam", "adamw", "muon", "sgd", "own")
-    """`adam`, `adamw`, `muon` (for matrices, `adamw` for the rest) or `sgd`; `own` where the
-    workload's code makes it (`lightning`)."""
+    """`muon` is for matrices, `adamw` for the rest; `own` where the script makes it."""
     lr: float = setting(1e-3, POSITIVE)
     """Learning rate."""
     warmup_steps: int = 0
@@ -73,7 +71,7 @@ class InnerConfig:
     schedule: str = one_of("constant", "linear", "cosine")
     """What it does from then to the run's end: `constant`, or falls as `linear` or `cosine`."""
     beta1: float = setting(0.9, SHARE)
-    """Adam's first decay; momentum for `sgd` and `muon`."""
+    """Adam's first decay; momentum of `sgd` and `muon`."""
     beta2: float = setting(0.999, SHARE)
     """Adam's second decay; unused by `sgd`."""
     weight_decay: float = 0.0
@@ -100,8 +98,7 @@ class NetworkConfig:
     """How one network travels, where it differs from the others."""
 
     h: int = 0
-    """Steps between two uploads of this network, of which the run's `h` is a multiple: a small
-    discriminator may travel more often than its generator. 0 takes the run's."""
+    """Steps between two uploads of this network, of which the run's `h` is a multiple; 0: `h`."""
     exclude: list[str] = field(default_factory=list, metadata={"valid": NAMED})
     """Patterns of names of its parameters and buffers, as in `norm.*`; `*` stands for any
     characters. What they match never travels: each site trains its own."""
@@ -123,9 +120,8 @@ class DataConfig:
     batch: int = 0
     """Samples per site and step; 0 takes the recipe's own."""
     path: str = ""
-    """Of files: the absolute path of their folder. It holds the same files at every site; or, with
-    `data.split=own`, what a site has, and `{site}` in it stands for the site's name. A site's own
-    SITE.yaml may name another."""
+    """Of files: the absolute path of their folder, with the same files at every site; or, with
+    `data.split=own`, with the site's (`{site}` is its name). SITE.yaml may name another."""
     classes: str = ""
     """Of files: the names of their classes, as in `cat,dog`, or how many, as in `10` for 0 to 9;
     the same at every site, whatever classes it has. Empty: no classes."""
@@ -146,18 +142,15 @@ class SiteConfig:
     """How a site computes its steps."""
 
     precision: str = one_of("32-true", "bf16-mixed", "bf16-true", "16-mixed")
-    """`32-true`; `bf16-mixed`; `bf16-true`, under which weights, gradients and first moments are in
-    bf16, too; or `16-mixed`, with one scale for the losses of all networks, under which a step is
-    repeated until its gradients are finite."""
+    """Under `bf16-true` weights, gradients and first moments are in bf16, too; `16-mixed` repeats a
+    step until its gradients are finite, with one scale for all losses."""
     accumulate: int = setting(1, span(1))
-    """Parts that a step's batch is computed in, one after the other, to save memory; the step takes
-    the mean of their gradients."""
+    """Parts that a step's batch is computed in, one after the other, to save memory."""
     recompute: bool = False
     """Whether the backward pass computes the inside of blocks again, to save memory."""
     processes: int = setting(1, span(1, 64))
     """Processes that compute each step together, on a GPU each where there are GPUs: each a part of
-    its batch, unless `partition` says otherwise; their gradients are averaged before an optimiser
-    or a strategy sees them."""
+    its batch, unless `partition` says otherwise."""
     partition: str = one_of("none", "gradients", "weights", "tensor_parallel")
     """What these processes share out: `none`; `gradients`, gradients and moments (FSDP2 that does
     not reshard after the forward pass); `weights`, the weights as well (FSDP2); `tensor_parallel`,
@@ -196,11 +189,11 @@ class LinkConfig:
     loss: float = setting(0.0, SHARE)
     """Emulated packet loss, 0 to 1: lowers the rate as a TCP flow's would fall."""
     congestion: str = one_of("auto", "bbr", "cubic", "system")
-    """TCP's congestion control for payloads: `auto` takes bbr where the user may, else leaves the
-    system's; `bbr` and `cubic` warn where they are refused; `system` leaves it alone."""
+    """TCP's, for payloads: `auto` takes bbr where the user may, else the system's; `bbr` and
+    `cubic` warn where they are refused."""
     pace_mbit: float = setting(0.0, span(0.1, 1_000_000, or_zero=True))
-    """Most that transfers of a site may take of its link, Mbit/s each way with all headers; 0 sets
-    no limit. A little below the link's own rate, no queue builds up before it. Linux only."""
+    """Most that a site's transfers may take, Mbit/s each way with all headers; 0 sets no limit. A
+    little below the link's own rate, no queue builds up before it. Linux only."""
 
 
 @dataclass
@@ -219,8 +212,8 @@ class RoundConfig:
     """When a round closes."""
 
     quorum: int = 0
-    """Fewest sites a round may close with, or, where nobody waits for others, fewest that must be
-    live; 0 takes the strategy's own, which is all of them for most."""
+    """Fewest sites a round may close with, or, where nobody waits for others, that must be live; 0
+    takes the strategy's own, all of them for most."""
     patience_s: float = setting(600.0, POSITIVE)
     """Seconds to wait for missing sites before a round closes with a quorum, or the run stops; and
     that a site keeps trying to reach the coordinator."""
@@ -228,12 +221,10 @@ class RoundConfig:
     """k: with a quorum, a round closes at median + k · MAD of past rounds' times already; 0 waits
     `patience_s`."""
     max_staleness: int = 0
-    """Versions by which a contribution may be late and still be merged; 0 takes the strategy's own,
-    which drops late ones where rounds wait for all sites."""
+    """Versions by which a contribution may be late and be merged; 0 takes the strategy's own."""
     least_steps: int = 0
-    """Lets slow sites take fewer steps than H between uploads, by their measured speed, but no
-    fewer than this; a run then ends when all sites together have taken `sites` x `steps`. 0 takes
-    the strategy's own, which is H steps for every site for most."""
+    """Lets slow sites take fewer steps than H between uploads, but no fewer than this; a run ends
+    when all sites together have taken `sites` x `steps`. 0 takes the strategy's own, H for most."""
 
 
 @dataclass
@@ -269,8 +260,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = setting("gan", NAMED)
-    """A recipe in `sites/`: `gan`, `flow`, `distill` or `pix2pix`, or `command`: a training script
-    of each site's own."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix`, or `command`, sites' script."""
     strategy: str = setting("diloco", NAMED)
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
@@ -294,9 +284,8 @@ class Config:
     """Settings of the workload's networks; docs/workloads.md lists them."""
     data: DataConfig = field(default_factory=DataConfig)
     init: dict[str, str] = field(default_factory=dict)
-    """Weights to start from, by network: `init.generator=path.safetensors`, as `fedwan export` or
-    `safetensors.torch.save_file(module.state_dict(), path)` writes them; the same path at the
-    coordinator and at every site."""
+    """Weights to start from, by network: `init.generator=path.safetensors`, as `fedwan export`
+    writes them; the same path at the coordinator and at every site."""
     inner: dict[str, InnerConfig] = field(default_factory=dict)
     """Inner optimiser by network: `inner.generator.lr=…`."""
     outer: dict[str, OuterConfig] = field(default_factory=dict)
@@ -324,11 +313,7 @@ class Config:
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then a YAML file, then `key=value` words, checked once.
-
-    Args:
-        path: the file, or None for defaults.
-        overrides: words such as `outer.generator.lr=0.3`.
+    """Defaults, then a YAML file, then words such as `outer.generator.lr=0.3`, checked once.
 
     Raises:
         ConfigError: an unknown key, a value of the wrong type or out of range, or no such file.

@@ -208,11 +208,6 @@ def _times(config: Config) -> dict[str, int]:
 def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> None:
     """Refuse what networks and strategy do not bear together, as the sites would, but too late.
 
-    Args:
-        config: with nothing left open.
-        workload: its recipe.
-        strategy: as it is set.
-
     Raises:
         ConfigError: a line each: which settings, and the mend.
     """

@@ -71,10 +71,10 @@ class Faults:
 def fill(
     config: Any, defaults: Mapping[str, Any], networks: Mapping[str, Any], model: Any = None
 ) -> None:
-    """Fill in, in this order, what was left open.
+    """Fill in, in place and in this order, what was left open.
 
     Args:
-        config: changed in place.
+        config: changed.
         defaults: by key, a value, or a function of the configuration; of a section by network, such
             as `outer.*`, also of the network's kind.
         networks: those that are trained, with their kinds.
@@ -108,11 +108,7 @@ def unused(
 ) -> list[str]:
     """Settings that a page does not follow: `h = 5 has no effect`, for whoever says with what.
 
-    Args:
-        config: before anything was filled in, or after.
-        uses: what the page declares.
-        defaults: of the page: to set what holds anyway is no mistake.
-        optional: what pages may declare; all else is followed whatever the page.
+    Of `optional`, what pages may declare; to set what the page's defaults hold is no mistake.
     """
     known = followed(uses, optional)
     return [

@@ -61,7 +61,8 @@ def settings() -> list[dict[str, Any]]:
     for key in keys_of(Config):
         head, _, leaf = key.rpartition(".")
         section = _sections()[head]
-        kind = inspect.get_annotations(section)[leaf]
+        choices = getattr(section, "__dataclass_fields__")[leaf].metadata.get("choices")  # noqa: B009
+        kind = "|".join(choices) if choices else inspect.get_annotations(section)[leaf]
         rows.append(
             {
                 "key": key,
