@@ -44,12 +44,7 @@ class Upload(NamedTuple):
 
 
 class Reception:
-    """Collects the chunks of one payload, in any order, from any number of stripes.
-
-    Args:
-        header: what was announced; `num_bytes` was checked against what the fragment needs.
-        folder: for payloads too large to hold in memory.
-    """
+    """Collects the chunks of one payload, in any order, from any number of stripes."""
 
     def __init__(self, header: wire.UploadHeader, folder: Path) -> None:
         if header.chunk_bytes < MIN_CHUNK_BYTES:
@@ -121,14 +116,7 @@ class Contribution(NamedTuple):
 
 
 class Intake:
-    """Receptions that are open. Not locked, but for `inspect`, which needs no lock.
-
-    Args:
-        layout: of the model.
-        fragments: of the model.
-        up: codec of contributions.
-        folder: for large payloads.
-    """
+    """Receptions that are open. Not locked, but for `inspect`, which needs no lock."""
 
     def __init__(
         self,
@@ -227,11 +215,6 @@ class Intake:
 
 def inspect(payload: Source, layout: Layout, codec: Codec) -> dict[str, float]:
     """Check a payload from end to end; the norm of the parameters' part, by network.
-
-    Args:
-        payload: as received.
-        layout: of the fragment it claims to be.
-        codec: the run's codec for contributions.
 
     Raises:
         PayloadError: see `Codec.read_each`; or a value is not finite.

@@ -39,11 +39,7 @@ def _mean_of_variance(name: str) -> str:
 
 
 class Merger:
-    """Accumulates contributions of one fragment.
-
-    Args:
-        layout: of the fragment.
-    """
+    """Accumulates contributions of one fragment."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -60,12 +56,7 @@ class Merger:
         return self._total * self._unit
 
     def keep(self, state: State, weight: float) -> None:
-        """Let present running statistics take part, where one contribution must not replace them.
-
-        Args:
-            state: the global state; no copies of its parameters are made.
-            weight: above 0, in units of an ordinary contribution's.
-        """
+        """Let present running statistics take part: one contribution must not replace them."""
         assert not self._total, "statistics are kept before contributions are added"
         self._unit = 1.0
         for name, spec in self._layout.items():
@@ -76,17 +67,7 @@ class Merger:
     def add(
         self, tensors: Iterable[tuple[str, Coded]], weight: float, scale: float = 1.0
     ) -> Sample:
-        """Add one checked contribution.
-
-        Args:
-            tensors: see `Codec.read_each`, all of the layout; taken one at a time, and free to
-                change once the next one is taken.
-            weight: above 0, e.g. samples over nominal samples (1 for an ordinary contribution).
-            scale: of the parameters' deltas, above 0; running statistics are not scaled.
-
-        Returns:
-            A sample of the parameters' deltas, not scaled.
-        """
+        """Add one checked contribution; a sample of its deltas, not scaled."""
         assert weight > 0, f"weight {weight} of a contribution"
         self._unit = self._unit or weight
         share = weight / self._unit

@@ -53,14 +53,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 class GlobalModel:
-    """Global weights and what evolves with them.
-
-    Args:
-        initial: weights of version 0, by the layout's names; taken over, not copied.
-        layout: their shapes, dtypes and roles.
-        strategy: the run's recipe.
-        ema_half_life: in samples, above 0.
-    """
+    """Global weights, which take `initial` over, and what evolves with them."""
 
     def __init__(
         self,
@@ -97,19 +90,7 @@ class GlobalModel:
         run_step: int = 0,
         is_alone: bool = False,
     ) -> Payload:
-        """One outer update: all of the fragment's tensors, of every network, or none.
-
-        Args:
-            fragment: whose turn it is.
-            merged: see `Merger.take`; emptied on the way.
-            samples: over all sites since the fragment's last update.
-            times: see `ServerStep.propose`.
-            run_step: steps of the run before this update.
-            is_alone: one contribution is in it.
-
-        Returns:
-            The update as every site will get it.
-        """
+        """One outer update, of all networks or none, as sites will get it; `merged` is emptied."""
         self._server_step.begin(run_step)
         deltas = dict(merged) if is_alone else {}
         proposal = self._server_step.propose(merged, times)

@@ -62,13 +62,7 @@ class Totals:
 
 
 class RoundRows:
-    """Writes a row for each contribution; now and then one for each thing that the doctor finds.
-
-    Args:
-        record: takes rows.
-        corrects: whether sites correct their steps by what landed, so that a healthy contribution
-            may well ask to undo it.
-    """
+    """Writes a row for each contribution; now and then one for each thing that the doctor finds."""
 
     def __init__(self, record: Callable[[dict[str, Any]], None], *, corrects: bool) -> None:
         self._record = record
@@ -86,15 +80,7 @@ class RoundRows:
         run_step: int,
         round_s: float,
     ) -> None:
-        """A round has ended.
-
-        Args:
-            round_: which.
-            samples: of the values of each contribution in it.
-            before: of the global weights that it started from.
-            run_step: where the run stands.
-            round_s: how long the round took.
-        """
+        """A round has ended."""
         index = round_.fragment.index
         directions = self._directions.setdefault(index, Directions())
         sites = [merge.key.site for merge in round_.merged]

@@ -53,18 +53,7 @@ FAREWELL_S = 20.0
 
 
 class CoordinatedRun:
-    """One run.
-
-    Args:
-        config: resolved; of a script's own networks as far as it can be without them.
-        run_id: of the run; the same when it is resumed.
-        folder: of the run; checkpoints and large payloads go there.
-        record: takes rows of `metrics.jsonl`.
-        event: takes (event, site or None, text) for the user.
-        on_samples: takes (version, step, safetensors bytes) of generated samples.
-        strategy: in place of the one that the configuration names.
-        silence_s: a site that was not heard for so long counts as lost.
-    """
+    """One run."""
 
     def __init__(
         self,
@@ -136,9 +125,6 @@ class CoordinatedRun:
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
         """Train to the last version.
-
-        Args:
-            on_agreed: gets the configuration with nothing left open.
 
         Raises:
             UserError: sites do not agree on what they train.

@@ -33,13 +33,7 @@ class ServerStep(Protocol):
         ...
 
     def propose(self, merged: State, times: int = 1) -> State:
-        """What to broadcast.
-
-        Args:
-            merged: its tensors are taken out, to free each as it goes.
-            times: as how many contributions, one after the other, their mean is to be taken, where
-                the optimiser counts them.
-        """
+        """What to broadcast."""
         ...
 
     def commit(self, update: Mapping[str, Coded]) -> None:

@@ -37,14 +37,6 @@ def run_coordinator(
 ) -> None:
     """Serve the data plane, run the round loop, and write the run's outputs to `config.out`.
 
-    Args:
-        config: resolved.
-        run_id: of the run; the same when it is resumed.
-        identity: the coordinator's identity folder.
-        resume: go on from the checkpoint in `config.out`.
-        announce: called with the ticket once the data plane listens; keeps every site in
-            possession of it for as long as the context is entered.
-
     Raises:
         FedwanError: see the tree; outputs are written as far as they go.
     """

@@ -48,15 +48,7 @@ _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
 
 
 class Servicer:
-    """Implements `fedwan.link.base.Hub`.
-
-    Args:
-        run_id: of this run; sites of another are refused.
-        registry: the sites.
-        agreement: of sites on what they train.
-        on_event: called for what a user should see in the log.
-        chunk_bytes: of downloads.
-    """
+    """Implements `fedwan.link.base.Hub`."""
 
     def __init__(
         self,
@@ -113,14 +105,7 @@ class Servicer:
         *,
         keeps_updates: bool = False,
     ) -> None:
-        """The sites agree: admit them.
-
-        Args:
-            layout: of the model.
-            rounds: their state, where the run goes on.
-            intake: for contributions.
-            keeps_updates: past updates stay out, for sites that are at different versions.
-        """
+        """The sites agree: admit them."""
         with self.changed:
             self.layout, self._rounds, self._intake = layout, rounds, intake
             self._keeps_updates = keeps_updates

@@ -70,10 +70,6 @@ def trained_layout(
 def step_seconds(config: Config, workload: Workload) -> float:
     """Seconds of a step, the median of some; the workload's weights move.
 
-    Args:
-        config: resolved.
-        workload: as `open_workload` made it.
-
     Raises:
         ConfigError: the data are not here.
     """

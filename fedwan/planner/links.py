@@ -64,10 +64,6 @@ class Pipe(NamedTuple):
     def transfer_s(self, num_bytes: float, idle_s: float) -> float:
         """Seconds from the first byte that leaves to the last.
 
-        Args:
-            num_bytes: of payload.
-            idle_s: since the last transfer; infinite for a new connection.
-
         >>> Pipe(1e6, 0.1).transfer_s(5e6, idle_s=0.0)
         5.0
         """
@@ -104,10 +100,6 @@ class WireLink(NamedTuple):
 
 def modelled_link(link: LinkConfig) -> WireLink:
     """The link that a configuration describes, alike both ways.
-
-    Args:
-        link: `rate_mbit` (0 for no limit), `rtt_ms`, `loss`, `congestion`, `pace_mbit` are
-            looked at. `auto` is taken for bbr, `system` for cubic.
 
     >>> pipe = modelled_link(LinkConfig(rate_mbit=100.0, rtt_ms=100.0)).up
     >>> round(pipe.bytes_per_s * 8 / 1e6, 1)

@@ -57,13 +57,7 @@ class Prediction:
 
 
 def predict(candidate: Candidate, question: Question, cache: dict[object, Course]) -> Prediction:
-    """What a setting would do, with the shortest τ that serves if that is open.
-
-    Args:
-        candidate: the setting.
-        question: what is asked.
-        cache: of runs that differ in nothing that takes time; empty at first.
-    """
+    """What a setting would do, with the shortest τ that serves if that is open."""
     if not candidate.is_tau_open:
         return _predict(candidate, question, cache)
     h = candidate.strategy.h

@@ -67,15 +67,7 @@ class Course:
     """Why it ended early, if it did."""
 
     def utilisation(self, step_s: Sequence[float], h: int, first: int, last: int) -> float:
-        """Share of the time in which sites compute, between the starts of two rounds.
-
-        Args:
-            step_s: of each site.
-            h: steps of a round.
-            first: the round whose start is the beginning.
-            last: the round whose start is the end; of a site at its own pace that does not come as
-                far, the last that it began.
-        """
+        """Share of the time in which sites compute, between the starts of two rounds."""
         return statistics.mean(
             _share(marks, h * seconds, first, last)
             for seconds, marks in zip(step_s, self.marks, strict=True)
@@ -123,15 +115,7 @@ class _Update(NamedTuple):
 
 
 class Coordinator:
-    """The machine in virtual time.
-
-    Args:
-        strategy: the recipe.
-        table: of the run.
-        num_sites: of the run.
-        clock: virtual time.
-        course: is filled in.
-    """
+    """The machine in virtual time."""
 
     def __init__(
         self, strategy: Strategy, table: Timetable, num_sites: int, clock: Clock, course: Course

@@ -127,15 +127,7 @@ class _Flight:
 
 
 class VirtualSite:
-    """One site's way through the run.
-
-    Args:
-        name: in site order.
-        model: what it is like.
-        table: of the run.
-        clock: virtual time.
-        hub: the coordinator.
-    """
+    """One site's way through the run."""
 
     def __init__(
         self, name: str, model: SiteModel, table: Timetable, clock: Clock, hub: Coordinator
@@ -267,15 +259,7 @@ class VirtualSite:
     def hear(
         self, flight: _Flight, answer: Answer, version: int, num_bytes: int, told: Told
     ) -> None:
-        """The coordinator answers.
-
-        Args:
-            flight: for which it was asked.
-            answer: what holds for the update.
-            version: that the site has once this is here.
-            num_bytes: of it.
-            told: what holds for this site.
-        """
+        """The coordinator answers."""
         now_s = max(self._clock.now_s, flight.asks_at_s)
         table = self._table
         if answer == "superseded":

@@ -87,15 +87,7 @@ class Claim(NamedTuple):
 
 
 class Agreement:
-    """Collects claims until enough sites agree. Not locked: its owner is.
-
-    Args:
-        site_names: that the run asks for.
-        needed: how many of them must agree.
-        agreed: of a run that is resumed.
-        run_id: of the run; sites of another are refused.
-        sources: SHA-256 of strategy and recipe here, by name; None where sites need not have them.
-    """
+    """Collects claims until enough sites agree. Not locked: its owner is."""
 
     def __init__(
         self,
@@ -114,12 +106,7 @@ class Agreement:
         """What the run was started with, or will be."""
 
     def join(self, site: str, hello: wire.Hello) -> str:
-        """Take a Join; why it is refused, or nothing.
-
-        Args:
-            site: the name that its certificate proves.
-            hello: what it says.
-        """
+        """Take a Join; why it is refused, or nothing."""
         refusal = self._refusal(site, hello)
         if refusal:
             return refusal

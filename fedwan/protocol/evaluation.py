@@ -24,11 +24,7 @@ class Answers(NamedTuple):
 
 
 class Evaluation:
-    """Asks, and collects answers.
-
-    Args:
-        asks_all: whether each site has held-out data of its own.
-    """
+    """Asks, and collects answers."""
 
     def __init__(self, asks_all: bool) -> None:
         self._asks_all = asks_all
@@ -38,12 +34,7 @@ class Evaluation:
         self._found: list[Answers] = []
 
     def choose(self, live: Sequence[str], latest: Sequence[str]) -> list[str]:
-        """Whom to ask now; nobody while answers of all sites are still to come.
-
-        Args:
-            live: sites, in their order.
-            latest: those that keep up.
-        """
+        """Whom to ask now; nobody while answers of all sites are still to come."""
         if not self._asks_all:
             present = [name for name in latest if name in live] or list(live)
             self._asked = set(present[:1])

@@ -61,13 +61,6 @@ class RoundPolicy(NamedTuple):
     ) -> Verdict:
         """What to do `elapsed_s` seconds after the round's first contribution could have come.
 
-        Args:
-            num_arrived: contributions that are here.
-            elapsed_s: see above.
-            past_s: of past rounds, when the last contribution came that was in time.
-            version: that the round's contributions started from.
-            num_live: sites that are there; all of them if not given.
-
         >>> barrier(4, quorum=3, patience_s=60).decide(3, 59.0)
         'wait'
         >>> barrier(4, quorum=3, patience_s=60).decide(3, 60.0)
@@ -164,12 +157,7 @@ def balanced_steps(speeds: Mapping[str, float], h: int, least: int) -> dict[str,
 
 
 class Paces:
-    """How many steps each site takes between two uploads, as its contributions' speeds tell.
-
-    Args:
-        h: steps of the fastest site.
-        least_steps: of any site; 0 leaves H to all of them.
-    """
+    """How many steps each site takes between two uploads, as its contributions' speeds tell."""
 
     def __init__(self, h: int, least_steps: int) -> None:
         self._h = h

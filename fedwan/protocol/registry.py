@@ -36,12 +36,7 @@ class SiteEntry:
 
 
 class Registry:
-    """Sites by name, in site order. Not locked.
-
-    Args:
-        names: the sites of the run, in merge order.
-        silence_s: a site not heard for so long counts as lost.
-    """
+    """Sites by name, in site order. Not locked."""
 
     def __init__(self, names: Sequence[str], silence_s: float) -> None:
         self.sites = {name: SiteEntry(name) for name in names}

@@ -106,19 +106,7 @@ class Round(Generic[C]):
 
 
 class Rounds(Generic[C, U]):
-    """See the module.
-
-    Args:
-        strategy: the run's.
-        fragments: of its model.
-        site_names: in merge order.
-        num_versions: rounds of a whole run.
-        batch: samples of a step.
-        keep_bytes: of each fragment, past updates are kept up to so many bytes, for sites that
-            are at versions of their own; 0 keeps the newest until its round is over.
-        versions: by fragment, where the run goes on.
-        samples: merged before.
-    """
+    """Of a fragment, past updates are kept up to `keep_bytes`; 0: the newest for its round."""
 
     def __init__(
         self,
@@ -258,12 +246,7 @@ class Rounds(Generic[C, U]):
         return self.round
 
     def advance(self, now_s: float, num_live: int) -> tuple[Verdict, list[Merge[C]]]:
-        """What the policy says, and which contributions are merged now, in this order.
-
-        Args:
-            now_s: present time.
-            num_live: sites that are there.
-        """
+        """What the policy says, and which contributions are merged now, in this order."""
         present = self._present()
         whole = self._whole[present.fragment.index]
         num_arrived = len(whole)
@@ -335,15 +318,7 @@ class Rounds(Generic[C, U]):
         return len(self._names) if is_warmup else 1
 
     def publish(self, update: U, *, is_own: bool = False) -> list[C]:
-        """The round's update is out.
-
-        Args:
-            update: to be handed out.
-            is_own: it is the one contribution in it, bit for bit.
-
-        Returns:
-            Contributions that are done with: merged, or too late for the next round.
-        """
+        """The round's update is out; contributions that are done with: merged, or too late."""
         present = self._present()
         index, version = present.fragment.index, present.version + 1
         self.hold(index, version, update)
@@ -429,12 +404,7 @@ class Rounds(Generic[C, U]):
         )
 
     def note_back(self, site: str, checkpoint: int) -> None:
-        """A site's process is new: what it lost, others must not be corrected for.
-
-        Args:
-            site: which.
-            checkpoint: its version; lost is what a contribution of it was merged into later.
-        """
+        """A process is new, of this checkpoint: others must not be corrected for what it lost."""
         for fragment, merged in enumerate(self._merged):
             if merged.get(site, (0, 0))[1] > checkpoint:
                 self._begin_anew(fragment)

@@ -1,4 +1,4 @@
-"""What every outer transform must do, whatever its arithmetic."""
+"""Outer transforms: what all must do, and the arithmetic of each."""
 
 from __future__ import annotations
 
@@ -130,3 +130,128 @@ def test_the_same_inputs_give_the_same_bits(transform: Transform) -> None:
 def test_nothing_in_nothing_out(transform: Transform) -> None:
     update, state = transform.update({}, transform.init({}), {})
     assert (update, state) == ({}, {})
+
+
+def deltas() -> list[State]:
+    generator = torch.Generator().manual_seed(3)
+    return [{"w": torch.randn(6, generator=generator)} for _ in range(5)]
+
+
+def test_chain_is_one_after_the_other() -> None:
+    clip, outer = clip_by_norm(1.0), nesterov(0.7, 0.9)
+    both = chain(clip, outer)
+    params = {"w": torch.zeros(6)}
+    by_hand, together = outer.init(params), both.init(params)
+    for delta in deltas():
+        clipped, _ = clip.update(delta, {})
+        expected, by_hand = outer.update(clipped, by_hand)
+        update, together = both.update(delta, together)
+        assert same_bits(update, expected)
+
+
+def test_a_transform_may_stand_in_a_chain_twice() -> None:
+    twice = chain(nesterov(1.0, 0.5), nesterov(-1.0, 0.9))
+    assert sorted(twice.init({"w": torch.zeros(1)})) == ["0:momentum:w", "1:momentum:w"]
+
+
+def test_a_chain_of_one_is_that_one() -> None:
+    for delta in deltas():
+        alone, _ = sgd(0.3).update(delta, {})
+        assert same_bits(chain(sgd(0.3)).update(delta, {})[0], alone)
+
+
+def test_a_chain_is_per_tensor_only_if_all_its_parts_are() -> None:
+    assert chain(sgd(1.0), nesterov(1.0, 0.5)).per_tensor
+    assert not chain(sgd(1.0), clip_by_norm(1.0)).per_tensor
+
+
+def test_a_larger_norm_is_cut_to_the_limit_over_all_tensors_together() -> None:
+    update, _ = clip_by_norm(1.0).update({"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}, {})
+    torch.testing.assert_close(update, {"a": torch.tensor([0.6]), "b": torch.tensor([0.8])})
+
+
+def test_a_smaller_norm_is_left_as_it_is() -> None:
+    delta = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
+    update, _ = clip_by_norm(5.1).update(delta, {})
+    assert torch.equal(update["a"], delta["a"]) and torch.equal(update["b"], delta["b"])
+
+
+def test_zeros_stay_zeros() -> None:
+    update, _ = clip_by_norm(1.0).update({"a": torch.zeros(3)}, {})
+    assert torch.equal(update["a"], torch.zeros(3))
+
+
+def test_it_is_not_per_tensor() -> None:
+    assert not clip_by_norm(1.0).per_tensor
+
+
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_deltas_of_the_same_weights_add_up_to_nesterov_on_their_mean(every: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    theirs = mine = torch.randn(16, 4, generator=generator, dtype=torch.float64)
+    plain, delayed = nesterov(0.6, 0.9), delayed_nesterov(0.6, 0.9, every)
+    state, own = plain.init({"w": theirs}), delayed.init({"w": mine})
+    for _ in range(20):
+        deltas = torch.randn(every, 16, 4, generator=generator, dtype=torch.float64)
+        update, state = plain.update({"w": deltas.mean(0)}, state)
+        theirs = theirs + update["w"]
+        for delta in deltas:
+            update, own = delayed.update({"w": delta}, own)
+            mine = mine + update["w"]
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_momentum_acts_only_with_every_nth_arrival() -> None:
+    transform = delayed_nesterov(1.0, 0.5, every=3)
+    state = transform.init({"w": torch.zeros(1)})
+    moves = []
+    for _ in range(6):
+        update, state = transform.update({"w": torch.ones(1)}, state)
+        moves.append(float(update["w"]))
+    first, second = -1 / 3 - 0.5, -1 / 3 - 0.5 * 1.5
+    assert moves == pytest.approx([-1 / 3, -1 / 3, first, -1 / 3, -1 / 3, second])
+
+
+@pytest.mark.parametrize(("lr", "momentum"), [(0.7, 0.9), (0.5, 0.5), (0.6, 0.9), (1.0, 0.1)])
+def test_agrees_with_torch_over_200_steps(lr: float, momentum: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    theirs = torch.nn.Parameter(torch.randn(64, 8, generator=generator))
+    mine = theirs.detach().clone()
+    optimizer = torch.optim.SGD([theirs], lr=lr, momentum=momentum, nesterov=True)
+    transform = nesterov(lr, momentum)
+    state = transform.init({"w": mine})
+    for _ in range(200):
+        # Deltas pull towards zero, so that 200 steps stay of the order of one.
+        delta = 0.05 * mine + 0.01 * torch.randn(mine.shape, generator=generator)
+        theirs.grad = delta.clone()
+        optimizer.step()
+        update, state = transform.update({"w": delta}, state)
+        mine = mine + update["w"]
+        torch.testing.assert_close(mine, theirs.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_without_momentum_is_sgd() -> None:
+    delta = {"w": torch.randn(9)}
+    transform = nesterov(0.3, 0.0)
+    update, _ = transform.update(delta, transform.init(delta))
+    assert torch.equal(update["w"], delta["w"] * -0.3)
+
+
+def test_a_fragment_moves_only_its_own_momentum() -> None:
+    params: State = {"a": torch.zeros(2), "b": torch.zeros(2)}
+    transform = nesterov(1.0, 0.5)
+    _, state = transform.update({"a": torch.ones(2)}, transform.init(params))
+    assert list(state) == ["momentum:a"]
+
+
+def test_lr_1_is_averaging() -> None:
+    base = torch.tensor([1.0, -2.0, 0.5])
+    sites = [torch.tensor([2.0, 0.0, 0.5]), torch.tensor([0.0, -1.0, 1.5])]
+    delta = sum(base - site for site in sites) / 2
+    update, _ = sgd(1.0).update({"w": delta}, {})
+    assert torch.equal(base + update["w"], (sites[0] + sites[1]) / 2)
+
+
+def test_lr_scales_the_update() -> None:
+    update, _ = sgd(0.25).update({"w": torch.tensor([4.0])}, {})
+    assert update["w"].tolist() == [-1.0]
