@@ -23,23 +23,10 @@ def site(
 ) -> None:
     """Serve a site: take part in whatever the coordinator runs, until stopped.
 
-    SITE.yaml has four keys, and may have more:
+    SITE.yaml has four keys: site (its name), identity (the folder that `fedwan pki issue` made),
+    door (host:port of the coordinator's front door) and dir (for checkpoints and logs).
 
-    site: its name, as in its certificate
-
-    identity: the folder that `fedwan pki issue` made
-
-    door: host:port of the coordinator's front door
-
-    dir: a folder for checkpoints and logs
-
-    data.path: the folder of this site's data, in place of the run's
-
-    data.show_samples: true lets pictures that are made of them leave the site
-
-    command: the training script of runs with workload=command, started in the file's folder
-
-    recipes: names of the recipes that may run here; all that are installed if left out
+    It may have more: data.path, data.show_samples, command and recipes; see docs/deploy.md.
     """
     settings = load_site(path, words or [])
     # Imported late, so that a wrong file is told at once.
@@ -50,15 +37,10 @@ def site(
 
 
 def load_site(path: Path, words: list[str]) -> SiteFile:
-    """Read and check a site's file, its paths absolute.
-
-    Args:
-        path: of SITE.yaml.
-        words: `key=value` words; their relative paths begin at the file's folder as well.
+    """Read and check a site's file and words; relative paths begin at the file's folder.
 
     Raises:
-        ConfigError: no such file, an unknown key, a key that is missing, or a door that is no
-            host:port.
+        ConfigError: no such file, a key that is unknown or missing, or a door that is no host:port.
     """
     settings = overlay(SiteFile(), read_yaml(path), parse_words(words, SiteFile))
     for key in _NEEDED:

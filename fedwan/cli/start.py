@@ -37,10 +37,7 @@ def holds_run(out: Path) -> bool:
 def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
     """The run's folder: what a word names, or else the default, or `default-2`, `default-3`, ….
 
-    Args:
-        default: as in `runs/demo`.
-        words: `key=value` words.
-        resume: take the latest that holds a run, instead of the first that holds none.
+    Resuming takes the latest that holds a run, instead of the first that holds none.
 
     Raises:
         ConfigError: there is nothing to resume.
@@ -64,11 +61,7 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
 def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
     """The resolved configuration of a run that is about to start, its `out` absolute.
 
-    Args:
-        path: the YAML file, or None for defaults.
-        words: `key=value` words.
-        resume: whether the run in `out` goes on. Then `path` may be the `config.yaml` in a run's
-            folder, wherever that has been moved to.
+    When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to.
 
     Raises:
         ConfigError: a wrong setting, an `out` that holds a run already, or no checkpoint to resume.

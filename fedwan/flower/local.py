@@ -42,12 +42,8 @@ def run_local(
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
 
-    Args:
-        config: the resolved configuration; `config.out` is the run's folder.
-        command: every site's training script, of `workload=command`.
-        resume: go on with the run in `config.out`.
-        stop: ends the run when set; SIGTERM does too. Set here, too, as soon as the run has failed:
-            all that is left is to end its processes.
+    `stop` ends it when set; SIGTERM does too. It is set here, too, as soon as the run has failed:
+    all that is left is to end its processes.
 
     Raises:
         ConfigError: a port is in use, or another service uses `out`.

@@ -248,10 +248,7 @@ async def _read(request: Request) -> bytes | None:
 class FrontDoor:
     """The one port of Flower's that sites reach; serves between `open` and `close`.
 
-    Args:
-        identity: the coordinator's identity folder; its `crl.pem` shuts out revoked sites.
-        host: address of this machine to listen on, from the start.
-        port: 0 takes a free one.
+    `crl.pem` in the coordinator's identity folder shuts out revoked sites. Port 0 takes a free one.
 
     Raises:
         ConfigError: the port is in use.
@@ -318,10 +315,6 @@ class Forwarder:
 
     While the door is away it holds calls back, so that the SuperNode goes on within a second of the
     door's return.
-
-    Args:
-        identity: the site's identity folder.
-        door: `host:port` of the front door; the host must be one that its certificate names.
 
     Raises:
         ConfigError: `door` is not `host:port`.

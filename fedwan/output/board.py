@@ -67,10 +67,8 @@ class SiteRow:
 class Board:
     """A run's state, built record by record.
 
-    Args:
-        config: resolved.
-        since: Unix seconds. What a resumed run did before counts, but its sites are not there yet
-            and its news are old.
+    What a resumed run did before `since`, in Unix seconds, counts, but its sites are not there yet
+    and its news are old.
     """
 
     def __init__(self, config: Config, since: float = 0.0) -> None:

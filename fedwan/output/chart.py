@@ -32,13 +32,9 @@ class Series(NamedTuple):
 def line_chart(
     title: str, series: Sequence[Series], y_text: Callable[[float], str], is_log: bool = False
 ) -> Chart | None:
-    """Lines over steps; None if there is nothing to draw.
+    """Lines over steps; None if there is nothing to draw. `y_text` writes a value of the y axis.
 
-    Args:
-        title: caption of the figure.
-        series: the lines; those without a drawable point are left out.
-        y_text: writes a value of the y axis.
-        is_log: draw y by its logarithm; points at 0 and below are left out.
+    A logarithmic axis leaves out points at 0 and below.
     """
     shown = [(s, _drawable(s.points, is_log)) for s in series]
     shown = [(s, points) for s, points in shown if any(y is not None for _, y in points)]

@@ -27,12 +27,8 @@ __all__ = ["Outputs"]
 class Outputs:
     """`config.yaml`, `metrics.jsonl`, `samples.png`, `summary.json` and `report.html` of a run.
 
-    A context: however the run ends, the report is written. Safe to call from several threads.
-
-    Args:
-        config: resolved.
-        out: the run's folder; made if need be.
-        resumed_version: the version that a resumed run goes on from; None for a new run.
+    A context: however the run ends, the report is written. Safe to call from several threads. A
+    resumed run goes on from `resumed_version`; a new one has none.
 
     Raises:
         ConfigError: see `WandbLog`.
@@ -109,12 +105,8 @@ class Outputs:
     ) -> None:
         """Write `summary.json` and the last event.
 
-        Args:
-            totals: sums over the run and its sites.
-            wall_s: of the whole run, resumed or not.
-            versions: rounds.
-            payload_bytes: of all networks in fp32, before framing.
-            sha256: of the final global weights.
+        `wall_s` is of the whole run, resumed or not; `payload_bytes` of all networks in fp32,
+        before framing; `sha256` of the final global weights.
         """
         config = self._config
         busy_s = totals.compute_s + totals.wait_s

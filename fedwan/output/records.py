@@ -135,10 +135,8 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
 class Recorder:
     """Appends records to a file. Safe to call from several threads.
 
-    Args:
-        path: of `metrics.jsonl`; its folder is made.
-        resume_version: None for a new run. A resumed run keeps its file, less the rounds and the
-            quality of later versions, which are about to be made again.
+    A resumed run keeps its file, less the rounds and the quality of versions after
+    `resume_version`, which are about to be made again.
     """
 
     def __init__(self, path: Path, resume_version: int | None = None) -> None:

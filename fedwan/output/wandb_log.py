@@ -26,9 +26,7 @@ class WandbLog:
 
     If it breaks in mid-run it is dropped with a warning: a dashboard must not end a training run.
 
-    Args:
-        config: resolved; becomes the run's configuration there.
-        out: the run's folder. The run's name there is kept in it, so that a resumed run goes on.
+    The run's name there is kept in its folder, so that a resumed run goes on.
 
     Raises:
         ConfigError: wandb is not installed or cannot be reached, or there is no login.
