@@ -10,14 +10,13 @@ values become one (see `fedwan.coordinator.merge`):
     spectral    spectral norm's singular vectors: stay home, recomputed from the merged weight
     excluded    named by `network.NETWORK.exclude`: stays home, each site's own
     frozen      a parameter that nobody steps: stays home, the same at every site
-
-Which tensors of a network have the last two is for `fedwan.workloads.home` to say.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
@@ -31,31 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.spectral_norm import SpectralNorm
 
-from fedwan._tensor_file import head, raw
 from fedwan.errors import CheckpointError
-
-__all__ = [
-    "Layout",
-    "OnDemand",
-    "Role",
-    "State",
-    "TensorSpec",
-    "add_prefix",
-    "clone",
-    "hash_state",
-    "layout_from_json",
-    "layout_of",
-    "layout_to_json",
-    "network_of",
-    "read_tensors",
-    "read_tensors_meta",
-    "refresh_spectral_norm",
-    "role_of_buffer",
-    "select_prefix",
-    "state_of",
-    "write_atomically",
-    "write_tensors",
-]
 
 State = dict[str, Tensor]
 """Tensors by name."""
@@ -83,10 +58,7 @@ class TensorSpec(NamedTuple):
     @property
     def num_values(self) -> int:
         """Number of elements."""
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count
+        return math.prod(self.shape)
 
 
 Layout = dict[str, TensorSpec]
@@ -97,12 +69,7 @@ _SPECTRAL_BUFFERS = ("_u", "_v", "weight_u", "weight_v")
 
 
 class OnDemand(Mapping[str, Tensor]):
-    """Tensors by name that are made when they are taken, so that only one exists at a time.
-
-    Args:
-        names: of all of them.
-        make: one of them.
-    """
+    """Tensors by name that are made when they are taken, so that only one exists at a time."""
 
     def __init__(self, names: Iterable[str], make: Callable[[str], Tensor]) -> None:
         self._names = dict.fromkeys(names)
@@ -141,23 +108,22 @@ def role_of_buffer(name: str, value: Tensor) -> Role:
 
 def _travelling(
     networks: Mapping[str, nn.Module], home: Mapping[str, Role]
-) -> Iterable[tuple[str, Tensor, Role]]:
-    for name, value, role in _named_tensors(networks):
-        role = home.get(name, role)
-        if role not in _AT_HOME:
-            yield name, value, role
-
-
-def _named_tensors(networks: Mapping[str, nn.Module]) -> Iterable[tuple[str, Tensor, Role]]:
+) -> dict[str, tuple[Tensor, Role]]:
+    """Tensors that do not stay home, with their roles, in name order."""
+    found: dict[str, tuple[Tensor, Role]] = {}
     for network, module in networks.items():
         if "/" in network:
             raise ValueError(f"network name {network!r} holds a '/'; choose another name")
         persistent = module.state_dict(keep_vars=True)
         for name, parameter in module.named_parameters():
-            yield f"{network}/{name}", parameter.detach(), Role.PARAMETER
+            found[f"{network}/{name}"] = parameter.detach(), Role.PARAMETER
         for name, buffer in module.named_buffers():
             if name in persistent:
-                yield f"{network}/{name}", buffer, role_of_buffer(name, buffer)
+                found[f"{network}/{name}"] = buffer, role_of_buffer(name, buffer)
+    roles = {name: home.get(name, role) for name, (_, role) in found.items()}
+    return {
+        name: (found[name][0], roles[name]) for name in sorted(found) if roles[name] not in _AT_HOME
+    }
 
 
 def state_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> State:
@@ -169,30 +135,25 @@ def state_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None 
         networks: by name.
         home: tensors that have another role than their kind's: those that stay home.
     """
-    return dict(sorted((name, value) for name, value, _ in _travelling(networks, home or {})))
+    return {name: value for name, (value, _) in _travelling(networks, home or {}).items()}
 
 
 def layout_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> Layout:
     """Shape, dtype and role of each tensor of `state_of(networks, home)`."""
-    rows = [
-        (name, TensorSpec(tuple(value.shape), value.dtype, role))
-        for name, value, role in _travelling(networks, home or {})
-    ]
-    return dict(sorted(rows))
+    return {
+        name: TensorSpec(tuple(value.shape), value.dtype, role)
+        for name, (value, role) in _travelling(networks, home or {}).items()
+    }
 
 
 def layout_to_json(layout: Layout) -> str:
-    """A layout as compact JSON, for the wire and for checkpoints."""
+    """A layout as compact JSON."""
     rows = {n: [list(s.shape), str(s.dtype)[6:], s.role.value] for n, s in layout.items()}
     return json.dumps(rows, separators=(",", ":"))
 
 
 def layout_from_json(text: str) -> Layout:
-    """The inverse of `layout_to_json`.
-
-    Raises:
-        ValueError: the text is not a layout.
-    """
+    """The inverse of `layout_to_json`; a `ValueError` if the text is not a layout."""
     layout: Layout = {}
     try:
         for name, (shape, dtype_name, role) in json.loads(text).items():
@@ -219,7 +180,7 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
     for name in sorted(state):
         value = state[name]
         digest.update(f"{name}|{value.dtype}|{tuple(value.shape)}|".encode())
-        digest.update(raw(value))
+        digest.update(tensor_bytes(value))
     return digest.hexdigest()
 
 
@@ -237,9 +198,8 @@ def select_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
 def refresh_spectral_norm(networks: Mapping[str, nn.Module], num_iterations: int = 5) -> None:
     """Recompute spectral norm's singular vectors from the present weights, in place.
 
-    Power iteration, Miyato et al. 2018 (1802.05957), algorithm 1, from the vectors at hand. To be
-    called after merged weights were written into the modules. Of torch both forms: the
-    parametrisation, and the hook of `torch.nn.utils.spectral_norm`.
+    Power iteration, Miyato et al. 2018 (1802.05957), algorithm 1, from the vectors at hand. Of
+    torch both forms: the parametrisation, and the hook of `torch.nn.utils.spectral_norm`.
     """
     for module in (m for network in networks.values() for m in network.modules()):
         for chain in getattr(module, "parametrizations", {}).values():
@@ -263,10 +223,7 @@ def _refresh_hooked(module: nn.Module, hook: SpectralNorm, num_iterations: int) 
 
 
 def write_atomically(path: Path, write: Any) -> None:
-    """Call `write(temporary_path)`, fsync, and rename over `path`: all or nothing.
-
-    Readers see the old file or the new one, whenever the machine dies.
-    """
+    """Call `write(temporary_path)`, fsync, and rename over `path`: all or nothing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
@@ -283,24 +240,54 @@ def write_atomically(path: Path, write: Any) -> None:
         os.close(folder)
 
 
+_DTYPES = {
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.int16: "I16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.uint16: "U16",
+    torch.uint32: "U32",
+    torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.complex64: "C64",
+}
+
+
+def tensor_bytes(value: Tensor) -> memoryview:
+    """A tensor's bytes, sharing its memory; a copy if it lies elsewhere or scattered."""
+    flat = value.detach().contiguous().cpu().reshape(-1)
+    data: memoryview = flat.view(torch.uint8).numpy().data
+    return data
+
+
 def write_tensors(path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
     """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
 
-    Costs one host copy of the largest tensor.
-
-    Args:
-        path: of the file.
-        state: tensors on any device.
-        meta: which `read_tensors` gives back.
+    Costs one host copy of the largest tensor; `safetensors.torch.save_file` wants all at once.
     """
     in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
-    header = {"fedwan": json.dumps(meta, sort_keys=True)}
+    rows: dict[str, Any] = {"__metadata__": {"fedwan": json.dumps(meta, sort_keys=True)}}
+    end = 0
+    for name in in_order:
+        value = state[name]
+        start, end = end, end + value.numel() * value.element_size()
+        dtype, shape = _DTYPES[value.dtype], list(value.shape)
+        rows[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
+    table = json.dumps(rows, separators=(",", ":")).encode()
+    table += b" " * (-len(table) % 8)
 
     def write(temporary: Path) -> None:
         with temporary.open("wb") as file:
-            file.write(head({name: state[name] for name in in_order}, header))
+            file.write(len(table).to_bytes(8, "little") + table)
             for name in in_order:
-                file.write(raw(state[name]))
+                file.write(tensor_bytes(state[name]))
 
     write_atomically(path, write)
 
@@ -315,11 +302,7 @@ def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
 
 
 def read_tensors_meta(path: Path) -> dict[str, Any]:
-    """Read the `meta` alone of what `write_tensors` wrote.
-
-    Raises:
-        CheckpointError: as `read_tensors`.
-    """
+    """The `meta` alone, as `read_tensors` reads it."""
     return _read(path, lambda file: {})[1]
 
 

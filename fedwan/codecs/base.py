@@ -26,13 +26,10 @@ from fedwan.codecs.payload import (
     framed_bytes,
     make_head,
     read_records,
-    tensor_bytes,
     tensor_from_bytes,
 )
 from fedwan.errors import PayloadError
-from fedwan.state import Layout, Role, State, TensorSpec
-
-__all__ = ["Coded", "Codec", "Plain", "plain", "span_values", "spans", "with_feedback"]
+from fedwan.state import Layout, Role, State, TensorSpec, tensor_bytes
 
 CPU_SPAN = 1 << 17
 """Values worked on at a time on a CPU: 512 KiB of fp32, half of a common second-level cache."""
@@ -231,12 +228,11 @@ class Codec(NamedTuple):
     def read_each(self, payload: Source, layout: Layout) -> Iterator[tuple[str, Coded]]:
         """One coded tensor at a time: fp32 for parameters, the layout's dtype for the rest.
 
-        A coded tensor is good until the next one is taken, unless the source's bytes stay where
-        they are, as a `Payload`'s do.
+        It is good until the next one is taken, unless the source's bytes stay, as a `Payload`'s do.
 
         Raises:
-            PayloadError: see `read_records`; a wrong checksum shows only after the last tensor. Or
-                a record claims what cannot be: scales that are not finite, indices out of range.
+            PayloadError: as `read_records`; a wrong checksum shows only after the last tensor. Or a
+                record claims what cannot be: scales that are not finite, indices out of range.
         """
         for (name, _, spec, _), data in read_records(payload, self._entries(layout)):
             if spec.role is not Role.PARAMETER:

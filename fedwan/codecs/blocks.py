@@ -23,11 +23,9 @@ import torch
 from torch import Tensor
 
 from fedwan.codecs.base import Codec, Coded, span_values, spans
-from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
+from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
-from fedwan.state import TensorSpec
-
-__all__ = ["check_scales", "float4", "int4", "int8"]
+from fedwan.state import TensorSpec, tensor_bytes
 
 BLOCK = 128
 """Values that share a scale."""

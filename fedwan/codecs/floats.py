@@ -6,10 +6,8 @@ import torch
 from torch import Tensor
 
 from fedwan.codecs.base import Codec, Coded, Plain
-from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
-from fedwan.state import TensorSpec
-
-__all__ = ["bf16", "fp32"]
+from fedwan.codecs.payload import Bytes, tensor_from_bytes
+from fedwan.state import TensorSpec, tensor_bytes
 
 
 def fp32() -> Codec:

@@ -1,21 +1,9 @@
 """The bytes of an encoded payload: self-describing, versioned, checksummed (docs/wire.md).
 
-    offset  size  field (all integers little-endian)
-    0       4     magic, b"FWPL"
-    4       1     layout version, 1
-    5       3     zero
-    8       4     number of tensors
-    12      4     bytes of the table
-    16      …     table, one entry per tensor:
-                    u16 name bytes, name (UTF-8), u8 encoding, u8 dtype, u8 dimensions,
-                    u32 per dimension, u64 record bytes
-    …       …     zeros up to a multiple of 8
-    …       …     records in table order, each followed by zeros up to a multiple of 8
-    end-8   8     XXH3-64 of every byte before it
-
-Encodings: 0 raw (the dtype's own bytes); each codec has its own from 1 on. Sizes of records are
-known before any tensor is, so a payload can be sent while it is still being encoded, and a reader
-compares the table with the one that it expects: it parses nothing and allocates nothing by it.
+A header, a table with an entry for each tensor, the records in table order, each padded to 8 bytes,
+and an XXH3-64 of all that. Sizes of records are known before any tensor is, so
+a payload can be sent while it is still being encoded, and a reader compares the table with the one
+that it expects: it parses nothing and allocates nothing by it.
 """
 
 from __future__ import annotations
@@ -33,19 +21,6 @@ from torch import Tensor
 
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.state import TensorSpec
-
-__all__ = [
-    "RAW",
-    "Bytes",
-    "Entry",
-    "Payload",
-    "Source",
-    "framed_bytes",
-    "make_head",
-    "read_records",
-    "tensor_bytes",
-    "tensor_from_bytes",
-]
 
 Bytes = bytes | bytearray | memoryview
 
@@ -74,7 +49,6 @@ class Source(Protocol):
     @property
     def num_bytes(self) -> int:
         """Length of the payload."""
-        ...
 
     def read(self, offset: int, size: int) -> Bytes:
         """Exactly `size` bytes from `offset`; the caller stays inside `num_bytes`.
@@ -82,7 +56,6 @@ class Source(Protocol):
         They are good until the same thread reads again. Writable buffers save the reader a copy:
         torch takes no other.
         """
-        ...
 
 
 class Entry(NamedTuple):
@@ -187,13 +160,6 @@ def _padding(size: int) -> int:
     return -size % 8
 
 
-def tensor_bytes(value: Tensor) -> memoryview:
-    """A tensor's bytes in memory order, sharing its memory (a GPU's are copied to the host)."""
-    flat = value.detach().contiguous().cpu().reshape(-1)
-    data: memoryview = flat.view(torch.uint8).numpy().data
-    return data
-
-
 def tensor_from_bytes(data: Bytes, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """The inverse of `tensor_bytes`; shares the memory of a writable buffer, else copies it."""
     if len(data) == 0:
@@ -233,18 +199,11 @@ def framed_bytes(entries: Sequence[Entry]) -> int:
 
 
 def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Bytes]]:
-    """Each record in order, one in memory at a time, checking the checksum on the way.
-
-    A record is good until the next one is taken.
-
-    Args:
-        source: the payload.
-        entries: the table that it must have.
+    """Each record in order, good until the next one is taken, of a payload with this table.
 
     Raises:
         PayloadError: before the first record, if the table or the length differs; after the last
-            one, if the checksum does not match. So nothing may be committed before the iterator is
-            exhausted.
+            one, if the checksum does. Nothing may be committed before the iterator is exhausted.
     """
     offset = _check_head(source, entries)
     digest = xxhash.xxh3_64(source.read(0, offset))

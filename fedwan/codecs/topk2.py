@@ -28,11 +28,9 @@ from torch import Tensor
 
 from fedwan.codecs.base import Codec, Coded, span_values, spans
 from fedwan.codecs.blocks import MIN_SCALE, check_scales
-from fedwan.codecs.payload import Bytes, tensor_bytes, tensor_from_bytes
+from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
-from fedwan.state import TensorSpec
-
-__all__ = ["topk2"]
+from fedwan.state import TensorSpec, tensor_bytes
 
 CHUNK = 4096
 LOW_BITS = 6

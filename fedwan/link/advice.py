@@ -16,8 +16,6 @@ from fedwan.link.measure import Measurement, Way
 from fedwan.link.shaped import MSS_BYTES, goodput_mbit
 from fedwan.link.tcp import TcpSettings
 
-__all__ = ["Advice", "advise", "flow_mbit"]
-
 LEAST_GAIN = 1.3
 """Below it, a measurement of seconds cannot tell a gain from chance."""
 LEAST_LOSS = 1e-5

@@ -13,8 +13,6 @@ from typing import NamedTuple, Protocol
 from fedwan.codecs.payload import Bytes, Source
 from fedwan.link import wire_pb2 as wire
 
-__all__ = ["PROTOCOL", "Delivery", "Hub", "Link", "Reception", "Signals"]
-
 PROTOCOL = 6
 """Version of the wire protocol; Join refuses any other."""
 
@@ -36,50 +34,35 @@ class Link(Protocol):
     @property
     def signals(self) -> Signals:
         """Evaluate, stop, and the like, as they arrive."""
-        ...
 
     @property
     def bytes_up(self) -> int:
         """Bytes sent so far: serialised messages with gRPC's 5-byte prefix."""
-        ...
 
     @property
     def bytes_down(self) -> int:
         """Bytes received so far, counted alike."""
-        ...
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
-        """Introduce the site, and begin heartbeats.
-
-        Raises:
-            JoinRefused: another run, protocol or weights; the text says which.
-            IdentityError: no TLS session, since a certificate is not accepted.
-        """
-        ...
+        """Introduce the site and begin heartbeats; else a `JoinRefused` or an `IdentityError`."""
 
     def heartbeat(self, step: int) -> None:
         """Note the step that the next heartbeat will carry. Costs nothing."""
-        ...
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         """Bring a payload to the coordinator, resuming as often as needed."""
-        ...
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
         """Fetch a payload, or the reason why there is none yet."""
-        ...
 
     def report(self, report: wire.QualityReport) -> None:
         """Hand in the quality of the EMA weights."""
-        ...
 
     def leave(self, farewell: wire.Farewell) -> None:
         """Say the last word and stop the heartbeats."""
-        ...
 
     def close(self) -> None:
         """Release sockets and threads; nothing can be called afterwards."""
-        ...
 
 
 class Reception(Protocol):
@@ -87,7 +70,6 @@ class Reception(Protocol):
 
     def write(self, offset: int, data: Bytes) -> None:
         """Store a chunk; a `PayloadError` if none of this payload lies there. May be repeated."""
-        ...
 
 
 class Hub(Protocol):
@@ -95,36 +77,27 @@ class Hub(Protocol):
 
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """Admit a site, or say in `refusal` why not."""
-        ...
 
     def attach(self, site: str, session: str) -> Signals:
         """The signals for a session, from now on."""
-        ...
 
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
         """A heartbeat arrived."""
-        ...
 
     def detach(self, site: str, session: str) -> None:
         """The Control stream of a session ended."""
-        ...
 
     def open_upload(self, site: str, header: wire.UploadHeader) -> Reception | wire.Receipt:
         """Where to put a payload's chunks, or a receipt if none are wanted."""
-        ...
 
     def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
         """A stripe ended: the receipt if the payload is whole, else what is missing."""
-        ...
 
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """What was asked for, after waiting up to `wait_s` for it."""
-        ...
 
     def report(self, site: str, report: wire.QualityReport) -> None:
         """Quality figures from a site."""
-        ...
 
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """A site's last word."""
-        ...

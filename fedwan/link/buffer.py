@@ -12,8 +12,6 @@ import numpy as np
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import PayloadError
 
-__all__ = ["Buffer", "FileBuffer"]
-
 _DROPPED = "the payload was dropped while it was read; send it again"
 
 

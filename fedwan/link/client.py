@@ -25,8 +25,6 @@ from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
 from fedwan.link.transfers import Direction, download, upload
 
-__all__ = ["GrpcLink", "dial"]
-
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
@@ -56,20 +54,18 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
-    Memory: an upload copies one chunk per stripe at a time; a download holds one copy of its
-    payload.
+    Memory: an upload copies one chunk per stripe at a time; a download holds its payload once.
 
     Args:
         address: `host:port` of the coordinator's data plane.
-        identity: this site's certificate, key and authority.
-        channels: TCP connections for payloads, beside the one for Control; 0 takes 4, or 1 under
-            bbr or a pace.
-        chunk_bytes: bytes of payload in one message.
-        heartbeat_s: seconds between heartbeats.
+        identity: this site's.
+        channels: TCP connections for payloads, beside the one for Control; 0 as `num_channels`.
+        chunk_bytes: of payload in one message.
+        heartbeat_s: between heartbeats.
         patience_s: how long to keep trying while nothing comes through.
-        congestion: control of those connections: `auto`, `bbr`, `cubic` or `system`.
-        compression: of their chunks: `auto`, `zstd` or `none`.
-        pace_mbit: most that they may carry up together, Mbit/s with all headers; 0 sets no limit.
+        congestion: `auto`, `bbr`, `cubic` or `system`.
+        compression: of chunks: `auto`, `zstd` or `none`.
+        pace_mbit: most that all may carry up together, Mbit/s with all headers; 0 for no limit.
     """
 
     def __init__(

@@ -1,18 +1,10 @@
-"""Messages that carry a chunk: a fixed prefix, the header as protobuf, the chunk's bytes.
-
-    4 bytes   length of the header, 0 for none        all numbers little endian
-    8 bytes   offset of the chunk in the payload
-    8 bytes   XXH3-64 of the chunk's bytes
-    4 bytes   their number once unpacked; 0 where they are not packed
-    …         the header, a protobuf message
-    …         the chunk's bytes; none where the message is a header alone
+"""Messages that carry a chunk: a fixed prefix, the header, the chunk's bytes (docs/wire.md).
 
 Protobuf's own classes would copy every chunk twice more on either side.
 
-Chunks are packed without loss: codes of a codec are not equally likely, a byte of `int4` holds 5.7
-to 6.9 bits of information, one of `bf16` 6.2, one of `fp32` 7.3 (docs/log.md). Zstandard's Huffman
-stage (RFC 8878, section 4.2) takes the difference out, at some 0.7 GB/s a core one way and 1.1 the
-other. Every chunk is packed by itself, so that a transfer resumes at any chunk.
+Chunks are packed without loss: a byte of `int4` holds 5.7 to 6.9 bits of information, one of `bf16`
+6.2, one of `fp32` 7.3 (docs/log.md). Zstandard's Huffman stage takes the difference out, at some
+0.7 GB/s a core one way and 1.1 the other. Each by itself, so that a transfer resumes at any chunk.
 """
 
 from __future__ import annotations
@@ -31,18 +23,6 @@ from google.protobuf.message import DecodeError
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
-
-__all__ = [
-    "Chunk",
-    "PackedOnce",
-    "Packing",
-    "Part",
-    "pack",
-    "parser",
-    "plain",
-    "serialize",
-    "unpack",
-]
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
 
@@ -148,14 +128,11 @@ def pack(offset: int, data: Bytes) -> Chunk:
 
 
 def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
-    """A chunk's data as it was before it was packed; costs a copy if it was.
-
-    Args:
-        chunk: as it arrived.
-        most_bytes: of data; more than that is not even allocated.
+    """An arrived chunk's data as it was before it was packed; costs a copy if it was.
 
     Raises:
-        PayloadError: it was damaged, or is not what its packing claims.
+        PayloadError: it was damaged, or is not what its packing claims, or has more than
+            `most_bytes`, which are not even allocated.
     """
     if xxhash.xxh3_64_intdigest(chunk.data) != chunk.checksum:
         raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")

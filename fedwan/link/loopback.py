@@ -1,7 +1,6 @@
 """A link within one process: the site calls the coordinator's hub directly.
 
-For tests of workloads and strategies, and for simulations. Payloads are copied in chunks as on the
-wire, so that what a site does to its tensors afterwards cannot reach the coordinator.
+Payloads are copied: what a site does to its tensors afterwards cannot reach the coordinator.
 """
 
 # ruff: noqa: D102 (methods are those of `fedwan.link.base.Link`)
@@ -15,8 +14,6 @@ from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub, Signals
 from fedwan.link.buffer import Buffer
-
-__all__ = ["LoopbackLink"]
 
 
 class LoopbackLink:
@@ -33,21 +30,9 @@ class LoopbackLink:
         self._site = site
         self._chunk_bytes = chunk_bytes
         self._session = ""
-        self._signals: Signals = SimpleQueue()
-        self._bytes_up = 0
-        self._bytes_down = 0
-
-    @property
-    def signals(self) -> Signals:
-        return self._signals
-
-    @property
-    def bytes_up(self) -> int:
-        return self._bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        return self._bytes_down
+        self.signals: Signals = SimpleQueue()
+        self.bytes_up = 0
+        self.bytes_down = 0
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
         welcome = self._hub.join(self._site, hello)
@@ -56,7 +41,7 @@ class LoopbackLink:
         if welcome.is_waiting:
             return welcome
         self._session = hello.session
-        self._signals = self._hub.attach(self._site, hello.session)
+        self.signals = self._hub.attach(self._site, hello.session)
         return welcome
 
     def heartbeat(self, step: int) -> None:
@@ -71,14 +56,14 @@ class LoopbackLink:
         for offset in range(0, payload.num_bytes, self._chunk_bytes):
             size = min(self._chunk_bytes, payload.num_bytes - offset)
             reception.write(offset, payload.read(offset, size))
-        self._bytes_up += payload.num_bytes
+        self.bytes_up += payload.num_bytes
         return self._hub.close_stripe(self._site, header)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
         header, payload = self._hub.download(self._site, request)
         if payload is None:
             return Delivery(header, None)
-        self._bytes_down += payload.num_bytes
+        self.bytes_down += payload.num_bytes
         copy = Buffer(payload.num_bytes)
         copy.write(0, payload.read(0, payload.num_bytes))
         return Delivery(header, copy)

@@ -21,8 +21,6 @@ from fedwan.link.server import MAX_NOISE_BYTES, Noise
 from fedwan.link.tcp import TcpSettings, TcpState, read_settings, read_state
 from fedwan.link.tls import Identity
 
-__all__ = ["Measurement", "Way", "measure"]
-
 DIAL_S = 5.0
 PATIENCE_S = 10.0
 NUM_TRIES = 3

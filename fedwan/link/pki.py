@@ -29,8 +29,6 @@ from fedwan.errors import IdentityError
 from fedwan.link.tls import USAGE, Role, now
 from fedwan.names import why_unsafe
 
-__all__ = ["CA_DAYS", "IDENTITY_DAYS", "init", "issue", "renew", "revoke"]
-
 CA_DAYS = 1826
 """Days that an authority lasts: five years."""
 IDENTITY_DAYS = 90

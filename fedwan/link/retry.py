@@ -12,8 +12,6 @@ import grpc
 from fedwan.errors import IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link.tls import Identity, now
 
-__all__ = ["Patience", "handshake_complaint"]
-
 _PASSING = {
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,

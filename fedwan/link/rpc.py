@@ -17,19 +17,6 @@ import grpc
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
 
-__all__ = [
-    "MAX_MESSAGE_BYTES",
-    "METHODS",
-    "OPTIONS",
-    "SERVICE",
-    "ByteCounter",
-    "Method",
-    "Stub",
-    "num_channels",
-    "threads_per_site",
-    "window_options",
-]
-
 SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"].full_name
 MAX_MESSAGE_BYTES = 32 << 20
 OPTIONS = [
@@ -44,9 +31,8 @@ NUM_CHANNELS = 4
 MAX_WAITING = 16
 """Fragments of one site whose updates it waits for at once, unless there are more."""
 WINDOWS_BYTES = 64 << 20
-"""What all sites together may have sent and no handler has asked for: 5 Gbit/s at 100 ms. gRPC
-widens windows by itself, but takes a coordinator that is busy with many sites for a long link: 64
-sites then held 0.9 GB."""
+"""What all sites may have sent and no handler has asked for: 5 Gbit/s at 100 ms. gRPC's own windows
+take a busy coordinator for a long link: 64 sites then held 0.9 GB."""
 MIN_WINDOW_BYTES = 256 << 10
 """A window bounds the rate of its connection: here to 21 Mbit/s at 100 ms."""
 FEW_SITES = 8

@@ -13,8 +13,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["ChunkQueue", "SharedQueues", "TransferQueue"]
-
 RECHECK_S = 1.0
 STALL_S = 10.0
 """Without a chunk for so long, a transfer no longer keeps others waiting. gRPC needs up to twice as

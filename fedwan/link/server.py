@@ -40,8 +40,6 @@ from fedwan.link.scheduler import SharedQueues, TransferQueue
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
 
-__all__ = ["MAX_NOISE_BYTES", "DataPlane", "Noise"]
-
 log = logging.getLogger(__name__)
 
 STOP_S = 5.0
@@ -57,17 +55,15 @@ class DataPlane:
 
     Args:
         hub: the coordinator.
-        identity: the coordinator's certificate, key and authority.
-        host: address to listen on.
-        port: port to listen on; 0 takes a free one.
-        num_threads: calls served at once; every stripe, every waiting download and every Control
-            stream holds one.
-        heartbeat_s: seconds between heartbeats.
-        congestion: control of the sites' connections: `auto`, `bbr`, `cubic` or `system`.
-        pace_mbit: most that those of one site may carry down together, Mbit/s with all headers; 0
-            sets no limit.
-        num_sites: how many share the memory for what arrives.
-        channels: of each site; 0 as its own default, by a kernel that is taken to be like this one.
+        identity: its own.
+        host: to listen on.
+        port: 0 takes a free one.
+        num_threads: calls served at once; every stripe, waiting download and Control stream is one.
+        heartbeat_s: between heartbeats.
+        congestion: of the sites' connections: `auto`, `bbr`, `cubic` or `system`.
+        pace_mbit: most that those of one site may carry down together; 0 for no limit.
+        num_sites: how many share the memory for what arrives; their kernels are taken to be like
+            this one.
 
     Raises:
         ConfigError: the port is in use.
@@ -84,7 +80,6 @@ class DataPlane:
         congestion: str = "auto",
         pace_mbit: float = 0.0,
         num_sites: int = 1,
-        channels: int = 0,
     ) -> None:
         self._hub = hub
         self._revocations = identity.revocations()
@@ -94,7 +89,7 @@ class DataPlane:
         self._update_queues: dict[str, TransferQueue] = {}
         self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
         self._congestion = Congestion(congestion)
-        channels = num_channels(channels, self._congestion.is_bbr, bool(pace_mbit))
+        channels = num_channels(0, self._congestion.is_bbr, bool(pace_mbit))
         self._congestion.pace_mbit = pace_mbit / channels
         options = [
             *OPTIONS,

@@ -17,8 +17,6 @@ from fedwan.codecs.payload import Source
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link, Signals
 
-__all__ = ["ShapedLink", "goodput_mbit"]
-
 MSS_BYTES = 1448
 
 

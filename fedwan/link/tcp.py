@@ -1,15 +1,12 @@
 """The data plane's TCP sockets: their settings, and what the kernel counts about them.
 
-Congestion control: on a wide area that loses packets it matters more than anything else about the
-transport. At 1 Gbit/s, 100 ms and one packet in 10,000 lost, cubic gets a tenth of what BBR gets
-(Cardwell et al. 2016). A limit on what a socket holds unsent: the kernel takes in megabytes, which
-would wait in a connection that has become slow while others could carry them. And a pace, where
-the user knows what the link carries: left alone, TCP fills the queue before the link until packets
-are lost, and all other traffic waits in that queue.
+Congestion control: at 1 Gbit/s, 100 ms and one packet in 10,000 lost, cubic gets a tenth of what
+BBR gets (Cardwell et al. 2016). A limit on what a socket holds unsent: the kernel takes in
+megabytes, which would wait in a connection that has become slow. And a pace: left alone, TCP fills
+the queue before the link until packets are lost, and all other traffic waits in that queue.
 
 gRPC for Python has no setting for these, but they may be changed while a socket is connected, and
-sockets that a server accepts inherit the listening one's. So this finds the process's own sockets
-by their addresses.
+accepted sockets inherit the listener's. So this finds the process's own sockets by their addresses.
 """
 
 from __future__ import annotations
@@ -25,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-
-__all__ = ["Congestion", "TcpSettings", "TcpState", "read_settings", "read_state"]
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,6 @@ from dataclasses import asdict, dataclass, fields
 
 from fedwan.errors import WireError
 
-__all__ = ["Ticket"]
-
 
 @dataclass(frozen=True)
 class Ticket:

@@ -24,8 +24,6 @@ from fedwan.errors import IdentityError
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["USAGE", "Identity", "RevocationList", "Role", "certificate_name", "now"]
-
 _log = logging.getLogger(__name__)
 
 Role = Literal["site", "coordinator"]

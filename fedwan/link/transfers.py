@@ -22,8 +22,6 @@ from fedwan.link.retry import Patience
 from fedwan.link.rpc import Stub
 from fedwan.link.scheduler import ChunkQueue, TransferQueue
 
-__all__ = ["Direction", "Incoming", "download", "upload"]
-
 T = TypeVar("T")
 RECHECK_S = 0.05
 READY = wire.DownloadHeader.READY
@@ -139,15 +137,8 @@ class _Sender:
 def download(down: Direction, patience: Patience, request: wire.DownloadRequest) -> Delivery:
     """Fetch what is asked for, or the coordinator's reason why there is none yet.
 
-    Memory: one block of the payload's size.
-
-    Args:
-        down: the direction.
-        patience: how long to try.
-        request: what to fetch; `transfer`, `packed`, `chunks` and `checksum` are filled in here.
-
-    Raises:
-        LinkLost, SessionLost, IdentityError, PayloadError: as `Patience.failed` does.
+    Memory: one block of the payload's size. Errors are those of `Patience.failed`. Of the request,
+    `transfer`, `packed`, `chunks` and `checksum` are filled in here.
     """
     incoming: Incoming | None = None
     began = 0.0
@@ -206,10 +197,7 @@ class Incoming:
     ) -> bool:
         """Store a transfer's chunks from every channel; False if they are held no more.
 
-        Args:
-            down: the direction.
-            wanted: the request, the same on every channel.
-            begun: what the first channel brings already.
+        The request is the same on every channel; `begun` is what the first one brings already.
         """
         num_begun = int(begun is not None)
         most = max(0, len(self.missing()) - num_begun)
@@ -233,11 +221,7 @@ class Incoming:
         return True
 
     def store(self, chunk: Chunk) -> None:
-        """Put a chunk in its place.
-
-        Raises:
-            PayloadError: it was damaged, cannot be unpacked, or does not lie where a chunk can.
-        """
+        """Put a chunk in its place; a `PayloadError` if it is damaged or none can lie there."""
         size, num_bytes = self.header.chunk_bytes, self.header.num_bytes
         data = unpack(chunk, size)
         index, rest = divmod(chunk.offset, size)

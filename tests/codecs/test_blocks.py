@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fedwan.codecs import Codec, float4, int4, int8
-from fedwan.codecs.payload import tensor_bytes
 from fedwan.errors import PayloadError
 from tests.support import spec
 
@@ -35,16 +34,6 @@ def round_trip(codec: Codec, value: torch.Tensor) -> torch.Tensor:
 
 def random_values(num: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num, generator=torch.Generator().manual_seed(seed))
-
-
-@every_block_codec
-def test_every_block_has_a_scale_of_its_own(codec: Codec) -> None:
-    value = random_values(512) * torch.tensor([1e-6, 1.0, 1e6, 1e-3]).repeat_interleave(128)
-    result = round_trip(codec, value)
-    for block in range(4):
-        part = slice(128 * block, 128 * (block + 1))
-        assert torch.equal(result[part], round_trip(codec, value[part]))
-        assert float((result - value)[part].norm() / value[part].norm()) < 0.25
 
 
 @every_block_codec
@@ -90,13 +79,6 @@ def test_zeros_and_values_too_small_for_a_scale_become_zeros(codec: Codec) -> No
 
 
 @every_block_codec
-def test_small_and_large_values_keep_their_size(codec: Codec) -> None:
-    for exponent in (-115, -60, 0, 60, 120):
-        value = torch.full((130,), 2.0**exponent)
-        torch.testing.assert_close(round_trip(codec, value), value, rtol=0.01, atol=0)
-
-
-@every_block_codec
 @pytest.mark.parametrize("block", [0, 1, 2])
 def test_a_scale_that_is_not_finite_or_negative_is_refused(codec: Codec, block: int) -> None:
     for scale in (0x7F80, 0x7FC0, -0x0080, -1, -0x8000):
@@ -137,14 +119,6 @@ def test_a_gpu_gives_and_reads_the_same_bytes(codec: Codec) -> None:
     coded.add_to(here)
     coded.add_to(there)
     assert torch.equal(here, there.cpu())
-
-
-def test_records_share_no_memory_with_their_tensors() -> None:
-    value = torch.ones(128)
-    data = int4().encode_tensor(value, None)[0]
-    before = bytes(data)
-    value.zero_()
-    assert bytes(data) == before and before != bytes(tensor_bytes(value))
 
 
 # Codes -------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from fedwan.codecs import Codec, Payload, bf16, float4, fp32, int4, int8, topk2
-from fedwan.codecs.payload import tensor_bytes, tensor_from_bytes
+from fedwan.codecs.payload import tensor_from_bytes
 from fedwan.errors import FedwanError
-from fedwan.state import Layout, Role, State
+from fedwan.state import Layout, Role, State, tensor_bytes
 from tests.support import StrictSource, read_all, same_bits, spec
 
 ROOT = Path(__file__).parents[2]

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from fedwan import state as state_module
-from fedwan._tensor_file import raw
 from fedwan.codecs import Codec, bf16, fp32
 from fedwan.config import Config, DataConfig
 from fedwan.coordinator.model import CHECKPOINT, GlobalModel, read_meta
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
 from fedwan.state import Layout, Role, State, clone, hash_state
+from fedwan.state import tensor_bytes as raw
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
 from tests.support import ADAM, build_strategy, same_bits, spec

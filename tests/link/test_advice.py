@@ -66,10 +66,6 @@ def test_there_is_no_advice_where_there_is_no_cause(found: Measurement) -> None:
     assert advise(found) is None
 
 
-def test_a_rate_that_is_reached_needs_nothing() -> None:
-    assert advise(LOSSY, rate_mbit=90.0) is None
-
-
 def test_a_coordinator_without_bbr_that_sends_slowly_is_told_so() -> None:
     slow = replace(LOSSY, up=Way(90.0, "bbr", 1e-3), down=Way(30.0, "cubic", None))
     advice = advise(slow)

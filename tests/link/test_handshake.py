@@ -124,20 +124,6 @@ def test_a_certificate_that_expires_after_it_was_loaded_is_no_entry(
     assert complaint is not None and "it expired on" in complaint
 
 
-def test_a_coordinator_s_certificate_is_no_site(
-    bench: Bench, identities: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(IdentityError):
-        Identity.load(identities / "coordinator", "site")
-    as_site = Identity.load(identities / "coordinator", "coordinator")
-    with serving(bench.hub, identities) as plane:
-        credentials = as_site.grpc_channel_credentials()
-        with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
-            with pytest.raises(grpc.RpcError):
-                Stub(channel, ByteCounter()).Join(bench.hello("s1"), timeout=5)
-    assert not bench.events
-
-
 def test_a_site_is_not_believed_to_be_a_coordinator(
     bench: Bench, identities: Path, tmp_path: Path
 ) -> None:

@@ -30,21 +30,6 @@ def revoked_serials(path: Path) -> set[int]:
     return {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())}
 
 
-def names_in(folder: Path) -> set[str]:
-    return {path.name for path in folder.iterdir()}
-
-
-def test_init_makes_an_authority_and_the_coordinators_identity(authority: Path) -> None:
-    assert names_in(authority) == {"ca", "coordinator"}
-    assert names_in(authority / "ca") == {"ca.crt", "ca.key", "crl.pem", "issued"}
-    assert names_in(authority / "coordinator") == {
-        "ca.crt",
-        "crl.pem",
-        "identity.crt",
-        "identity.key",
-    }
-
-
 def test_private_keys_are_readable_by_their_owner_alone(authority: Path) -> None:
     pki.issue(authority, "s1")
     for folder, name in [("ca", "ca.key"), ("coordinator", "identity.key"), ("s1", "identity.key")]:
@@ -94,12 +79,11 @@ def test_an_authority_is_never_overwritten(authority: Path) -> None:
     assert (authority / "ca" / "ca.key").read_bytes() == before
 
 
-@pytest.mark.parametrize("name", ["", "../ca", "ca", "coordinator", "S1", "a" * 64, "a.b", "-a"])
-def test_unsafe_site_names_are_refused(authority: Path, name: str) -> None:
-    before = names_in(authority)
-    with pytest.raises(IdentityError, match="choose another"):
-        pki.issue(authority, name)
-    assert names_in(authority) == before
+def test_unsafe_site_names_are_refused(authority: Path) -> None:
+    for name in ("", "../ca", "ca", "coordinator", "S1", "a" * 64, "a.b", "-a"):
+        with pytest.raises(IdentityError, match="choose another"):
+            pki.issue(authority, name)
+    assert {path.name for path in authority.iterdir()} == {"ca", "coordinator"}
 
 
 def test_a_name_is_issued_again_only_after_it_was_revoked(authority: Path) -> None:
@@ -129,11 +113,6 @@ def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Path) -> No
     assert crl.next_update_utc == ca.not_valid_after_utc
 
 
-def test_revoking_a_name_that_was_never_issued_is_an_error(authority: Path) -> None:
-    with pytest.raises(IdentityError, match="'s9' was never issued"):
-        pki.revoke(authority, "s9")
-
-
 def test_renewing_keeps_the_authority_and_takes_new_hosts(authority: Path) -> None:
     before = certificate_of(authority / "ca", "ca.crt")
     pki.renew(authority, ["new.example.com"], days=10)
@@ -143,28 +122,26 @@ def test_renewing_keeps_the_authority_and_takes_new_hosts(authority: Path) -> No
     assert "new.example.com" in dns.get_values_for_type(x509.DNSName)
 
 
-@pytest.mark.parametrize("host", ["https://a.b", "a.b:443", "", "a b", "-a"])
-def test_hosts_that_are_no_hosts_are_refused_before_anything_is_made(
-    tmp_path: Path, host: str
-) -> None:
-    with pytest.raises(IdentityError, match="neither a DNS name nor an IP address"):
-        pki.init(tmp_path / "pki", [host])
+def test_hosts_that_are_no_hosts_are_refused_before_anything_is_made(tmp_path: Path) -> None:
+    for host in ("https://a.b", "a.b:443", "", "a b", "-a"):
+        with pytest.raises(IdentityError, match="neither a DNS name nor an IP address"):
+            pki.init(tmp_path / "pki", [host])
     assert not (tmp_path / "pki").exists()
 
 
-@pytest.mark.parametrize("days", [0, -1, 100_000])
-def test_lifetimes_beyond_the_authoritys_are_refused(authority: Path, days: int) -> None:
-    with pytest.raises(IdentityError, match="choose 1 to"):
-        pki.issue(authority, "s1", days)
+def test_lifetimes_beyond_the_authoritys_are_refused(authority: Path) -> None:
+    for days in (0, -1, 100_000):
+        with pytest.raises(IdentityError, match="choose 1 to"):
+            pki.issue(authority, "s1", days)
     assert not (authority / "s1").exists()
 
 
 def test_issuing_without_an_authority_names_the_command_that_makes_one(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="fedwan pki init"):
         pki.issue(tmp_path, "s1")
-
-
-def test_a_damaged_authority_is_one_clear_error(authority: Path) -> None:
-    (authority / "ca" / "ca.key").write_text("nonsense")
+    pki.init(tmp_path, [])
+    with pytest.raises(IdentityError, match="'s9' was never issued"):
+        pki.revoke(tmp_path, "s9")
+    (tmp_path / "ca" / "ca.key").write_text("nonsense")
     with pytest.raises(IdentityError, match="cannot be read"):
-        pki.issue(authority, "s1")
+        pki.issue(tmp_path, "s1")

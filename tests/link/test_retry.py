@@ -46,15 +46,6 @@ def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) ->
     assert 60 < sum(slept) < 60 + 2 * LONGEST_WAIT_S
 
 
-def test_a_success_starts_the_count_anew(slept: list[float]) -> None:
-    tries = patience(slept)
-    for _ in range(100):
-        for _ in range(8):
-            tries.failed(Failure(Code.UNAVAILABLE))
-        tries.succeeded()
-    assert sum(slept) > 600
-
-
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

@@ -44,21 +44,6 @@ def test_transfers_go_in_the_order_of_arrival() -> None:
     assert seen == [0, 1, 2, 3]
 
 
-def test_a_transfer_may_end_before_its_context_does() -> None:
-    queue = TransferQueue()
-    with queue.first() as key, ThreadPoolExecutor(1) as pool:
-
-        def other() -> bool:
-            with queue.first():
-                return True
-
-        waiting = pool.submit(other)
-        time.sleep(0.05)
-        assert not waiting.done()
-        assert list(queue.following(key, [4, 2])) == [4, 2]
-        assert waiting.result(5)
-
-
 def test_a_place_that_several_share_is_free_when_all_have_left() -> None:
     queue = TransferQueue()
     for key in ("a", "a", "b"):
@@ -78,15 +63,6 @@ def test_a_place_that_several_share_is_free_when_all_have_left() -> None:
     thread.join()
     queue.leave("a")  # whoever is gone may say so again
     queue.wait("c", lambda: True)  # and who never came does not wait
-
-
-def test_who_no_longer_wants_to_go_stops_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "RECHECK_S", 0.01)
-    queue = TransferQueue()
-    queue.enter("a")
-    queue.enter("b")
-    asked = iter([True, True, False])
-    queue.wait("b", lambda: next(asked))
 
 
 def test_a_transfer_that_stalls_holds_nobody_up_and_one_that_progresses_does(
@@ -135,17 +111,6 @@ def test_calls_of_one_transfer_share_the_first_one_s_chunks() -> None:
     assert [next(first), next(second), next(first)] == [1, 2, 3]
     assert list(second) == []
     assert list(queues.join("s1", 5, [1, 2, 3])) == []  # late
-
-
-def test_the_longest_unused_transfer_is_forgotten_first() -> None:
-    queues = SharedQueues()
-    list(queues.join("s1", 0, [1]))
-    for number in range(1, scheduler.MAX_QUEUES):
-        queues.join("s1", number, [])
-    assert list(queues.join("s1", 0, [1])) == []
-    queues.join("s1", scheduler.MAX_QUEUES, [])
-    assert list(queues.join("s1", 0, [1])) == []
-    assert list(queues.join("s1", 1, [7])) == [7]
 
 
 class Paused:

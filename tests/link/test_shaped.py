@@ -95,14 +95,6 @@ def test_waiting_for_an_update_that_is_not_there_yet_is_no_part_of_its_transfer(
     assert clock.slept == [pytest.approx(0.1 + 1.0)]
 
 
-def test_no_payload_takes_no_time() -> None:
-    clock = Clock()
-    inner = InstantLink(clock)
-    inner.payload = None
-    shaped(clock, inner, rate_mbit=8.0, rtt_ms=100.0).download(wire.DownloadRequest())
-    assert clock.slept == []
-
-
 def test_loss_lowers_the_rate_as_mathis_says() -> None:
     # 1448 bytes, 100 ms, loss 1 %: 1448 * 8 / 0.1 * sqrt(1.5 / 0.01) bit/s.
     assert goodput_mbit(0.0, 100.0, 0.01) == pytest.approx(1.4187, rel=1e-4)

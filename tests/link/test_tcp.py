@@ -68,15 +68,6 @@ def test_connections_to_the_coordinator_change_and_no_others(
         assert far_end.recv(100) == b"still open"
 
 
-def test_an_ipv6_socket_that_speaks_ipv4_is_found(other: str, listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    with socket.socket(socket.AF_INET6) as ours:
-        ours.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        ours.connect(("::ffff:127.0.0.1", port))
-        assert Congestion(other).apply_to_peer(f"127.0.0.1:{port}") == 1
-        assert control_of(ours) == other
-
-
 def test_accepted_sockets_inherit_the_listener_s(other: str, listener: socket.socket) -> None:
     port = listener.getsockname()[1]
     assert Congestion(other).apply_to_listener(port) == 1
@@ -167,15 +158,6 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
     assert "link.congestion = 'bbr'" in record.message and mend in record.message
     assert "\n" not in record.message
     assert choice.name == ""
-
-
-def test_auto_says_nothing_where_bbr_is_refused(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(tcp.socket, "socket", Refusing)
-    with caplog.at_level(logging.WARNING):
-        assert Congestion("auto").name == ""
-    assert caplog.records == []
 
 
 def test_an_upload_and_its_server_run_with_the_wish(

@@ -41,16 +41,13 @@ def test_an_issued_identity_loads_with_its_name_and_expiry(folders: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["ca.crt", "identity.crt", "identity.key"])
-def test_a_missing_file_is_named(folders: Path, name: str) -> None:
-    (folders / "s1" / name).unlink()
-    with pytest.raises(IdentityError, match=f"{name} is missing"):
-        Identity.load(folders / "s1")
-
-
-@pytest.mark.parametrize("name", ["ca.crt", "identity.crt", "identity.key"])
-def test_a_damaged_file_is_named(folders: Path, name: str) -> None:
-    (folders / "s1" / name).write_text("-----BEGIN NONSENSE-----\n")
+def test_a_missing_or_damaged_file_is_named(folders: Path, name: str) -> None:
+    path = folders / "s1" / name
+    path.write_text("-----BEGIN NONSENSE-----\n")
     with pytest.raises(IdentityError, match=f"{name} cannot be parsed"):
+        Identity.load(folders / "s1")
+    path.unlink()
+    with pytest.raises(IdentityError, match=f"{name} is missing"):
         Identity.load(folders / "s1")
 
 
@@ -60,13 +57,10 @@ def test_a_key_that_others_can_read_is_refused_with_the_mend(folders: Path) -> N
         Identity.load(folders / "s1")
 
 
-def test_a_key_of_another_certificate_is_refused(folders: Path) -> None:
-    (folders / "s1" / "identity.key").write_bytes((folders / "s2" / "identity.key").read_bytes())
+def test_another_key_and_another_authority_are_refused(folders: Path, foreign: Path) -> None:
+    (folders / "s2" / "identity.key").write_bytes((folders / "s1" / "identity.key").read_bytes())
     with pytest.raises(IdentityError, match="does not belong"):
-        Identity.load(folders / "s1")
-
-
-def test_a_certificate_of_another_authority_is_refused(folders: Path, foreign: Path) -> None:
+        Identity.load(folders / "s2")
     (folders / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
     with pytest.raises(IdentityError, match="foreign authority"):
         Identity.load(folders / "s1")
