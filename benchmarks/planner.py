@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from benchmarks.harness.table import Row, select
+from benchmarks.harness.table import Row, columns_of, select
 from benchmarks.recipes.timed import Layers, patchgan_shapes, unet_shapes
 from benchmarks.timed import STEP_S, Case, measure_case
 from fedwan.app import load_strategy
@@ -62,15 +62,8 @@ def predict(case: Case, layout: Layout) -> float:
         config.stream = StreamConfig(fragments=fragments, tau=tau)
     recipe = load_strategy(case.strategy)
     resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
-    link = modelled_link(
-        LinkConfig(
-            rate_mbit=case.rate_mbit,
-            rtt_ms=case.rtt_ms,
-            loss=case.loss,
-            congestion=case.congestion,
-            pace_mbit=case.pace_mbit,
-        )
-    )
+    settings = columns_of(case, "rate_mbit rtt_ms loss congestion pace_mbit")
+    link = modelled_link(LinkConfig(**settings))
     site = SiteModel(STEP_S, link)
     strategy = recipe.build(config)
     course = run_virtually(strategy, layout, [site] * case.sites, config.steps)
@@ -103,12 +96,7 @@ def compare(case: Case, predicted: float) -> Row:
     row = measure_case(case)
     measured = row["utilisation"]
     return {
-        "strategy": case.strategy,
-        "codec": case.codec,
-        "h": case.h,
-        "rate_mbit": case.rate_mbit,
-        "rtt_ms": case.rtt_ms,
-        "loss": case.loss,
+        **columns_of(case, "strategy codec h rate_mbit rtt_ms loss"),
         "predicted": round(predicted, 4),
         "measured": measured,
         "sites": case.sites,

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.simulated import average_of, describe, evaluate, run_simulated
-from benchmarks.harness.table import Row, select
+from benchmarks.harness.table import Row, columns_of, select
 from fedwan.app import load_run
 from fedwan.config import dump
 
@@ -196,11 +196,9 @@ def measure_case(case: Case, runs: Runs, seeds: int, share: float) -> Row:
     found = [run.modes for run in ours if run.modes is not None]
     return {
         "workload": case.workload + _told(case),
-        "data": case.data,
-        "split": case.split,
+        **columns_of(case, "data split"),
         "strategy": case.strategy + _added(case),
-        "h": case.h,
-        "sites": case.sites,
+        **columns_of(case, "h sites"),
         "seeds": seeds,
         "fd_mean": _short(mean),
         "fd_sd": _deviation(ours),

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
-from benchmarks.harness.table import Row, select
+from benchmarks.harness.table import Row, columns_of, select
 from benchmarks.wan import BARE, WanLink
 
 SITES = 4
@@ -95,9 +95,7 @@ def _row(
         "strategy": strategy.name,
         "codec": strategy.codec,
         "link": link_name,
-        "rate_mbit": link.rate_mbit,
-        "rtt_ms": link.rtt_ms,
-        "loss": link.loss,
+        **columns_of(link, "rate_mbit rtt_ms loss"),
         "emulation": emulation,
         "steps": round(summary["steps"] * factor),
         "h": strategy.h,

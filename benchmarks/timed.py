@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
-from benchmarks.harness.table import Row, select
+from benchmarks.harness.table import Row, columns_of, select
 from benchmarks.wan import WanLink
 
 STEP_S = 0.1
@@ -133,15 +133,9 @@ def _row(case: Case, run: FleetRun, emulation: str) -> Row:
     num_steps = last - first
     coordinator, sites = run.parties["coordinator"], run.sites
     return {
-        "strategy": case.strategy,
-        "codec": case.codec,
-        "h": case.h,
+        **columns_of(case, "strategy codec h"),
         "fragments": NUM_FRAGMENTS if case.streams else 1,
-        "tau": case.tau,
-        "sites": case.sites,
-        "rate_mbit": case.rate_mbit,
-        "rtt_ms": case.rtt_ms,
-        "loss": case.loss,
+        **columns_of(case, "tau sites rate_mbit rtt_ms loss"),
         "cc": run.config.link.congestion,
         "pace_mbit": run.config.link.pace_mbit,
         "emulation": emulation,

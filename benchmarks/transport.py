@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness.processes import Process, module
-from benchmarks.harness.table import Row
+from benchmarks.harness.table import Row, columns_of
 from benchmarks.wan import Star, WanLink, tcp_mbit
 from fedwan.errors import FedwanError
 from fedwan.link import pki
@@ -120,9 +120,7 @@ def measure_case(star: Star, case: Case) -> Row:
     goodput, tcp = statistics.median(ours), statistics.median(theirs)
     return {
         "link": f"{case.link.rate_mbit:g} Mbit/s, {case.link.rtt_ms:g} ms",
-        "rate_mbit": case.link.rate_mbit,
-        "rtt_ms": case.link.rtt_ms,
-        "loss": case.link.loss,
+        **columns_of(case.link, "rate_mbit rtt_ms loss"),
         "cc": case.congestion,
         "channels": channels,
         "goodput_mbit": round(goodput, 1),

@@ -260,7 +260,7 @@ class Config:
     """A run. Defaults are the demo's."""
 
     workload: str = setting("gan", NAMED)
-    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix`, or `command`, sites' script."""
+    """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix`, or `command`, the sites' own."""
     strategy: str = setting("diloco", NAMED)
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
     `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fedwan.errors import UserError
 
-__all__ = ["Row", "mean_of", "over_seeds", "print_row", "select", "write_rows"]
+__all__ = ["Row", "columns_of", "mean_of", "over_seeds", "print_row", "select", "write_rows"]
 
 Row = dict[str, Any]
 Case = TypeVar("Case")
@@ -39,6 +39,11 @@ def _text(value: object) -> str:
 def _least_width(value: object) -> int:
     # Words of later rows may be longer than the first one's.
     return 16 if isinstance(value, str) else 7
+
+
+def columns_of(case: object, names: str) -> Row:
+    """The fields of a case that are columns, by their names in one text."""
+    return {name: getattr(case, name) for name in names.split()}
 
 
 def select(cases: Mapping[str, Case], text: str) -> list[Case]:
