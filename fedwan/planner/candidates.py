@@ -60,7 +60,7 @@ def candidates(question: Question) -> list[Candidate]:
         recipe = load_strategy(name)
         plain = _open_config(question, name)
         try:
-            kind = _build(recipe, plain, question)
+            kind, _ = _build(recipe, plain, question)
         except ConfigError as error:
             errors[name] = error
             continue
@@ -142,18 +142,15 @@ def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
     return stream
 
 
-def _build(recipe: ModuleType, config: Config, question: Question) -> Strategy:
-    """The strategy, once its recipe has filled in the rest of a copy of these settings."""
+def _build(recipe: ModuleType, config: Config, question: Question) -> tuple[Strategy, Config]:
+    """The strategy, and these settings with the rest filled in by its recipe."""
     config = copy.deepcopy(config)
     resolve_strategy(recipe, config, question.networks)
-    strategy: Strategy = recipe.build(config)
-    return strategy
+    return recipe.build(config), config
 
 
 def _candidate(recipe: ModuleType, config: Config, question: Question) -> Candidate:
-    config = copy.deepcopy(config)
-    resolve_strategy(recipe, config, question.networks)
-    strategy: Strategy = recipe.build(config)
+    strategy, config = _build(recipe, config, question)
     return Candidate(
         config,
         strategy,

@@ -197,13 +197,6 @@ def test_a_merger_starts_anew_after_take() -> None:
     assert same_bits(merger.take(), contribution(2))
 
 
-def test_tensors_come_in_the_layouts_order_whatever_order_they_went_in() -> None:
-    state = contribution(1)
-    merged = merge([dict(reversed(state.items())), state])
-    assert list(merged) == list(LAYOUT)
-    assert same_bits(merged, merge([state, state]))
-
-
 def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:
     """A file's bytes are good only until the next read, so nothing may be kept as it is."""
     merger = Merger(LAYOUT)
@@ -231,13 +224,6 @@ def test_coded_contributions_merge_to_the_bits_of_decoded_ones(
         coded.add(codec.read_each(payload, layout), weight)
         decoded.add(plain(codec.decode(payload, layout)).items(), weight)
     assert same_bits(coded.take(), decoded.take())
-
-
-def test_a_merge_of_nothing_is_our_own_bug() -> None:
-    with pytest.raises(AssertionError):
-        Merger(LAYOUT).take()
-    with pytest.raises(AssertionError):
-        Merger(LAYOUT).add(plain(contribution(1)).items(), 0.0)
 
 
 def test_a_scale_shrinks_deltas_and_leaves_their_weight() -> None:

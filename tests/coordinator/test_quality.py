@@ -81,25 +81,11 @@ def test_a_site_that_dies_is_not_waited_for() -> None:
     assert finding.figures == pytest.approx(merge_comparisons([[compare(*parts(1))]]))
 
 
-def test_where_all_die_others_are_asked() -> None:
-    evaluation = Evaluation(asks_all=True)
-    evaluation.choose(["s1"], [])
-    assert evaluation.is_idle(["s2"])
-    assert evaluation.choose(["s2"], []) == ["s2"]
-
-
 def test_initial_weights_are_measured_by_one_site_unasked() -> None:
     evaluation = Evaluation(asks_all=True)
     evaluation.hear("s2", own(0, 1, 9.0))
     (finding,) = findings(evaluation, ["s1", "s2"])
     assert (finding.sites, finding.figures["fd"]) == (("s2",), 9.0)
-
-
-def test_an_answer_that_nobody_asked_for_changes_nothing() -> None:
-    evaluation = Evaluation(asks_all=True)
-    evaluation.choose(["s1"], [])
-    evaluation.hear("s2", own(3, 2))
-    assert findings(evaluation, ["s1", "s2"]) == []
 
 
 @pytest.mark.parametrize("samples", [b"no safetensors", None])
@@ -128,13 +114,3 @@ def test_pictures_are_those_of_the_first_site_that_shows_any() -> None:
     (finding,) = findings(evaluation, ["s1", "s2", "s3"])
     assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 2.0
     assert finding.complaint == "" and finding.sites == ("s1", "s2", "s3")
-
-
-def test_a_finding_may_be_without_pictures() -> None:
-    evaluation = Evaluation(asks_all=False)
-    evaluation.choose(["s1"], [])
-    answer = report(3, 2.0)
-    answer.samples = safetensors.torch.save({})
-    evaluation.hear("s1", answer)
-    (finding,) = findings(evaluation, ["s1"])
-    assert finding.figures["fd"] == 2.0 and safetensors.torch.load(finding.samples) == {}

@@ -70,13 +70,6 @@ def test_what_is_no_parameter_is_set_and_not_stepped() -> None:
         assert torch.equal(model[name], random_state(5)[name])
 
 
-def test_a_proposal_has_the_order_of_the_contribution_and_empties_it() -> None:
-    step = step_outer(TRANSFORMS)(random_state(0), LAYOUT)
-    merged = random_state(1)
-    assert list(step.propose(merged)) == list(LAYOUT)
-    assert merged == {}
-
-
 @pytest.mark.parametrize("network", ["discriminator", "generator"])
 def test_one_tensor_at_a_time_gives_what_all_at_once_would(network: str) -> None:
     per_tensor = outer.nesterov(0.7, 0.9)
@@ -198,30 +191,6 @@ def test_clipping_does_not_depend_on_the_parameters_order() -> None:
         clip([params[i] for i in torch.randperm(len(params))], 0.7)
         results.add(torch.cat([p.grad for p in params if p.grad is not None]).numpy().tobytes())
     assert len(results) == 1
-
-
-def test_clipping_agrees_with_torch() -> None:
-    mine, theirs = (list(mirrored(InnerConfig())[0].parameters()) for _ in "ab")
-    for params in (mine, theirs):
-        torch.manual_seed(2)
-        for param in params:
-            param.grad = torch.randn(param.shape)
-    clip(mine, 0.7)
-    torch.nn.utils.clip_grad_norm_(theirs, 0.7)
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a.grad, b.grad)
-
-
-def test_parameters_without_a_gradient_are_left_out_of_clipping() -> None:
-    param = nn.Parameter(torch.zeros(2))
-    clip([param], 1.0)
-    assert param.grad is None
-
-
-def test_a_mirror_keeps_no_gradients() -> None:
-    module, model, step = mirrored(InnerConfig())
-    step.commit(plain(step.propose(gradients(module, 0))))
-    assert all(value.grad is None for value in model.values())
 
 
 def test_a_mirror_sets_what_is_no_parameter() -> None:

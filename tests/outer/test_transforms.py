@@ -84,13 +84,6 @@ def test_state_round_trips_through_safetensors(transform: Transform, tmp_path: P
 
 
 @every_transform
-def test_state_keeps_its_names_and_shapes(transform: Transform) -> None:
-    first = transform.init(random_state(0))
-    _, last = run(transform, first, range(1, 4))
-    assert {n: v.shape for n, v in first.items()} == {n: v.shape for n, v in last.items()}
-
-
-@every_transform
 def test_every_state_name_ends_in_its_tensors_name(transform: Transform) -> None:
     params = random_state(0)
     assert all(name.rpartition(":")[2] in params for name in transform.init(params))
@@ -117,13 +110,6 @@ def test_per_tensor_means_one_tensor_at_a_time_gives_the_same(transform: Transfo
         update, new = transform.update({name: value}, part, {name: params[name]})
         assert same_bits(update, {name: whole[name]})
         assert same_bits(new, {n: after[n] for n in part})
-
-
-@every_transform
-def test_the_same_inputs_give_the_same_bits(transform: Transform) -> None:
-    first, second = (run(transform, transform.init(random_state(0)), range(1, 4)) for _ in "ab")
-    assert all(same_bits(a, b) for a, b in zip(first[0], second[0], strict=True))
-    assert same_bits(first[1], second[1])
 
 
 @every_transform
@@ -154,12 +140,6 @@ def test_a_transform_may_stand_in_a_chain_twice() -> None:
     assert sorted(twice.init({"w": torch.zeros(1)})) == ["0:momentum:w", "1:momentum:w"]
 
 
-def test_a_chain_of_one_is_that_one() -> None:
-    for delta in deltas():
-        alone, _ = sgd(0.3).update(delta, {})
-        assert same_bits(chain(sgd(0.3)).update(delta, {})[0], alone)
-
-
 def test_a_chain_is_per_tensor_only_if_all_its_parts_are() -> None:
     assert chain(sgd(1.0), nesterov(1.0, 0.5)).per_tensor
     assert not chain(sgd(1.0), clip_by_norm(1.0)).per_tensor
@@ -174,15 +154,6 @@ def test_a_smaller_norm_is_left_as_it_is() -> None:
     delta = {"a": torch.tensor([3.0]), "b": torch.tensor([4.0])}
     update, _ = clip_by_norm(5.1).update(delta, {})
     assert torch.equal(update["a"], delta["a"]) and torch.equal(update["b"], delta["b"])
-
-
-def test_zeros_stay_zeros() -> None:
-    update, _ = clip_by_norm(1.0).update({"a": torch.zeros(3)}, {})
-    assert torch.equal(update["a"], torch.zeros(3))
-
-
-def test_it_is_not_per_tensor() -> None:
-    assert not clip_by_norm(1.0).per_tensor
 
 
 @pytest.mark.parametrize("every", [1, 2, 4])
@@ -250,8 +221,3 @@ def test_lr_1_is_averaging() -> None:
     delta = sum(base - site for site in sites) / 2
     update, _ = sgd(1.0).update({"w": delta}, {})
     assert torch.equal(base + update["w"], (sites[0] + sites[1]) / 2)
-
-
-def test_lr_scales_the_update() -> None:
-    update, _ = sgd(0.25).update({"w": torch.tensor([4.0])}, {})
-    assert update["w"].tolist() == [-1.0]
