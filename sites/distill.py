@@ -141,7 +141,7 @@ def build(config: Config, device: torch.device | str) -> Distill:
     trained = {"student": student.to(device), "heads": heads.to(device)}
     frozen = {"teacher": teacher.to(device).requires_grad_(False)}
     descent = Descent(config, trained, frozen=frozen)
-    return Distill(descent, config, model, origin, num_classes, torch.device(device))
+    return Distill(descent, config, model, origin, student, num_classes, torch.device(device))
 
 
 @dataclass(frozen=True)
@@ -152,13 +152,13 @@ class Distill(Descending):
     config: Config
     model: Model
     origin: Teacher
+    student: Followed
     num_classes: int
     """That teacher and student are told; 0 for none."""
     device: torch.device
     teacher_figures: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    """By seed and number of held-out samples: the teacher does not change."""
     teacher_spreads: dict[int, Tensor] = field(default_factory=dict)
-    """By number of samples."""
+    """By seed and number of samples, and by number alone: the teacher does not change."""
 
     @cached_property
     def _phases(self) -> Phases:
@@ -171,7 +171,7 @@ class Distill(Descending):
 
             def reduce_and_follow(names: Sequence[str]) -> None:
                 reduce(names)
-                stack.enter_context(self._student.following())  # until both have stepped
+                stack.enter_context(self.student.following())  # until both have stepped
 
             names = ("student", "heads")
             backward = partial(self._backward, rng=rng)
@@ -195,7 +195,7 @@ class Distill(Descending):
 
     def _jumps(self, batch: Batch, rng: NamedGenerators) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where the student jumps to, where it should, (batch, …), and its phase, (batch,) each."""
-        phases, student = self._phases, self._student
+        phases, student = self._phases, self.student
         solver, told = phases.solver, self._told(batch)
         index = torch.randint(self.model.solver_steps, (len(batch.x),), generator=rng["timestep"])
         index = index.to(self.device)
@@ -224,14 +224,13 @@ class Distill(Descending):
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples of the student from fixed noise, (num, …); as many of each class, if told."""
-        return self._sample(self._student, self._phases.jumps, num, seed)
+        return self._sample(self.student, self._phases.jumps, num, seed)
 
     @torch.no_grad()
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: of the judge, and of the student's samples.
+        """Of the judge, and of the student's samples, whose spread is told over the teacher's.
 
-        The spread is that of the student's samples over the teacher's from the same noise: a
-        shard's own samples may be of few classes, which the student is not asked for.
+        A shard's own samples may be of few classes, which the student is not asked for.
         """
         made, _, edge, top = self._jumps(held_out, NamedGenerators(seed, "jumps"))
         level = (edge + top) / 2
@@ -257,11 +256,7 @@ class Distill(Descending):
         return spread(self.sample(num, seed)) / self.teacher_spreads[num]
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.measure_quality`; and the teacher's distance, sampled in two ways.
-
-        `teacher_fd` is that of as many steps as it takes in its own run, `teacher_few_fd` that of
-        as few as the student takes.
-        """
+        """And the teacher's: in the steps of its own run, and in as few as the student takes."""
         num, seed = NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate")
         data = self.config.data.name
         if (key := (seed, num)) not in self.teacher_figures:
@@ -280,12 +275,6 @@ class Distill(Descending):
     ) -> Tensor:
         shape = source_of(self.config.data).shape
         return sample_flow(velocity, solver, shape, num, seed, self.num_classes, guidance)
-
-    @property
-    def _student(self) -> Followed:
-        student = self.networks["student"]
-        assert isinstance(student, Followed)
-        return student
 
     def _told(self, batch: Batch) -> list[Tensor]:
         return [batch.y] if self.num_classes else []

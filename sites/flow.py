@@ -136,7 +136,6 @@ class Flow(Generating):
         )
 
     def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
-        """Loss and gradient."""
         noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
         sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
         x, target = interpolate(batch.x, noise, sigma.to(self.device))
@@ -201,8 +200,7 @@ def _check_guidance(model: Model) -> None:
             f"model.label_dropout = {model.label_dropout!r} is out of range; choose 0 or more and "
             "less than 1"
         )
-    if not 0 <= model.guidance < math.inf:
-        raise ConfigError(f"model.guidance = {model.guidance!r} is out of range; choose 0 or more")
+    require_at_least("model.guidance", model.guidance, 0)
     if model.guidance != 1 and not model.label_dropout:
         raise ConfigError(
             f"model.guidance = {model.guidance!r} needs velocities without a class, which "

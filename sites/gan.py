@@ -3,8 +3,7 @@
 Both gradients are taken at the present weights, exchanged together if the strategy exchanges
 gradients, and then both networks step: simultaneous descent, the game that the R1 penalty was shown
 to make converge (Mescheder et al. 2018). So one step costs one exchange. With `model.n_critic` the
-discriminator steps alone before that, on parts of the batch; all of it is one step. The moving
-average of the weights is the coordinator's to keep.
+discriminator steps alone before that, on parts of the batch; all of it is one step.
 """
 
 from __future__ import annotations
@@ -148,7 +147,6 @@ class Gan(Generating):
     def _descend(
         self, batch: Batch, rng: NamedGenerators, reduce: Reduce, names: Sequence[str]
     ) -> dict[str, Tensor]:
-        """A step of the named networks."""
         return self.descent.step(
             names, batch, lambda part: self._backward(part, rng, "generator" in names), reduce
         )

@@ -8,9 +8,8 @@ present weights, exchanged together, and then both networks step, as in `sites/g
 one exchange, and strategies that exchange gradients need all of them at once.
 
 Images are made as in training, with the statistics of their own batch (section 3.3), but without
-dropout, so that the same inputs give the same images. Running statistics do not belong to weights
-that were merged or averaged: with them (`model.statistics=running`), distances of short runs were
-four to eight times as large.
+dropout. Running statistics do not belong to weights that were merged or averaged: with them
+(`model.statistics=running`), distances of short runs were four to eight times as large.
 """
 
 from __future__ import annotations
@@ -105,7 +104,7 @@ def build(config: Config, device: torch.device | str) -> Pix2Pix:
 
 @dataclass(frozen=True)
 class Pix2Pix(Descending):
-    """See `fedwan.workloads.base.Workload`."""
+    """Both networks step at once."""
 
     descent: Descent
     config: Config
@@ -140,10 +139,7 @@ class Pix2Pix(Descending):
         return losses
 
     def sample(self, num: int, seed: int) -> Tensor:
-        """Images for the first held-out inputs, (num, …); over again where there are too few.
-
-        They are the same for any seed: nothing is drawn.
-        """
+        """Images for the first held-out inputs, (num, …), over again; nothing is drawn."""
         inputs, _ = self._part(held_out_of(self.config.data).x[:num])
         images = self._translate(inputs)
         return images[torch.arange(num) % len(images)]
@@ -155,10 +151,9 @@ class Pix2Pix(Descending):
         return measure_translation(targets, self._translate(inputs), with_moments=is_file)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: has G come to make one image of all inputs?
+        """Has G come to make one image of all inputs? Of D nothing is told: see docs/doctor.md.
 
-        The inputs are the same at every site that could read the same data, since some photographs
-        are learnt sooner than others. Of D nothing is told: see docs/doctor.md.
+        Inputs are alike at all sites that read the same data: some are learnt sooner than others.
         """
         pairs = held_out_of(self.config.data).x
         num = len(train.x)
@@ -166,7 +161,6 @@ class Pix2Pix(Descending):
         return {"variety/generator": spread(self._translate(inputs)) / spread(targets)}
 
     def _part(self, pairs: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs and targets."""
         return pairs[:, : self.source.inputs], pairs[:, self.source.inputs :]
 
     @torch.no_grad()
