@@ -123,16 +123,6 @@ def test_a_word_out_of_range_is_one_clear_line(
     assert f"{words[0]} = {words[1]} is out of range" in text
 
 
-def test_a_json_that_cannot_be_written_is_one_clear_line(
-    plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = str(tmp_path / "no" / "folder.json")
-    words = ("link.congestion=cubic", "--seconds", "0.5", "--json", path)
-    address = f"127.0.0.1:{plane.port}"
-    text = error_of(capsys, address, "--identity", str(identities / "s1"), *words)
-    assert path in text and "cannot be written" in text
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def test_it_measures_as_the_run_is_configured_and_words_beat_its_file(
     plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -72,11 +72,6 @@ def test_our_errors_come_back_as_they_were_in_one_line(error: FedwanError) -> No
     assert str(back) == " ".join(str(error).split())
 
 
-def test_a_signal_comes_back_as_a_stop() -> None:
-    back = status_of(os.getpid()).ended(Signalled("ended by SIGTERM")).exception(Path("log"))
-    assert type(back) is RunStopped
-
-
 def test_a_bug_comes_back_with_the_log_that_holds_its_traceback() -> None:
     back = status_of(os.getpid()).ended(KeyError("x")).exception(Path("logs/a.log"))
     assert type(back) is FedwanError

@@ -79,12 +79,3 @@ def test_elsewhere_there_are_plain_lines_without_control_characters(
     assert first == "0 s: starting services"
     assert "rejoin: s2 <rejoined> & is back" in text
     assert "done, round 2, step 20/20, 4.00 kB up, 4.10 kB down, utilisation 80 %" in last
-
-
-def test_a_run_that_never_wrote_a_record_can_be_watched(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(live, "_TICK_S", 0.0)
-    stream = io.StringIO()
-    watch(tmp_path, make_config(tmp_path), lambda: False, Console(file=stream))
-    assert stream.getvalue() == "0 s: starting services\n"
