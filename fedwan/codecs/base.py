@@ -272,7 +272,10 @@ def with_feedback(codec: Codec) -> Codec:
             owed += residual.to(owed.device).view(owed.shape)
         record, _ = codec.encode_tensor(owed, None)
         spec = TensorSpec(tuple(owed.shape), torch.float32, Role.PARAMETER)
-        codec.read_tensor(record, spec).add_to(owed, -1.0)
+        try:
+            codec.read_tensor(record, spec).add_to(owed, -1.0)
+        except PayloadError:  # not finite: every reader refuses it, and nothing is owed
+            owed.zero_()
         return record, owed
 
     return codec._replace(encode_tensor=encode, has_feedback=True)
