@@ -167,8 +167,8 @@ class CodecConfig:
     """How tensors are written on the wire."""
 
     up: str = ""
-    """Of contributions, site to coordinator: `fp32`, `bf16`, `int8`, `int4`, `float4`, `topk2`;
-    empty takes the strategy's own, which is `fp32` for most."""
+    """Of contributions, site to coordinator: `fp32`, `bf16`, `int8`, `int4`, `float4`, `int2`,
+    `topk2`; empty takes the strategy's own, which is `fp32` for most."""
     down: str = ""
     """Of updates, coordinator to sites: any of the same."""
 

@@ -1,7 +1,7 @@
 """Codecs: how parameters are written on the wire, one file for each kind of them."""
 
 from fedwan.codecs.base import Codec, Coded, Plain, plain, with_feedback
-from fedwan.codecs.blocks import float4, int4, int8
+from fedwan.codecs.blocks import float4, int2, int4, int8
 from fedwan.codecs.floats import bf16, fp32
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
@@ -17,6 +17,7 @@ __all__ = [
     "codec_by_name",
     "float4",
     "fp32",
+    "int2",
     "int4",
     "int8",
     "plain",
@@ -31,7 +32,9 @@ def codec_by_name(name: str) -> Codec:
     Raises:
         ConfigError: there is none of that name.
     """
-    codecs = {codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), topk2())}
+    codecs = {
+        codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
+    }
     if name not in codecs:
         near = nearest(name, codecs)
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}{near}")

@@ -1,4 +1,4 @@
-"""int8, int4, float4: 128 values share a scale in bf16, each value is a small number times it.
+"""int8, int4, float4, int2: 128 values share a bf16 scale, each is a small number times it.
 
 A record holds the scales of all blocks, then the codes of all blocks; the last block may be
 shorter (docs/wire.md). A scale has 8 significant bits and a code few, so that their product is
@@ -9,7 +9,8 @@ Values are worked on in spans that stay in the cache, with every operation on ma
 on a CPU the time is that of the passes over the cache, on a GPU that of a few kernels.
 
 Two codes of 4 bits to a byte: byte j of a block of w values holds the code of value j in its lower
-half and that of value j + ceil(w / 2) in its upper half, so that packing moves whole rows.
+half and that of value j + ceil(w / 2) in its upper half, so that packing moves whole rows. Four
+codes of 2 bits likewise.
 """
 
 # ruff: noqa: D102 (methods are those of `fedwan.codecs.base.Coded`)
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwan.codecs.base import Codec, Coded, span_values, spans
+from fedwan.codecs.base import Codec, Coded, span_values, spans, with_feedback
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
 from fedwan.state import TensorSpec, tensor_bytes
@@ -46,15 +47,26 @@ class _Format(NamedTuple):
     """What tells one block-wise codec from another."""
 
     bits: int
-    """Of a code: 8, or 4 with two codes to a byte."""
+    """Of a code: 8, or 4 with two codes to a byte, or 2 with four."""
     peak: float
-    """What the largest value of a block is in units of its scale."""
+    """What the largest value of a block is in units of its scale; 0 if that is the values' root
+    mean square."""
     min_scale: float
     pack: Callable[[Tensor, Tensor], None]
     """(values in units of the scale [rows, width], codes [rows, bytes], int8, written); may spoil
-    the values. Their width is even where two codes make a byte."""
+    the values. Their width fills whole bytes."""
     unpack: Callable[[Tensor, Tensor], None]
     """The inverse: (codes, values, written). Every byte means something finite."""
+
+    def scales(self, values: Tensor) -> Tensor:
+        """Of magnitudes [rows, width], which may be spoilt: [rows, 1]."""
+        largest = values.amax(1, keepdim=True)
+        if self.peak:
+            return largest / self.peak
+        shares = values.div_(
+            largest.clamp(min=self.min_scale)
+        )  # squares neither over- nor underflow
+        return shares.square_().mean(1, keepdim=True).sqrt_().mul_(largest)
 
     def code_bytes(self, num_values: int) -> int:
         """Bytes of the codes of a block of so many values."""
@@ -104,6 +116,17 @@ def float4() -> Codec:
     others are 0 for zero and e + 7 for 2^e.
     """
     return _block_codec("float4", 5, _Format(4, 1.0, 2.0**-120, _pack_float4, _unpack_float4))
+
+
+def int2() -> Codec:
+    """2.125 bits a value: ± 1/2 or ± 3/2 of the block's root mean square, with error feedback.
+
+    For normal values these levels are within 1 % of the best four there are (Max 1960): a mean
+    square error of 0.119 of the values' own. What is lost is added to the next delta.
+    """
+    return with_feedback(
+        _block_codec("int2", 7, _Format(2, 0.0, MIN_SCALE, _pack_quarters, _unpack_quarters))
+    )
 
 
 def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
@@ -163,6 +186,16 @@ def _unpack_float4(packed: Tensor, values: Tensor) -> None:
     values.mul_(_LIFT)
 
 
+def _pack_quarters(values: Tensor, packed: Tensor) -> None:
+    codes = values.floor_().clamp_(-2, 1).add_(2).to(torch.int8).chunk(4, dim=1)
+    packed.copy_(codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6)
+
+
+def _unpack_quarters(packed: Tensor, values: Tensor) -> None:
+    for index, part in enumerate(values.chunk(4, dim=1)):
+        part.copy_(packed >> 2 * index & 3).sub_(1.5)
+
+
 # Records -----------------------------------------------------------------------------------------
 
 
@@ -202,7 +235,7 @@ def _encode_part(form: _Format, flat: Tensor, part: _Part) -> None:
         values = work[:, : part.width]
         torch.abs(span.float(), out=values)
         # A scale that is not finite passes through, so that every reader sees it.
-        scale = (values.amax(1, keepdim=True) / form.peak).bfloat16()
+        scale = form.scales(values).bfloat16()
         scale.masked_fill_(scale < form.min_scale, 0)
         part.scales[rows] = scale
         unit = scale.float()

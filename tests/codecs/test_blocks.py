@@ -1,4 +1,4 @@
-"""int8, int4 and float4: scales, short blocks, exactness, refusals."""
+"""int8, int4, float4 and int2: scales, short blocks, exactness, refusals."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import struct
 import pytest
 import torch
 
-from fedwan.codecs import Codec, float4, int4, int8
+from fedwan.codecs import Codec, float4, int2, int4, int8
 from fedwan.errors import PayloadError
 from tests.support import spec
 
 PEAK = {"int8": 127.0, "int4": 7.0, "float4": 1.0}
-BITS = {"int8": 8, "int4": 4, "float4": 4}
+BITS = {"int8": 8, "int4": 4, "float4": 4, "int2": 2}
 LARGEST_BF16 = 0x7F7F
 
 every_block_codec = pytest.mark.parametrize(
+    "codec", [int8(), int4(), float4(), int2()], ids=lambda codec: codec.name
+)
+with_largest_value_kept = pytest.mark.parametrize(
     "codec", [int8(), int4(), float4()], ids=lambda codec: codec.name
 )
 
@@ -36,7 +39,7 @@ def random_values(num: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(num, generator=torch.Generator().manual_seed(seed))
 
 
-@every_block_codec
+@with_largest_value_kept
 def test_the_largest_value_of_a_block_keeps_its_code_whatever_the_scale_is_rounded_to(
     codec: Codec,
 ) -> None:
@@ -150,6 +153,14 @@ def test_the_error_of_integers_is_at_most_half_a_scale(codec: Codec) -> None:
     assert bool(((value - round_trip(codec, value)).abs() <= bound).all())
     bits = 8 * codec.record_bytes(spec((1024, 512, 4, 4)))
     assert bits == (BITS[codec.name] + 0.125) * 1024 * 512 * 16
+
+
+def test_int2_is_as_far_off_normal_values_as_the_best_four_levels_whatever_their_size() -> None:
+    value = random_values(128 * 4000)
+    for exponent in (-110, 0, 110):
+        scaled = value * 2.0**exponent
+        error = (round_trip(int2(), scaled) / 2.0**exponent - value).square().mean()
+        assert float(error) < 0.1175 * 1.02  # Max 1960, table I
 
 
 def test_int4_rounds_to_nearest_with_ties_to_even() -> None:
