@@ -10,6 +10,7 @@ from functools import cache
 
 from fedwan.config import Config, DataConfig
 from fedwan.data import toys
+from fedwan.data.emoji import GROUPS, load_emoji
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.workloads.base import Batch
@@ -57,6 +58,8 @@ def _load(name: str) -> tuple[Batch, Batch]:
         return toys.draw_mixture(toys.grid25(), name, 400, 20)
     if name == "digits":
         return toys.load_digits()
+    if name == "emoji":
+        return load_emoji()
     return toys.load_photo_edges() if name == "photo_edges" else toys.stack_digits(*_load("digits"))
 
 
@@ -65,6 +68,7 @@ _SOURCES = {
     "ring8": Source("ring8", (2,), 8, toys.ring8),
     "grid25": Source("grid25", (2,), 25, toys.grid25),
     "stacked_digits": Source("stacked_digits", (3, 8, 8), 1000, stack_of="digits"),
+    "emoji": Source("emoji", (3, 32, 32), len(GROUPS)),
     "photo_edges": Source("photo_edges", (4, 32, 32), 5, inputs=1),
 }
 
