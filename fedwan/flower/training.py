@@ -17,6 +17,7 @@ from pathlib import Path
 
 from fedwan.app import app_folders
 from fedwan.config import COMMAND, Config, from_json
+from fedwan.data.sources import SITE
 from fedwan.errors import ConfigError, FedwanError, UserError
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.site_file import SiteFile
@@ -90,7 +91,7 @@ def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
             launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node"]
             launcher += [str(config.site.processes), "-m"]
         return [*launcher, "fedwan.site.recipe"], str(app_folders()[0])
-    words = shlex.split(site.command)
+    words = [word.replace(SITE, site.site) for word in shlex.split(site.command)]
     if not words:
         raise ConfigError(
             "the run trains a script of each site's own, and this site has none; add a line "

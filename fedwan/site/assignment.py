@@ -104,7 +104,8 @@ class Outcome:
     def leave(cls, error: BaseException | None, step: int) -> None:
         """Leave word for the service, if there is one; the first process that does is heard."""
         text = os.environ.get(VARIABLE, "")
-        if not text or (error is not None and not isinstance(error, Exception)):
+        has_failed = isinstance(error, Exception) or (isinstance(error, SystemExit) and error.code)
+        if not text or (error is not None and not has_failed):
             return  # a signal: whoever sent it knows
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())
         word = cls("" if error is None else type(error).__name__, said, step)

@@ -13,7 +13,7 @@ from fedwan.app import load_run
 from fedwan.config import to_json
 from fedwan.errors import ConfigError, FedwanError, JoinRefused, UserError
 from fedwan.flower.site_file import SiteFile
-from fedwan.flower.training import train
+from fedwan.flower.training import find_command, train
 from fedwan.link.ticket import Ticket
 
 PREFACE = """
@@ -59,6 +59,11 @@ def test_a_script_that_ends_well_has_taken_part(tmp_path: Path) -> None:
             UserError,
             "the training script failed at step 0: ZeroDivisionError: a b",
         ),
+        (
+            "joined(); Outcome.leave(SystemExit('out of memory'), 3); sys.exit(1)",
+            UserError,
+            "the training script failed at step 3: SystemExit: out of memory",
+        ),
     ],
 )
 def test_how_a_script_ended_is_one_line(
@@ -67,6 +72,12 @@ def test_how_a_script_ended_is_one_line(
     with pytest.raises(kind, match=text) as raised:
         run(tmp_path, body)
     assert "\n" not in str(raised.value)
+
+
+def test_a_command_may_name_its_site(tmp_path: Path) -> None:
+    config = load_run(None, ["workload=command", f"out={tmp_path}"])
+    site = SiteFile(site="s7", command="python train.py --data={site}", folder=str(tmp_path))
+    assert find_command(config, site)[0][1:] == ["train.py", "--data=s7"]
 
 
 def test_a_script_that_fails_is_started_again_while_it_gets_further(
