@@ -14,7 +14,6 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -130,9 +129,9 @@ class Intake:
         self._up = up
         self._folder = folder
         self._open: dict[Upload, Reception] = {}
-        # Threads of its own, few: each holds a record, and all sites' payloads come at once. The
-        # first to be whole is the first to be checked, so that merging begins while others wait.
-        self._checks = ThreadPoolExecutor(min(MAX_CHECKS, os.cpu_count() or 1), "check")
+        # Few at once: each holds a record, and all sites' payloads come together. The first to be
+        # whole is the first to be checked, so that merging begins while others wait.
+        self._checks = threading.Semaphore(min(MAX_CHECKS, os.cpu_count() or 1))
 
     def check(self, upload: Upload) -> None:
         """Refuse what names nothing that this run has, before anything is kept under it.
@@ -192,7 +191,8 @@ class Intake:
     def inspect(self, upload: Upload, payload: Source) -> dict[str, float]:
         """See `inspect` below; waits its turn, and takes a pass over the payload."""
         codec, layout = self._codec_and_layout(upload)
-        return self._checks.submit(inspect, payload, layout, codec).result()
+        with self._checks:
+            return inspect(payload, layout, codec)
 
     def take(self, upload: Upload) -> None:
         """A payload was accepted: its reception is its contribution's from now on."""
