@@ -19,6 +19,7 @@ from fedwan.cli.failures import write_option
 from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
     from fedwan.doctor.diagnosis import Finding
@@ -101,7 +102,7 @@ def _headline(run_dir: Path, records: Sequence[Record], num_rounds: int) -> str:
     sites = {record.site for record in rounds}
     is_done = any(isinstance(r, EventRecord) and r.event == "done" for r in records)
     done = "done" if is_done else "not finished"
-    text = f"{run_dir}: {num_rounds} rounds, {len(sites)} sites, {done}"
+    text = f"{run_dir}: {num_rounds} rounds, {sites_text(len(sites))}, {done}"
     if len(sites) <= FEWEST_OTHERS:
         text += "; sites are compared with each other from three sites on"
     elif not any(record.figures for record in rounds):

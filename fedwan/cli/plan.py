@@ -18,6 +18,7 @@ from fedwan.cli.arguments import JsonPath, argument, option
 from fedwan.cli.failures import write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
+from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
     from fedwan.planner.candidates import Candidate
@@ -295,7 +296,7 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
 def _heading(question: Question) -> str:
     count = sum(spec.num_values for spec in question.layout.values())
     up, down = (pipe.bytes_per_s * 8 / 1e6 for pipe in question.link)
-    sites = "1 site" if question.config.sites == 1 else f"{question.config.sites} sites"
+    sites = sites_text(question.config.sites)
     return (
         f"{count:,} values, steps of {question.step_s:.3g} s, {sites}; payloads get "
         f"{up:.3g} Mbit/s up and {down:.3g} down, {1e3 * question.link.up.rtt_s:.3g} ms; "

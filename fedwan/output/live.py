@@ -16,7 +16,14 @@ from rich.text import Text
 
 from fedwan.config import Config
 from fedwan.output.board import Board, Follower
-from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, subject
+from fedwan.output.units import (
+    bytes_text,
+    duration_text,
+    number_text,
+    percent_text,
+    sites_text,
+    subject,
+)
 
 __all__ = ["render_board", "watch"]
 
@@ -98,7 +105,7 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
     title = Text.assemble(
         ("fedwan ", "bold cyan"),
         (f"{subject(config)} · {config.strategy}", "bold"),
-        f" · {config.sites} sites · H = {config.h}",
+        f" · {sites_text(config.sites)} · H = {config.h}",
     )
     left = board.remaining_s
     times = f"{duration_text(elapsed_s)} elapsed"

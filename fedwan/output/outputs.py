@@ -15,7 +15,7 @@ from fedwan.output.records import Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
 from fedwan.output.summary import Summary, write_summary
-from fedwan.output.units import subject
+from fedwan.output.units import sites_text, subject
 from fedwan.output.wandb_log import WandbLog
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Outputs:
         """
         config = self._config
         title = (
-            f"{subject(config)} · {config.strategy} · {config.sites} sites · "
+            f"{subject(config)} · {config.strategy} · {sites_text(config.sites)} · "
             f"H = {config.h} · seed {config.seed} · version {version}"
         )
         path = self._out / "samples.png"

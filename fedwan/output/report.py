@@ -19,7 +19,14 @@ from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
 from fedwan.output.summary import Summary, read_summary, sync_bytes
-from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, subject
+from fedwan.output.units import (
+    bytes_text,
+    duration_text,
+    number_text,
+    percent_text,
+    sites_text,
+    subject,
+)
 
 __all__ = ["write_report"]
 
@@ -87,8 +94,8 @@ def _contents(run: _Run) -> dict[str, Any]:
     return {
         "width": WIDTH,
         "title": f"{subject(config)} · {config.strategy}",
-        "subtitle": f"{config.sites} sites · H = {config.h} · {config.steps:,} steps per site · "
-        f"seed {config.seed} · {began}",
+        "subtitle": f"{sites_text(config.sites)} · H = {config.h} · {config.steps:,} steps per site"
+        f" · seed {config.seed} · {began}",
         "is_done": run.summary is not None,
         "cards": _cards(run),
         "picture": base64.b64encode(picture.read_bytes()).decode() if picture.is_file() else "",

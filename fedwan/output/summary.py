@@ -13,10 +13,11 @@ from rich import box
 from rich.panel import Panel
 from rich.table import Table
 
+from fedwan.config import COMMAND
 from fedwan.errors import ConfigError
 from fedwan.output.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, finite
-from fedwan.output.units import bytes_text, duration_text, number_text, percent_text
+from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, sites_text
 
 __all__ = ["Summary", "read_summary", "render_summary", "sync_bytes", "write_summary"]
 
@@ -104,7 +105,7 @@ def render_summary(summary: Summary, records: Sequence[Record], out: Path) -> Pa
     for name, text in _lines(summary, records, out):
         table.add_row(name, text)
     title = (
-        f"[bold]{summary.workload} · {summary.strategy}[/] · {summary.sites} sites · "
+        f"[bold]{summary.workload} · {summary.strategy}[/] · {sites_text(summary.sites)} · "
         f"H = {summary.h} · {summary.steps} steps"
     )
     return Panel(table, title=title, box=box.ROUNDED, expand=False, padding=(1, 2))
@@ -140,8 +141,12 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> Iterator[t
     yield "weights", f"sha256 {summary.global_sha256[:16]}…"
     picture = out / "samples.png"
     is_kept = any(isinstance(r, EventRecord) and r.event == "samples_kept" for r in records)
-    is_there = picture.is_file() or not is_kept
-    yield "samples", f"[cyan]{picture}[/]" if is_there else "stay with the sites"
+    if picture.is_file() or not is_kept:
+        yield "samples", f"[cyan]{picture}[/]"
+    elif summary.workload == COMMAND:
+        yield "samples", "none: the script gives no sample="
+    else:
+        yield "samples", "stay with the sites"
     yield "report", f"[cyan]{out / 'report.html'}[/]"
 
 

@@ -6,7 +6,7 @@ import math
 
 from fedwan.config import COMMAND, Config
 
-__all__ = ["bytes_text", "duration_text", "number_text", "percent_text", "subject"]
+__all__ = ["bytes_text", "duration_text", "number_text", "percent_text", "sites_text", "subject"]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
@@ -76,3 +76,12 @@ def subject(config: Config) -> str:
         return "a script of the sites' own"
     split = "" if config.data.split == "iid" else f", {config.data.split}"
     return f"{config.workload} on {config.data.name}{split}"
+
+
+def sites_text(num: int) -> str:
+    """A number of sites.
+
+    >>> sites_text(1), sites_text(4)
+    ('1 site', '4 sites')
+    """
+    return f"{num} site" + "s" * (num != 1)

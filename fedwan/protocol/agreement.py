@@ -178,7 +178,7 @@ class Agreement:
         """For whom the start of the run waits."""
         missing = [name for name in self._names if name not in self._claims]
         if not missing:
-            return f"all {len(self._names)} sites are here"
+            return "all sites are here"
         return f"{len(self._claims)} of {len(self._names)} sites are here, not {', '.join(missing)}"
 
 
