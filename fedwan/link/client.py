@@ -45,6 +45,7 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
         *OPTIONS,
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.min_reconnect_backoff_ms", 8_000),  # how long a handshake may take; else 20 s
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
     ]

@@ -16,8 +16,7 @@ from fedwan.config import Config, DataConfig
 from fedwan.coordinator.model import CHECKPOINT, GlobalModel, read_meta, update_ema
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
-from fedwan.state import Layout, Role, State, clone, hash_state
-from fedwan.state import tensor_bytes as raw
+from fedwan.state import Layout, Role, State, clone, hash_state, tensor_bytes
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
 from tests.support import ADAM, build_strategy, same_bits, spec
@@ -250,11 +249,11 @@ def test_a_crash_while_writing_leaves_the_old_checkpoint(
         if written:
             raise OSError("No space left on device")
         written.append(value)
-        return raw(value)
+        return tensor_bytes(value)
 
     advance(model, range(3, 5))
     with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-        patch.setattr(state_module, "raw", half_a_file)
+        patch.setattr(state_module, "tensor_bytes", half_a_file)
         model.save(tmp_path, {})
     loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
     assert (hash_state(loaded.state), loaded.versions) == (expected, [2])

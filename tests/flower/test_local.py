@@ -64,6 +64,7 @@ def test_a_site_comes_back_whatever_of_it_dies(start: Start) -> None:
     """Each in seconds on an idle machine; Flower alone takes a minute, or never notices."""
     run = start(1)
     run.wait_for_joins(1)
+    wait_for(lambda: list((run.out / "sites" / "s1").rglob("*.safetensors")))
     os.kill(joins(run.out)[0]["pid"], signal.SIGKILL)
     run.wait_for_joins(2, patience_s=60)
     status = run.out / "sites" / "s1" / "clientapp.json"
