@@ -42,6 +42,7 @@ __all__ = [
     "LogConfig",
     "OuterConfig",
     "RoundConfig",
+    "SITE",
     "SiteConfig",
     "StreamConfig",
     "dump",
@@ -56,6 +57,8 @@ __all__ = [
 
 COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
+SITE = "{site}"
+"""What stands for a site's name in `data.path`, and in a command."""
 
 
 @dataclass

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedwan.config import Config, DataConfig, site_names
+from fedwan.config import SITE, Config, DataConfig, site_names
 from fedwan.data.files import Files, open_files
-from fedwan.data.sources import FILE_NAMES, PAIRS, SITE, data_at_site, find_source, source_of
+from fedwan.data.sources import FILE_NAMES, PAIRS, data_at_site, find_source, source_of
 from fedwan.data.splits import has_own_data, parse_split, split_indices
 from fedwan.errors import ConfigError
 

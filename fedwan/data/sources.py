@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
-from fedwan.config import Config, DataConfig
+from fedwan.config import SITE, Config, DataConfig
 from fedwan.data import toys
 from fedwan.data.emoji import GROUPS, load_emoji
 from fedwan.errors import ConfigError
@@ -18,8 +18,6 @@ from fedwan.workloads.base import Batch
 PAIRS = ("pairs", "pairs_b_to_a")
 FILE_NAMES = ("folder", *PAIRS, "webdataset", "parquet", "hf")
 """The values of `data.name` that stand for files of the user's."""
-SITE = "{site}"
-"""What stands for the site's name in `data.path`."""
 _FORMS = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 
 

@@ -16,8 +16,7 @@ import time
 from pathlib import Path
 
 from fedwan.app import app_folders
-from fedwan.config import COMMAND, Config, from_json
-from fedwan.data.sources import SITE
+from fedwan.config import COMMAND, SITE, Config, from_json
 from fedwan.errors import ConfigError, FedwanError, UserError
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.site_file import SiteFile
