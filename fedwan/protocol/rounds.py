@@ -142,8 +142,6 @@ class Rounds(Generic[C, U]):
         self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
         """By version and site, in the order in which they became whole."""
-        self._counts: list[dict[int, int]] = [{} for _ in fragments]
-        """Of these, by version."""
         self._updates: list[dict[int, U]] = [{} for _ in fragments]
         self._holders: list[set[str]] = [set() for _ in fragments]
         """Sites that are known to hold the update that is out."""
@@ -220,7 +218,6 @@ class Rounds(Generic[C, U]):
         """A wanted contribution is whole and checked."""
         fragment, version, site = key
         self._whole[fragment][version, site] = contribution
-        self._counts[fragment][version] = self._counts[fragment].get(version, 0) + 1
         present = self.round
         if present and not present.is_closed and present.fragment.index == fragment:
             if present.version == version:
@@ -251,7 +248,7 @@ class Rounds(Generic[C, U]):
         whole = self._whole[present.fragment.index]
         num_arrived = len(whole)
         if not present.is_on_arrival:
-            num_arrived = self._counts[present.fragment.index].get(present.version, 0)
+            num_arrived = sum(version == present.version for version, _ in whole)
         verdict = self._policy.decide(
             num_arrived,
             now_s - present.began_s,
@@ -345,17 +342,12 @@ class Rounds(Generic[C, U]):
         self.refused = 0
 
     def _forget(self, present: Round[C]) -> list[C]:
-        index, whole = present.fragment.index, self._whole[present.fragment.index]
+        whole = self._whole[present.fragment.index]
         done = [whole.pop((merge.key.version, merge.key.site)) for merge in present.merged]
         _, least = self.least_wanted()
         late = [key for key in whole if key[0] < least]
         self.dropped += len(late)
-        done += [whole.pop(key) for key in late]
-        counts: dict[int, int] = {}
-        for version, _ in whole:
-            counts[version] = counts.get(version, 0) + 1
-        self._counts[index] = counts
-        return done
+        return done + [whole.pop(key) for key in late]
 
     def least_wanted(self) -> tuple[int, int]:
         """The fragment of the present round, and the least version that is still wanted of it."""

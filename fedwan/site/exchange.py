@@ -115,9 +115,8 @@ class Exchange:
         self._is_reduced = False
         self._is_grounded = threading.Event()
         self._flyers = background_threads(count, "flight")
-        self._askers = background_threads(
-            count + 1, "update"
-        )  # one that was given up may still end
+        # One more than there are fragments: a question that was given up may still be waiting.
+        self._askers = background_threads(count + 1, "update")
         # One at a time: two would only share the memory's bandwidth.
         self._encoder = background_threads(1, "encode")
 
