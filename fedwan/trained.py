@@ -21,7 +21,7 @@ from fedwan.errors import CheckpointError, UserError
 from fedwan.initial import absent, load_initial, put
 from fedwan.names import nearest
 from fedwan.state import State, network_of, refresh_spectral_norm
-from fedwan.workloads.moments import is_moment
+from fedwan.workloads.optim import is_moment
 
 if TYPE_CHECKING:
     from fedwan.workloads.base import Workload

@@ -20,7 +20,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descending, Descent
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.flow import (
     EulerSolver,
@@ -127,38 +127,27 @@ def check(config: Config) -> None:
         )
 
 
-def build(config: Config, device: torch.device | str) -> Distill:
-    """Teacher, student and heads, the same at every site of a run."""
-    model = Model(**config.model)
-    origin = read_teacher(Path(model.teacher))
-    source, sizes = source_of(config.data), origin.sizes
-    num_classes = source.num_classes if sizes.network == "dit" else 0
-    with seeded_init(config.seed):
-        teacher = build_velocity(source.shape, source.num_classes, sizes)
-        heads = FeatureHeads(sizes.width, sizes.depth, model.hidden)
-    load_teacher(origin, teacher)
-    student = Followed(copy.deepcopy(teacher), model.half_life)
-    trained = {"student": student.to(device), "heads": heads.to(device)}
-    frozen = {"teacher": teacher.to(device).requires_grad_(False)}
-    descent = Descent(config, trained, frozen=frozen)
-    return Distill(descent, config, model, origin, student, num_classes, torch.device(device))
-
-
-@dataclass(frozen=True)
-class Distill(Descending):
+class Distill(Descent):
     """The teacher has no optimiser, and so stays at home."""
 
-    descent: Descent
-    config: Config
-    model: Model
-    origin: Teacher
-    student: Followed
-    num_classes: int
-    """That teacher and student are told; 0 for none."""
-    device: torch.device
-    teacher_figures: dict[tuple[int, int], dict[str, float]] = field(default_factory=dict)
-    teacher_spreads: dict[int, Tensor] = field(default_factory=dict)
-    """By seed and number of samples, and by number alone: the teacher does not change."""
+    def __init__(self, config: Config, device: torch.device | str) -> None:
+        self.model = model = Model(**config.model)
+        self.origin = read_teacher(Path(model.teacher))
+        source, sizes = source_of(config.data), self.origin.sizes
+        self.shape = source.shape
+        self.num_classes = source.num_classes if sizes.network == "dit" else 0
+        """That teacher and student are told; 0 for none."""
+        with seeded_init(config.seed):
+            teacher = build_velocity(source.shape, source.num_classes, sizes)
+            heads = FeatureHeads(sizes.width, sizes.depth, model.hidden)
+        load_teacher(self.origin, teacher)
+        self.student = Followed(copy.deepcopy(teacher), model.half_life).to(device)
+        self.teacher_figures: dict[tuple[int, int], dict[str, float]] = {}
+        self.teacher_spreads: dict[int, Tensor] = {}
+        """By seed and number of samples, and by number alone: the teacher does not change."""
+        frozen = {"teacher": teacher.to(device).requires_grad_(False)}
+        trained = {"student": self.student, "heads": heads.to(device)}
+        super().__init__(config, trained, frozen=frozen)
 
     @cached_property
     def _phases(self) -> Phases:
@@ -175,7 +164,7 @@ class Distill(Descending):
 
             names = ("student", "heads")
             backward = partial(self._backward, rng=rng)
-            return self.descent.step(names, batch, backward, reduce_and_follow)
+            return self.descend(names, batch, backward, reduce_and_follow)
 
     def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         """Losses and gradients of both networks."""
@@ -188,9 +177,9 @@ class Distill(Descending):
             "heads": hinge.discriminator(real, fake),
             "adversarial": hinge.generator(real, fake),
         }
-        self.descent.add_gradients("heads", losses["heads"], keep_graph=True)
+        self.add_gradients("heads", losses["heads"], keep_graph=True)
         adversarial = self.model.adversarial * losses["adversarial"]
-        self.descent.add_gradients("student", losses["student"] + adversarial)
+        self.add_gradients("student", losses["student"] + adversarial)
         return losses
 
     def _jumps(self, batch: Batch, rng: NamedGenerators) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -273,11 +262,13 @@ class Distill(Descending):
     def _sample(
         self, velocity: nn.Module, solver: EulerSolver, num: int, seed: int, guidance: float = 1.0
     ) -> Tensor:
-        shape = source_of(self.config.data).shape
-        return sample_flow(velocity, solver, shape, num, seed, self.num_classes, guidance)
+        return sample_flow(velocity, solver, self.shape, num, seed, self.num_classes, guidance)
 
     def _told(self, batch: Batch) -> list[Tensor]:
         return [batch.y] if self.num_classes else []
 
     def _noise(self, batch: Batch, rng: NamedGenerators) -> Tensor:
         return torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
+
+
+build = Distill

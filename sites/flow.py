@@ -20,7 +20,7 @@ from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent, Generating
+from fedwan.workloads.descent import Generating
 from fedwan.workloads.examination import share_above
 from fedwan.workloads.flow import (
     TIMES,
@@ -31,7 +31,7 @@ from fedwan.workloads.flow import (
     interpolate,
     sample_flow,
 )
-from fedwan.workloads.settings import require_at_least, require_each, require_one_of
+from fedwan.workloads.settings import require_each, require_one_of
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
 
@@ -104,71 +104,6 @@ def check(config: Config) -> None:
     _check_cuts(model, config.site)
 
 
-def build(config: Config, device: torch.device | str) -> Flow:
-    """The velocity network and its optimiser, the same at every site of a run."""
-    model = Model(**config.model)
-    assert model.width and model.depth, "filled in by DEFAULTS"
-    source = source_of(config.data)
-    num_classes = num_labels(config) if model.network == "dit" else 0
-    sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
-    with seeded_init(config.seed):
-        velocity = build_velocity(source.shape, num_labels(config), sizes)
-    networks = {"velocity": velocity.to(device)}
-    descent = Descent(config, networks)
-    return Flow(descent, config, model, num_classes, torch.device(device))
-
-
-@dataclass(frozen=True)
-class Flow(Generating):
-    """See `fedwan.workloads.base.Workload`."""
-
-    descent: Descent
-    config: Config
-    model: Model
-    num_classes: int
-    """That the network is told; 0 for none."""
-    device: torch.device
-
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step of regression on the velocity at random noise levels."""
-        return self.descent.step(
-            ("velocity",), batch, lambda part: self._backward(part, rng), reduce
-        )
-
-    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
-        noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
-        sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
-        x, target = interpolate(batch.x, noise, sigma.to(self.device))
-        told = [sigma.to(self.device)]
-        if self.num_classes:
-            share = self.model.label_dropout
-            told.append(drop_labels(batch.y, share, self.num_classes, rng["labels"]))
-        loss = mse_loss(self.networks["velocity"](x, *told), target)
-        self.descent.add_gradients("velocity", loss)
-        return {"velocity": loss}
-
-    def sample(self, num: int, seed: int) -> Tensor:
-        """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
-        sigmas = flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
-        solver, shape = EulerSolver(sigmas, len(sigmas)), source_of(self.config.data).shape
-        told = (self.num_classes, self.model.guidance)
-        return sample_flow(self.networks["velocity"], solver, shape, num, seed, *told)
-
-    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
-        """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
-        generator = torch.Generator().manual_seed(seed)
-        noise = torch.randn(train.x.shape, generator=generator).to(self.device)
-        sigma = draw_sigma(len(noise), generator, self.model.times, self.model.shift)
-        errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
-        return {"memory/velocity": share_above(*errors)}
-
-    def _errors(self, batch: Batch, noise: Tensor, sigma: Tensor) -> Tensor:
-        """Squared error of the velocity for each sample, (batch,)."""
-        x, target = interpolate(batch.x, noise, sigma)
-        told = [sigma, batch.y] if self.num_classes else [sigma]
-        return (self.networks["velocity"](x, *told) - target).square().flatten(1).mean(1)
-
-
 def _check_patches(model: Model, data: DataConfig) -> None:
     """Refuse images that cannot be cut into patches, and tokens that heads cannot share."""
     shape = source_of(data).shape
@@ -184,7 +119,7 @@ def _check_patches(model: Model, data: DataConfig) -> None:
             f"model.patch = {model.patch} does not divide images of {shape[1]} x {shape[2]}; "
             f"choose one of {fitting}"
         )
-    require_at_least("model.heads", model.heads, 1)
+    require_each(model, heads=1)
     unit = math.lcm(4, model.heads)
     if model.width % unit:
         raise ConfigError(
@@ -200,7 +135,7 @@ def _check_guidance(model: Model) -> None:
             f"model.label_dropout = {model.label_dropout!r} is out of range; choose 0 or more and "
             "less than 1"
         )
-    require_at_least("model.guidance", model.guidance, 0)
+    require_each(model, guidance=0)
     if model.guidance != 1 and not model.label_dropout:
         raise ConfigError(
             f"model.guidance = {model.guidance!r} needs velocities without a class, which "
@@ -223,3 +158,57 @@ def _check_cuts(model: Model, site: SiteConfig) -> None:
             f"model.{key} = {number} cannot be shared out among site.processes={site.processes}; "
             f"set {mend}"
         )
+
+
+class Flow(Generating):
+    """One velocity network."""
+
+    def __init__(self, config: Config, device: torch.device | str) -> None:
+        self.model = model = Model(**config.model)
+        assert model.width and model.depth, "filled in by DEFAULTS"
+        self.shape, num_classes = source_of(config.data).shape, num_labels(config)
+        self.num_classes = num_classes if model.network == "dit" else 0
+        """That the network is told; 0 for none."""
+        sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
+        with seeded_init(config.seed):
+            velocity = build_velocity(self.shape, num_classes, sizes)
+        super().__init__(config, {"velocity": velocity.to(device)})
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One step of regression on the velocity at random noise levels."""
+        return self.descend(("velocity",), batch, lambda part: self._backward(part, rng), reduce)
+
+    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
+        sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
+        x, target = interpolate(batch.x, noise, sigma.to(self.device))
+        told = [sigma.to(self.device)]
+        if self.num_classes:
+            share = self.model.label_dropout
+            told.append(drop_labels(batch.y, share, self.num_classes, rng["labels"]))
+        loss = mse_loss(self.networks["velocity"](x, *told), target)
+        self.add_gradients("velocity", loss)
+        return {"velocity": loss}
+
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
+        sigmas = flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
+        solver, told = EulerSolver(sigmas, len(sigmas)), (self.num_classes, self.model.guidance)
+        return sample_flow(self.networks["velocity"], solver, self.shape, num, seed, *told)
+
+    def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
+        """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
+        generator = torch.Generator().manual_seed(seed)
+        noise = torch.randn(train.x.shape, generator=generator).to(self.device)
+        sigma = draw_sigma(len(noise), generator, self.model.times, self.model.shift)
+        errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
+        return {"memory/velocity": share_above(*errors)}
+
+    def _errors(self, batch: Batch, noise: Tensor, sigma: Tensor) -> Tensor:
+        """Squared error of the velocity for each sample, (batch,)."""
+        x, target = interpolate(batch.x, noise, sigma)
+        told = [sigma, batch.y] if self.num_classes else [sigma]
+        return (self.networks["velocity"](x, *told) - target).square().flatten(1).mean(1)
+
+
+build = Flow

@@ -23,7 +23,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descent, Generating
+from fedwan.workloads.descent import Generating
 from fedwan.workloads.examination import share_above, spread
 from fedwan.workloads.settings import require_each, require_one_of, require_parts
 
@@ -110,31 +110,21 @@ def steps_apart(config: Config) -> bool:
     return Model(**config.model).n_critic > 1
 
 
-def build(config: Config, device: torch.device | str) -> Gan:
-    """Both networks and their optimisers, the same at every site of a run."""
-    model = Model(**config.model)
-    source = source_of(config.data)
-    num_classes = num_labels(config) if model.conditional else 0
-    with seeded_init(config.seed):
-        discriminator = build_discriminator(source.shape, model.width, num_classes)
-        generator = build_generator(source.shape, model.latents, model.width, num_classes)
-        if model.spectral_norm:
-            normalize_spectra(discriminator)
-    networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
-    descent = Descent(config, networks, twice=("discriminator",))
-    return Gan(descent, config, model, num_classes, torch.device(device))
-
-
-@dataclass(frozen=True)
 class Gan(Generating):
-    """See `fedwan.workloads.base.Workload`."""
+    """A generator and a discriminator."""
 
-    descent: Descent
-    config: Config
-    model: Model
-    num_classes: int
-    """That both networks are told; 0 for none."""
-    device: torch.device
+    def __init__(self, config: Config, device: torch.device | str) -> None:
+        self.model = model = Model(**config.model)
+        self.num_classes = num_labels(config) if model.conditional else 0
+        """That both networks are told; 0 for none."""
+        self.shape, told = source_of(config.data).shape, self.num_classes
+        with seeded_init(config.seed):
+            discriminator = build_discriminator(self.shape, model.width, told)
+            generator = build_generator(self.shape, model.latents, model.width, told)
+            if model.spectral_norm:
+                normalize_spectra(discriminator)
+        networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
+        super().__init__(config, networks, twice=("discriminator",))
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """The discriminator's steps alone; then one of both, each against the other's present."""
@@ -147,7 +137,7 @@ class Gan(Generating):
     def _descend(
         self, batch: Batch, rng: NamedGenerators, reduce: Reduce, names: Sequence[str]
     ) -> dict[str, Tensor]:
-        return self.descent.step(
+        return self.descend(
             names, batch, lambda part: self._backward(part, rng, "generator" in names), reduce
         )
 
@@ -165,10 +155,10 @@ class Gan(Generating):
         if self.model.gamma_fake:
             losses["r2"] = gradient_penalty(fake, fake_logits)
             total = total + self.model.gamma_fake / 2 * losses["r2"]
-        self.descent.add_gradients("discriminator", total, keep_graph=steps_both)
+        self.add_gradients("discriminator", total, keep_graph=steps_both)
         if steps_both:
             losses["generator"] = loss.generator(real_logits, fake_logits)
-            self.descent.add_gradients("generator", losses["generator"])
+            self.add_gradients("generator", losses["generator"])
         return losses
 
     @torch.no_grad()
@@ -176,8 +166,7 @@ class Gan(Generating):
         """Samples from fixed latents, (num, …); as many of each class, if classes are told."""
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
         classes = torch.arange(num, device=self.device) % max(1, self.num_classes)
-        side = source_of(self.config.data).shape[-1]
-        at_once = max(1, _MOST_PIXELS // side**2)
+        at_once = max(1, _MOST_PIXELS // self.shape[-1] ** 2)
         parts = zip(latents.split(at_once), classes.split(at_once), strict=True)
         generator = self.networks["generator"]
         return torch.cat([clamp_images(generator(*part)) for part in parts])
@@ -196,3 +185,6 @@ class Gan(Generating):
 
     def _latents(self, num: int, generator: torch.Generator) -> Tensor:
         return torch.randn(num, self.model.latents, generator=generator).to(self.device)
+
+
+build = Gan

@@ -15,7 +15,7 @@ dropout. Running statistics do not belong to weights that were merged or average
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,15 +23,15 @@ from torch.func import functional_call
 from torch.nn.functional import l1_loss
 
 from fedwan.config import Config, InnerConfig
-from fedwan.data import Source, held_out_of, source_of
+from fedwan.data import held_out_of, source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
-from fedwan.workloads.adversarial import discriminator_loss, generator_loss
+from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
-from fedwan.workloads.descent import Descending, Descent
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.examination import spread
 from fedwan.workloads.settings import require_each, require_one_of
 
@@ -88,37 +88,27 @@ def check(config: Config) -> None:
         )
 
 
-def build(config: Config, device: torch.device | str) -> Pix2Pix:
-    """Both networks and their optimisers, the same at every site of a run."""
-    model = Model(**config.model)
-    source = source_of(config.data)
-    channels = source.shape[0]
-    with seeded_init(config.seed):
-        discriminator = PatchDiscriminator(channels, model.width, model.norm)
-        sizes = (model.width, model.depth, model.dropout, model.norm)
-        generator = UNetGenerator(source.inputs, channels - source.inputs, *sizes)
-    networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
-    descent = Descent(config, networks)
-    return Pix2Pix(descent, config, model, source, torch.device(device))
-
-
-@dataclass(frozen=True)
-class Pix2Pix(Descending):
+class Pix2Pix(Descent):
     """Both networks step at once."""
 
-    descent: Descent
-    config: Config
-    model: Model
-    source: Source
-    device: torch.device
+    samples_from_inputs = True
+    """Near the target, they show what a site holds."""
 
-    samples_from_inputs: ClassVar[bool] = True
-    """See `fedwan.workloads.base.Disclosing`: near the target, they show what a site holds."""
+    def __init__(self, config: Config, device: torch.device | str) -> None:
+        self.model = model = Model(**config.model)
+        self.source = source = source_of(config.data)
+        channels = source.shape[0]
+        with seeded_init(config.seed):
+            discriminator = PatchDiscriminator(channels, model.width, model.norm)
+            sizes = (model.width, model.depth, model.dropout, model.norm)
+            generator = UNetGenerator(source.inputs, channels - source.inputs, *sizes)
+        networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
+        super().__init__(config, networks)
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of both networks, each against the other as it was before."""
         names = ("discriminator", "generator")
-        return self.descent.step(names, batch, lambda part: self._backward(part, rng), reduce)
+        return self.descend(names, batch, lambda part: self._backward(part, rng), reduce)
 
     def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         """Losses and gradients of both networks."""
@@ -128,14 +118,15 @@ class Pix2Pix(Descending):
         # Apart, so that batch norm sees real pairs or generated ones, never both.
         real_logits = discriminator(batch.x)
         fake_logits = discriminator(torch.cat([inputs, fake], dim=1))
+        loss = LOSSES["non_saturating"]
         losses = {
-            "discriminator": discriminator_loss(real_logits, fake_logits) / 2,
-            "generator": generator_loss(fake_logits),
+            "discriminator": loss.discriminator(real_logits, fake_logits) / 2,
+            "generator": loss.generator(real_logits, fake_logits),
             "l1": l1_loss(fake, targets),
         }
         total = losses["generator"] + self.model.l1 * losses["l1"]
-        self.descent.add_gradients("discriminator", losses["discriminator"], keep_graph=True)
-        self.descent.add_gradients("generator", total)
+        self.add_gradients("discriminator", losses["discriminator"], keep_graph=True)
+        self.add_gradients("generator", total)
         return losses
 
     def sample(self, num: int, seed: int) -> Tensor:
@@ -176,3 +167,6 @@ class Pix2Pix(Descending):
             return torch.cat([functional_call(generator, lent, (part,)) for part in parts])
         finally:
             generator.train(was_training)
+
+
+build = Pix2Pix

@@ -23,7 +23,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
-from fedwan.workloads.settings import require_at_least
+from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"generator": "adversarial", "discriminator": "adversarial"}
 
@@ -56,9 +56,7 @@ DEFAULTS = {"data.batch": 1, "steps": 300, "inner.*": InnerConfig(name="sgd", lr
 
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
-    model = Model(**config.model)
-    require_at_least("model.width", model.width, 1)
-    require_at_least("model.step_s", model.step_s, 0)
+    require_each(Model(**config.model), width=1, step_s=0)
 
 
 def build(config: Config, device: torch.device | str) -> Watched:

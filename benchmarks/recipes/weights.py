@@ -12,7 +12,7 @@ from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
-from fedwan.workloads.settings import require_at_least
+from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"model": "adversarial"}
 NUM_TENSORS = 16
@@ -32,7 +32,7 @@ DEFAULTS = {"data.batch": 1, "steps": 100, "inner.*": InnerConfig(name="sgd", lr
 
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
-    require_at_least("model.num_bytes", Model(**config.model).num_bytes, 4)
+    require_each(Model(**config.model), num_bytes=4)
 
 
 def build(config: Config, device: torch.device | str) -> Watched:

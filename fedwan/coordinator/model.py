@@ -36,7 +36,7 @@ from fedwan.state import (
     write_tensors,
 )
 from fedwan.strategy import Strategy
-from fedwan.workloads.moments import is_moment
+from fedwan.workloads.optim import is_moment
 
 __all__ = ["GlobalModel", "read_meta", "update_ema"]
 

@@ -25,7 +25,7 @@ from fedwan.site.joining import choose_device
 from fedwan.state import Layout, Role, State, layout_of
 from fedwan.workloads.base import Workload, keep_local
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.moments import moment_layout
+from fedwan.workloads.optim import moment_layout
 
 __all__ = ["coding_costs", "coding_speed", "open_workload", "step_seconds", "trained_layout"]
 

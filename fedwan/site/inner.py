@@ -16,7 +16,7 @@ from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, UserError
 from fedwan.site.group import is_cut, local, piece_like
 from fedwan.state import State, network_of
-from fedwan.workloads.moments import begin_moments
+from fedwan.workloads.optim import begin_moments
 
 __all__ = ["InnerOptimizers"]
 

@@ -37,7 +37,7 @@ from fedwan.state import (
     state_of,
 )
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.moments import averaged, is_moment, model_name, moment_layout
+from fedwan.workloads.optim import averaged, is_moment, model_name, moment_layout
 
 __all__ = ["Replica"]
 

@@ -20,35 +20,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import relu, softplus
 
-__all__ = ["LOSSES", "GanLoss", "discriminator_loss", "generator_loss", "gradient_penalty"]
-
 
 class GanLoss(NamedTuple):
-    """Both networks' losses, of logits (batch,) for real and (batch,) for generated samples."""
+    """Both networks' losses, scalars, of logits (batch,) for real and (batch,) for generated."""
 
     discriminator: Callable[[Tensor, Tensor], Tensor]
-    """A scalar."""
     generator: Callable[[Tensor, Tensor], Tensor]
-    """A scalar; the real samples' logits matter to relativistic losses alone."""
-
-
-def discriminator_loss(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
-    """Non-saturating loss of the discriminator from logits (batch,) and (batch,); a scalar."""
-    return softplus(-real_logits).mean() + softplus(fake_logits).mean()
-
-
-def generator_loss(fake_logits: Tensor) -> Tensor:
-    """Non-saturating loss of the generator from logits (batch,); a scalar."""
-    return softplus(-fake_logits).mean()
-
-
-def _hinge_discriminator(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
-    return relu(1 - real_logits).mean() + relu(1 + fake_logits).mean()
+    """The real samples' logits matter to relativistic losses alone."""
 
 
 LOSSES: dict[str, GanLoss] = {
-    "non_saturating": GanLoss(discriminator_loss, lambda real, fake: generator_loss(fake)),
-    "hinge": GanLoss(_hinge_discriminator, lambda real, fake: -fake.mean()),
+    "non_saturating": GanLoss(
+        lambda real, fake: softplus(-real).mean() + softplus(fake).mean(),
+        lambda real, fake: softplus(-fake).mean(),
+    ),
+    "hinge": GanLoss(
+        lambda real, fake: relu(1 - real).mean() + relu(1 + fake).mean(),
+        lambda real, fake: -fake.mean(),
+    ),
     "relativistic": GanLoss(
         lambda real, fake: softplus(fake - real).mean(),
         lambda real, fake: softplus(real - fake).mean(),

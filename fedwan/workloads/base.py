@@ -1,19 +1,22 @@
 """The contract between a workload recipe (`sites/NAME.py`) and the engine of a site.
 
-A recipe is one page. The engine knows it only through the names below, and never by its own name:
+A recipe is one page. The engine knows it only through the names below, and never by its own name.
+It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` take the steps:
 
-    def build(config, device) -> Workload    networks and optimisers, initial weights from `seed`
-    NETWORKS, Model, USES, DEFAULTS, PAIRS,
-    check                                    optional: its settings, see `fedwan.workloads.settings`
-    def steps_apart(config) -> bool          optional: whether some networks step before others have
-                                             their gradients, which no strategy that exchanges
-                                             gradients, once a step, goes with
-
-`fedwan.workloads.simple.Simple` is a workload of one network and its loss; one that takes its steps
-with `fedwan.workloads.descent.Descent` has its networks and optimisers from `Descending`.
-
-Before a run starts, `build` may be called under `torch.device("meta")` as well, to learn what the
-networks consist of: it should put no tensor into a cache.
+    build(config, device)   a `Workload`: networks and optimisers, initial weights from `seed`. It
+                            may be called under `torch.device("meta")`, to learn what the networks
+                            consist of: it should put no tensor into a cache
+    NETWORKS                kinds of the networks that are trained, by name; else they are those
+                            that `build` makes optimisers for: adversarial if several
+    Model                   a dataclass, the settings under `model.*`; else there are none
+    USES                    see `fedwan.uses`; what of `fedwan.workloads.settings.OPTIONAL` its
+                            steps follow, and conditions of `model.*`
+    DEFAULTS                what takes the place of settings that were left open
+    PAIRS                   whether it learns from pairs of an input and its target; None: either
+    check(config)           refuses what is wrong in a resolved configuration
+    dataset(config, site)   its own data, see `fedwan.data.dataset_of`
+    steps_apart(config)     whether some networks step before others have their gradients, which no
+                            strategy that exchanges gradients, once a step, goes with
 """
 
 from __future__ import annotations
@@ -53,14 +56,9 @@ def keep_local(networks: Sequence[str]) -> None:
 class Workload(Protocol):
     """Networks, their inner optimisers, and one training step.
 
-    It may have, besides:
-
-        kept                   tensors of its own, by names that stay the same, for the site's
-                               checkpoint; one that is put back is written into them
-        samples_from_inputs    whether `sample` makes its samples of inputs that the site holds, as
-                               translations are; others are taken to be made of noise and weights
-                               alone, and leave the site
-        examine                see `Examinable`
+    It may have `examine` (see `Examinable`), tensors `kept` by name for the site's checkpoint, into
+    which it is put back, and `samples_from_inputs`: True where `sample` makes its samples of inputs
+    that the site holds, as translations are. Others are of noise and weights, and leave the site.
     """
 
     @property
@@ -76,24 +74,19 @@ class Workload(Protocol):
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One completed inner step; losses by name, detached scalars (`.item()` would stall a GPU).
 
-        Calls `reduce` between the backward pass and the optimisers' steps, and leaves learning
-        rates to the optimisers. Where `reduce` takes the gradients away, nothing but running
-        statistics moves. Every random draw comes from a generator of `rng`.
+        Calls `reduce` before the optimisers step; where that takes the gradients away, nothing but
+        running statistics moves. Every random draw comes from a generator of `rng`.
         """
         ...
 
     def sample(self, num: int, seed: int) -> Tensor:
-        """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`.
-
-        A workload that makes them of the site's own inputs has `samples_from_inputs = True`.
-        """
+        """`num` samples from the present weights, from fixed latents; (num, …) like `Batch.x`."""
         ...
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Quality against held-out real data: `fd` and `fd_floor` always, lower is better.
+        """Quality against held-out real data, JSON-ready: `fd` and `fd_floor`, lower is better.
 
-        JSON-ready; and of files under `moments` what `fedwan.metrics.comparison` makes the distance
-        of all sites' data from.
+        Of files also `moments`, see `fedwan.metrics.comparison`.
         """
         ...
 
@@ -113,7 +106,7 @@ class Examinable(Protocol):
             spread/NETWORK       spread of what it generates over that of real samples
             variety/NETWORK      the same of images made of other images, all alike at the beginning
 
-        Scalars (no `.item()`), of some dozens of this site's training samples and as many held-out
-        samples of the same classes. Draws depend on the seed; the global generators are lent.
+        Scalars (no `.item()`), of some dozens of training samples and as many held-out ones of the
+        same classes. Draws depend on the seed; the global generators are lent.
         """
         ...

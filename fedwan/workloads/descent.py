@@ -5,11 +5,17 @@
     reduce, clip each network's, step each network's optimiser
 
 So a step that a recipe returns from is a completed one, and what had to be repeated does not count.
+A recipe of a loss alone needs no class of its own, and its `USES` is `("site.*",)`:
+
+    def build(config, device):
+        with seeded_init(config.seed):
+            net = nn.Sequential(...).to(device)
+        return Simple(config, "net", net, loss=..., sample=...)
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -18,19 +24,29 @@ from torch import Tensor, nn
 
 from fedwan.config import Config
 from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.rng import derive_seed
+from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.site.group import local
 from fedwan.workloads.base import Batch, Reduce
-from fedwan.workloads.optim import build_optimizers, step_optimizers
-from fedwan.workloads.precision import LossScale, autocast, hold_in_half, keep_squares_in_full
-from fedwan.workloads.recompute import recompute_blocks
+from fedwan.workloads.optim import build_optimizers, clip
+from fedwan.workloads.precision import (
+    LossScale,
+    autocast,
+    full_dtype,
+    hold_in_half,
+    keep_squares_in_full,
+    recompute_blocks,
+)
 from fedwan.workloads.sharding import Processes
 
-__all__ = ["Descending", "Descent", "Generating"]
+__all__ = ["Descent", "Generating", "Simple"]
+
+Backward = Callable[[Batch], dict[str, Tensor]]
+"""Computes the losses of a part of the batch, hands each network's gradient over with
+`Descent.add_gradients`, and returns losses to report."""
 
 
 class Descent:
-    """Takes the steps of a workload's trained networks, on their device; changes them in place.
+    """The base of a workload: its networks, on their device, and how the trained ones step.
 
     `twice` names those whose losses hold gradients, and are differentiated again; `frozen` networks
     never step.
@@ -43,49 +59,39 @@ class Descent:
         twice: Collection[str] = (),
         frozen: Mapping[str, nn.Module] | None = None,
     ) -> None:
-        if config.site.precision == "bf16-true":
-            for network in networks.values():
-                hold_in_half(network)
+        self.config, self._site = config, config.site
+        is_half = config.site.precision == "bf16-true"
+        for network in networks.values() if is_half else ():
+            hold_in_half(network)
         self.networks = {**networks, **(frozen or {})}
-        device = next(p.device for network in networks.values() for p in network.parameters())
-        self.processes = Processes(config.site.partition, device)
+        self.device = next(p.device for net in networks.values() for p in net.parameters())
+        self.processes = Processes(config.site.partition, self.device)
         self.processes.shard(networks, twice)
         self.optimizers = build_optimizers(config.inner, networks)
-        if config.site.precision == "bf16-true":
-            for optimizer in self.optimizers.values():
-                keep_squares_in_full(optimizer)
-        self._inner = config.inner
-        self._site = config.site
+        for optimizer in self.optimizers.values() if is_half else ():
+            keep_squares_in_full(optimizer)
         self._scale = LossScale() if config.site.precision == "16-mixed" else None
         self.kept: Mapping[str, Tensor] = {} if self._scale is None else self._scale.state
-        """Of the workload, in a site's checkpoint."""
+        """For a site's checkpoint: the loss scale."""
         self._weight = 1.0
         if config.site.recompute:
             recompute_blocks(networks.values())
 
-    def step(
-        self,
-        names: Sequence[str],
-        batch: Batch,
-        backward: Callable[[Batch], dict[str, Tensor]],
-        reduce: Reduce,
+    def descend(
+        self, names: Sequence[str], batch: Batch, backward: Backward, reduce: Reduce
     ) -> dict[str, Tensor]:
         """One completed step of the named networks; the parts' mean losses, detached.
 
-        `backward` computes the losses of a part of the batch, hands each network's gradient over
-        with `add_gradients`, and returns losses to report. `reduce` gets complete, finite
-        gradients.
-
-        Raises:
-            FedwanError: gradients are not finite at any loss scale.
+        `reduce` gets complete, finite gradients; a `FedwanError` where they are so at no scale.
         """
         batch = self.processes.part(batch)
         losses = self._compute(names, batch, backward)
         while not self._unscale(names):
             losses = self._compute(names, batch, backward)
         reduce(names)
-        networks = {name: self.networks[name] for name in names}
-        step_optimizers(self._inner, networks, self.optimizers)
+        for name in names:
+            clip(self.networks[name].parameters(), self.config.inner[name].clip_norm)
+            self.optimizers[name].step()
         return losses
 
     def add_gradients(self, name: str, loss: Tensor, *, keep_graph: bool = False) -> None:
@@ -100,64 +106,42 @@ class Descent:
         # Not `autograd.grad`: who hooks into the accumulation of gradients, as DDP does, sees this.
         torch.autograd.backward(loss, inputs=params, retain_graph=keep_graph)
 
+    def _params(self, names: Sequence[str]) -> list[nn.Parameter]:
+        return [param for name in names for param in self.networks[name].parameters()]
+
     def _unscale(self, names: Sequence[str]) -> bool:
         """Whether the gradients are finite, and then unscaled."""
         if self._scale is None:
             return True
-        grads = [p.grad for n in names for p in self.networks[n].parameters() if p.grad is not None]
-        is_finite = self._scale.unscale([local(gradient) for gradient in grads])
-        is_finite = self.processes.agree(is_finite)
+        grads = [local(p.grad) for p in self._params(names) if p.grad is not None]
+        is_finite = self.processes.agree(self._scale.unscale(grads))
         self._scale.update(is_finite)
         return is_finite
 
-    def _compute(
-        self,
-        names: Sequence[str],
-        batch: Batch,
-        backward: Callable[[Batch], dict[str, Tensor]],
-    ) -> dict[str, Tensor]:
+    def _compute(self, names: Sequence[str], batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
         num_parts = self._site.accumulate
         self._weight = (1.0 if self._scale is None else self._scale.factor) / num_parts
         mean: dict[str, Tensor] = {}
-        chunks = zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True)
-        for param in (p for name in names for p in self.networks[name].parameters()):
+        for param in self._params(names):
             param.grad = None
-        for part in (Batch(*chunk) for chunk in chunks):
+        for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
             with autocast(self._site.precision, batch.x.device):
-                losses = backward(part)
+                losses = backward(Batch(*part))
             for name, loss in losses.items():
                 share = _full(loss.detach()) / num_parts
                 mean[name] = mean[name] + share if name in mean else share
-        self.processes.settle(p for name in names for p in self.networks[name].parameters())
+        self.processes.settle(self._params(names))
         return mean
 
 
-class Descending:
-    """What a workload has of the `Descent` that takes its steps."""
-
-    descent: Descent
-
-    @property
-    def networks(self) -> Mapping[str, nn.Module]:
-        """By name, frozen ones among them."""
-        return self.descent.networks
-
-    @property
-    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]:
-        """By the name of the network that each steps."""
-        return self.descent.optimizers
-
-    @property
-    def kept(self) -> Mapping[str, Tensor]:
-        """The loss scale, for a site's checkpoint."""
-        return self.descent.kept
+def _full(loss: Tensor) -> Tensor:
+    """In fp32 at least: in fp16 a scaled loss would leave the range."""
+    return loss.to(full_dtype(loss.dtype))
 
 
-class Generating(Descending):
+class Generating(Descent, ABC):
     """One whose samples are made of noise and weights alone, and compared with real ones."""
-
-    config: Config
 
     @abstractmethod
     def sample(self, num: int, seed: int) -> Tensor:
@@ -169,6 +153,35 @@ class Generating(Descending):
         return measure_quality(self.config.data.name, real, generated)
 
 
-def _full(loss: Tensor) -> Tensor:
-    """In fp32 at least: in fp16 a scaled loss would leave the range."""
-    return loss.to(torch.promote_types(loss.dtype, torch.float32))
+class Simple(Generating):
+    """A workload of one network, on its device, and its loss.
+
+    `loss` gets a batch, or its part, and named generators, and gives the mean loss, (); `sample`
+    gets a number and a seed, and gives samples (num, …) like `Batch.x`.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        network: nn.Module,
+        loss: Callable[[Batch, NamedGenerators], Tensor],
+        sample: Callable[[int, int], Tensor],
+    ) -> None:
+        super().__init__(config, {name: network})
+        self._name, self._loss, self._sample = name, loss, sample
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One step of descent."""
+
+        def backward(part: Batch) -> dict[str, Tensor]:
+            loss = self._loss(part, rng)
+            self.add_gradients(self._name, loss)
+            return {self._name: loss}
+
+        return self.descend((self._name,), batch, backward, reduce)
+
+    @torch.no_grad()
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Samples of the present weights, (num, …)."""
+        return self._sample(num, seed)

@@ -5,23 +5,19 @@ With noise level sigma from 0 (data) to 1 (noise), in the convention of diffuser
     x_sigma = sigma * noise + (1 - sigma) * data        target = d x / d sigma = noise - data
 
 Times are drawn as in Esser et al. 2024 (2403.03206, section 3.1 and equation 23). The solver is
-that of phased consistency models (Wang et al. 2024, 2405.18407), whose scripts take n of a
-teacher's T timesteps and go from each to the one below. As written there it ends at the schedule's
-lowest level instead of at the data, and starts below pure noise where n does not divide T. Here
-level 0 belongs to the schedule, and steps are rounded so that both ends are met for any n and T:
+that of phased consistency models (Wang et al. 2024, 2405.18407), which takes n of a teacher's T
+timesteps; unlike theirs it starts at pure noise and ends at the data for any n and T:
 
     t_k = round(k T / n)        x(t_k-1) = x(t_k) + (sigma(t_k-1) - sigma(t_k)) v,   k = n … 1
 
-Classifier-free guidance (Ho & Salimans 2022) makes samples follow their labels more closely. One
-network learns the velocity with labels and, where they were dropped, without, which means a null
-class, one above the last:
+Classifier-free guidance (Ho & Salimans 2022) makes samples follow their labels more closely. The
+network learns the velocity without labels, too, by a null class, one above the last:
 
     v = v_null + guidance * (v_label - v_null)
 
 Phased consistency: a teacher's n solver steps are dealt into m phases. A student learns one jump
-from anywhere in a phase down to its edge s, so that m jumps make a sample. What it learns is to
-agree with itself: at neighbouring levels of the teacher's path it must arrive at the same place,
-and at the edge it stays where it is:
+from anywhere in a phase down to its edge s, where it must arrive at the same place from
+neighbouring levels of the teacher's path:
 
     f(x, sigma) = x + (s - sigma) v(x, sigma)
 """
@@ -36,23 +32,6 @@ from torch import Tensor
 from fedwan.models.layers import clamp_images
 from fedwan.rng import derive_seed
 
-__all__ = [
-    "TIMES",
-    "EulerSolver",
-    "Phases",
-    "balanced_labels",
-    "consistency_loss",
-    "draw_sigma",
-    "drop_labels",
-    "flow_sigmas",
-    "guide",
-    "interpolate",
-    "jump",
-    "renoise",
-    "sample_flow",
-    "shift_sigma",
-]
-
 TIMES = ("logit_normal", "uniform")
 """What noise levels are drawn from."""
 _HUBER = 1e-3  # below it the loss is square, as in the scripts of phased consistency
@@ -66,12 +45,9 @@ def draw_sigma(
     `times` is `uniform`, or `logit_normal`, the sigmoid of a standard normal (equation 19 with
     m = 0, s = 1): most work goes to the middle of the way. For `shift` see `shift_sigma`.
     """
-    assert times in TIMES
     if times == "uniform":
-        sigma = torch.rand(num, generator=generator)
-    else:
-        sigma = torch.randn(num, generator=generator).sigmoid()
-    return shift_sigma(sigma, shift)
+        return shift_sigma(torch.rand(num, generator=generator), shift)
+    return shift_sigma(torch.randn(num, generator=generator).sigmoid(), shift)
 
 
 def flow_sigmas(num: int, shift: float = 1.0) -> Tensor:
@@ -83,8 +59,7 @@ def flow_sigmas(num: int, shift: float = 1.0) -> Tensor:
 def shift_sigma(sigma: Tensor, shift: float) -> Tensor:
     """Noise levels moved towards the noise by a shift above 1: s sigma / (1 + (s - 1) sigma).
 
-    Large images need more noise to be destroyed, hence a shift of 3 or so (equation 23). The shape
-    stays.
+    Large images need more noise to be destroyed, hence a shift of 3 or so (equation 23).
     """
     # The denominator, so written, leaves sigma = 1 at exactly 1, and all as it is where shift = 1.
     return shift * sigma / (shift * sigma + (1 - sigma))
@@ -104,38 +79,17 @@ def _per_sample(values: Tensor, x: Tensor) -> Tensor:
 class EulerSolver:
     """n steps from noise to data; step n - 1 starts at the noise, step 0 ends at the data.
 
-    Args:
-        sigmas: noise levels of timesteps 1 … T, (T,), rising to exactly 1; see `flow_sigmas`. The
-            solver's own tensors live on their device.
-        num_steps: n, from 1 to T.
-
-    Attributes:
-        timesteps: where each step starts, (n,) int64, rising to T.
-        timesteps_prev: where it ends, (n,) int64, rising from 0.
-        sigmas: the noise level where each step starts, (n,) float64, rising to 1.
-        sigmas_prev: where it ends, (n,) float64, rising from 0.
-
-    Raises:
-        ValueError: levels that do not rise to 1, or more steps than timesteps.
+    `sigmas` (T,) are the levels of timesteps 1 … T, rising to exactly 1, as of `flow_sigmas`, and n
+    is at most T. `timesteps` and `sigmas`, (n,) int64 and float64, are where each step starts,
+    `timesteps_prev` and `sigmas_prev` where it ends.
     """
 
     def __init__(self, sigmas: Tensor, num_steps: int) -> None:
-        num_timesteps = len(sigmas)
-        if not 1 <= num_steps <= num_timesteps:
-            raise ValueError(
-                f"num_steps = {num_steps} for {num_timesteps} timesteps; choose 1 to "
-                f"{num_timesteps}"
-            )
-        levels = torch.cat([sigmas.new_zeros(1), sigmas]).double()
-        if float(levels[-1]) != 1 or not bool((levels.diff() > 0).all()):
-            raise ValueError(
-                f"sigmas go from {float(levels[1]):g} to {float(levels[-1]):g}; give levels above "
-                "0 that rise to exactly 1, the lowest first"
-            )
+        total = len(sigmas)
+        assert 1 <= num_steps <= total
         # Rounded half up: distinct since n <= T, and 0 and T at the ends.
-        ends = [
-            (2 * k * num_timesteps + num_steps) // (2 * num_steps) for k in range(num_steps + 1)
-        ]
+        ends = [(2 * k * total + num_steps) // (2 * num_steps) for k in range(num_steps + 1)]
+        levels = torch.cat([sigmas.new_zeros(1), sigmas]).double()
         timesteps = torch.tensor(ends, device=sigmas.device)
         self.timesteps, self.timesteps_prev = timesteps[1:], timesteps[:-1]
         self.sigmas, self.sigmas_prev = levels[timesteps[1:]], levels[timesteps[:-1]]
@@ -143,8 +97,7 @@ class EulerSolver:
     def step(self, x: Tensor, velocity: Tensor, index: Tensor) -> Tensor:
         """Samples at `sigmas_prev[index]`, (batch, …), from x at `sigmas[index]`.
 
-        `velocity` is d x / d sigma there, of the same shape; `index` is the step that each sample
-        takes, (batch,) int64 from 0 to n - 1.
+        `velocity` is d x / d sigma there; `index` the step that each sample takes, (batch,) int64.
         """
         change = (self.sigmas_prev - self.sigmas)[index].to(x.dtype)
         return x + _per_sample(change, x) * velocity
@@ -169,26 +122,19 @@ def drop_labels(labels: Tensor, share: float, null: int, generator: torch.Genera
 
 
 def balanced_labels(num: int, num_classes: int, generator: torch.Generator) -> Tensor:
-    """Labels to sample, (num,) int64: each class once, in random order, then each once again.
-
-    So any part that is a multiple of `num_classes` long, counted from the start, is balanced.
-    """
+    """Labels to sample, (num,) int64: each class once, in random order, then each once again."""
     turns = range(-(-num // num_classes))
     order = [torch.randperm(num_classes, generator=generator) for _ in turns]
     return torch.cat(order)[:num] if order else torch.empty(0, dtype=torch.int64)
 
 
 def guide(
-    velocity: Callable[[Tensor, Tensor, Tensor], Tensor],
-    labels: Tensor,
-    null: int,
-    guidance: float,
+    velocity: Callable[..., Tensor], labels: Tensor, null: int, guidance: float
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """(x, sigma) -> d x / d sigma that leads to samples of these labels, (batch,) int64.
 
-    `velocity` is told labels, (x (batch, …), sigma (batch,), labels (batch,)). A `guidance` of 1
-    takes the labels' own velocity, 0 that of the null class; every other value takes both, at twice
-    the cost.
+    `velocity` is told (x, sigma, labels). A `guidance` of 1 takes the labels' own velocity, 0 that
+    of the null class; every other value takes both, at twice the cost.
     """
     if guidance == 1:
         return lambda x, sigma: velocity(x, sigma, labels)
@@ -228,17 +174,10 @@ def sample_flow(
 
 
 class Phases:
-    """The levels of n solver steps and of m phases over them; edges are among the n's levels.
+    """The levels of n solver steps, `sigmas` (n,), and of m phases over them.
 
-    Args:
-        sigmas: of the n solver steps, (n,), see `flow_sigmas`.
-        num_phases: m, from 1 to n.
-
-    Attributes:
-        solver: the n steps.
-        jumps: one step per phase, to sample with.
-        edges: where the phase of each solver step ends, (n,) float64.
-        tops: where it starts, (n,) float64.
+    `solver` takes the n steps, `jumps` one per phase; `edges` and `tops`, (n,) float64, are where
+    the phase of each solver step ends and starts, at levels of the n.
     """
 
     def __init__(self, sigmas: Tensor, num_phases: int) -> None:

@@ -21,8 +21,6 @@ from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.state import Role, layout_of
 
-__all__ = ["staying_home"]
-
 
 def staying_home(
     trained: Mapping[str, nn.Module],
@@ -31,11 +29,8 @@ def staying_home(
 ) -> dict[str, Role]:
     """The role, `EXCLUDED` or `FROZEN`, of each tensor of trained networks that has one of these.
 
-    `held` names the parameters that optimisers step; None where none was made yet.
-
-    Raises:
-        ConfigError: a network is not trained, a pattern matches nothing that would travel, or
-            nothing of a network is left that is trained and travels.
+    `held` names the parameters that optimisers step; None where none was made yet. A `ConfigError`
+    if a pattern matches nothing that would travel, or nothing is left of a network that does.
     """
     for network in exclude:
         if network not in trained:
@@ -43,25 +38,23 @@ def staying_home(
             raise ConfigError(f"network.{network}.exclude: trained are {', '.join(trained)}{known}")
     home: dict[str, Role] = {}
     for network, module in trained.items():
-        home |= dict.fromkeys(_frozen(network, module, held), Role.FROZEN)
-        if not _parameters(network, module, home):
+        for name, param in module.named_parameters():
+            key = f"{network}/{name}"
+            if not param.requires_grad or (held is not None and key not in held):
+                home[key] = Role.FROZEN
+        if not _is_sent(network, module, home):
             raise ConfigError(
                 f"network {network!r} has an optimiser but no parameter that it could step, all "
                 "are frozen; leave its optimiser out, or have some require a gradient"
             )
         patterns = exclude.get(network, ())
         home |= dict.fromkeys(_matches(network, module, patterns, home), Role.EXCLUDED)
-        if not _parameters(network, module, home):
+        if not _is_sent(network, module, home):
             raise ConfigError(
                 f"network.{network}.exclude = {list(patterns)} matches all parameters that are "
                 "trained, so that sites would share nothing of it; leave some to travel"
             )
     return home
-
-
-def _frozen(network: str, module: nn.Module, held: Collection[str] | None) -> list[str]:
-    names = [(f"{network}/{name}", p.requires_grad) for name, p in module.named_parameters()]
-    return [name for name, moves in names if not moves or (held is not None and name not in held)]
 
 
 def _matches(
@@ -78,6 +71,6 @@ def _matches(
     return [f"{network}/{n}" for n in names if any(fnmatchcase(n, p) for p in patterns)]
 
 
-def _parameters(network: str, module: nn.Module, home: Mapping[str, Role]) -> list[str]:
+def _is_sent(network: str, module: nn.Module, home: Mapping[str, Role]) -> bool:
     layout = layout_of({network: module}, home)
-    return [name for name, spec in layout.items() if spec.role is Role.PARAMETER]
+    return any(spec.role is Role.PARAMETER for spec in layout.values())

@@ -1,10 +1,15 @@
-"""Inner optimisers and their rates over a run, in one place for every recipe, site and strategy.
+"""Inner optimisers: what steps a network, at which rate, and which of its moments travel.
 
 Updates are taken tensor by tensor (`foreach` and `fused` off), so that a list of bare tensors with
 the same gradients moves to the same bits as a module's parameters: the coordinator mirrors a site's
 optimiser that way where gradients, not deltas, are merged. A rate is a function of the run's step
 alone, not of how many steps an optimiser has taken: a site that was away goes on with the rate that
 the others have, and a coordinator that steps gradients itself has the sites' rates to the last bit.
+
+What a site has learned about its gradients is its own (`inner.NETWORK.state=keep`), or is forgotten
+with every update (`reset`), or is merged like running statistics (`average`). Then each moment is a
+tensor `network/parameter|field` that travels with its parameter, uncoded, and is merged by its
+role. Where sites go on stepping while an update flies, moments land as they departed.
 """
 
 from __future__ import annotations
@@ -17,21 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.config import InnerConfig
-
-__all__ = [
-    "SCHEDULES",
-    "Muon",
-    "build_optimizer",
-    "build_optimizers",
-    "clip",
-    "full_norm",
-    "is_matrix",
-    "rate_at",
-    "set_rates",
-    "step_optimizers",
-]
-
-SCHEDULES = ("constant", "linear", "cosine")
+from fedwan.state import Layout, Role, TensorSpec, network_of
+from fedwan.workloads.precision import full_dtype
 
 
 class Muon(torch.optim.Optimizer):
@@ -43,11 +35,7 @@ class Muon(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable[Tensor],
-        lr: float,
-        betas: tuple[float, float],
-        weight_decay: float,
+        self, params: Iterable[Tensor], lr: float, betas: tuple[float, float], weight_decay: float
     ) -> None:
         super().__init__(params, {"lr": lr, "betas": betas, "weight_decay": weight_decay})
 
@@ -70,27 +58,17 @@ class Muon(torch.optim.Optimizer):
 
 
 def is_matrix(ndim: int) -> bool:
-    """Whether a parameter of so many dimensions is stepped by Muon.
-
-    Embeddings, one row for each class, are matrices, too: nothing but its shape tells a parameter
-    apart at the coordinator.
-    """
+    """Whether Muon steps a parameter of so many dimensions; only shapes are known everywhere."""
     return ndim == 2
 
 
 def build_optimizer(config: InnerConfig, params: Iterable[Tensor]) -> torch.optim.Optimizer:
-    """The inner optimiser of one network: `adam`, `adamw`, `muon` or `sgd`.
-
-    Args:
-        config: resolved settings.
-        params: the network's parameters, or a mirror of them in the same order.
-    """
-    params = list(params)
-    betas = (config.beta1, config.beta2)
+    """The inner optimiser of one network's parameters, or of a mirror of them in the same order."""
+    params, betas = list(params), (config.beta1, config.beta2)
+    usual: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.name == "muon":
-        return Muon(params, config.lr, betas, config.weight_decay)
-    one_by_one: dict[str, Any] = {"foreach": False, "fused": False}
-    usual: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, **one_by_one}
+        return Muon(params, betas=betas, **usual)
+    usual |= {"foreach": False, "fused": False}
     if config.name == "sgd":
         return torch.optim.SGD(params, momentum=config.beta1, **usual)
     assert config.name in ("adam", "adamw")
@@ -103,17 +81,6 @@ def build_optimizers(
 ) -> dict[str, torch.optim.Optimizer]:
     """The inner optimiser of each network, by the network's name."""
     return {name: build_optimizer(inner[name], net.parameters()) for name, net in networks.items()}
-
-
-def step_optimizers(
-    inner: Mapping[str, InnerConfig],
-    networks: Mapping[str, nn.Module],
-    optimizers: Mapping[str, torch.optim.Optimizer],
-) -> None:
-    """Clip the gradients of these networks as configured, and step them; to follow `reduce`."""
-    for name, network in networks.items():
-        clip(network.parameters(), inner[name].clip_norm)
-        optimizers[name].step()
 
 
 def clip(params: Iterable[Tensor], max_norm: float) -> None:
@@ -134,8 +101,7 @@ def clip(params: Iterable[Tensor], max_norm: float) -> None:
 
 def full_norm(gradient: Tensor) -> Tensor:
     """The norm of one tensor, (), in fp32 at least; of pieces at several processes, of them all."""
-    dtype = torch.promote_types(gradient.dtype, torch.float32)
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=dtype)
+    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=full_dtype(gradient.dtype))
     return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
@@ -169,3 +135,76 @@ def set_rates(
         if config.warmup_steps or config.schedule != "constant":
             for group in optimizers[network].param_groups:
                 group["lr"] = rate_at(config, step, num_steps)
+
+
+def averaged(inner: Mapping[str, InnerConfig]) -> dict[str, InnerConfig]:
+    """The networks whose moments travel."""
+    return {network: config for network, config in inner.items() if config.state == "average"}
+
+
+def is_moment(name: str) -> bool:
+    """Whether a tensor of a layout is a moment, and no part of the model.
+
+    >>> is_moment("generator/main.0.weight|exp_avg"), is_moment("generator/main.0.weight")
+    (True, False)
+    """
+    return "|" in name
+
+
+def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
+    """Specs of the moments that travel, in name order; `layout` is of the networks without them."""
+    shared, moments = averaged(inner), {}
+    for name, spec in layout.items():
+        config = shared.get(network_of(name))
+        if config is None or spec.role is not Role.PARAMETER:
+            continue
+        for field, role in _moments(config, len(spec.shape)).items():
+            # With beta1 = 0 the first moment is the last gradient, which is not worth sending.
+            if config.beta1 > 0 or field not in ("exp_avg", "momentum_buffer"):
+                shape = () if field == "step" else spec.shape
+                moments[f"{name}|{field}"] = TensorSpec(shape, _dtype(field, spec.dtype), role)
+    return dict(sorted(moments.items()))
+
+
+def begin_moments(
+    config: InnerConfig, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]
+) -> None:
+    """Give parameters that have not stepped yet the moments of zero steps.
+
+    With them an optimiser that was built from `config` steps to the same bits.
+    """
+    for param in params:
+        if not optimizer.state[param]:
+            moments = _moments(config, param.ndim)
+            optimizer.state[param] = {field: _zero(field, param) for field in moments}
+
+
+def model_name(name: str) -> str:
+    """A moment's name among the model's tensors, from that among its optimiser's.
+
+    >>> model_name("net:exp_avg|net/weight")
+    'net/weight|exp_avg'
+    """
+    head, _, parameter = name.partition("|")
+    return f"{parameter}|{head.rpartition(':')[2]}"
+
+
+def _moments(config: InnerConfig, ndim: int) -> dict[str, Role]:
+    """Of a parameter of so many dimensions, with the role of each."""
+    if config.name == "sgd" or (config.name == "muon" and is_matrix(ndim)):
+        return {"momentum_buffer": Role.MEAN}
+    return {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
+
+
+def _dtype(field: str, dtype: torch.dtype) -> torch.dtype:
+    """Of a moment whose parameter has this dtype."""
+    if field == "step":
+        return torch.float32
+    return full_dtype(dtype) if field == "exp_avg_sq" else dtype
+
+
+def _zero(field: str, param: Tensor) -> Tensor:
+    dtype = _dtype(field, param.dtype)
+    if field == "step":
+        return torch.zeros((), dtype=dtype)
+    return torch.zeros_like(param, dtype=dtype).detach()

@@ -1,51 +1,50 @@
-"""Half precision, as `site.precision` asks for it: autocast, weights in bf16, a scale for losses.
+"""What a step computes in and keeps: half precision, a scale for losses, blocks computed twice.
 
-Under `bf16-true` weights are in bf16, and so their gradients and first moments. A value of a
-network takes 10 bytes under Adam, in place of 16: the squares of gradients stay in fp32
-(`keep_squares_in_full`). What is computed is computed as under autocast: matrix products in bf16,
-norms and losses in fp32. A change of a weight by less than 1/512 of it is lost, as always with
-weights in bf16; the coordinator keeps its own in fp32, so that what the sites agree on adds up
-there. Batch and instance norm keep their weights and statistics in fp32: they are few, near 1 bf16
-is coarse, and variances are merged.
+Under `site.precision=bf16-true` weights are in bf16, and so their gradients and first moments. A
+value of a network takes 10 bytes under Adam, in place of 16: the squares of gradients stay in fp32.
+What is computed is computed as under autocast. A change of a weight by less than 1/512 of it is
+lost; the coordinator keeps its own in fp32, so that what the sites agree on adds up there. Batch
+and instance norm stay in fp32: they are few, near 1 bf16 is coarse, and variances are merged.
 
-Under `16-mixed` small gradients would vanish in fp16, whose least number is 6e-8, so losses are
-multiplied by a scale and gradients divided by it (Micikevicius et al. 2018, 1710.03740, section
-3.2). It is as large as gradients allow: half as large after one that is not finite, twice as large
+Under `16-mixed` losses are multiplied by a scale and gradients divided by it (Micikevicius et al.
+2018, 1710.03740, section 3.2): half as large after a gradient that is not finite, twice as large
 after many that are. Unlike torch's GradScaler it repeats a step that overflowed instead of skipping
 it: sites would otherwise be steps apart.
+
+Under `site.recompute` the backward pass computes each block again from its input, which alone is
+kept (activation checkpointing, Chen et al. 2016, 1604.06174).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint
 
-from fedwan.errors import FedwanError
+from fedwan.errors import ConfigError, FedwanError
 
-__all__ = ["LossScale", "autocast", "hold_in_half", "keep_squares_in_full", "square_dtype"]
-
-_HALF = {
-    "bf16-mixed": torch.bfloat16,
-    "bf16-true": torch.bfloat16,
-    "16-mixed": torch.float16,
-}
+_HALF = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "16-mixed": torch.float16}
 _FIRST = 2.0**16
 _LEAST = 2.0**-10
 _GROWS_AFTER = 2000
 
 
-def autocast(precision: str, device: torch.device, **options: bool) -> AbstractContextManager[None]:
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
     """Operations that bear it run in half precision inside, where `site.precision` says so."""
-    dtype = _HALF.get(precision)
     enabled: AbstractContextManager[None] = torch.autocast(
-        device.type, dtype, enabled=dtype is not None, **options
+        device.type, _HALF.get(precision), enabled=precision in _HALF
     )
     return enabled
+
+
+def full_dtype(dtype: torch.dtype) -> torch.dtype:
+    """fp32 at least."""
+    return torch.promote_types(dtype, torch.float32)
 
 
 def hold_in_half(network: nn.Module) -> None:
@@ -67,8 +66,7 @@ def hold_in_half(network: nn.Module) -> None:
 
 def _in_half(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **more: Any) -> Any:
-        device = next(self.parameters()).device.type
-        with torch.autocast(device, torch.bfloat16):
+        with autocast("bf16-true", next(self.parameters()).device):
             out = kind.forward(self, *args, **more)
         return out.float() if isinstance(out, Tensor) else out
 
@@ -83,24 +81,17 @@ def keep_squares_in_full(optimizer: torch.optim.Optimizer) -> None:
 
     def widen(*_: object) -> None:
         for state in optimizer.state.values():
-            squares = state.get("exp_avg_sq")
-            if squares is not None:
-                state["exp_avg_sq"] = squares.to(square_dtype(squares.dtype))
+            if (squares := state.get("exp_avg_sq")) is not None:
+                state["exp_avg_sq"] = squares.to(full_dtype(squares.dtype))
 
     optimizer.register_step_post_hook(widen)
-
-
-def square_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Of squares of gradients whose parameter has this dtype."""
-    return torch.promote_types(dtype, torch.float32)
 
 
 class LossScale:
     """Scales losses, and judges the gradients that come of them.
 
-    Attributes:
-        state: `scale` (float32, ()) and `streak` (int64, ()), how many updates in a row were
-            good; on the CPU. Who puts a checkpoint back writes into them.
+    `state` has `scale` (float32, ()) and `streak` (int64, ()), how many updates in a row were good;
+    on the CPU. Who puts a checkpoint back writes into them.
     """
 
     def __init__(self) -> None:
@@ -112,10 +103,7 @@ class LossScale:
         return float(self.state["scale"])
 
     def unscale(self, gradients: Sequence[Tensor]) -> bool:
-        """Divide complete gradients by the scale, in place; False if one is not finite.
-
-        Waits for a GPU.
-        """
+        """Divide complete gradients, in place; False if one is not finite. Waits for a GPU."""
         for gradient in gradients:
             gradient.div_(self.factor)
         # The largest magnitude of each; NaN stays NaN.
@@ -143,3 +131,53 @@ class LossScale:
                 "values leave fp16's range; set site.precision=bf16-mixed, or lower the learning "
                 "rates (inner.NETWORK.lr, outer.NETWORK.lr)"
             )
+
+
+def recompute_blocks(networks: Iterable[nn.Module]) -> None:
+    """Have networks' blocks compute again in the backward pass; their tensors keep their names.
+
+    A block is a module of several in an `nn.ModuleList` or `nn.Sequential`. It may draw from
+    torch's own random generators, but from no others.
+    """
+    blocks = [block for network in networks for block in _blocks(network)]
+    if not blocks:
+        raise ConfigError(
+            "site.recompute = True has no effect: no network has blocks of several modules; "
+            "leave it out"
+        )
+    for block in blocks:
+        _recompute(block)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    is_list = isinstance(module, nn.ModuleList | nn.Sequential)
+    for child in module.children():
+        if is_list and any(True for _ in child.children()):
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def _recompute(block: nn.Module) -> None:
+    forward = block.forward
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        is_again = False
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_again
+            # Running statistics, which the forward pass has moved, do not move again.
+            moved = list(block.buffers()) if is_again else []
+            kept, is_again = [buffer.clone() for buffer in moved], True
+            try:
+                return forward(*args, **kwargs)
+            finally:  # torch stops as soon as it has what it needs
+                with torch.no_grad():
+                    for buffer, value in zip(moved, kept, strict=True):
+                        buffer.copy_(value)
+
+        return checkpoint(run, *args, use_reentrant=False, **kwargs)
+
+    block.forward = recomputed

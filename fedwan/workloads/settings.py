@@ -1,21 +1,10 @@
-"""What a workload's page may leave to the library, and how its settings are resolved and checked.
-
-A page needs `build(config, device)` alone. It may have, besides:
-
-    NETWORKS   kinds of the networks that are trained, by name, or a function of the configuration;
-               else they are those that `build` makes optimisers for: adversarial if several,
-               regression if one
-    Model      a dataclass, the settings under `model.*`; else there are none
-    USES       see `fedwan.uses`; what of `OPTIONAL` its steps follow, and conditions of `model.*`
-    DEFAULTS   what takes the place of open settings, over those here
-    PAIRS      whether it learns from pairs of an input and its target; None if from either
-    check      a function of the resolved configuration, for what is truly special
-"""
+"""How a workload page's settings are resolved and checked; its parts: `fedwan.workloads.base`."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -32,18 +21,6 @@ from fedwan.uses import Faults, fill, unmet, unused
 if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind, Workload
 
-__all__ = [
-    "OPTIONAL",
-    "build_nowhere",
-    "check_networks",
-    "networks_of",
-    "require_at_least",
-    "require_each",
-    "require_one_of",
-    "require_parts",
-    "resolve_page",
-]
-
 OPTIONAL = (
     *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
     *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
@@ -51,18 +28,7 @@ OPTIONAL = (
 )
 """Settings that some workloads do not follow."""
 _DEFAULTS: Mapping[str, Any] = {"data.batch": 32, "steps": 2000, "inner.*": InnerConfig()}
-
-
-@dataclasses.dataclass
-class _NoModel:
-    """Of a page without settings of its own."""
-
-
-class _AnyInner(dict[str, InnerConfig]):
-    """An inner optimiser for whatever network a page makes."""
-
-    def __missing__(self, name: str) -> InnerConfig:
-        return InnerConfig()
+_NoModel = dataclasses.make_dataclass("_NoModel", [])
 
 
 def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
@@ -84,39 +50,43 @@ def resolve_page(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
         fill(config, defaults, networks, model())
         fill(config, _DEFAULTS, networks)
         faults.add(unmet(config, uses, model()))
-        with faults.caught():
-            getattr(page, "check", lambda _: None)(config)
-        with faults.caught():
-            require_parts(config)
-        _check_warmup(config, faults)
+        for check in (getattr(page, "check", None), require_parts):
+            with faults.caught():
+                if check is not None:
+                    check(config)
+        faults.add(
+            f"inner.{network}.warmup_steps = {inner.warmup_steps} is more than the run's steps; "
+            f"choose {config.steps} or less"
+            for network, inner in config.inner.items()
+            if inner.warmup_steps > config.steps
+        )
     faults.tell()
     return networks
 
 
 def networks_of(page: ModuleType, config: Config) -> Mapping[str, NetworkKind]:
     """The networks that a workload trains, and what kind each is."""
-    networks = getattr(page, "NETWORKS", None)
-    if networks is None:
-        built = build_nowhere(page, dataclasses.replace(config, inner=_AnyInner(config.inner)))
-        if built is None:
-            raise ConfigError(
-                f"workload {config.workload!r} says by no NETWORKS which networks it trains, and "
-                "cannot be built without memory to learn it; give it NETWORKS"
-            )
-        names = list(built.optimizers)
-        return dict.fromkeys(names, "adversarial" if len(names) > 1 else "regression")
-    found: Mapping[str, NetworkKind] = networks(config) if callable(networks) else networks
-    return found
+    networks: Mapping[str, NetworkKind] | None = getattr(page, "NETWORKS", None)
+    if networks is not None:
+        return networks
+    any_inner = defaultdict(InnerConfig, config.inner)
+    built = build_nowhere(page, dataclasses.replace(config, inner=any_inner))
+    if built is None:
+        raise ConfigError(
+            f"workload {config.workload!r} says by no NETWORKS which networks it trains, and "
+            "cannot be built without memory to learn it; give it NETWORKS"
+        )
+    names = list(built.optimizers)
+    return dict.fromkeys(names, "adversarial" if len(names) > 1 else "regression")
 
 
 def build_nowhere(page: ModuleType, config: Config) -> Workload | None:
     """The workload on torch's meta device, without memory; None if it must read its own values."""
     try:
-        with torch.device("meta"):
-            built: Workload = page.build(config, torch.device("meta"))
+        with torch.device("meta") as meta:
+            return page.build(config, meta)  # type: ignore[no-any-return]
     except (RuntimeError, NotImplementedError):
         return None
-    return built
 
 
 def _resolve_model(model: type, given: dict[str, Any]) -> dict[str, Any]:
@@ -141,15 +111,6 @@ def check_networks(config: Config, networks: Collection[str], faults: Faults) ->
     faults.tell()
 
 
-def _check_warmup(config: Config, faults: Faults) -> None:
-    faults.add(
-        f"inner.{network}.warmup_steps = {inner.warmup_steps} is more than the run's steps; choose "
-        f"{config.steps} or less"
-        for network, inner in config.inner.items()
-        if inner.warmup_steps > config.steps
-    )
-
-
 def require_parts(config: Config, turns: int = 1) -> None:
     """Refuse a batch that cannot be computed in as many parts as asked."""
     site, batch = config.site, config.data.batch // turns
@@ -165,30 +126,26 @@ def require_parts(config: Config, turns: int = 1) -> None:
 
 
 def _require_pairs(config: Config, pairs: bool | None) -> None:
-    workload, name = config.workload, config.data.name
     is_pairs = source_of(config.data).inputs > 0
-    if pairs and not is_pairs:
-        raise ConfigError(
-            f"data.name = {name!r} holds no pairs of input and target, which workload "
-            f"{workload!r} learns from; set data.name={pair_names()[0]}"
-        )
-    if is_pairs and pairs is False:
-        raise ConfigError(
-            f"data.name = {name!r} holds pairs of input and target, which workload {workload!r} "
-            f"does not learn from; set data.name={DataConfig().name}"
-        )
-
-
-def require_at_least(key: str, value: float, least: float) -> None:
-    """Refuse a model setting that is too small, or no number."""
-    if not least <= value < math.inf:
-        raise ConfigError(f"{key} = {value!r} is out of range; choose {least} or more")
+    if pairs is None or is_pairs == pairs:
+        return
+    holds, does, name = (
+        ("holds pairs of input and target", "does not learn from", DataConfig().name)
+        if is_pairs
+        else ("holds no pairs of input and target", "learns from", pair_names()[0])
+    )
+    raise ConfigError(
+        f"data.name = {config.data.name!r} {holds}, which workload {config.workload!r} {does}; "
+        f"set data.name={name}"
+    )
 
 
 def require_each(model: object, **least: float) -> None:
-    """`require_at_least` of several settings of a `Model`, by name."""
-    for name, value in least.items():
-        require_at_least(f"model.{name}", getattr(model, name), value)
+    """Refuse settings of a `Model`, by name, that are too small, or no numbers."""
+    for name, bound in least.items():
+        value = getattr(model, name)
+        if not bound <= value < math.inf:
+            raise ConfigError(f"model.{name} = {value!r} is out of range; choose {bound} or more")
 
 
 def require_one_of(key: str, value: str, valid: Collection[str]) -> None:

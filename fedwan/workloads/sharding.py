@@ -11,8 +11,7 @@ tensor_parallel   dense layers in pieces, each step's whole batch at every proce
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from fnmatch import fnmatch
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,29 +22,22 @@ from fedwan.models.layers import DenseCut
 from fedwan.site.group import reshard
 from fedwan.workloads.base import Batch
 
-__all__ = ["Processes"]
-
 
 class Processes:
     """The processes that take a recipe's steps together; one where torchrun started no more."""
 
-    def __init__(self, partition: str, device: torch.device | str) -> None:
+    def __init__(self, partition: str, device: torch.device) -> None:
         dist = torch.distributed
         is_many = dist.is_available() and dist.is_initialized()
         self.rank, self.size = (dist.get_rank(), dist.get_world_size()) if is_many else (0, 1)
         self._partition = partition if self.size > 1 else "none"
-        self._device = torch.device(device)
+        self._device = device
         self._staying: list[nn.Module] = []
         self._leaves: dict[str, list[Tensor]] = {}
 
-    @property
-    def shares_batch(self) -> bool:
-        """Whether each process takes a part of a batch, with draws of its own."""
-        return self._partition != "tensor_parallel"
-
     def part(self, batch: Batch) -> Batch:
         """This process's part of a batch; all of it where all compute that."""
-        if self.size == 1 or not self.shares_batch:
+        if self.size == 1 or self._partition == "tensor_parallel":
             return batch
         return Batch(*(tensor.chunk(self.size)[self.rank] for tensor in batch))
 
@@ -61,8 +53,8 @@ class Processes:
                 _parallelize(name, network, mesh)
                 continue
             stays = name in twice
-            leaves = _fully_shard(network, mesh, stays, keeps=self._partition == "gradients")
-            self._leaves[name] = leaves
+            keeps = self._partition == "gradients"
+            self._leaves[name] = _fully_shard(network, mesh, stays, keeps=keeps)
             if stays:
                 self._staying.append(network)
 
@@ -71,19 +63,16 @@ class Processes:
         trained: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
         return self._leaves.get(name, trained)
 
-    def settle(self, params: Iterable[nn.Parameter]) -> None:
+    def settle(self, params: Sequence[nn.Parameter]) -> None:
         """All backward passes are over: gradients are averaged, and nothing stays whole."""
         reshard(self._staying)
         if self._partition != "none" or self.size == 1:
             return
         gradients = [param.grad for param in params if param.grad is not None]
-        if gradients:
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            torch.distributed.all_reduce(flat)
-            flat /= self.size
-            parts = torch.split(flat, [gradient.numel() for gradient in gradients])
-            for gradient, part in zip(gradients, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
+        sums = [torch.distributed.all_reduce(gradient, async_op=True) for gradient in gradients]
+        for gradient, on_its_way in zip(gradients, sums, strict=True):
+            on_its_way.wait()
+            gradient /= self.size
 
     def agree(self, is_fine: bool) -> bool:
         """Whether it is, at all processes."""
@@ -100,12 +89,10 @@ def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> 
 
     # No network of ours changes a layer's output in place, which is what it warns of.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
-    reshards = not (stays or keeps)
     modules = [m for m in network.modules() if m is not network]
-    for module in reversed(modules):
-        if next(module.parameters(recurse=False), None) is not None:
-            fully_shard(module, mesh=mesh, reshard_after_forward=reshards)
-    fully_shard(network, mesh=mesh, reshard_after_forward=reshards)
+    with_params = [m for m in modules if next(m.parameters(recurse=False), None) is not None]
+    for module in (*reversed(with_params), network):
+        fully_shard(module, mesh=mesh, reshard_after_forward=not (stays or keeps))
     leaves: list[Tensor] = []
     for part in (m for m in network.modules() if isinstance(m, FSDPModule)):
         if stays:
@@ -118,42 +105,17 @@ def _fully_shard(network: nn.Module, mesh: Any, stays: bool, *, keeps: bool) -> 
 
 def _parallelize(name: str, network: nn.Module, mesh: Any) -> None:
     """In a pair of layers the first is cut by its outputs ("columns"), the second by its inputs."""
-    from torch.distributed.tensor import Replicate
-    from torch.distributed.tensor.parallel import (
-        ColwiseParallel,
-        ParallelStyle,
-        RowwiseParallel,
-        parallelize_module,
-    )
+    from torch.distributed.tensor import Replicate, parallel
 
-    styles: Mapping[DenseCut, Callable[[], ParallelStyle]] = {
-        "columns": ColwiseParallel,
-        "rows": RowwiseParallel,
-        "gathered": lambda: ColwiseParallel(output_layouts=Replicate()),
-    }
     cuts: Mapping[str, DenseCut] = getattr(network, "dense_cuts", {})
     if not cuts:
         raise FedwanError(
             f"network {name!r} does not say how its dense layers are cut; give it `dense_cuts`, or "
             "set site.partition=weights"
         )
-    for path, kind in cuts.items():
-        _check_layers(name, network, path, kind, mesh.size())
-    parallelize_module(network, mesh, {p: styles[kind]() for p, kind in cuts.items()})
-
-
-def _check_layers(name: str, network: nn.Module, path: str, kind: DenseCut, size: int) -> None:
-    """Refuse what torch would leave whole, or cut into unequal parts."""
-    found = [layer for at, layer in network.named_modules() if fnmatch(at, path)]
-    layers: Sequence[nn.Linear] = [layer for layer in found if isinstance(layer, nn.Linear)]
-    if not found or len(layers) < len(found):
-        raise FedwanError(
-            f"network {name!r} has no dense layers at {path!r} to be cut; mend its `dense_cuts`"
-        )
-    for layer in layers:
-        num = layer.in_features if kind == "rows" else layer.out_features
-        if num % size:
-            raise FedwanError(
-                f"network {name!r} has {num} values at {path!r} to be cut among {size} processes; "
-                "make it a multiple, or set site.partition=weights"
-            )
+    styles: Mapping[DenseCut, Callable[[], parallel.ParallelStyle]] = {
+        "columns": parallel.ColwiseParallel,
+        "rows": parallel.RowwiseParallel,
+        "gathered": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallel.parallelize_module(network, mesh, {path: styles[cuts[path]]() for path in cuts})

@@ -14,7 +14,7 @@ from fedwan.app import load_run
 from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
-from fedwan.workloads.adversarial import discriminator_loss, generator_loss, gradient_penalty
+from fedwan.workloads.adversarial import LOSSES, gradient_penalty
 from fedwan.workloads.settings import resolve_page
 from sites import gan
 from tests.data.files import refused, write_folder
@@ -39,9 +39,10 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     real = batch.x.clone().requires_grad_()
     logits = d(real)
     penalty = 0.3 / 2 * gradient_penalty(real, logits)
-    loss_d = discriminator_loss(logits, d(g(z).detach())) + penalty
+    loss = LOSSES["non_saturating"]
+    loss_d = loss.discriminator(logits, d(g(z).detach())) + penalty
     expected_d = torch.autograd.grad(loss_d, list(d.parameters()))
-    expected_g = torch.autograd.grad(generator_loss(d(g(z))), list(g.parameters()))
+    expected_g = torch.autograd.grad(loss.generator(logits, d(g(z))), list(g.parameters()))
 
     run.workload.step(batch, NamedGenerators(0, "twin"), keep)
     for name, expected in (("discriminator", expected_d), ("generator", expected_g)):

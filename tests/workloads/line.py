@@ -11,8 +11,8 @@ from fedwan.data import source_of
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch
-from fedwan.workloads.settings import require_at_least
-from fedwan.workloads.simple import Simple
+from fedwan.workloads.descent import Simple
+from fedwan.workloads.settings import require_each
 
 NETWORKS = {"velocity": "regression"}
 USES = ("site.*",)
@@ -29,7 +29,7 @@ class Model:
 
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
-    require_at_least("model.width", Model(**config.model).width, 1)
+    require_each(Model(**config.model), width=1)
 
 
 def build(config: Config, device: torch.device | str) -> Simple:

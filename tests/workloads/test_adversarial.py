@@ -1,4 +1,4 @@
-"""Losses of a GAN."""
+"""Losses of a GAN, and the scores that its networks are examined by."""
 
 from __future__ import annotations
 
@@ -7,18 +7,8 @@ import math
 import pytest
 import torch
 
-from fedwan.workloads.adversarial import (
-    LOSSES,
-    discriminator_loss,
-    generator_loss,
-    gradient_penalty,
-)
-
-
-def test_a_discriminator_that_knows_nothing_loses_two_bits_of_nature() -> None:
-    zeros = torch.zeros(5)
-    assert float(discriminator_loss(zeros, zeros)) == pytest.approx(2 * math.log(2))
-    assert float(generator_loss(zeros)) == pytest.approx(math.log(2))
+from fedwan.workloads.adversarial import LOSSES, gradient_penalty
+from fedwan.workloads.examination import share_above, spread
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -32,11 +22,13 @@ def test_each_network_gains_where_the_other_loses(name: str) -> None:
     assert (gain < 0).all()
 
 
-def test_the_hinge_leaves_what_is_beyond_its_margin() -> None:
-    loss = LOSSES["hinge"]
-    assert float(loss.discriminator(torch.tensor([1.0, 3.0]), torch.tensor([-1.0, -7.0]))) == 0
-    assert float(loss.discriminator(torch.zeros(2), torch.zeros(2))) == 2
-    assert float(loss.generator(torch.zeros(1), torch.tensor([2.0, 4.0]))) == -3
+def test_losses_are_those_of_their_papers() -> None:
+    hinge, plain, zeros = LOSSES["hinge"], LOSSES["non_saturating"], torch.zeros(2)
+    assert float(hinge.discriminator(torch.tensor([1.0, 3.0]), torch.tensor([-1.0, -7.0]))) == 0
+    assert float(hinge.discriminator(zeros, zeros)) == 2
+    assert float(hinge.generator(zeros, torch.tensor([2.0, 4.0]))) == -3
+    assert float(plain.discriminator(zeros, zeros)) == pytest.approx(2 * math.log(2))
+    assert float(plain.generator(zeros, zeros)) == pytest.approx(math.log(2))
 
 
 def test_the_penalty_of_a_linear_discriminator_is_its_squared_weight() -> None:
@@ -46,3 +38,16 @@ def test_the_penalty_of_a_linear_discriminator_is_its_squared_weight() -> None:
     assert penalty.item() == pytest.approx(25)
     (gradient,) = torch.autograd.grad(penalty, weight)
     assert gradient.tolist() == pytest.approx([6, 8])
+
+
+def test_a_share_is_one_where_all_are_above_and_half_where_nothing_differs() -> None:
+    low, high = torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0, 4.0])
+    assert float(share_above(high, low)) == 1.0 and float(share_above(low, high)) == 0.0
+    assert float(share_above(torch.zeros(5), torch.zeros(3))) == 0.5
+
+
+def test_spread_is_the_mean_distance_between_two_different_samples() -> None:
+    assert float(spread(torch.tensor([[0.0, 0.0], [3.0, 4.0]]))) == pytest.approx(5.0)
+    base = torch.full((2, 1000), 10.0)
+    base[1, 0] += 1e-3  # what is nearly alike is not lost to rounding
+    assert float(spread(base)) == pytest.approx(1e-3, rel=1e-2)

@@ -1,4 +1,4 @@
-"""Inner optimisers, and their rates over a run."""
+"""Inner optimisers, their rates over a run, and their moments as tensors of the model."""
 
 from __future__ import annotations
 
@@ -12,25 +12,30 @@ from torch import Tensor, nn
 
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig
+from fedwan.optim_state import optimizer_state, parameter_names
 from fedwan.recipes import resolve_strategy
-from fedwan.state import Role, TensorSpec
+from fedwan.state import Role, TensorSpec, layout_of, state_of
 from fedwan.workloads.optim import (
     Muon,
+    begin_moments,
     build_optimizer,
-    build_optimizers,
     clip,
+    is_moment,
+    model_name,
+    moment_layout,
     rate_at,
     set_rates,
-    step_optimizers,
 )
 from strategies import parameter_server
+from tests.support import TinyNetwork
 
-CONFIGS = [
-    InnerConfig("adam", lr=0.1, beta1=0.5, weight_decay=0.01),
-    InnerConfig("adamw", lr=0.1, weight_decay=0.1),
-    InnerConfig("muon", lr=0.1, beta1=0.9, weight_decay=0.1),
-    InnerConfig("sgd", lr=0.1, beta1=0.9),
+KINDS = [
+    InnerConfig("adam", lr=0.1, beta1=0.5, weight_decay=0.01, state="average"),
+    InnerConfig("adamw", lr=0.1, weight_decay=0.1, state="average"),
+    InnerConfig("muon", lr=0.1, beta1=0.9, weight_decay=0.1, state="average"),
+    InnerConfig("sgd", lr=0.1, beta1=0.9, state="average"),
 ]
+every_kind = pytest.mark.parametrize("config", KINDS, ids=lambda config: config.name)
 LR, BETAS, DECAY = 0.02, (0.8, 0.99), 0.1
 
 
@@ -45,40 +50,28 @@ def set_random_gradients(params: list[Tensor], seed: int) -> None:
         param.grad = torch.randn(param.shape, generator=generator)
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_a_mirror_of_bare_tensors_moves_to_the_same_bits(config: InnerConfig) -> None:
+@every_kind
+def test_a_mirror_of_bare_tensors_moves_to_the_same_bits_and_so_does_a_restored_one(
+    config: InnerConfig,
+) -> None:
     params: list[Tensor] = list(network().parameters())
     mirror = [param.detach().clone() for param in params]
-    optimizers = build_optimizer(config, params), build_optimizer(config, reversed(mirror))
-    for step in range(20):
+    optimizers = [build_optimizer(config, params), build_optimizer(config, reversed(mirror))]
+    (group,) = optimizers[0].param_groups
+    momentum = group["momentum"] if config.name == "sgd" else group["betas"][0]
+    found = (type(optimizers[0]).__name__.lower(), group["lr"], group["weight_decay"], momentum)
+    assert found == (config.name, config.lr, config.weight_decay, config.beta1)
+    for step in range(10):
         set_random_gradients(params, step)
         for param, twin in zip(params, mirror, strict=True):
             twin.grad = param.grad.clone() if param.grad is not None else None
         for tensors, optimizer in zip((params, mirror), optimizers, strict=True):
             clip(tensors, 1.0)
             optimizer.step()
+        state = copy.deepcopy(optimizers[1].state_dict())
+        optimizers[1] = build_optimizer(config, reversed(mirror))
+        optimizers[1].load_state_dict(state)
     assert all(torch.equal(p, m) for p, m in zip(params, mirror, strict=True))
-
-
-@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: config.name)
-def test_settings_reach_the_optimiser_and_a_restored_one_goes_on_to_the_same_bits(
-    config: InnerConfig,
-) -> None:
-    params = list(network().parameters())
-    optimizer = build_optimizer(config, params)
-    (group,) = optimizer.param_groups
-    momentum = group["momentum"] if config.name == "sgd" else group["betas"][0]
-    found = (type(optimizer).__name__.lower(), group["lr"], group["weight_decay"], momentum)
-    assert found == (config.name, config.lr, config.weight_decay, config.beta1)
-    set_random_gradients(list(params), 0)
-    optimizer.step()
-    copies = [param.detach().clone() for param in params]
-    restored = build_optimizer(config, copies)
-    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    for tensors, stepping in ((params, optimizer), (copies, restored)):
-        set_random_gradients(list(tensors), 1)
-        stepping.step()
-    assert all(torch.equal(p, c) for p, c in zip(params, copies, strict=True))
 
 
 def test_long_gradients_are_shortened_to_the_norm_and_short_ones_kept() -> None:
@@ -93,46 +86,26 @@ def test_long_gradients_are_shortened_to_the_norm_and_short_ones_kept() -> None:
     assert float(total) == pytest.approx(0.5, rel=1e-4)
 
 
-def test_each_network_is_clipped_by_its_own_setting() -> None:
-    networks = {"a": nn.Linear(2, 1), "b": nn.Linear(2, 1)}
-    inner = {name: InnerConfig("sgd", lr=1.0, beta1=0.0) for name in networks}
-    inner["b"].clip_norm = 0.1
-    before = {name: n.weight.detach().clone() for name, n in networks.items()}
-    for module in networks.values():
-        module.weight.grad, module.bias.grad = torch.ones(1, 2), torch.zeros(1)
-    step_optimizers(inner, networks, build_optimizers(inner, networks))
-    moved = {name: float((n.weight.detach() - before[name]).norm()) for name, n in networks.items()}
-    assert moved["a"] == pytest.approx(2**0.5)
-    assert moved["b"] == pytest.approx(0.1, rel=1e-4)
-
-
-# Muon --------------------------------------------------------------------------------------------
-
-
-def test_matrices_step_as_torchs_muon_and_the_rest_as_its_adamw_with_settings_of_the_moment() -> (
-    None
-):
+def test_matrices_step_as_torchs_muon_and_the_rest_as_its_adamw() -> None:
     ours, theirs = network(), network()
     params: list[Tensor] = list(theirs.parameters())
     same: dict[str, Any] = {"lr": LR, "weight_decay": DECAY}
     matrices = [param for param in params if param.ndim == 2]
     rest = [param for param in params if param.ndim != 2]
-    peers = (
+    optimizer = Muon(ours.parameters(), LR, BETAS, DECAY)
+    each = (
+        optimizer,
         torch.optim.Muon(matrices, momentum=BETAS[0], adjust_lr_fn="match_rms_adamw", **same),
         torch.optim.AdamW(rest, betas=BETAS, **same),
     )
-    optimizer = Muon(ours.parameters(), LR, BETAS, DECAY)
     for step, lr in enumerate((LR, LR, 0.5 * LR)):
-        for each in (optimizer, *peers):
-            each.param_groups[0]["lr"] = lr
         for tensors in (list(ours.parameters()), params):
             set_random_gradients(list(tensors), step)
-        for each in (optimizer, *peers):
-            each.step()
-    for one, other, first in zip(
-        ours.parameters(), theirs.parameters(), network().parameters(), strict=True
-    ):
-        assert torch.equal(one, other) and not torch.equal(one, first)
+        for stepping in each:
+            stepping.param_groups[0]["lr"] = lr
+            stepping.step()
+    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(one, other)
         fields = {"momentum_buffer"} if one.ndim == 2 else {"step", "exp_avg", "exp_avg_sq"}
         assert set(optimizer.state[one]) == fields
 
@@ -143,12 +116,11 @@ def test_matrices_step_as_torchs_muon_and_the_rest_as_its_adamw_with_settings_of
 @pytest.mark.parametrize("schedule", ["constant", "linear", "cosine"])
 def test_rates_are_torch_s_own(schedule: str) -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.4)
-    if schedule == "linear":
-        scheduler: Any = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=10)
-    elif schedule == "cosine":
-        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    else:
-        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    scheduler: Any = {
+        "linear": lambda: torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=10),
+        "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10),
+        "constant": lambda: torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0),
+    }[schedule]()
     theirs = []
     for _ in range(10):
         theirs.append(optimizer.param_groups[0]["lr"])
@@ -158,15 +130,12 @@ def test_rates_are_torch_s_own(schedule: str) -> None:
     assert [rate_at(config, step, 10) for step in range(10)] == pytest.approx(theirs)
 
 
-def test_a_warm_up_ends_at_the_full_rate_and_the_end_is_not_passed() -> None:
+def test_a_warm_up_ends_at_the_full_rate_and_other_networks_are_left_alone() -> None:
     config = InnerConfig(lr=2.0, warmup_steps=4, schedule="cosine")
     assert [rate_at(config, step, 20) for step in range(5)] == [0.5, 1.0, 1.5, 2.0, 2.0]
     last = rate_at(config, 19, 20)
     assert 0 < last < 0.05 and rate_at(config, 50, 20) == last
     assert rate_at(config, 12, 20) == pytest.approx(1 + math.cos(math.pi / 2))
-
-
-def test_rates_of_other_networks_are_left_alone() -> None:
     optimizers = {n: torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=9.0) for n in "ab"}
     set_rates(optimizers, {"a": InnerConfig(lr=1.0, schedule="linear")}, 5, 10)
     assert [optimizers[n].param_groups[0]["lr"] for n in "ab"] == [0.5, 9.0]
@@ -184,3 +153,48 @@ def test_the_parameter_server_steps_with_the_run_s_rate() -> None:
         step.begin(run_step)
         step.commit(plain(step.propose({"g/w": torch.ones(1)})))
     assert model["g/w"].item() == pytest.approx(-sum(1 - step / 10 for step in range(10)))
+
+
+# Moments -----------------------------------------------------------------------------------------
+
+
+def stepped(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for step in range(3):
+        optimizer.zero_grad()
+        x = torch.randn(4, 2, generator=torch.Generator().manual_seed(step))
+        module(x).square().mean().backward()
+        optimizer.step()
+
+
+@every_kind
+def test_moments_of_zero_steps_lead_to_the_same_bits_and_are_tensors_of_the_layout(
+    config: InnerConfig,
+) -> None:
+    one = TinyNetwork(norm=False)
+    other = copy.deepcopy(one)
+    stepped(one, build_optimizer(config, one.parameters()))
+    optimizer, tensors = build_optimizer(config, other.parameters()), state_of({"net": other})
+
+    def moments() -> dict[str, Tensor]:
+        begin_moments(config, optimizer, other.parameters())
+        flat = optimizer_state(optimizer, parameter_names(optimizer, tensors))
+        return {model_name(f"net:{name}"): value for name, value in flat.items()}
+
+    begun = moments()
+    layout = layout_of({"net": other, "more": TinyNetwork(norm=False)})
+    specs = moment_layout(layout, {"net": config, "more": InnerConfig()})
+    assert sorted(begun) == list(specs)
+    for name, spec in specs.items():
+        assert is_moment(name) and not begun[name].any()
+        assert (begun[name].shape, begun[name].dtype) == (spec.shape, spec.dtype)
+    stepped(other, optimizer)
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    assert {n: v.data_ptr() for n, v in moments().items()} == {
+        n: v.data_ptr() for n, v in begun.items()
+    }
+
+
+def test_roles_keep_averaged_squares_above_zero_and_count_steps_once() -> None:
+    moments = moment_layout(layout_of({"net": TinyNetwork(norm=False)}), {"net": KINDS[0]})
+    roles = {name.partition("|")[2]: spec.role for name, spec in moments.items()}
+    assert roles == {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}

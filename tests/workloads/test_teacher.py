@@ -51,22 +51,18 @@ def refused(path: Path, text: str, width: int = 8) -> None:
 
 def test_what_is_no_teacher_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(tmp_path / "none", r"holds no config.yaml .*workload=flow")
-    refused(folder(tmp_path / "gan", workload="gan"), r"workload = 'gan', .*workload=flow")
-    refused(folder(tmp_path / "open", model={"network": "mlp"}), r"leaves model.width open")
+    refused(folder(tmp_path / "gan", workload="gan"), r"workload = 'gan'; .*workload=flow")
+    site = DataConfig("ring8", labels="site")
+    refused(folder(tmp_path / "site", data=site), r"data.labels=site, which knows no classes")
+    own = {"velocity": NetworkConfig(exclude=["read.*"])}
+    refused(folder(tmp_path / "own", network=own), r"lacks what .*'read.\*'.* the folder of one w")
     refused(folder(tmp_path / "small"), r"of shape \(8,\), and .* \(16,\); .*copy both", 16)
     empty = folder(tmp_path / "empty", {"velocity/other": torch.zeros(1)})
     refused(empty, r"holds 'other', which the module has not")
-
-
-def test_weights_that_are_missing_or_damaged_are_refused_in_one_line(tmp_path: Path) -> None:
-    path = folder(tmp_path / "run")
-    file = path / "checkpoint" / "coordinator.safetensors"
+    few = folder(tmp_path / "few", {"velocity/read.bias": torch.zeros(8)})
+    refused(few, r"weight '.*' is missing; copy both files")
+    file = few / "checkpoint" / "coordinator.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    refused(path, r"coordinator.safetensors cannot be read .*; copy it again")
+    refused(few, r"coordinator.safetensors cannot be read .*; copy it again")
     file.unlink()
-    refused(path, r"holds no checkpoint/coordinator.safetensors; wait until")
-
-
-def test_a_teacher_whose_sites_kept_layers_of_their_own_is_refused(tmp_path: Path) -> None:
-    path = folder(tmp_path / "own", network={"velocity": NetworkConfig(exclude=["read.*"])})
-    refused(path, r"network.velocity.exclude = \['read.\*'\], .* name the folder of one without")
+    refused(few, r"holds no checkpoint/coordinator.safetensors; wait until")
