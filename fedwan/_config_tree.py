@@ -12,7 +12,6 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from types import NoneType
 from typing import Any, TypeVar
 
 import yaml
@@ -22,38 +21,16 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from fedwan.errors import ConfigError
 from fedwan.names import closest
 
-__all__ = [
-    "Tree",
-    "default_at",
-    "keys_of",
-    "leaves_of",
-    "overlay",
-    "parse_words",
-    "put_at",
-    "read_yaml",
-    "value_at",
-]
-
 Section = TypeVar("Section")
 
 Tree = dict[str, Any]
 """Nested values by key, as they were written."""
-
-_KIND_WORDS: dict[Any, tuple[str, str]] = {
-    int: ("a whole number", ", like 20"),
-    float: ("a number", ", like 0.5"),
-    str: ("text", ""),
-    bool: ("true or false", ""),
-}
 
 
 def parse_words(words: Sequence[str], schema: type) -> Tree:
     """`key=value` words as nested values; a later word wins over an earlier one.
 
     Values are YAML, except where the schema wants text: `out=2024` is then no number.
-
-    Raises:
-        ConfigError: a word without `=` or key, or a value that is no YAML.
     """
     tree: Tree = {}
     for word in words:
@@ -66,15 +43,13 @@ def parse_words(words: Sequence[str], schema: type) -> Tree:
             branch = branch.setdefault(section, {})
             if not isinstance(branch, dict):
                 raise ConfigError(f"{key} = {text!r}, but {section!r} was given a value before it")
-        branch[leaf] = _parse_value(key, text, _kind_at(schema, key.split(".")))
+        branch[leaf] = text if kind_at(schema, key) is str else _parse_value(key, text)
     return tree
 
 
-def _parse_value(key: str, text: str, kind: Any) -> Any:
-    if kind is str:
-        return text
-    if not text and NoneType in typing.get_args(kind):
-        raise ConfigError(_fault(key, None, kind, None))  # whoever means it says null
+def _parse_value(key: str, text: str) -> Any:
+    if not text:
+        raise ConfigError(f"{key} has no value; give one, or null where that is one")
     try:
         tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
     except (OmegaConfBaseException, yaml.YAMLError):
@@ -83,11 +58,7 @@ def _parse_value(key: str, text: str, kind: Any) -> Any:
 
 
 def read_yaml(path: Path) -> Tree:
-    """The values in a YAML file.
-
-    Raises:
-        ConfigError: the file is missing, cannot be read, or holds no mapping.
-    """
+    """The values in a YAML file."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         mend = "give the path of a YAML file"
@@ -111,12 +82,14 @@ def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
         ConfigError: a line each: an unknown key, with the nearest one, or a value of another type.
     """
     schema, merged, faults = type(base), OmegaConf.structured(base), []
-    for tree in trees:
-        leaves = list(_leaves(tree, schema, []))
+    for path, value in [leaf for tree in trees for leaf in _leaves(tree, schema, [])]:
+        nested = value
+        for key in reversed(path):
+            nested = {key: nested}
         try:
-            merged.merge_with(*(_nested(path, value) for path, value in leaves))
-        except OmegaConfBaseException:
-            faults += [fault for leaf in leaves if (fault := _try(merged, schema, *leaf))]
+            merged.merge_with(nested)
+        except OmegaConfBaseException as error:
+            faults.append(_fault(".".join(map(str, path)), value, schema, error))
     if faults:
         raise ConfigError("\n".join(dict.fromkeys(faults)))
     try:
@@ -130,47 +103,22 @@ def _leaves(
 ) -> Iterator[tuple[list[str], Any]]:
     """Values and their paths; none of a section with every line commented out."""
     for key, value in tree.items():
-        path, inside = [*above, key], _kind_at(kind, [key])
+        path, inside = [*above, key], _kind_in(kind, key)
         if _is_group(inside) and isinstance(value, Mapping):
             yield from _leaves(value, inside, path)
         elif not _is_group(inside) or value is not None:
             yield path, value
 
 
-def _nested(path: Sequence[str], value: Any) -> Tree:
-    for key in reversed(path):
-        value = {key: value}
-    return typing.cast(Tree, value)
-
-
-def _try(merged: DictConfig, schema: type, path: list[str], value: Any) -> str:
-    """What is wrong with one value, or nothing."""
-    key = ".".join(map(str, path))
-    try:
-        merged.merge_with(_nested(path, value))
-    except ConfigKeyError:
-        near = _nearest_key(key, schema)
-        mend = f"did you mean {near!r}?" if near else _list_keys(key, schema)
-        return f"unknown key {key!r} (= {value!r}); {mend}"
-    except OmegaConfBaseException:
-        return _fault(key, value, _kind_at(schema, path), schema)
-    return ""
-
-
-def _fault(key: str, value: Any, kind: Any, schema: type | None) -> str:
-    """A value that is not of its setting's type."""
-    if _is_group(kind):
-        return _section_fault(key, value, kind, schema)
-    if typing.get_origin(kind) is list:
-        return f"{key} = {value!r} is no list of names; write it like [paris,rome]"
-    given = [part for part in typing.get_args(kind) if part is not NoneType] or [kind]
-    wanted, example = _KIND_WORDS.get(given[0], ("a value of this kind", ""))
-    if value is None:
-        return f"{key} has no value; give {wanted}{example}"
-    return f"{key} = {value!r} is not {wanted}; give one{example}"
-
-
-def _section_fault(key: str, value: Any, kind: Any, schema: Any) -> str:
+def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) -> str:
+    """What is wrong with one value."""
+    if isinstance(error, ConfigKeyError):
+        return f"unknown key {key!r} (= {value!r}); {_meant(key, schema)}"
+    kind = kind_at(schema, key)
+    if not _is_group(kind):
+        if typing.get_origin(kind) is list:
+            return f"{key} = {value!r} is no list of names; write it like [paris,rome]"
+        return f"{key}: {str(error).splitlines()[0]}"
     inside = kind if _is_section(kind) else typing.get_args(kind)[1]
     keys = list(_hints(inside)) if _is_section(inside) else ["NAME"]
     between = "NETWORK." if inside is not kind and _is_section(inside) else ""
@@ -184,6 +132,19 @@ def _section_fault(key: str, value: Any, kind: Any, schema: Any) -> str:
     return f"{key} = {value!r} is a section, not a setting; it holds {choices}{near}"
 
 
+def _meant(key: str, schema: type) -> str:
+    """Best within the section that the key names; else any key whose last part is like it."""
+    head, _, leaf = key.rpartition(".")
+    kind = kind_at(schema, head)
+    inside = {name: f"{head}.{name}" for name in _hints(kind)} if _is_section(kind) else {}
+    leaves = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
+    for keys in (inside, leaves):
+        if choice := closest(leaf, keys):
+            return f"did you mean {keys[choice].lstrip('.')!r}?"
+    where = f"in {head!r} there are" if inside and head else "there are"
+    return f"{where} {', '.join(inside or _hints(schema))}"
+
+
 _hints = cache(typing.get_type_hints)
 
 
@@ -195,36 +156,17 @@ def _is_group(kind: Any) -> bool:
     return _is_section(kind) or typing.get_origin(kind) is dict
 
 
-def _kind_at(kind: Any, path: Sequence[str]) -> Any:
-    """The type of the setting at a path, or None where the schema has none."""
-    for key in path:
-        if _is_section(kind):
-            kind = _hints(kind).get(key)
-        else:
-            kind = typing.get_args(kind)[1] if typing.get_origin(kind) is dict else None
+def _kind_in(kind: Any, key: str) -> Any:
+    if _is_section(kind):
+        return _hints(kind).get(key)
+    return typing.get_args(kind)[1] if typing.get_origin(kind) is dict else None
+
+
+def kind_at(kind: Any, key: str) -> Any:
+    """The type of the setting at a dotted key, None where there is none; of no key, the schema."""
+    for part in key.split(".") if key else ():
+        kind = _kind_in(kind, part)
     return kind
-
-
-def _nearest_key(key: str, schema: type) -> str | None:
-    """Best within the section that the key names; else any key whose last part is like it."""
-    head, _, leaf = key.rpartition(".")
-    if choice := closest(leaf, _keys_in(schema, head)):
-        return f"{head}.{choice}" if head else choice
-    leaves = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
-    choice = closest(leaf, leaves)
-    return leaves[choice] if choice else None
-
-
-def _list_keys(key: str, schema: type) -> str:
-    head = key.rpartition(".")[0]
-    keys = _keys_in(schema, head)
-    where = f"in {head!r} there are" if keys and head else "there are"
-    return f"{where} {', '.join(keys or _keys_in(schema, ''))}"
-
-
-def _keys_in(schema: type, head: str) -> list[str]:
-    kind = _kind_at(schema, head.split(".")) if head else schema
-    return list(_hints(kind)) if _is_section(kind) else []
 
 
 def keys_of(schema: type, prefix: str = "") -> list[str]:

@@ -10,50 +10,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedwan._config_checks import (
-    LISTENS,
-    NAMED,
-    POSITIVE,
-    SHARE,
-    check,
-    one_of,
-    setting,
-    span,
-)
+from fedwan._config_checks import LISTENS, NAMED, POSITIVE, SHARE, invalid, one_of, setting, span
 from fedwan._config_tree import overlay, parse_words, read_yaml
 from fedwan.errors import ConfigError
-
-__all__ = [
-    "COMMAND",
-    "CheckpointConfig",
-    "CodecConfig",
-    "Config",
-    "DataConfig",
-    "EvalConfig",
-    "InnerConfig",
-    "LinkConfig",
-    "LogConfig",
-    "OuterConfig",
-    "RoundConfig",
-    "SITE",
-    "SiteConfig",
-    "StreamConfig",
-    "dump",
-    "from_json",
-    "host_and_port",
-    "load",
-    "merge",
-    "site_names",
-    "to_json",
-]
-
+from fedwan.names import why_unsafe
+from fedwan.uses import Faults, Needs, unmet
 
 COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
@@ -315,6 +283,44 @@ class Config:
         return {name: list(n.exclude) for name, n in self.network.items() if n.exclude}
 
 
+NEEDS = (
+    Needs("link.loss", lambda c, _: c.link.rtt_ms > 0, "link.rtt_ms=100"),
+    Needs("site.partition", lambda c, _: c.site.processes > 1, "site.processes=2"),
+    Needs("inner.*.beta2", lambda c, n: c.inner[n].name != "sgd", "another optimiser than sgd"),
+    Needs(
+        "inner.*.state",
+        lambda c, n: c.inner[n].name != "sgd" or c.inner[n].beta1 > 0,
+        "an optimiser with moments, such as sgd with beta1=0.9",
+    ),
+    Needs(
+        "inner.*.name=muon",
+        lambda c, _: not c.site.cuts_weights,
+        "whole matrices, as with site.partition=gradients",
+    ),
+)
+"""Settings that have an effect beside others alone."""
+
+
+def _together(config: Config) -> Iterator[str]:
+    """Lines on settings that contradict each other."""
+    names, sites, link = config.site_names, config.sites, config.link
+    for name in names:
+        if reason := why_unsafe(name):
+            yield f"site_names holds {name!r}, which {reason}; choose another name"
+    for double in sorted({name for name in names if names.count(name) > 1}):
+        yield f"site_names holds {double!r} twice; give each site its own name"
+    if names and len(names) != sites:
+        yield (
+            f"site_names holds {len(names)} names for sites = {sites}; "
+            f"give {sites} names, or sites={len(names)}"
+        )
+    if config.round.quorum > sites:
+        quorum = config.round.quorum
+        yield f"round.quorum = {quorum} is out of range; choose 0 to sites ({sites})"
+    if link.listen == link.door and not link.listen.endswith(":0"):
+        yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
+
+
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Defaults, then a YAML file, then words such as `outer.generator.lr=0.3`, checked once.
 
@@ -334,8 +340,9 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
     Raises:
         ConfigError: an unknown key, or a value of the wrong type or out of range.
     """
-    result = overlay(config, *trees)
-    check(result)
+    result, faults = overlay(config, *trees), Faults()
+    faults.add([*invalid(result), *_together(result), *unmet(result, NEEDS)])
+    faults.tell()
     return result
 
 
@@ -356,11 +363,7 @@ def to_json(config: Config) -> str:
 
 
 def from_json(text: str) -> Config:
-    """A configuration from `to_json`, checked like any other.
-
-    Raises:
-        ConfigError: it is no JSON, or not a configuration of this version of fedwan.
-    """
+    """A configuration from `to_json`, checked like any other."""
     try:
         tree = json.loads(text)
     except ValueError as error:

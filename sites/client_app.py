@@ -3,8 +3,7 @@
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedwan.flower.apps import answer_ticket
-from fedwan.flower.training import train
+from fedwan.flower.clientapp import answer_ticket
 
 app = ClientApp()
 
@@ -12,4 +11,4 @@ app = ClientApp()
 @app.train("ticket")
 def take_part(message: Message, context: Context) -> Message:
     """Train until the coordinator says that the run is over."""
-    return answer_ticket(message, context, train)
+    return answer_ticket(message)

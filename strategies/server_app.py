@@ -6,8 +6,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedwan.config import from_json
-from fedwan.flower.apps import started_run
-from fedwan.flower.tickets import TicketSender
+from fedwan.flower.serverapp import TicketSender, started_run
 
 app = ServerApp()
 
@@ -15,12 +14,12 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Open the data plane, then send every site a ticket until the run is over."""
-    with started_run(context) as (config, start):
+    with started_run() as start:
         # Imported here: torch takes seconds, and its errors belong in the run's log.
         from fedwan.coordinator.service import run_coordinator
 
         run_coordinator(
-            from_json(config),
+            from_json(start.config),
             start.run_id,
             Path(start.identity),
             start.resume,

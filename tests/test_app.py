@@ -170,7 +170,7 @@ def test_another_optimizer_does_not_inherit_the_settings_of_the_recipes_own(root
     ("word", "says"),
     [
         ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),
-        ("model.width=wide", "model.width = 'wide' is not a whole number"),
+        ("model.width=wide", "model.width: Value 'wide' of type 'str' could not be"),
         ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
         ("outer.genrator.lr=1", "did you mean 'generator'?"),
         ("codec.down=fp23", "codec.down: codec 'fp23' does not exist"),

@@ -64,12 +64,12 @@ def test_an_unknown_key_names_the_nearest_valid_one(word: str, names: str) -> No
 @pytest.mark.parametrize(
     ("word", "says"),
     [
-        ("steps=many", "steps = 'many' is not a whole number; give one, like 20"),
-        ("steps=", "steps has no value; give a whole number, like 20"),
-        ("steps=true", "steps = True is not a whole number"),
-        ("stream.tau=", "stream.tau has no value; give a whole number, like 20"),
-        ("link.loss=[1]", "link.loss = [1] is not a number"),
-        ("outer.generator.lr=high", "outer.generator.lr = 'high' is not a number"),
+        ("steps=many", "steps: Value 'many' of type 'str' could not be converted to Integer"),
+        ("steps=", "steps has no value; give one"),
+        ("steps=true", "steps: Value 'True' of type 'bool' could not be converted"),
+        ("stream.tau=", "stream.tau has no value; give one, or null"),
+        ("link.loss=[1]", "link.loss: Value '[1]' of type 'ListConfig' could not be"),
+        ("outer.generator.lr=high", "outer.generator.lr: Value 'high'"),
         ("site_names=a,b", "write it like [paris,rome]"),
         ("data=digits", "data = 'digits' is a section, not a setting; it holds data.name"),
         ("outer.lr=0.3", "did you mean 'outer.NETWORK.lr'?"),

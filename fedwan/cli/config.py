@@ -11,11 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from fedwan import config as sections
-from fedwan._config_tree import default_at, keys_of
+from fedwan._config_tree import keys_of, kind_at
 from fedwan.cli.arguments import Words, argument
 from fedwan.config import Config
-
-__all__ = ["config", "settings"]
 
 
 def config(
@@ -60,29 +58,12 @@ def settings() -> list[dict[str, Any]]:
     rows = []
     for key in keys_of(Config):
         head, _, leaf = key.rpartition(".")
-        section = _sections()[head]
-        choices = getattr(section, "__dataclass_fields__")[leaf].metadata.get("choices")  # noqa: B009
+        section = kind_at(Config, head)
+        choices = section.__dataclass_fields__[leaf].metadata.get("choices")
         kind = "|".join(choices) if choices else inspect.get_annotations(section)[leaf]
-        rows.append(
-            {
-                "key": key,
-                "type": str(kind),
-                "default": default_at(section(), leaf),
-                "meaning": meanings[section.__name__, leaf],
-            }
-        )
+        default, meaning = getattr(section(), leaf), meanings[section.__name__, leaf]
+        rows.append({"key": key, "type": str(kind), "default": default, "meaning": meaning})
     return rows
-
-
-def _sections() -> dict[str, type]:
-    """The class of each section, by the head of its keys."""
-    found: dict[str, type] = {"": Config}
-    for name, value in vars(Config()).items():
-        if name in ("inner", "outer", "network"):
-            found[f"{name}.NETWORK"] = getattr(sections, f"{name.capitalize()}Config")
-        elif hasattr(value, "__dataclass_fields__"):
-            found[name] = type(value)
-    return found
 
 
 def _meanings() -> dict[tuple[str, str], str]:

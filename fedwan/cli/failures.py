@@ -13,8 +13,6 @@ import click
 
 from fedwan.errors import ConfigError, FedwanError
 
-__all__ = ["INTERRUPTED", "Crashed", "crash_reports", "say", "write_option"]
-
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
@@ -29,11 +27,7 @@ def say(text: str) -> None:
 
 
 def write_option(option: str, path: Path | None, text: str = "") -> None:
-    """Write the file that an option names; without a text, only see that it can be written.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Write the file that an option names; without a text, only see that it can be written."""
     if path is None:
         return
     try:
@@ -45,13 +39,19 @@ def write_option(option: str, path: Path | None, text: str = "") -> None:
         ) from None
 
 
+def make_folder(key: str, folder: Path) -> None:
+    """Make the folder that a key names, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key} = {str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
+        ) from None
+
+
 @contextmanager
 def crash_reports(folder: Path) -> Iterator[None]:
-    """Keep the traceback of an unexpected error in a file of this folder.
-
-    Raises:
-        Crashed: instead of the error.
-    """
+    """Raise `Crashed` in place of an unexpected error, whose traceback goes to this folder."""
     try:
         yield
     except (FedwanError, click.ClickException, click.exceptions.Exit, click.Abort):

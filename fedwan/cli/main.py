@@ -12,11 +12,9 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import config, doctor, pki, plan, results, run, site
+from fedwan.cli import config, doctor, pki, plan, results, run
 from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import ConfigError, FedwanError, UserError
-
-__all__ = ["app", "main"]
 
 app = typer.Typer(
     name="fedwan",
@@ -31,7 +29,7 @@ app.command(epilog=run.KEYS)(run.run)
 app.command(epilog=run.KEYS)(run.launch)
 app.command(epilog=run.KEYS)(run.coordinator)
 app.command()(config.config)
-app.command()(site.site)
+app.command()(run.site)
 app.command(epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
 app.command()(results.report)

@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from fedwan.cli.arguments import NewFolder, RunFolder
+from fedwan.cli.failures import make_folder
 from fedwan.errors import UserError
-
-__all__ = ["export", "new", "report", "sample"]
 
 Last = Annotated[
     bool, typer.Option("--last", help="The last weights instead of their moving average.")
@@ -77,12 +76,7 @@ def new(folder: NewFolder) -> None:
     """Write a project: a training script that runs at once, its test, and its settings."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{str(folder)!r} holds something already; give a new folder")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"{str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
-        ) from None
+    make_folder("DIR", folder)
     skeleton = Path(__file__).resolve().parents[1] / "_skeleton"
     for path in sorted(path for path in skeleton.iterdir() if path.is_file()):
         (folder / path.name).write_text(path.read_text().replace("NAME", folder.absolute().name))

@@ -1,4 +1,4 @@
-"""The commands that train: `run`, `demo`, `launch`, and `coordinator` of a real deployment."""
+"""The commands that train: `run`, `demo`, `launch`; `coordinator` and `site` of a deployment."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 
 from fedwan.cli.arguments import Words, argument, option
+from fedwan.cli.failures import crash_reports
 from fedwan.cli.start import choose_folder, load_config, run_here, start
 from fedwan.config import Config
 from fedwan.errors import ConfigError
-
-__all__ = ["KEYS", "coordinator", "demo", "launch", "path_and_words", "run"]
 
 KEYS = (
     "Keys that are always there: workload strategy sites steps h seed data.name data.split "
@@ -138,3 +137,24 @@ def coordinator(
         serve_coordinator(config, identity.absolute(), resume=resume, stop=stop)
 
     start(config, services)
+
+
+def site(
+    path: Annotated[Path, argument("SITE.yaml", "The site's file.")],
+    words: Words = None,
+) -> None:
+    """Serve a site: take part in whatever the coordinator runs, until stopped.
+
+    SITE.yaml has four keys: site (its name), identity (the folder that `fedwan pki issue` made),
+    door (host:port of the coordinator's front door) and dir (for checkpoints and logs).
+
+    It may have more: data.path, data.show_samples, command and recipes; see docs/deploy.md.
+    """
+    from fedwan.flower.site_file import load_site
+
+    settings = load_site(path, words or [])
+    # Imported late, so that a wrong file is told at once.
+    from fedwan.flower.site import serve_site
+
+    with crash_reports(Path(settings.dir)):
+        serve_site(settings)

@@ -12,15 +12,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from fedwan.cli.failures import crash_reports
+from fedwan.cli.failures import crash_reports, make_folder
 from fedwan.config import Config
 from fedwan.errors import ConfigError, RunStopped
-from fedwan.flower.service import stop_on_sigterm
+from fedwan.flower.processes import stop_on_sigterm
 from fedwan.output.live import watch
 from fedwan.output.records import read_records
 from fedwan.output.summary import read_summary, render_summary
-
-__all__ = ["RunServices", "choose_folder", "load_config", "run_here", "start"]
 
 RunServices = Callable[[Config, threading.Event], None]
 """Runs until the run is over or the event is set; raises a `FedwanError` if it did not end well."""
@@ -90,8 +88,7 @@ def run_here(
     """Run a configuration on this machine, show it, and print its summary."""
     config = load_config(path, words, resume=resume)
     if not resume:
-        from fedwan.flower.site_file import SiteFile
-        from fedwan.flower.training import find_command
+        from fedwan.flower.site_file import SiteFile, find_command
         from fedwan.preflight import preflight
 
         preflight(config)
@@ -99,7 +96,7 @@ def run_here(
             find_command(config, SiteFile(command=shlex.join(command), folder=str(Path.cwd())))
 
     def services(config: Config, stop: threading.Event) -> None:
-        from fedwan.flower.local import run_local
+        from fedwan.flower.coordinator import run_local
 
         run_local(config, command=command, resume=resume, stop=stop)
 
@@ -107,21 +104,10 @@ def run_here(
 
 
 def start(config: Config, services: RunServices) -> None:
-    """Run services to the end of a run, and show its summary; of a run that is done, only that.
-
-    Raises:
-        KeyboardInterrupt: after Ctrl-C, once everything has been ended.
-        ConfigError: `out` cannot be made.
-        FedwanError: what the services raised.
-    """
+    """Run services to the end of a run, and show its summary; of a run that is done, only that."""
     out, console = Path(config.out), Console()
     if not (out / "summary.json").exists():
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ConfigError(
-                f"out = {config.out!r} cannot be made ({error.strerror}); give a folder that can"
-            ) from None
+        make_folder("out", out)
         with crash_reports(out):
             _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")

@@ -14,7 +14,7 @@ import hashlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -25,23 +25,7 @@ from flwr.supercore.fab import Fab
 
 from fedwan.errors import ConfigError, FedwanError
 
-__all__ = ["Control", "RunState", "build_fab"]
-
-
-class RunState(NamedTuple):
-    """How a run does, in Flower's words."""
-
-    status: str
-    """`pending`, `starting`, `running` or `finished`."""
-    outcome: str
-    """Of a finished run: `completed`, `failed` or `stopped`."""
-    details: str
-    """Why it failed, where Flower knows."""
-
-    @property
-    def finished(self) -> bool:
-        """Whether its ServerApp has ended."""
-        return self.status == "finished"
+__all__ = ["Control", "build_fab"]
 
 
 class Control:
@@ -56,14 +40,14 @@ class Control:
         """Close the connection."""
         self._client.close()
 
-    def start_run(self, fab: bytes, run_config: Mapping[str, str]) -> int:
+    def start_run(self, fab: bytes, run_config: Mapping[str, str] | None = None) -> int:
         """Submit an app's bundle; gives Flower's id of the run.
 
         `run_config` overrides `[tool.flwr.app.config]`; every key must be there already.
         """
         bundle = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
         request = StartRunRequest(
-            fab=fab_to_proto(bundle), override_config=user_config_to_proto(dict(run_config))
+            fab=fab_to_proto(bundle), override_config=user_config_to_proto(dict(run_config or {}))
         )
         try:
             response = self._client.StartRun(request)
@@ -73,14 +57,11 @@ class Control:
             raise FedwanError("SuperLink did not take the run and gave no reason; see its log")
         return int(response.run_id)
 
-    def state(self, run_id: int) -> RunState:
-        """How a run does."""
+    def failure(self, run_id: int) -> str:
+        """Why a run's ServerApp has ended, as far as Flower knows; empty while it goes on."""
         status = self._list(ListRunsRequest(run_id=run_id))[run_id].status
-        return RunState(status.status, status.sub_status, status.details)
-
-    def runs(self) -> list[int]:
-        """Ids of all runs that SuperLink knows."""
-        return list(self._list(ListRunsRequest()))
+        reason = " ".join(status.details.split()) or str(status.sub_status)
+        return reason if status.status == "finished" else ""
 
     def _list(self, request: ListRunsRequest) -> Any:
         try:
@@ -99,11 +80,7 @@ def _reason(error: httpx.HTTPError) -> str:
 
 
 def build_fab(app: Path) -> bytes:
-    """The bundle of the app in a folder with `pyproject.toml`: what its `fab-include` names.
-
-    Raises:
-        ConfigError: it is no app, or Flower refuses it.
-    """
+    """The bundle of the app in a folder with `pyproject.toml`: what its `fab-include` names."""
     from flwr.cli.build import build_fab_from_files
 
     project = app / "pyproject.toml"
@@ -115,9 +92,5 @@ def build_fab(app: Path) -> bytes:
             f"{app} is no fedwan app ({project.name}: {type(error).__name__} {error}); "
             "install fedwan anew (pip install fedwan)"
         ) from error
-    try:
-        content, _ = build_fab_from_files({name: app / name for name in names})
-    except (OSError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"{project} makes no Flower app: {reason}") from error
+    content, _ = build_fab_from_files({name: app / name for name in names})
     return bytes(content)

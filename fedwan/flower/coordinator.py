@@ -1,148 +1,52 @@
 """The coordinator's service: SuperLink on loopback, the front door, and one run, watched.
 
-`fedwan coordinator CONFIG.yaml` is `serve_coordinator`; `fedwan.flower.local` puts sites beside it.
+`fedwan coordinator CONFIG.yaml` is `serve_coordinator`; `run_local` puts the sites beside it, on
+this machine. Nothing is short-cut there: each site is a service of its own, behind its own
+forwarder, and reaches SuperLink through the front door with a certificate made for the run.
 """
 
 from __future__ import annotations
 
 import logging
+import shlex
+import shutil
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from os import cpu_count
 from pathlib import Path
-from typing import Self
 
 from fedwan.app import installed_app
-from fedwan.config import Config, host_and_port, to_json
-from fedwan.errors import ConfigError, FedwanError, RunStopped
-from fedwan.flower.processes import Service, find_tool, flower_environment
+from fedwan.config import Config, host_and_port, site_names
+from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
+from fedwan.flower.processes import (
+    Service,
+    flower_environment,
+    free_port,
+    last_line,
+    listen,
+    log_to,
+    only_one,
+    our_environment,
+    stop_all,
+    stop_on_sigterm,
+)
 from fedwan.flower.relay import FrontDoor
-from fedwan.flower.service import free_port, listen, log_to, only_one, stop_on_sigterm
-from fedwan.flower.status import Start, Status, serverapp_log, serverapp_status
+from fedwan.flower.site_file import SiteData, SiteFile
+from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files
+from fedwan.link import pki
 
-__all__ = ["Coordinator", "serve_coordinator"]
-
+_HOST = "127.0.0.1"
 _TICK_S = 0.5
 _START_S = 60.0
 _GRACE_S = 6.0
-_DATABASE = "superlink.db"
+_SITES_GRACE_S = 8.0
+_LAST_WORDS_S = 60.0
 
 _log = logging.getLogger(__name__)
-
-
-class Coordinator:
-    """One run's services, from enter to exit.
-
-    SuperLink, Flower's server, listens in the clear on 127.0.0.1 because its Control API has no
-    authentication and shares the Fleet API's port. Its state is a file, so that a coordinator that
-    comes back finds the SuperNodes it knew and does not disturb those still at work.
-
-    Raises:
-        CheckpointError: there is no run to resume.
-    """
-
-    def __init__(self, config: Config, door: FrontDoor, identity: Path, *, resume: bool) -> None:
-        self._config = config
-        self._out = Path(config.out)
-        self._door = door
-        self._run_id = Start.begin(self._out, identity, resume=resume).run_id
-        self._status_path = serverapp_status(self._out)
-        self._status_path.unlink(missing_ok=True)
-        folder = self._out / "flower"
-        for old in [] if resume else folder.glob(f"{_DATABASE}*"):
-            old.unlink()
-        self._port = free_port()
-        argv = [find_tool("flower-superlink"), "--insecure", "--host", "127.0.0.1"]
-        argv += ["--port", str(self._port), "--disable-runtime-dependency-installation"]
-        argv += ["--database", str((folder / _DATABASE).absolute())]
-        log = self._out / "logs" / "superlink.log"
-        self._superlink = Service("SuperLink", argv, log, flower_environment(folder))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._door.close()
-        self._superlink.stop(_GRACE_S)
-
-    def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
-        """Submit the run and wait for its end.
-
-        `check` is called twice a second; it ends the wait by raising.
-
-        Raises:
-            ConfigError: the app makes no bundle.
-            RunStopped: `stop` was set.
-            FedwanError: the run did not start, or failed.
-        """
-        self._submit()
-        while not self._is_over():
-            check()
-            if stop.wait(_TICK_S):
-                has_begun = (self._out / "config.yaml").exists()
-                mend = "--resume goes on with it"
-                raise RunStopped(
-                    "the run was stopped from outside; "
-                    + (mend if has_begun else "it had not begun yet: start it again")
-                )
-
-    def _submit(self) -> None:
-        """Wait for SuperLink, open the door, and submit the run."""
-        # Imported while SuperLink starts: Flower's client takes half a second.
-        from fedwan.flower.control import Control, build_fab
-
-        fab = build_fab(installed_app())
-        self._wait_for_superlink()
-        address = f"127.0.0.1:{self._port}"
-        self._door.open(f"http://{address}")
-        self._control = Control(address)
-        self._flower_run = self._control.start_run(fab, {"config": to_json(self._config)})
-        _log.info(
-            "run %s: door at port %d, SuperLink at %s", self._run_id, self._door.port, address
-        )
-
-    def _wait_for_superlink(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self._port), timeout=1.0).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-            if self._superlink.poll() is not None:
-                raise self._superlink.death()
-            if time.monotonic() > deadline:
-                raise FedwanError(
-                    f"SuperLink did not answer on 127.0.0.1:{self._port} within {_START_S:.0f} s; "
-                    f"look into {self._superlink.log}"
-                )
-
-    def _is_over(self) -> bool:
-        """Whether the run has ended well; raises if it has ended otherwise."""
-        if self._superlink.poll() is not None:
-            raise self._superlink.death()
-        status = Status.read(self._status_path)
-        if status is None:
-            self._check_start()
-        elif status.outcome == "done":
-            return True
-        elif status.is_killed:
-            raise FedwanError(
-                f"the coordinator's ServerApp (process {status.pid}) was killed; "
-                f"go on from the last checkpoint with --resume"
-            )
-        elif status.outcome != "running":
-            raise status.exception(serverapp_log(self._out))
-        return False
-
-    def _check_start(self) -> None:
-        """See whether the ServerApp failed before it could leave a status."""
-        state = self._control.state(self._flower_run)
-        if state.finished and Status.read(self._status_path) is None:
-            reason = " ".join(state.details.split()) or state.outcome
-            raise FedwanError(f"the ServerApp failed before it began: {reason}")
 
 
 def serve_coordinator(
@@ -151,27 +55,207 @@ def serve_coordinator(
     """Run one run's coordinator until the run is over.
 
     Raises:
-        ConfigError: a port is missing or in use, or another service uses `out`.
-        IdentityError: the coordinator's certificate is not in order.
         RunStopped: `stop` was set.
-        FedwanError: the run failed.
+        FedwanError: a setting or the identity is wrong, or the run failed.
+    """
+    stop = stop or threading.Event()
+    for key in ("listen", "door"):
+        address = getattr(config.link, key)
+        if host_and_port(address)[1] == 0:
+            raise ConfigError(
+                f"link.{key} = {address!r} has port 0; sites need to know the port: set it, and "
+                "open it"
+            )
+    with only_one(Path(config.out), "out"), stop_on_sigterm(stop):
+        with coordinating(config, identity, resume=resume) as coordinator:
+            coordinator.run(stop)
+
+
+@contextmanager
+def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[Coordinator]:
+    """A run's services while the block runs; its folder is held by who calls.
+
+    SuperLink, Flower's server, listens in the clear on loopback because its Control API has no
+    authentication and shares the Fleet API's port. Its state is a file, so that a coordinator that
+    comes back finds the SuperNodes it knew and does not disturb those still at work.
+    """
+    out, folder = Path(config.out), Path(config.out) / "flower"
+    Status.end_orphan(serverapp_files(out)[1])
+    # The ServerApp will listen there, seconds from now: say at once if it cannot.
+    listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
+    with (
+        log_to(out / "logs" / "coordinator.log", echo=False),
+        closing(FrontDoor(identity, *host_and_port(config.link.door))) as door,
+    ):
+        start = Start.begin(config, identity, resume=resume)
+        database = folder / "superlink.db"
+        for old in [] if resume else folder.glob(f"{database.name}*"):
+            old.unlink()
+        port = free_port()
+        argv = ["flower-superlink", "--insecure", "--host", _HOST, "--port", str(port)]
+        argv += ["--disable-runtime-dependency-installation"]
+        argv += ["--database", str(database.absolute())]
+        env = flower_environment(folder) | {RUN: str(out.absolute())}
+        superlink = Service("SuperLink", argv, out / "logs" / "superlink.log", env)
+        _log.info("run %s: door at port %d, SuperLink at port %d", start.run_id, door.port, port)
+        try:
+            yield Coordinator(out, door, superlink, port)
+        finally:
+            door.close()
+            superlink.stop(_GRACE_S)
+
+
+class Coordinator:
+    """A run, and the services that it needs."""
+
+    def __init__(self, out: Path, door: FrontDoor, superlink: Service, port: int) -> None:
+        self.door = door
+        self._out = out
+        self._superlink = superlink
+        self._port = port
+
+    def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
+        """Submit the run and wait for its end; raises how it ended if it did not end well.
+
+        `check` is called twice a second, and may end the wait by raising.
+        """
+        # Imported while SuperLink starts: Flower's client takes half a second.
+        from fedwan.flower.control import Control, build_fab
+
+        fab = build_fab(installed_app())
+        self._wait_for_superlink()
+        self.door.start(f"http://{_HOST}:{self._port}")
+        with closing(Control(f"{_HOST}:{self._port}")) as control:
+            number = control.start_run(fab)
+            while not self._is_over(lambda: control.failure(number)):
+                check()
+                if stop.wait(_TICK_S):
+                    has_begun = (self._out / "config.yaml").exists()
+                    mend = "--resume goes on with it" if has_begun else "start it again"
+                    raise RunStopped(f"the run was stopped from outside; {mend}")
+
+    def _wait_for_superlink(self) -> None:
+        deadline = time.monotonic() + _START_S
+        while True:
+            try:
+                socket.create_connection((_HOST, self._port), timeout=1.0).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+            if self._superlink.poll() is not None:
+                raise self._superlink.death()
+            if time.monotonic() > deadline:
+                raise FedwanError(
+                    f"SuperLink did not answer on port {self._port} within {_START_S:.0f} s; "
+                    f"look into {self._superlink.log}"
+                )
+
+    def _is_over(self, failure: Callable[[], str]) -> bool:
+        """Whether the run has ended well; raises if it has ended otherwise."""
+        if self._superlink.poll() is not None:
+            raise self._superlink.death()
+        log, path = serverapp_files(self._out)
+        status = Status.read(path)
+        if status is None:
+            # It failed before it could leave a status, unless it left one meanwhile.
+            if (reason := failure()) and Status.read(path) is None:
+                raise FedwanError(f"the ServerApp failed before it began: {reason}")
+        elif status.outcome == "done":
+            return True
+        elif status.is_killed:
+            raise FedwanError(
+                f"the coordinator's ServerApp (process {status.pid}) was killed; "
+                f"go on from the last checkpoint with --resume"
+            )
+        elif status.outcome != "running":
+            raise status.exception(log)
+        return False
+
+
+def run_local(
+    config: Config,
+    *,
+    command: Sequence[str] = (),
+    resume: bool = False,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run a coordinator and all its sites on this machine until the run is over.
+
+    `stop` ends it when set; SIGTERM does too. It is set here, too, as soon as the run has failed:
+    all that is left is to end its processes.
+
+    Raises:
+        RunStopped: `stop` was set.
+        FedwanError: a port or `out` is in use, or the run or a site's service failed.
     """
     stop = stop or threading.Event()
     out = Path(config.out)
-    link = config.link
-    for key, address in (("link.listen", link.listen), ("link.door", link.door)):
-        if host_and_port(address)[1] == 0:
-            raise ConfigError(
-                f"{key} = {address!r} has port 0; sites need to know the port: set it, and open it"
-            )
+    # Sites that each take every core would spend their time waiting for one another.
+    config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
+    folders = [out / "sites" / name for name in site_names(config)]
     with only_one(out, "out"), stop_on_sigterm(stop):
-        if status := Status.read(serverapp_status(out)):
-            status.end_orphan()
-        # The ServerApp will listen there, seconds from now: say at once if it cannot.
-        listen(*host_and_port(link.listen), "the data plane", "link.listen").close()
+        _make_identities(out / "pki", site_names(config), keep=resume)
+        # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
-            log_to(out / "logs" / "coordinator.log", echo=False),
-            closing(FrontDoor(identity, *host_and_port(link.door))) as door,
-            Coordinator(config, door, identity, resume=resume) as coordinator,
+            coordinating(config, out / "pki" / "coordinator", resume=resume) as coordinator,
+            _site_services(out / "pki", folders, coordinator.door.port, command) as sites,
         ):
-            coordinator.run(stop)
+            try:
+                coordinator.run(stop, check=lambda: _check(sites))
+            except FedwanError:
+                stop.set()
+                raise
+            _let_end([clientapp_files(folder)[1] for folder in folders], stop)
+
+
+def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
+    """The run is over: let the sites' processes end by themselves; scripts may have more to do."""
+    deadline = time.monotonic() + _LAST_WORDS_S
+    while time.monotonic() < deadline and not stop.wait(0.1):
+        found = [Status.read(path) for path in paths]
+        if all(status is None or status.is_gone or status.outcome != "running" for status in found):
+            return
+
+
+def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> None:
+    """Certificates for one local run; new ones each time, unless a run goes on."""
+    if not keep or not folder.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        pki.init(folder, [_HOST])
+    for name in names:
+        if not (folder / name).exists():
+            pki.issue(folder, name)
+
+
+@contextmanager
+def _site_services(
+    identities: Path, folders: Sequence[Path], door_port: int, command: Sequence[str]
+) -> Iterator[list[Service]]:
+    services: list[Service] = []
+    try:
+        for folder in folders:
+            SiteFile(
+                site=folder.name,
+                identity=str(identities / folder.name),
+                door=f"{_HOST}:{door_port}",
+                dir=str(folder),
+                # Who starts all sites speaks for their owners.
+                data=SiteData(show_samples=True),
+                command=shlex.join(command),
+                folder=str(Path.cwd()),
+            ).write(folder / "site.yaml")
+            argv = [sys.executable, "-P", "-m", "fedwan", "site", str(folder / "site.yaml")]
+            log = folder / "logs" / "service.log"
+            services.append(Service(f"site {folder.name}", argv, log, our_environment()))
+        yield services
+    finally:
+        stop_all(services, _SITES_GRACE_S)
+
+
+def _check(sites: Sequence[Service]) -> None:
+    for site in sites:
+        code = site.poll()
+        if code == ConfigError.exit_code:
+            raise UserError(f"{site.name}: {last_line(site.log).removeprefix('fedwan: ')}")
+        if code is not None:
+            raise site.death()

@@ -1,42 +1,48 @@
-"""Long-lived child processes: logged to a file, ended with us and with all their children.
+"""Long-lived processes: what a service does around its work, and the children that it starts.
 
-Each service leads a session of its own, so a Ctrl-C at the terminal reaches only us and we end the
-services in order. Flower's SuperLink starts its SuperExec in yet another session, and a
-grandchild outlives a parent that was killed; so each service has a variable in its environment that
-all of its descendants inherit, and by which they are found.
+A service has a folder of its own, a log, ports, and a way to be stopped. Each child leads a session
+of its own, so a Ctrl-C at the terminal reaches only us and we end the children in order. Flower's
+SuperLink starts its SuperExec in yet another session, and a grandchild outlives a parent that was
+killed; so each child has a variable in its environment that all of its descendants inherit, and by
+which they are found.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
 import os
+import random
 import re
-import shutil
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 import psutil
+from filelock import FileLock, Timeout
 
-from fedwan.errors import FedwanError, UserError
-
-__all__ = ["Service", "find_tool", "flower_environment", "last_line", "our_environment", "stop_all"]
+from fedwan.errors import ConfigError, FedwanError
 
 _STARTER = Path(__file__).with_name("die_with_parent.py")
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _VARIABLE = "FEDWAN_SERVICES"
-"""Of the services that a process belongs to."""
+# Below the range that Linux and macOS take for outgoing connections, so that nobody is given the
+# port between our test and the service's start.
+_PORTS = range(20000, 32000)
+_LASTED_S = 60.0
 
 
 class Service:
-    """A running child process and everything it starts.
-
-    Its output is appended to `log`; `env` is its whole environment.
+    """A running child process and everything it starts, its output appended to `log`.
 
     The kernel ends the child when the *thread* that made it ends: start services from a thread
     that lives as long as they should.
@@ -100,16 +106,6 @@ class Service:
         """End it and everything it started: SIGTERM, a grace, then SIGKILL."""
         stop_all([self], grace_s)
 
-    def send(self, number: int) -> None:
-        """Send a signal to each of its processes."""
-        for pid in self.processes():
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, number)
-
-    def is_gone(self) -> bool:
-        """Whether nothing of it is left."""
-        return self.poll() is not None and not self.processes()
-
 
 def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
     """End services and all their children together: SIGTERM, a grace, then SIGKILL.
@@ -117,14 +113,21 @@ def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
     Those that have ended already are swept for orphans.
     """
     left = list(services)
-    for service in left:
-        service.send(signal.SIGTERM)
+    _send(left, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while (left := [s for s in left if not s.is_gone()]) and time.monotonic() < deadline + 5.0:
+    while (left := [s for s in left if s.poll() is None or s.processes()]) and (
+        time.monotonic() < deadline + 5.0
+    ):
         # Again and again: a process may start another between our look and our signal.
-        for service in left if time.monotonic() > deadline else []:
-            service.send(signal.SIGKILL)
+        if time.monotonic() > deadline:
+            _send(left, signal.SIGKILL)
         time.sleep(0.05)
+
+
+def _send(services: Sequence[Service], number: int) -> None:
+    for pid in [pid for service in services for pid in service.processes()]:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
 
 
 def last_line(log: Path) -> str:
@@ -137,22 +140,6 @@ def last_line(log: Path) -> str:
         return ""
     lines = [_ESCAPES.sub("", line).strip() for line in text.splitlines()]
     return next((line for line in reversed(lines) if line), "")
-
-
-def find_tool(name: str) -> str:
-    """Path of a command that is installed with this Python.
-
-    Raises:
-        UserError: it is neither beside this Python nor on the PATH.
-    """
-    beside = Path(sys.executable).with_name(name)
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
-        raise UserError(
-            f"command {name!r} is neither in {beside.parent} nor on the PATH; "
-            "install fedwan's dependencies into this environment (pip install fedwan)"
-        )
-    return found
 
 
 def our_environment() -> dict[str, str]:
@@ -181,3 +168,118 @@ def flower_environment(home: Path) -> dict[str, str]:
     for key in ("NO_PROXY", "no_proxy"):  # it talks over loopback, which no proxy must see
         env[key] = ",".join(filter(None, (env.get(key, ""), "127.0.0.1", "localhost")))
     return env
+
+
+@contextmanager
+def only_one(folder: Path, key: str) -> Iterator[None]:
+    """Hold a folder, which setting `key` names; the kernel lets go when this process ends."""
+    lock = FileLock(folder / "lock")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise ConfigError(
+            f"{key} {folder} is in use by another service; stop that one or set another {key}"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            f"{key} {folder} cannot be written: {error.strerror}; give a folder of this user's"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def log_to(path: Path, *, echo: bool) -> Iterator[None]:
+    """Append what fedwan logs to a file while the block runs; echoed to stderr for systemd."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handlers: list[logging.Handler] = [logging.FileHandler(path)]
+    handlers += [logging.StreamHandler(sys.stderr)] if echo else []
+    logger = logging.getLogger("fedwan")
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+        for handler in handlers:
+            logger.removeHandler(handler)
+            handler.close()
+
+
+class Backoff:
+    """How long to wait before what failed is tried again.
+
+    The first failure is mended at once, the next after 1, 2, 4 … seconds, up to `longest_s`; what
+    lasted a minute did not die of what killed it last time, and counts anew.
+    """
+
+    def __init__(self, longest_s: float) -> None:
+        self._longest_s = longest_s
+        self._failures = 0
+
+    def wait_s(self, lasted_s: float) -> float:
+        """After another failure, of what had lasted so long."""
+        self._failures = 0 if lasted_s > _LASTED_S else self._failures + 1
+        return 0.0 if self._failures < 2 else min(self._longest_s, 2.0 ** (self._failures - 2))
+
+
+@contextmanager
+def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
+    """Set an event on SIGTERM while the block runs; in the main thread alone, which has signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        # Not here: the main thread may be inside `stop.wait`, and `set` would wait for its lock.
+        threading.Thread(target=stop.set, name="sigterm").start()
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def free_port() -> int:
+    """A port of loopback on which nothing listens now."""
+    for port in random.sample(_PORTS, 200):
+        try:
+            listen("127.0.0.1", port, "", "").close()
+        except ConfigError:
+            continue
+        return port
+    raise ConfigError(f"no free port among {_PORTS} on 127.0.0.1; stop what holds them")
+
+
+def listen(host: str, port: int, what: str, key: str) -> socket.socket:
+    """A TCP socket that setting `key` chose for `what`; no host is every address, port 0 any."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(
+            f"{what} cannot listen on {host!r}: {error.strerror}; give an address of this machine"
+        ) from error
+    bound = socket.socket(family, kind, proto)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        # Bound alone does not refuse a second one; listening does.
+        bound.listen(128)
+    except OSError as error:
+        bound.close()
+        reason = {
+            errno.EADDRINUSE: f"the port is in use; stop what holds it or set another {key}",
+            errno.EACCES: f"ports below 1024 need a privilege; set {key} to a higher one",
+            errno.EADDRNOTAVAIL: "the address is not this machine's; listen on 0.0.0.0 or its own",
+        }.get(error.errno or 0, str(error.strerror))
+        raise ConfigError(f"{what} cannot listen on {host}:{port}: {reason}") from error
+    return bound

@@ -1,18 +1,24 @@
-"""What a site's owner has decided: who it is, where things lie, and what code may run there.
-
-`SITE.yaml` is read and checked by `fedwan site`; its processes pass the same values on as JSON.
-"""
+"""What a site's owner has decided: who it is, where things lie, and what code may run there."""
 
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Self
 
-from fedwan.errors import WireError
+from fedwan._config_checks import check_address
+from fedwan._config_tree import overlay, parse_words, read_yaml
+from fedwan.app import app_folders
+from fedwan.config import COMMAND, SITE, Config
+from fedwan.errors import ConfigError
 
-__all__ = ["SiteData", "SiteFile"]
+VARIABLE = "FEDWAN_SITE"
+"""Environment variable with the path of the file; SuperNode and ClientApp inherit it."""
 
 
 @dataclass
@@ -40,29 +46,70 @@ class SiteFile:
     data: SiteData = field(default_factory=SiteData)
     command: str = ""
     """The training script of runs with `workload=command`, as in `torchrun --nproc-per-node 8
-    train.py`; it starts in the file's own folder."""
+    train.py`."""
     recipes: list[str] = field(default_factory=list)
     """Recipes that may run here, of those that are installed; empty for all of them."""
     folder: str = ""
-    """Where `command` starts; not to be written: the file's own folder."""
+    """Where `command` starts; the file's own folder unless it says otherwise."""
 
     def write(self, path: Path) -> None:
-        """Pass the values on to another process of this machine."""
+        """Pass the values on to another process of this machine; JSON is YAML, too."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(self)))
+        path.write_text(json.dumps(asdict(self)).replace("${", "\\\\${"))
 
-    @classmethod
-    def read(cls, path: Path) -> Self:
-        """What `write` wrote.
 
-        Raises:
-            WireError: it is not there, or something else.
-        """
-        try:
-            values: dict[str, Any] = json.loads(path.read_text())
-            return cls(**values | {"data": SiteData(**values["data"])})
-        except (OSError, ValueError, TypeError, KeyError) as error:
-            raise WireError(
-                f"{path} is no site's settings ({type(error).__name__}: {error}); start this "
-                "SuperNode with `fedwan site`"
-            ) from None
+def load_site(path: Path, words: Sequence[str] = ()) -> SiteFile:
+    """Read and check a site's file and words; every path is absolute then.
+
+    Raises:
+        ConfigError: no such file, a key that is unknown or missing, or a door that is no host:port.
+    """
+    settings = overlay(SiteFile(), read_yaml(path), parse_words(words, SiteFile))
+    for key in ("site", "identity", "door", "dir"):
+        if not getattr(settings, key):
+            raise ConfigError(f"{str(path)!r} has no {key!r}; add a line {key}: …")
+    check_address("door", settings.door)
+    base = path.parent.absolute()
+    for key in ("folder", "identity", "dir"):
+        setattr(settings, key, str(base / getattr(settings, key)))
+    if settings.data.path:
+        settings.data.path = str(base / settings.data.path)
+    return settings
+
+
+def given_site() -> SiteFile:
+    """That of the site whose service started this process."""
+    if VARIABLE not in os.environ:
+        raise ConfigError("this SuperNode belongs to no site; start it with `fedwan site`")
+    return load_site(Path(os.environ[VARIABLE]))
+
+
+def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
+    """Words of what a run has a site run, and the folder that they start in."""
+    if config.workload != COMMAND:
+        if site.recipes and config.workload not in site.recipes:
+            raise ConfigError(
+                f"workload = {config.workload!r} is not among the recipes that this site allows "
+                f"({', '.join(site.recipes)}); its owner can add it to `recipes` in SITE.yaml"
+            )
+        launcher = [sys.executable, "-m"]
+        if config.site.processes > 1:
+            launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node"]
+            launcher += [str(config.site.processes), "-m"]
+        return [*launcher, "fedwan.site.recipe"], str(app_folders()[0])
+    words = [word.replace(SITE, site.site) for word in shlex.split(site.command)]
+    if not words:
+        raise ConfigError(
+            "the run trains a script of each site's own, and this site has none; add a line "
+            "command: … to its SITE.yaml"
+        )
+    # Beside this Python first: torchrun and python are of the environment that has fedwan.
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", "")))
+    own = Path(site.folder) / words[0]
+    found = shutil.which(words[0], path=path) or (str(own) if own.is_file() else None)
+    if found is None:
+        raise ConfigError(
+            f"command {words[0]!r} is not to be found on the PATH or in {site.folder}; "
+            "give a program that is, as in command: python train.py"
+        )
+    return [found, *words[1:]], site.folder

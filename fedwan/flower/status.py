@@ -1,65 +1,54 @@
 """What a run's processes tell each other in files: how it was started, and how each ended.
 
-Flower notices a ServerApp or ClientApp that was killed only when its heartbeats have been missing
-for a minute. The service beside it looks at its status instead: a process that is gone without
-having said how it ended was killed.
+Both of Flower's processes write their output to a file of the run, leave a status that tells how
+they ended, and end when the process that started them is gone. Flower notices one that was killed
+only when its heartbeats have been missing for a minute. The service beside it looks at its status
+instead: a process that is gone without having said how it ended was killed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
+import logging
 import os
 import signal
+import sys
+import threading
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal, Self
+from types import FrameType
+from typing import Any, Self
 
 import psutil
 
 from fedwan import errors
+from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, FedwanError, RunStopped, UserError
+from fedwan.site.assignment import end_with
 
-__all__ = [
-    "Outcome",
-    "Signalled",
-    "Start",
-    "Status",
-    "clientapp_log",
-    "clientapp_status",
-    "serverapp_log",
-    "serverapp_status",
-]
+RUN = "FEDWAN_RUN"
+"""Environment variable with a run's folder, which SuperLink hands down to the ServerApp."""
 
-Outcome = Literal["running", "done", "stopped", "refused", "failed"]
-"""`stopped`: the run was, from outside. `refused`: a user's mistake, which trying again would only
-repeat."""
+_log = logging.getLogger(__name__)
 
 _ORPHAN_S = 5.0
+# Start times of one process differ by less: the kernel tells its boot in whole seconds.
 _SAME_S = 2.0
-"""Start times of one process differ by less: the kernel tells its boot in whole seconds."""
 
 
-def serverapp_log(out: Path) -> Path:
-    """Log of a run's ServerApp."""
-    return out / "logs" / "serverapp.log"
+def serverapp_files(out: Path) -> tuple[Path, Path]:
+    """Where the ServerApp of a run keeps its log and its status."""
+    return out / "logs" / "serverapp.log", out / "flower" / "serverapp.json"
 
 
-def clientapp_log(state: Path) -> Path:
-    """Log of a site's ClientApp."""
-    return state / "logs" / "clientapp.log"
-
-
-def serverapp_status(out: Path) -> Path:
-    """Where the ServerApp of a run keeps its status."""
-    return out / "flower" / "serverapp.json"
-
-
-def clientapp_status(state: Path) -> Path:
-    """Where the ClientApp of a site keeps its status."""
-    return state / "clientapp.json"
+def clientapp_files(state: Path) -> tuple[Path, Path]:
+    """Where the ClientApp of a site keeps its log and its status."""
+    return state / "logs" / "clientapp.log", state / "clientapp.json"
 
 
 class Signalled(RunStopped):
@@ -74,7 +63,9 @@ class Status:
     started_s: float
     """When it started, in seconds since boot; with `pid` it names a process for good."""
     run_id: str
-    outcome: Outcome = "running"
+    outcome: str = "running"
+    """Or `done`; `stopped`, from outside; `refused`, a user's mistake, which trying again would
+    only repeat; `failed`."""
     error: str = ""
     """Class of the error, where it failed or was refused."""
     text: str = ""
@@ -96,10 +87,7 @@ class Status:
 
     def write(self, path: Path) -> None:
         """Put it in place, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_suffix(f".{self.pid}.tmp")
-        draft.write_text(json.dumps(asdict(self)))
-        draft.replace(path)
+        _write_json(path, asdict(self))
 
     @property
     def is_gone(self) -> bool:
@@ -123,15 +111,14 @@ class Status:
         """The status of the process once it ends, in peace or with an error."""
         if error is None:
             return replace(self, outcome="done")
-        kind = type(error).__name__
-        text = " ".join(str(error).split()) or f"{kind} without a word"
-        outcome: Outcome = "failed"
+        kind, outcome = type(error).__name__, "failed"
         if isinstance(error, UserError):
             outcome = "refused"
         elif isinstance(error, Signalled):
             kind = RunStopped.__name__
         elif isinstance(error, RunStopped):
             outcome = "stopped"
+        text = " ".join(str(error).split()) or f"{kind} without a word"
         return replace(self, outcome=outcome, error=kind, text=text)
 
     def exception(self, log: Path) -> FedwanError:
@@ -141,17 +128,19 @@ class Status:
         error: FedwanError = getattr(errors, self.error)(self.text)
         return error
 
-    def end_orphan(self) -> None:
-        """End the process, whose service died before it, if it lives on.
+    @classmethod
+    def end_orphan(cls, path: Path) -> None:
+        """End the process of a status file, whose service died before it, if it lives on.
 
         It would end by itself within seconds, but holds its port and files until then. Call it only
         while holding the folder's lock: the service is dead then.
         """
-        deadline = time.monotonic() + _ORPHAN_S
-        while not self.is_gone and time.monotonic() < deadline:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self.pid, signal.SIGKILL)
+        status, deadline = cls.read(path), time.monotonic() + _ORPHAN_S
+        while status and not status.is_gone and time.monotonic() < deadline:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(status.pid).kill()
             time.sleep(0.05)
+        path.unlink(missing_ok=True)
 
 
 def _started_s(process: psutil.Process) -> float:
@@ -161,40 +150,28 @@ def _started_s(process: psutil.Process) -> float:
 
 @dataclass(frozen=True)
 class Start:
-    """One start of a run: what its ServerApp is told beside the configuration.
+    """One start of a run: what its ServerApp is told, in a file of the run's folder."""
 
-    A file in the run's folder: it stays on the coordinator's machine, while Flower's run config
-    travels to every site.
-    """
-
+    config: str
+    """The run's configuration, as JSON."""
     run_id: str
     """Of the run; a resumed run keeps it, so that sites still at work rejoin."""
     identity: str
     """The coordinator's identity folder."""
     resume: bool
-    """Whether to go on from the last checkpoint."""
 
     @classmethod
-    def begin(cls, out: Path, identity: Path, *, resume: bool) -> Self:
-        """Write down a new start.
-
-        Raises:
-            CheckpointError: there is no run to go on with.
-        """
+    def begin(cls, config: Config, identity: Path, *, resume: bool) -> Self:
+        """Write down a new start; a CheckpointError if there is no run to go on with."""
+        out = Path(config.out)
         run_id = cls.read(out).run_id if resume else uuid.uuid4().hex
-        start = cls(run_id, str(identity.absolute()), resume)
-        path = _start_path(out)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(asdict(start)))
+        start = cls(to_json(config), run_id, str(identity.absolute()), resume)
+        _write_json(_start_path(out), asdict(start))
         return start
 
     @classmethod
     def read(cls, out: Path) -> Self:
-        """The last start.
-
-        Raises:
-            CheckpointError: there is none in this folder.
-        """
+        """The last start; a CheckpointError if there is none in this folder."""
         path = _start_path(out)
         try:
             return cls(**json.loads(path.read_text()))
@@ -207,3 +184,69 @@ class Start:
 
 def _start_path(out: Path) -> Path:
     return out / "flower" / "start.json"
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_suffix(f".{os.getpid()}.tmp")
+    draft.write_text(json.dumps(values))
+    draft.replace(path)
+
+
+@contextlib.contextmanager
+def reported(log: Path, status_path: Path, run_id: str) -> Iterator[None]:
+    """This process's log file and status, its answer to signals, and its end with its parent."""
+    _write_output_to(log)
+    end_with(os.getppid())
+    status = Status.of(run_id)
+    status.write(status_path)
+    failure: BaseException | None = None
+    try:
+        with _signals_as_errors():
+            yield
+    except BaseException as error:
+        failure = error
+        is_bug = isinstance(error, Exception) and not isinstance(error, FedwanError)
+        _log.error("ended by %s: %s", type(error).__name__, error, exc_info=is_bug)
+        raise
+    finally:
+        status.ended(failure).write(status_path)
+
+
+@contextlib.contextmanager
+def _signals_as_errors() -> Iterator[None]:
+    """Raise the first SIGTERM or SIGINT as an error while the block runs, and ignore the others.
+
+    Flower's own handler leaves without an answer, after which its SuperNode waits for ever. And
+    signals come in pairs: ours, and Flower's a moment later when its parent is gone; the second
+    must not cut short how the first is cleaned up after.
+    """
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    came = threading.Event()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if not came.is_set():
+            came.set()
+            raise Signalled(f"ended by {signal.Signals(number).name}")
+
+    before = {number: signal.signal(number, handle) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _write_output_to(log: Path) -> None:
+    """Send this process's output and logging to a file, C libraries' and crashes' included."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    for stream in (1, 2):
+        os.dup2(target, stream)
+    os.close(target)
+    faulthandler.enable()
+    handler = logging.StreamHandler(sys.__stderr__)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger = logging.getLogger("fedwan")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedwan.flower.service import free_port
+from fedwan.flower.processes import free_port
 from fedwan.link import pki
 
 with warnings.catch_warnings():

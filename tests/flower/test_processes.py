@@ -1,21 +1,27 @@
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fedwan.errors import UserError
+from fedwan.errors import ConfigError
 from fedwan.flower.processes import (
+    Backoff,
     Service,
-    find_tool,
     flower_environment,
     last_line,
+    listen,
+    log_to,
+    only_one,
+    stop_on_sigterm,
 )
 from tests.planes import eventually
 
@@ -47,24 +53,17 @@ def is_up(service: Service) -> bool:
     return last_line(service.log) == "up"
 
 
-def test_stopping_ends_a_grandchild_in_another_session(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_stopping_ends_a_grandchild_in_another_session(tmp_path: Path, is_killed: bool) -> None:
     service = python(PARENT, tmp_path / "it.log")
-    eventually(lambda: is_up(service))
-    eventually(lambda: len(service.processes()) == 2)
+    eventually(lambda: is_up(service) and len(service.processes()) == 2)
     pids = service.processes()
+    if is_killed:
+        os.kill(service.pid, signal.SIGKILL)
+        eventually(lambda: service.poll() is not None)
+        assert len(service.processes()) == 1
     service.stop()
     assert not any(is_running(pid) for pid in pids)
-
-
-def test_stopping_ends_a_grandchild_whose_parent_was_killed(tmp_path: Path) -> None:
-    service = python(PARENT, tmp_path / "it.log")
-    eventually(lambda: is_up(service))
-    eventually(lambda: len(service.processes()) == 2)
-    os.kill(service.pid, signal.SIGKILL)
-    eventually(lambda: service.poll() is not None)
-    assert len(service.processes()) == 1
-    service.stop()
-    assert service.is_gone()
 
 
 def test_what_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
@@ -100,11 +99,6 @@ def test_an_early_death_is_told_with_its_last_words(tmp_path: Path) -> None:
     assert text == f"it ended with status 3; last words: no such port (see {tmp_path / 'it.log'})"
 
 
-def test_a_command_that_is_not_installed_is_one_line() -> None:
-    with pytest.raises(UserError, match="'flower-nothing' is neither in .* nor on the PATH"):
-        find_tool("flower-nothing")
-
-
 def test_flower_is_private_offline_and_deaf_to_the_users_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -119,3 +113,75 @@ def test_flower_is_private_offline_and_deaf_to_the_users_variables(
     assert env["FLWR_DISABLE_UPDATE_CHECK"] == "1"
     assert env["NO_PROXY"] == "intranet.example.com,127.0.0.1,localhost"
     assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
+
+
+def test_a_holder_that_is_killed_holds_nothing(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from fedwan.flower.processes import only_one\n"
+        "with only_one(Path(sys.argv[1]), 'dir'): print('held', flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(ConfigError, match=r"dir .* is in use by another service"):
+            with only_one(tmp_path, "dir"):
+                pass
+        holder.kill()
+    with only_one(tmp_path, "dir"):
+        pass
+
+
+def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        with only_one(tmp_path / "file" / "state", "dir"):
+            pass
+
+
+def test_what_fedwan_logs_is_in_the_file_and_what_others_log_is_not(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "logs" / "service.log"
+    with log_to(path, echo=True):
+        logging.getLogger("fedwan.flower.door").info("site s1 asked for '/'")
+        logging.getLogger("other").warning("noise")
+    logging.getLogger("fedwan.flower.door").info("after")
+    assert path.read_text().rstrip().endswith("INFO site s1 asked for '/'")
+    assert "site s1 asked" in capfd.readouterr().err
+
+
+def test_sigterm_sets_the_event_and_the_old_handler_comes_back() -> None:
+    stop = threading.Event()
+    before = signal.getsignal(signal.SIGTERM)
+    with stop_on_sigterm(stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(5)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_port_in_use_names_who_where_and_the_mend() -> None:
+    with listen("127.0.0.1", 0, "a test", "port") as held:
+        port = held.getsockname()[1]
+        with pytest.raises(ConfigError) as error:
+            listen("127.0.0.1", port, "the front door", "link.door")
+    assert str(error.value) == (
+        f"the front door cannot listen on 127.0.0.1:{port}: the port is in use; "
+        "stop what holds it or set another link.door"
+    )
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_a_host_that_is_not_this_machine_is_told(host: str) -> None:
+    with pytest.raises(ConfigError, match="cannot listen on"):
+        listen(host, 0, "a test", "port")
+
+
+def test_the_first_failure_is_mended_at_once_and_the_next_ones_ever_later() -> None:
+    backoff = Backoff(longest_s=5.0)
+    assert [backoff.wait_s(1.0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert backoff.wait_s(61.0) == backoff.wait_s(1.0) == 0.0

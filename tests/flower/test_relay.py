@@ -7,7 +7,7 @@ import ssl
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedwan.link.tls import Identity
 @pytest.fixture
 def door(authority: Path, superlink: Any) -> Iterator[FrontDoor]:
     with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as opened:
-        opened.open(f"http://127.0.0.1:{superlink.server_port}")
+        opened.start(f"http://127.0.0.1:{superlink.server_port}")
         yield opened
 
 
@@ -139,7 +139,7 @@ def test_a_revoked_site_is_refused_on_the_connection_it_has(
     pki.init(tmp_path, ["127.0.0.1"])
     pki.issue(tmp_path, "s1")
     with closing(FrontDoor(tmp_path / "coordinator", "127.0.0.1", 0)) as door:
-        door.open(f"http://127.0.0.1:{superlink.server_port}")
+        door.start(f"http://127.0.0.1:{superlink.server_port}")
         with client_of(tmp_path / "s1") as client:
             assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 200
             pki.revoke(tmp_path, "s1")
@@ -151,7 +151,7 @@ def test_a_revoked_site_is_refused_on_the_connection_it_has(
 
 def test_superlink_away_is_503_and_does_not_hang(authority: Path) -> None:
     with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door:
-        door.open("http://127.0.0.1:9")
+        door.start("http://127.0.0.1:9")
         with client_of(authority / "s1") as client:
             assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 503
 
@@ -162,7 +162,7 @@ def test_an_error_of_superlink_s_is_503_which_flower_tries_again(
     """Its disk is full, or its database locked: a SuperNode that hears 500 asks no more."""
     superlink.statuses = [500]
     with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door:
-        door.open(f"http://127.0.0.1:{superlink.server_port}")
+        door.start(f"http://127.0.0.1:{superlink.server_port}")
         with client_of(authority / "s1") as client:
             assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 503
             assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 200
@@ -185,23 +185,16 @@ def raw_request(door: FrontDoor, identity: Path, request_line: str) -> bytes:
         return connection.recv(4096).splitlines()[0]
 
 
-class running:
-    """A forwarder between start and stop."""
-
-    def __init__(self, identity: Path, door: str) -> None:
-        self._forwarder = Forwarder(identity, door)
-
-    def __enter__(self) -> Forwarder:
-        self._forwarder.start()
-        return self._forwarder
-
-    def __exit__(self, *error: object) -> None:
-        self._forwarder.stop()
+@contextmanager
+def running(identity: Path, door: str) -> Iterator[Forwarder]:
+    with closing(Forwarder(identity, door)) as forwarder:
+        forwarder.start(f"https://{door}")
+        yield forwarder
 
 
 def post(forwarder: Forwarder, path: str = "/v1/fleet/pull-messages") -> httpx.Response:
     with httpx.Client(trust_env=False) as client:
-        return client.post(f"http://{forwarder.address}{path}", content=b"x", timeout=30)
+        return client.post(f"http://127.0.0.1:{forwarder.port}{path}", content=b"x", timeout=30)
 
 
 def read_request(connection: socket.socket) -> None:
@@ -234,7 +227,7 @@ def test_a_supernodes_call_reaches_superlink_and_back(authority: Path, superlink
         closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door,
         running(authority / "s1", f"127.0.0.1:{door.port}") as forwarder,
     ):
-        door.open(f"http://127.0.0.1:{superlink.server_port}")
+        door.start(f"http://127.0.0.1:{superlink.server_port}")
         assert post(forwarder).content == b"x"
         assert [path for path, _, _ in superlink.requests] == ["/v1/fleet/pull-messages"]
         assert not forwarder.take_lost()
@@ -300,7 +293,7 @@ def test_a_door_of_another_authority_is_not_trusted(
         closing(FrontDoor(foreign_authority / "coordinator", "127.0.0.1", 0)) as door,
         running(authority / "s1", f"127.0.0.1:{door.port}") as forwarder,
     ):
-        door.open("http://127.0.0.1:9")
+        door.start("http://127.0.0.1:9")
         assert "did not prove to be this run's coordinator" in refusal_of(forwarder)
 
 
@@ -314,7 +307,7 @@ def test_a_revoked_site_learns_it_in_one_line(tmp_path: Path, when: str) -> None
         closing(FrontDoor(tmp_path / "coordinator", "127.0.0.1", 0)) as door,
         running(tmp_path / "s1", f"127.0.0.1:{door.port}") as forwarder,
     ):
-        door.open("http://127.0.0.1:9")
+        door.start("http://127.0.0.1:9")
         if when == "while it was open":
             pki.revoke(tmp_path, "s1")
         assert "revoked" in refusal_of(forwarder).lower()

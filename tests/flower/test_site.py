@@ -1,18 +1,17 @@
+"""A site's service, and its file."""
+
 from __future__ import annotations
 
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from flwr.common.config import parse_config_args
 
-from fedwan.errors import ConfigError, IdentityError, WireError
-from fedwan.flower import site as site_module
-from fedwan.flower.service import only_one
-from fedwan.flower.site import main, serve_site, start_supernode
-from fedwan.flower.site_file import SiteData, SiteFile
+from fedwan.errors import ConfigError, IdentityError
+from fedwan.flower.processes import only_one
+from fedwan.flower.site import serve_site
+from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
 from tests.planes import eventually, in_thread
 
 
@@ -29,18 +28,6 @@ def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, authorit
 def test_a_second_service_in_the_same_folder_is_refused(tmp_path: Path, authority: Path) -> None:
     with only_one(tmp_path / "state", "dir"), pytest.raises(ConfigError, match="in use"):
         serve_site(config(tmp_path, authority / "s1"))
-
-
-def test_no_identity_is_one_line_and_exit_status_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = tmp_path / "site.json"
-    config(tmp_path, Path("none")).write(settings)
-    monkeypatch.setattr("sys.argv", ["site", str(settings)])
-    assert main() == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("fedwan: identity file none/ca.crt is missing")
-    assert errors.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -64,38 +51,63 @@ def test_a_service_whose_coordinator_never_comes_stops_when_told(
     assert log.read_text().count(words) == 1
 
 
-@pytest.mark.parametrize("folder", ["plain", "with blank", "dollar$=x", "it's"])
-def test_a_clientapp_finds_the_settings_that_its_supernode_was_given(
-    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    started: list[list[str]] = []
+GOOD = "site: paris\nidentity: identity\ndoor: coordinator.example.com:7444\ndir: state\n"
 
-    def start(name: str, argv: list[str], *_: Any) -> None:
-        started.append(argv)
 
-    monkeypatch.setattr(site_module, "Service", start)
-    site = SiteFile(
-        site="s1",
-        identity="/pki/s1",
-        dir=str(tmp_path / folder),
-        data=SiteData("/data of ours", True),
-        command="python train.py",
-        recipes=["gan"],
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_relative_paths_begin_at_the_files_folder(tmp_path: Path) -> None:
+    assert load_site(write(tmp_path, GOOD), []) == SiteFile(
+        site="paris",
+        identity=str(tmp_path / "identity"),
+        door="coordinator.example.com:7444",
+        dir=str(tmp_path / "state"),
+        folder=str(tmp_path),
     )
-    start_supernode(site, "127.0.0.1:1")
-    ((*_, word),) = started
-    settings = parse_config_args([word])["settings"]
-    assert SiteFile.read(Path(str(settings))) == site
 
 
-def test_a_path_that_flower_cannot_be_told_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="choose a path without quotes"):
-        start_supernode(SiteFile(dir=str(tmp_path / "a'b\"c")), "127.0.0.1:1")
+def test_absolute_paths_stay_and_words_beat_the_file(tmp_path: Path) -> None:
+    settings = load_site(write(tmp_path, GOOD), ["dir=/var/lib/fedwan", "site=rome"])
+    assert (settings.dir, settings.site) == ("/var/lib/fedwan", "rome")
+    path = write(tmp_path, GOOD + "data: {path: images}\n")
+    assert load_site(path, []).data.path == str(tmp_path / "images")
+    assert load_site(path, ["data.path=/srv/images"]).data.path == "/srv/images"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"site": 1, "color": 2}'])
-def test_a_file_of_something_else_is_one_clear_line(tmp_path: Path, text: str) -> None:
-    (tmp_path / "site.json").write_text(text)
-    with pytest.raises(WireError, match="is no site's settings") as raised:
-        SiteFile.read(tmp_path / "site.json")
-    assert "\n" not in str(raised.value)
+def test_what_a_service_passes_on_is_read_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(ConfigError, match="belongs to no site"):
+        given_site()
+    folder = tmp_path / 'it\'s "$x"'
+    data = SiteData("/data of ours", True)
+    command = "python 'my train.py' --x=\"${y}: 1\""
+    site = SiteFile("s1", "/pki/s1", "a.b:1", "/state", data, command, ["gan"], "/scripts")
+    site.write(folder / "site.yaml")
+    monkeypatch.setenv(VARIABLE, str(folder / "site.yaml"))
+    assert given_site() == site
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD + "gate: x\n", "unknown key 'gate'"),
+        (
+            GOOD + "data: images\n",
+            "data = 'images' is a section, not a setting; it holds data.path",
+        ),
+        (GOOD + "doors: x\n", "did you mean 'door'?"),
+        (GOOD.replace("door: coordinator.example.com:7444\n", ""), "has no 'door'; add a line"),
+        (GOOD.replace(":7444", ""), "door = 'coordinator.example.com' is no host:port"),
+        ("", "has no 'site'"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_site(write(tmp_path, text), [])
+    assert says in str(caught.value) and "\n" not in str(caught.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedwan.config import Config, from_json
 from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, RunStopped
 from fedwan.flower.status import Signalled, Start, Status
 
@@ -78,12 +79,14 @@ def test_a_bug_comes_back_with_the_log_that_holds_its_traceback() -> None:
     assert str(back) == "KeyError: 'x'; the traceback is in logs/a.log"
 
 
-def test_an_orphan_is_ended_and_a_stranger_is_not() -> None:
+def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         right = status_of(child.pid)
-        replace(right, started_s=right.started_s + 10).end_orphan()
+        replace(right, started_s=right.started_s + 10).write(tmp_path / "status")
+        Status.end_orphan(tmp_path / "status")
         assert child.poll() is None
-        right.end_orphan()
+        right.write(tmp_path / "status")
+        Status.end_orphan(tmp_path / "status")
         assert child.wait() == -signal.SIGKILL
 
 
@@ -96,14 +99,15 @@ def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_resumed_run_keeps_its_id_and_a_new_one_does_not(tmp_path: Path) -> None:
-    first = Start.begin(tmp_path, Path("pki/coordinator"), resume=False)
-    resumed = Start.begin(tmp_path, Path("pki/coordinator"), resume=True)
-    second = Start.begin(tmp_path, Path("pki/coordinator"), resume=False)
+    first = Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=False)
+    resumed = Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=True)
+    second = Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=False)
     assert resumed.run_id == first.run_id
     assert resumed.resume and not first.resume
     assert second.run_id != first.run_id
     assert Start.read(tmp_path) == second
     assert Path(second.identity).is_absolute()
+    assert from_json(second.config) == Config(out=str(tmp_path))
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[1]"])
@@ -112,4 +116,4 @@ def test_without_a_run_there_is_nothing_to_resume(tmp_path: Path, text: str | No
         (tmp_path / "flower").mkdir()
         (tmp_path / "flower" / "start.json").write_text(text)
     with pytest.raises(CheckpointError, match="holds no run to go on with"):
-        Start.begin(tmp_path, Path("identity"), resume=True)
+        Start.begin(Config(out=str(tmp_path)), Path("identity"), resume=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedwan.app import load_run
 from fedwan.errors import FedwanError
-from fedwan.flower.local import run_local
+from fedwan.flower.coordinator import run_local
 
 TRAIN = Path(__file__).with_name("train.py")
 

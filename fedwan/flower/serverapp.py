@@ -1,6 +1,6 @@
-"""Tickets: a thread sees to it that every connected site holds one while the run lasts.
+"""Inside the ServerApp: every connected site is handed a ticket, as long as the run lasts.
 
-It runs in the ServerApp. Each SuperNode that is connected and holds no ticket is sent one; its
+Each SuperNode that is connected and holds no ticket is sent one; its
 ClientApp answers only when it ends. An answer that is a refusal (the user's mistake: wrong
 weights, a foreign certificate) stands until that SuperNode restarts; any other end before the
 run's own is answered with a new ticket, slower and slower if they keep failing at once.
@@ -13,19 +13,24 @@ after 40 to 60 s. The site service (`fedwan.flower.site`) turns the last into th
 from __future__ import annotations
 
 import logging
+import math
+import os
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
 import httpx
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
+from fedwan.errors import ConfigError
+from fedwan.flower.processes import Backoff
+from fedwan.flower.status import RUN, Start, reported, serverapp_files
 from fedwan.link.ticket import Ticket
-
-__all__ = ["ACTION", "RECORD", "TicketSender"]
 
 ACTION = "train.ticket"
 """Flower's message type of a ticket, handled by `@app.train("ticket")`."""
@@ -33,26 +38,32 @@ RECORD = "fedwan"
 """Name of the record that holds a ticket, or the answer to one."""
 
 _TTL_S = 60.0 * 60 * 24 * 90
-# A ticket that lasted this long did its work: its end is news, not a loop.
-_LASTED_S = 60.0
 _LONGEST_WAIT_S = 60.0
 
 _log = logging.getLogger(__name__)
 
 
+@contextmanager
+def started_run() -> Iterator[Start]:
+    """The start of this ServerApp, with its log and status around it."""
+    if RUN not in os.environ:
+        raise ConfigError("this ServerApp belongs to no run; start runs with fedwan, not with flwr")
+    out = Path(os.environ[RUN])
+    start = Start.read(out)
+    with reported(*serverapp_files(out), start.run_id):
+        yield start
+
+
 @dataclass
-class _Holder:
+class _Node:
     """What we know about one SuperNode."""
 
-    message: str = ""
-    """Id of the ticket it holds; empty while it holds none."""
+    ticket: str = ""
+    """Id of the one it holds; empty while it holds none."""
     sent_at: float = 0.0
     due_at: float = 0.0
-    """When it may have the next one."""
-    failures: int = 0
-    """Tickets in a row that ended soon after they were sent."""
-    settled: bool = False
-    """It answered that it is done or refused; it gets no more."""
+    """When it may have the next one; never, once it is done or refused."""
+    backoff: Backoff = field(default_factory=lambda: Backoff(_LONGEST_WAIT_S))
 
 
 class TicketSender:
@@ -70,7 +81,7 @@ class TicketSender:
         self._ticket = ticket
         self._poll_s = poll_s
         self._clock = clock
-        self._holders: dict[int, _Holder] = {}
+        self._nodes: dict[int, _Node] = {}
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tickets", daemon=True)
         self._trouble = ""
@@ -98,31 +109,31 @@ class TicketSender:
 
     def look(self) -> None:
         """Collect answers once, then send the tickets that are due."""
-        holders = {h.message: node for node, h in self._holders.items() if h.message}
-        for answer in self._pull(list(holders)):
-            node = holders.get(answer.metadata.reply_to_message_id)
-            if node is not None:
+        holders = {node.ticket: node for node in self._nodes.values() if node.ticket}
+        for answer in self._pull(holders):
+            if node := holders.get(answer.metadata.reply_to_message_id):
                 self._settle(node, answer)
-        self._send(set(self._grid.get_node_ids()))
+        self._send(sorted(self._grid.get_node_ids()))
 
-    def _pull(self, wanted: list[str]) -> list[Message]:
-        if not wanted:
+    def _pull(self, holders: Mapping[str, _Node]) -> list[Message]:
+        if not holders:
             return []
         try:
-            return list(self._grid.pull_messages(wanted))
+            return list(self._grid.pull_messages(list(holders)))
         except httpx.HTTPStatusError as error:
             if error.response.status_code != httpx.codes.INTERNAL_SERVER_ERROR:
                 raise
         # SuperLink fails on a ticket it no longer knows, and answers for none of the others.
-        if len(wanted) == 1:
-            node = next(n for n, h in self._holders.items() if h.message == wanted[0])
-            self._again(node, "SuperLink lost its ticket")
-            return []
-        return [answer for message in wanted for answer in self._pull([message])]
+        if len(holders) > 1:
+            return [answer for item in holders.items() for answer in self._pull(dict([item]))]
+        for node in holders.values():
+            self._again(node, "SuperLink lost a ticket")
+        return []
 
-    def _settle(self, node: int, answer: Message) -> None:
+    def _settle(self, node: _Node, answer: Message) -> None:
         if answer.has_error():
-            self._again(node, " ".join(f"{answer.error.reason} ({answer.error.code})".split()))
+            reason = " ".join(answer.error.reason.split())
+            self._again(node, f"a SuperNode answered: {reason} ({answer.error.code})")
             return
         record = answer.content.config_records.get(RECORD, ConfigRecord())
         outcome, text = str(record.get("outcome", "")), str(record.get("text", ""))
@@ -130,35 +141,29 @@ class TicketSender:
         if outcome not in ("done", "stopped", "refused"):
             self._again(node, f"site {site}: {text or 'no outcome in its answer'}")
             return
-        self._holders[node] = _Holder(settled=True)
+        node.ticket, node.due_at = "", math.inf
         if outcome == "refused":
             _log.error("site %s takes no part: %s", site, text)
         else:
             _log.info("site %s is done (%s)", site, outcome)
 
-    def _again(self, node: int, reason: str) -> None:
-        holder = self._holders[node]
+    def _again(self, node: _Node, reason: str) -> None:
         now = self._clock()
-        holder.failures = 0 if now - holder.sent_at > _LASTED_S else holder.failures + 1
-        # The first failure is mended at once, the next after 1, 2, 4 … seconds.
-        wait = 0.0 if holder.failures < 2 else min(_LONGEST_WAIT_S, 2.0 ** (holder.failures - 2))
-        holder.message, holder.due_at = "", now + wait
-        _log.warning("node %d: %s; new ticket in %.0f s if it is there", node, reason, wait)
+        wait = node.backoff.wait_s(now - node.sent_at)
+        node.ticket, node.due_at = "", now + wait
+        _log.warning("%s; new ticket in %.0f s if it is there", reason, wait)
 
-    def _send(self, connected: set[int]) -> None:
+    def _send(self, connected: Sequence[int]) -> None:
         now = self._clock()
-        holders = {n: self._holders.setdefault(n, _Holder()) for n in sorted(connected)}
-        due = [
-            node
-            for node, holder in holders.items()
-            if not holder.message and not holder.settled and holder.due_at <= now
-        ]
+        nodes = {number: self._nodes.setdefault(number, _Node()) for number in connected}
+        due = {number: node for number, node in nodes.items() if not node.ticket}
+        due = {number: node for number, node in due.items() if node.due_at <= now}
         if not due:
             return
         content = RecordDict({RECORD: ConfigRecord(dict(self._ticket.to_dict()))})
-        messages = [Message(content, n, message_type=ACTION, ttl=_TTL_S) for n in due]
-        for node, message in zip(due, self._grid.push_messages(messages), strict=True):
-            if message:
-                self._holders[node].message = message
-                self._holders[node].sent_at = now
-                _log.info("ticket sent to node %d", node)
+        messages = [Message(content, number, message_type=ACTION, ttl=_TTL_S) for number in due]
+        ids = self._grid.push_messages(messages)
+        for (number, node), ticket in zip(due.items(), ids, strict=True):
+            if ticket:
+                node.ticket, node.sent_at = ticket, now
+                _log.info("ticket sent to node %d", number)

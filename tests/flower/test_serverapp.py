@@ -9,7 +9,7 @@ import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedwan.flower.tickets import ACTION, RECORD, TicketSender
+from fedwan.flower.serverapp import ACTION, RECORD, TicketSender
 from fedwan.link.ticket import Ticket
 
 TICKET = Ticket("127.0.0.1:7000", "run-1", '{"seed": 0, "text": "with \\"quotes\\""}')

@@ -1,0 +1,102 @@
+"""Inside the ClientApp: the training processes of a site, started for a ticket and watched.
+
+A recipe runs as `python -m fedwan.site.recipe`, under torchrun where the run asks for several
+processes; a run of `workload=command` runs the site's own command. Both find their assignment by an
+environment variable and leave word of how they ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from pathlib import Path
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from fedwan.config import from_json
+from fedwan.errors import FedwanError, UserError
+from fedwan.flower.processes import Service, last_line
+from fedwan.flower.serverapp import RECORD
+from fedwan.flower.site_file import SiteFile, find_command, given_site
+from fedwan.flower.status import Status, clientapp_files, reported
+from fedwan.link.ticket import Ticket
+from fedwan.site.assignment import VARIABLE, Assignment, read_outcome
+
+_POLL_S = 0.1
+_GRACE_S = 3.0
+
+_log = logging.getLogger(__name__)
+
+
+def answer_ticket(message: Message) -> Message:
+    """Take part in the run that a ticket is for, and answer how it ended."""
+    site = given_site()
+    ticket = Ticket.from_dict(message.content.config_records.get(RECORD, ConfigRecord()))
+    error: FedwanError | None = None
+    try:
+        with reported(*clientapp_files(Path(site.dir)), ticket.run_id):
+            train(ticket, site)
+    except FedwanError as caught:
+        error = caught
+    ended = Status.of(ticket.run_id).ended(error)
+    record = {"site": site.site, "outcome": ended.outcome, "text": ended.text}
+    return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
+
+
+def train(ticket: Ticket, site: SiteFile) -> None:
+    """Run the site's training processes until the run is over; raises what they ended with.
+
+    A script that fails by itself is started once more if it had got further than the time before:
+    it goes on from its checkpoint.
+    """
+    config = from_json(ticket.config)
+    argv, folder = find_command(config, site)
+    path = Path(site.dir) / "training" / "assignment.json"
+    failed_at = -1
+    while True:
+        assignment = Assignment(
+            address=f"{site.door.rpartition(':')[0]}:{ticket.address.rpartition(':')[2]}",
+            run_id=ticket.run_id,
+            config=ticket.config,
+            site=site.site,
+            identity=site.identity,
+            dir=site.dir,
+            data_path=site.data.path,
+            show_samples=site.data.show_samples,
+            parent=os.getpid(),
+        )
+        assignment.write(path)
+        code = _run(argv, folder, path, site)
+        outcome, has_joined = read_outcome(path)
+        if outcome is None and code == 0 and has_joined:
+            return
+        if outcome is None:
+            raise _silent_end(argv, code, has_joined, site)
+        if not outcome.error:
+            return
+        if outcome.is_own or outcome.step <= failed_at:
+            raise outcome.exception()
+        failed_at = outcome.step
+        _log.warning("%s; it is started again", outcome.exception())
+
+
+def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
+    env = dict(os.environ) | {VARIABLE: str(path)}
+    path_of_log, _ = clientapp_files(Path(site.dir))
+    service = Service(f"training of {site.site}", argv, path_of_log, env, folder)
+    try:
+        while (code := service.poll()) is None:
+            time.sleep(_POLL_S)
+        return code
+    finally:
+        service.stop(_GRACE_S)
+
+
+def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) -> FedwanError:
+    """Of processes that have not said how they ended."""
+    words, text = " ".join(argv), last_line(clientapp_files(Path(site.dir))[0])
+    if not has_joined:
+        done = "ended" if code == 0 else f"ended with status {code}"
+        return UserError(f"{words!r} {done} before it called fedwan.join; its last words: {text}")
+    return FedwanError(f"{words!r} was killed (status {code}); last words: {text}")
