@@ -16,16 +16,9 @@ from fedwan.names import nearest
 from fedwan.output.units import subject
 from fedwan.trained import Trained
 
-__all__ = ["FORMATS", "export"]
-
 
 def export(trained: Trained, to: str, folder: Path) -> None:
-    """Write the networks of a run into a new folder.
-
-    Args:
-        trained: what `fedwan.load` gave.
-        to: one of `FORMATS`.
-        folder: new or empty.
+    """Write the networks of a run into a new folder, in one of `FORMATS`.
 
     Raises:
         UserError: there is no such format, or the folder holds something.
@@ -139,6 +132,7 @@ def _absent(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, 
         lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
     elif not lines:
         return "Nothing: the files hold all parameters and buffers."
-    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
-        return "\n".join([*lines, _STAYED, _SPECTRAL_NOTE])
-    return "\n".join([*lines, _STAYED])
+    may_be_spectral = not modules or any(
+        n.endswith(_SPECTRAL) for ns in missing.values() for n in ns
+    )
+    return "\n".join([*lines, _STAYED, *([_SPECTRAL_NOTE] if may_be_spectral else [])])

@@ -9,18 +9,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fedwan._config_tree import value_at
+from fedwan.app import load_workload
 from fedwan.config import COMMAND, Config, host_and_port
-from fedwan.data import FILE_NAMES, check_files
+from fedwan.data import check_files
 from fedwan.uses import Faults
-
-__all__ = ["preflight"]
 
 
 def preflight(config: Config) -> None:
-    """Check what a run needs of this machine; a few seconds at most.
-
-    Args:
-        config: resolved, of a run whose sites are here as well.
+    """Check what a resolved run needs of this machine, where its sites are as well; in seconds.
 
     Raises:
         ConfigError: a line for each fault: what is wrong, the value, the mend.
@@ -28,9 +24,9 @@ def preflight(config: Config) -> None:
     faults = Faults()
     for check in (_out, _device, _ports):
         faults.add(check(config))
-    missing = list(_extras(config))
-    faults.add(missing)
-    if config.workload != COMMAND and not missing:
+    if config.log.wandb != "disabled" and find_spec("wandb") is None:
+        faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
+    if config.workload != COMMAND and not hasattr(load_workload(config.workload), "dataset"):
         faults.add(check_files(config))
     faults.tell()
 
@@ -67,17 +63,3 @@ def _ports(config: Config) -> Iterator[str]:
                 listener.bind(host_and_port(address))
             except OSError as error:
                 yield f"{key} = {address} cannot be listened on ({error.strerror}); set a free port"
-
-
-def _extras(config: Config) -> Iterator[str]:
-    """Extras that the run's settings need and this environment lacks."""
-    needed = {("wandb", "wandb"): config.log.wandb != "disabled"}
-    if config.workload != COMMAND:
-        needed |= {
-            ("data", "datasets"): config.data.name in FILE_NAMES,
-            ("demo", "sklearn"): config.data.name in ("digits", "stacked_digits"),
-            ("demo", "skimage"): config.data.name == "photo_edges",
-        }
-    for (extra, module), is_needed in needed.items():
-        if is_needed and find_spec(module) is None:
-            yield f"{module} is not installed here; pip install 'fedwan[{extra}]'"

@@ -1,12 +1,12 @@
 """What strategy recipes share: the settings that they may follow, defaults, and parts to build of.
 
-How a page declares what it uses stands in `fedwan.uses`. What a strategy and a workload do not bear
-together is refused here, too: networks are built without memory to see what they consist of.
+Refused is also what a strategy and a workload do not bear together: networks are built without
+memory to see what they consist of. How a page declares what it uses stands in `fedwan.uses`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
@@ -25,25 +25,6 @@ from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import is_matrix
 from fedwan.workloads.settings import build_nowhere
-
-__all__ = [
-    "APART",
-    "ARRIVAL",
-    "LOCAL_STEPS",
-    "OPTIONAL",
-    "STREAM",
-    "WAITS",
-    "barrier_policy",
-    "check_built",
-    "codec",
-    "cut",
-    "fragmentation",
-    "nesterov",
-    "overlap",
-    "require_followed",
-    "require_script",
-    "resolve_strategy",
-]
 
 OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
@@ -109,14 +90,7 @@ def resolve_strategy(
 ) -> None:
     """Fill in what a strategy's page has defaults for, and refuse what it does not follow.
 
-    Args:
-        page: the recipe.
-        config: changed in place; its workload's defaults are filled in.
-        networks: those that are trained, with their kinds.
-        others: loads all strategies, of which the mend names one.
-
-    Raises:
-        ConfigError: a line for each setting that has no effect, or goes with no other.
+    In `config`, whose workload is resolved, in place. `others` loads all strategies, for the mend.
     """
     require_followed(page, config, others)
     uses, defaults = _declared(page)
@@ -133,22 +107,21 @@ def resolve_strategy(
 def require_followed(
     page: ModuleType, config: Config, others: Callable[[], Mapping[str, ModuleType]] = dict
 ) -> None:
-    """Refuse settings that a strategy's page does not follow; for the arguments see above.
+    """Refuse settings that a strategy's page does not follow.
 
-    Raises:
-        ConfigError: a line for each, with the strategy that follows most of what was asked for, and
-            of these is most like the present one.
+    The mend is the one that follows most of what was asked for, and then is most like this one.
     """
-    found = unused(config, *_declared(page), OPTIONAL)
+    uses, defaults = _declared(page)
+    found = unused(config, uses, defaults, OPTIONAL)
     if not found:
         return
     pages = others()
 
     def unlikeness(name: str) -> tuple[int, int, str]:
-        uses, defaults = _declared(pages[name])
-        left = unused(config, uses, defaults, OPTIONAL)
-        apart = {*followed(uses, OPTIONAL)} ^ {*followed(_declared(page)[0], OPTIONAL)}
-        return len(left), len(apart) + len({*_declared(page)[1]} ^ {*defaults}), name
+        its_uses, its_defaults = _declared(pages[name])
+        left = unused(config, its_uses, its_defaults, OPTIONAL)
+        apart = {*followed(its_uses, OPTIONAL)} ^ {*followed(uses, OPTIONAL)}
+        return len(left), len(apart) + len({*defaults} ^ {*its_defaults}), name
 
     best = min(pages, key=unlikeness, default="")
     mend = f", or set strategy={best}" if best and unlikeness(best)[0] < len(found) else ""
@@ -157,11 +130,7 @@ def require_followed(
 
 
 def require_script(page: ModuleType, config: Config) -> None:
-    """Refuse a strategy that steps optimisers at the coordinator, which a script alone knows.
-
-    Raises:
-        ConfigError: the strategy does not leave them to the script, and no setting names them.
-    """
+    """Refuse a strategy that steps optimisers at the coordinator, which a script alone knows."""
     if not config.inner and not followed(_declared(page)[0], ["inner.*.name=own"]):
         raise ConfigError(
             f"strategy {config.strategy!r} steps the sites' optimisers at the coordinator, "
@@ -206,11 +175,7 @@ def _times(config: Config) -> dict[str, int]:
 
 
 def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> None:
-    """Refuse what networks and strategy do not bear together, as the sites would, but too late.
-
-    Raises:
-        ConfigError: a line each: which settings, and the mend.
-    """
+    """Refuse what networks and strategy do not bear together, as the sites would, but too late."""
     faults = Faults()
     steps_apart = getattr(workload, "steps_apart", lambda _: False)
     if steps_apart(config) and strategy.contributes == "gradient":
@@ -227,7 +192,14 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
     if has_muon or is_cut or config.excluded or config.init:
         built = build_nowhere(workload, config)
         if built is not None:  # else it reads its own values
-            faults.add(_muon(config, built))
+            faults.add(
+                f"inner.{network}.name = 'muon' has no effect: {network} of workload "
+                f"{config.workload!r} has no matrices, only convolutions; set "
+                f"inner.{network}.name=adamw"
+                for network, inner in config.inner.items()
+                if inner.name == "muon"
+                and not any(is_matrix(param.ndim) for param in built.networks[network].parameters())
+            )
             with faults.caught():
                 check_initial(built.networks, config.init, config.excluded)
             with faults.caught():
@@ -235,25 +207,12 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
     faults.tell()
 
 
-def _muon(config: Config, built: Workload) -> Iterator[str]:
-    """Muon of networks without matrices."""
-    for network, inner in config.inner.items():
-        params = built.networks[network].parameters()
-        if inner.name == "muon" and not any(is_matrix(param.ndim) for param in params):
-            key = f"inner.{network}.name"
-            yield (
-                f"{key} = 'muon' has no effect: {network} of workload {config.workload!r} has no "
-                f"matrices, only convolutions; set {key}=adamw"
-            )
-
-
 def _cut(config: Config, strategy: Strategy, built: Workload) -> None:
     """Cut the model as sites will."""
     trained = {name: built.networks[name] for name in built.optimizers}
-    made = {name: optimizer for name, optimizer in built.optimizers.items() if optimizer}
-    # Without memory some recipes make none: then all parameters count as held.
-    is_known = len(made) == len(built.optimizers)
-    held = InnerOptimizers(built.networks, made).held() if is_known else None
+    # Without memory some recipes make no optimisers: then all parameters count as held.
+    is_known = all(built.optimizers.values())
+    held = InnerOptimizers(built.networks, built.optimizers).held() if is_known else None
     strategy.fragments(layout_of(trained, staying_home(trained, held, config.excluded)))
 
 
@@ -270,11 +229,8 @@ def codec(
     return wrap(codec_by_name(getattr(config.codec, way)))
 
 
-ADVERSARIAL = (0.5, 0.5)
-"""(lr, momentum) of a GAN's networks."""
-
-REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
-"""Outer lr by number of sites, Charles et al. 2025 (2503.09799); momentum 0.9."""
+_REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}
+"""Outer lr by number of sites, Charles et al. 2025 (2503.09799)."""
 
 
 def nesterov(momentum: float = 0.9) -> Callable[[Config, NetworkKind], OuterConfig]:
@@ -285,9 +241,10 @@ def nesterov(momentum: float = 0.9) -> Callable[[Config, NetworkKind], OuterConf
     """
 
     def default(config: Config, kind: NetworkKind) -> OuterConfig:
-        nearest = max(n for n in REGRESSION_LR if n <= max(1, config.sites))
-        regression = (REGRESSION_LR[nearest], momentum)
-        return OuterConfig(*{"adversarial": ADVERSARIAL, "regression": regression}[kind])
+        if kind == "adversarial":
+            return OuterConfig(lr=0.5, momentum=0.5)
+        nearest = max(n for n in _REGRESSION_LR if n <= max(1, config.sites))
+        return OuterConfig(_REGRESSION_LR[nearest], momentum)
 
     return default
 

@@ -26,8 +26,6 @@ from fedwan.workloads.optim import is_moment
 if TYPE_CHECKING:
     from fedwan.workloads.base import Workload
 
-__all__ = ["Trained", "load"]
-
 
 @dataclass(frozen=True)
 class Trained:
@@ -43,18 +41,11 @@ class Trained:
     """Whether they are the moving average."""
 
     def load_into(self, module: nn.Module, network: str) -> list[str]:
-        """Put a network's weights into a module, in place; spectral norm's vectors follow.
+        """Put the weights of the run's `network` into a module of its class and sizes, in place.
 
-        Args:
-            module: of the same class and sizes as the one that was trained.
-            network: its name in the run.
-
-        Returns:
-            Names of the module's tensors that the run's folder lacks, since they stayed at the
-            sites: they are as they were.
-
-        Raises:
-            UserError: the run has no such network, or it does not fit the module.
+        Returns names of the module's tensors that the run's folder lacks, since they stayed at the
+        sites: they are as they were, but for spectral norm's vectors, which follow. A `UserError`
+        if the run has no such network, or it does not fit.
         """
         if network not in self.networks:
             raise UserError(
@@ -72,10 +63,8 @@ class Trained:
         """The recipe's workload with these weights, in evaluation mode.
 
         Frozen networks and layers are as the recipe builds them, or `init` has them; layers of the
-        sites' own (`network.NETWORK.exclude`) are as they were before the first step.
-
-        Raises:
-            UserError: the run was of a script, or the recipe no longer fits.
+        sites' own (`network.NETWORK.exclude`) are as they were before the first step. A `UserError`
+        if the run was of a script, or the recipe no longer fits.
         """
         if self.config.workload == COMMAND:
             raise UserError(
@@ -93,15 +82,11 @@ class Trained:
 
 
 def load(run: str | Path, *, ema: bool = True) -> Trained:
-    """The networks of a run's last checkpoint.
+    """The networks of the last checkpoint in a run's folder: their moving average, or the last.
 
         trained = fedwan.load("runs/demo")
         trained.load_into(generator, "generator")       into a module of your own
         trained.workload().sample(num=16, seed=0)       or as the recipe builds it
-
-    Args:
-        run: its folder.
-        ema: the moving average of the global weights; False: the last ones.
 
     Raises:
         CheckpointError: the folder holds no run, or no checkpoint yet, or one that is damaged.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,12 @@ import pytest
 from fedwan.app import load_run
 from fedwan.errors import ConfigError
 from fedwan.preflight import preflight
+
+
+def faults(*words: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        preflight(load_run(None, list(words)))
+    return str(raised.value).splitlines()
 
 
 def test_a_run_that_can_start_has_no_faults(tmp_path: Path) -> None:
@@ -21,17 +28,18 @@ def test_all_faults_are_found_at_once(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        words = [
-            f"out={tmp_path / 'file' / 'run'}",
-            f"link.listen=127.0.0.1:{taken.getsockname()[1]}",
-        ]
-        with pytest.raises(ConfigError) as raised:
-            preflight(load_run(None, [*words, "data.batch=1000"]))
-    lines = str(raised.value).splitlines()
+        out, port = tmp_path / "file" / "run", taken.getsockname()[1]
+        lines = faults(f"out={out}", f"link.listen=127.0.0.1:{port}", "data.batch=1000")
     assert [line.split(" ")[0] for line in lines] == ["out", "link.listen", "data.batch"]
 
 
-def test_folders_of_data_that_are_not_there_are_named(tmp_path: Path) -> None:
-    words = [f"out={tmp_path / 'run'}", "data.name=folder", f"data.path={tmp_path / 'nowhere'}"]
-    with pytest.raises(ConfigError, match="nowhere"):
-        preflight(load_run(None, ["workload=gan", "data.size=8", *words]))
+def test_a_missing_extra_hides_no_folder_that_is_missing_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    where = f"{tmp_path}/{{site}}"
+    words = ["workload=gan", "sites=2", "data.name=folder", "data.split=own", "data.size=8"]
+    (tmp_path / "s1").mkdir()
+    extra, folder = faults(f"out={tmp_path / 'run'}", f"data.path={where}", *words)
+    assert "pip install 'fedwan[data]'" in extra
+    assert f"'{tmp_path}/s2' is no folder on this machine" in folder

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,15 +21,8 @@ from fedwan.extras import require
 from fedwan.workloads.base import Batch
 
 GROUPS = (
-    "Smileys & Emotion",
-    "People & Body",
-    "Animals & Nature",
-    "Food & Drink",
-    "Travel & Places",
-    "Activities",
-    "Objects",
-    "Symbols",
-    "Flags",
+    *("Smileys & Emotion", "People & Body", "Animals & Nature", "Food & Drink", "Travel & Places"),
+    *("Activities", "Objects", "Symbols", "Flags"),
 )
 """Of Unicode; a sample's label is its group's place here."""
 FONTS = (
@@ -57,11 +51,7 @@ class Emoji(NamedTuple):
 
 
 def listed_emoji() -> list[Emoji]:
-    """All emoji of Unicode's list, in its order.
-
-    Raises:
-        ConfigError: the list is not installed.
-    """
+    """All emoji of Unicode's list, in its order; a `ConfigError` if it is not installed."""
     path = _installed(LISTS, "Unicode's list of emoji", "unicode-data")
     found, group = [], ""
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -76,14 +66,9 @@ def listed_emoji() -> list[Emoji]:
 
 
 def load_emoji(size: int = 32) -> tuple[Batch, Batch]:
-    """Training and held-out pictures (N, 3, size, size) in [-1, 1] on white; labels are groups.
-
-    Raises:
-        ConfigError: the font, Unicode's list or Pillow is not installed.
-    """
+    """Training and held-out pictures (N, 3, size, size) in [-1, 1] on white; labels are groups."""
     listed = listed_emoji()
-    font = _installed(FONTS, "the font Noto Color Emoji", "fonts-noto-color-emoji")
-    pictures = _draw(listed, font, size).float() / 127.5 - 1
+    pictures = _draw(listed, size).float() / 127.5 - 1
     groups = torch.tensor([one.group for one in listed])
     held_out = torch.tensor([one.is_held_out for one in listed])
     order = torch.randperm(int(held_out.sum()), generator=torch.Generator().manual_seed(0))
@@ -102,17 +87,13 @@ def _installed(paths: tuple[str, ...], what: str, package: str) -> Path:
     )
 
 
-def _draw(listed: list[Emoji], font: Path, size: int) -> Tensor:
+def _draw(listed: list[Emoji], size: int) -> Tensor:
+    font = _installed(FONTS, "the font Noto Color Emoji", "fonts-noto-color-emoji")
     image, draw = require("PIL.Image", "demo"), require("PIL.ImageDraw", "demo")
     loaded = require("PIL.ImageFont", "demo").truetype(str(font), _STRIKE)
-    pictures = torch.empty(len(listed), 3, size, size, dtype=torch.uint8)
+    pictures = np.empty((len(listed), size, size, 3), np.uint8)
     for picture, one in zip(pictures, listed, strict=True):
         canvas = image.new("RGB", _CANVAS, "white")
         draw.Draw(canvas).text((0, 0), one.text, font=loaded, embedded_color=True)
-        small = canvas.resize((size, size), image.Resampling.BOX, (4, 0, 132, 128))
-        picture.copy_(
-            torch.frombuffer(bytearray(small.tobytes()), dtype=torch.uint8)
-            .view(size, size, 3)
-            .permute(2, 0, 1)
-        )
-    return pictures
+        picture[:] = canvas.resize((size, size), image.Resampling.BOX, (4, 0, 132, 128))
+    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()

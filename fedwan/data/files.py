@@ -29,8 +29,6 @@ from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.workloads.base import Batch
 
-__all__ = ["Files", "Pictures", "hold_out", "open_files"]
-
 _log = logging.getLogger(__name__)
 
 _LEAST = 8
@@ -39,8 +37,12 @@ _LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
 """They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
 _MOST_IN_A_ROW = 8
 """Unreadable samples for which the next one stands in."""
-_CAPTIONS = ("caption", "text", "txt")
-_LABELS = ("label", "labels", "cls", "json")
+_COLUMNS = {
+    "image": ("image", "jpg", "png"),
+    "label": ("label", "labels", "cls", "json"),
+    "caption": ("caption", "text", "txt"),
+}
+"""Names of columns that are taken for what they say, if none is of that kind."""
 _SPLIT = "train"
 
 
@@ -74,7 +76,8 @@ class Files:
         if not self.classes:
             return torch.zeros(len(self.keys), dtype=torch.int64)
         if "label" in self.rows.column_names:
-            given = [_plain(value) for value in self.rows["label"]]
+            # A `.json` of a tar file holds it as `label`.
+            given = [v.get("label") if isinstance(v, dict) else v for v in self.rows["label"]]
         else:
             given = [key.partition(os.sep)[0] if os.sep in key else None for key in self.keys]
         numbers: dict[Any, int] = {}
@@ -117,17 +120,15 @@ class Files:
         """A `Batch` of x and y, or with captions a dict; a `ConfigError` names a bad one."""
         found = self.rows[row]
         try:
-            x = self.transform.apply(_bytes(found["image"]))
+            x, y = self.transform.apply(_bytes(found["image"])), self.labels[row]
         except OSError as error:
             reason = error.strerror or error
             text = f"cannot be read ({reason}); see that it is there, or remove it"
         except BadPicture as error:
             text = str(error)
         else:
-            y = self.labels[row]
-            if "caption" not in found:
-                return Batch(x, y)
-            return {"x": x, "y": y, "caption": str(found["caption"] or "")}
+            caption = found.get("caption", ...)
+            return Batch(x, y) if caption is ... else {"x": x, "y": y, "caption": caption or ""}
         raise ConfigError(f"data.path: {self.name(row)} {text}")
 
     def samples(self, rows: Iterable[int]) -> Iterator[Any]:
@@ -200,19 +201,24 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
             "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "
             "as in data: {path: /data/images}"
         )
+    if not Path(config.path).is_dir():
+        raise ConfigError(
+            f"data.path = {config.path!r} is no folder on this machine; name one that it has, or "
+            "set data.path in this site's SITE.yaml"
+        )
     transform = Transform(size_of(config), config.name in PAIRS, config.name == "pairs_b_to_a")
-    return _open(config.name, config.path, config.classes, transform, captions)
+    return _open(config.name, Path(config.path), config.classes, transform, captions)
 
 
 @lru_cache(maxsize=1)
-def _open(name: str, path: str, classes: str, transform: Transform, captions: bool) -> Files:
+def _open(name: str, folder: Path, classes: str, transform: Transform, captions: bool) -> Files:
     """Once per process: a workload may ask for held-out inputs again and again."""
-    datasets, folder = require("datasets", "data"), Path(path)
+    datasets = require("datasets", "data")
     datasets.disable_progress_bars()
     rows = _load(datasets, name, folder)
     if len(rows) < _LEAST:
         raise ConfigError(
-            f"data.path = {path!r} holds {len(rows)} samples; put {_LEAST} or more there"
+            f"data.path = {str(folder)!r} holds {len(rows)} samples; put {_LEAST} or more there"
         )
     named, are_files = parse_classes(classes), name in ("folder", *PAIRS)
     columns = _find_columns(datasets, folder, rows.features, bool(named), are_files, captions)
@@ -232,25 +238,18 @@ def _open(name: str, path: str, classes: str, transform: Transform, captions: bo
 
 def _load(datasets: Any, name: str, folder: Path) -> Any:
     """A `datasets.Dataset` of a folder."""
-    if not folder.is_dir():
-        raise ConfigError(
-            f"data.path = {str(folder)!r} is no folder on this machine; name one that it has, or "
-            "set data.path in this site's SITE.yaml"
-        )
-    below = os.path.join(glob.escape(str(folder)), "**")
+    kind, files, more, what = {
+        "parquet": (name, "*.parquet", {}, "parquet files"),
+        "webdataset": (name, "*.tar", {}, "webdataset files"),
+        "hf": ("", "", {}, "what save_to_disk wrote, with a split 'train' if any"),
+    }.get(name, ("imagefolder", "", {"drop_labels": True}, "images"))
     try:
-        if name == "hf":
+        if not kind:
             loaded = datasets.load_from_disk(str(folder))
             return loaded[_SPLIT] if isinstance(loaded, dict) else loaded
-        if name in ("parquet", "webdataset"):
-            pattern = os.path.join(below, "*.parquet" if name == "parquet" else "*.tar")
-            return datasets.load_dataset(name, data_files={_SPLIT: pattern}, split=_SPLIT)
-        return datasets.load_dataset(
-            "imagefolder", data_files={_SPLIT: below}, drop_labels=True, split=_SPLIT
-        )
+        pattern = os.path.join(glob.escape(str(folder)), "**", files).rstrip(os.sep)
+        return datasets.load_dataset(kind, data_files={_SPLIT: pattern}, split=_SPLIT, **more)
     except Exception as error:  # of many kinds: of the file system, pyarrow, tarfile, datasets
-        what = {"hf": "what save_to_disk wrote, with a split 'train' if any"}.get(name)
-        what = what or ("images" if name in ("folder", *PAIRS) else f"{name} files")
         while isinstance(error.__cause__, Exception):  # datasets say less than what they wrap
             error = error.__cause__
         raise ConfigError(
@@ -264,26 +263,24 @@ def _find_columns(
 ) -> dict[str, str]:
     """Which columns hold `image`, and `label` and `caption` where they are wanted."""
 
-    def only(what: str, found: list[str]) -> str:
-        if len(found) == 1:
-            return found[0]
-        held = f"{len(found)} columns of {what}" if found else f"no column of {what}"
-        raise ConfigError(
-            f"data.path = {str(folder)!r} holds {held} where one is wanted, among "
-            f"{', '.join(features)}; name one {what[:-1]!r}"
-        )
+    def found(what: str, kind: Any = ()) -> list[str]:
+        of_kind = [name for name, feature in features.items() if isinstance(feature, kind)]
+        return of_kind or [name for name in _COLUMNS[what] if name in features][:1]
 
-    def of_kind(kind: Any, *names: str) -> list[str]:
-        found = [name for name, feature in features.items() if isinstance(feature, kind)]
-        return found or [name for name in names if name in features][:1]
-
-    columns = {only("images", of_kind(datasets.Image, "image", "jpg", "png")): "image"}
-    labels = of_kind(datasets.ClassLabel, *_LABELS)
+    wanted = {"image": found("image", datasets.Image)}
+    labels = found("label", datasets.ClassLabel)
     if has_classes and (labels or not are_files):
-        columns[only("labels", labels)] = "label"
+        wanted["label"] = labels
     if captions:
-        columns[only("captions", of_kind((), *_CAPTIONS))] = "caption"
-    return columns
+        wanted["caption"] = found("caption")
+    for what, names in wanted.items():
+        if len(names) != 1:
+            held = f"{len(names)} columns of {what}s" if names else f"no column of {what}s"
+            raise ConfigError(
+                f"data.path = {str(folder)!r} holds {held} where one is wanted, among "
+                f"{', '.join(features)}; name one {what!r}"
+            )
+    return {names[0]: what for what, names in wanted.items()}
 
 
 def _bytes(image: Any) -> bytes:
@@ -293,8 +290,3 @@ def _bytes(image: Any) -> bytes:
     if not image or not image["path"]:
         raise OSError("there is no image")
     return Path(image["path"]).read_bytes()
-
-
-def _plain(value: Any) -> Any:
-    """What a label says: a `.json` of a tar file holds it as `label`."""
-    return value.get("label") if isinstance(value, dict) else value

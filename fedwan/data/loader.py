@@ -28,7 +28,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.rng import derive_seed, lent_generators
-from fedwan.workloads.base import Batch
 
 # torchdata 0.11 calls what torch 2.13 deprecates.
 warnings.filterwarnings("ignore", "'set_vital' is deprecated")
@@ -41,7 +40,7 @@ class InMemory(Dataset[Any]):
         self.batch = batch
 
     def __len__(self) -> int:
-        return num_samples_in(self.batch)
+        return len(first_leaf(self.batch))
 
     def __getitem__(self, place: int) -> Any:
         return tree_map_only(Tensor, lambda leaf: leaf[place], self.batch)
@@ -60,13 +59,13 @@ def first_leaf(batch: Any) -> Tensor:
     raise TypeError(f"a batch needs a tensor, which this {type(batch).__name__} has not")
 
 
-def num_samples_in(batch: Any) -> int:
-    """Samples of a batch: the length of its first tensor."""
-    return len(first_leaf(batch))
-
-
 def _to_device(batch: Any, device: torch.device | str) -> Any:
     return tree_map_only(Tensor, lambda leaf: leaf.to(device), batch)
+
+
+def _replaced(batch: Any, name: str, value: Tensor) -> Any:
+    """A `Batch`, or a dict with captions, with another `x` or `y`."""
+    return {**batch, name: value} if isinstance(batch, dict) else batch._replace(**{name: value})
 
 
 def tell(batch: Any, number: int | None) -> Any:
@@ -77,9 +76,8 @@ def tell(batch: Any, number: int | None) -> Any:
     """
     if number is None:
         return batch
-    if isinstance(batch, Batch):
-        return Batch(batch.x, torch.full_like(batch.y, number))
-    return {**batch, "y": torch.full_like(batch["y"], number)}
+    y = batch["y"] if isinstance(batch, dict) else batch.y
+    return _replaced(batch, "y", torch.full_like(y, number))
 
 
 Draw = tuple[Tensor, int]
@@ -102,23 +100,18 @@ class _Order:
 
     def __iter__(self) -> Iterator[Draw]:
         while True:
-            draw = self._draw()
+            parts: list[Tensor] = []
+            missing = self._batch_size
+            while missing:
+                if self._position == len(self._order):
+                    self._order = torch.randperm(self._num_samples, generator=self._generator)
+                    self._position = 0
+                parts.append(self._order[self._position : self._position + missing])
+                self._position += len(parts[-1])
+                missing -= len(parts[-1])
+            self._drawn += 1
             self._states.append(self.state_dict())
-            yield draw
-
-    def _draw(self) -> Draw:
-        parts: list[Tensor] = []
-        missing = self._batch_size
-        while missing:
-            if self._position == len(self._order):
-                self._order = torch.randperm(self._num_samples, generator=self._generator)
-                self._position = 0
-            part = self._order[self._position : self._position + missing]
-            self._position += len(part)
-            missing -= len(part)
-            parts.append(part)
-        self._drawn += 1
-        return torch.cat(parts), derive_seed(self._generator.initial_seed(), self._drawn)
+            yield torch.cat(parts), derive_seed(self._generator.initial_seed(), self._drawn)
 
     def taken(self) -> dict[str, Tensor]:
         """The state after the earliest batch that was drawn in iteration and not yet taken."""
@@ -134,7 +127,7 @@ class _Order:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state_dict()`; raises `CheckpointError` for a shard of another size."""
+        """Go on from `state_dict()`; a `CheckpointError` for a shard of another size."""
         order, position = state.get("order", torch.empty(0)), int(state.get("position", -1))
         if len(order) not in (0, self._num_samples) or not 0 <= position <= len(order):
             raise CheckpointError(
@@ -163,17 +156,12 @@ class Fetch:
 
 
 class Loader:
-    """Batches of one shard, without end.
+    """Batches of `batch_size` samples of one shard on a device, without end.
 
-    Args:
-        dataset: map-style with at least one sample, or a stream.
-        batch_size: samples in every batch.
-        generator: CPU generator of the order, which nobody else draws from; it may be ahead of the
-            batches that were taken.
-        device: where batches are wanted.
-        workers: processes that read ahead; 0 reads when a batch is asked for.
-        told: see `tell`.
-        flip: whether half of all pictures, `x` of a batch, are mirrored.
+    `dataset` is map-style with at least one sample, or a stream. The CPU `generator` of the order
+    is drawn from by nobody else, and may be ahead of the batches that were taken. `workers`
+    processes read ahead; 0 reads when a batch is asked for. For `told` see `tell`; `flip` mirrors
+    half of all pictures, `x` of a batch.
     """
 
     def __init__(
@@ -186,9 +174,8 @@ class Loader:
         told: int | None = None,
         flip: bool = False,
     ) -> None:
-        self._generator = generator
+        self._generator, self._batch_size = generator, batch_size
         self._device, self._told, self._flip = device, told, flip
-        self._batch_size = batch_size
         self._taken = 0
         self._order: _Order | None = None
         if isinstance(dataset, InMemory):
@@ -243,9 +230,8 @@ class Loader:
         x = batch["x"] if isinstance(batch, dict) else batch.x
         seed = derive_seed(self._generator.initial_seed(), "flip", self._taken)
         draws = torch.rand(len(x), generator=torch.Generator().manual_seed(seed))
-        chosen = (draws < 0.5).to(x.device)
-        x = torch.where(chosen.view(-1, 1, 1, 1), x.flip(-1), x)
-        return {**batch, "x": x} if isinstance(batch, dict) else batch._replace(x=x)
+        chosen = (draws < 0.5).to(x.device).view(-1, 1, 1, 1)
+        return _replaced(batch, "x", torch.where(chosen, x.flip(-1), x))
 
     def state_dict(self) -> dict[str, Tensor]:
         """Where the last batch that was taken stands: flat, tensors on the CPU."""
@@ -270,8 +256,7 @@ class Loader:
             self._order.load_state_dict(state)
             self._state = self._order.state_dict()
         else:
-            workers = int(state.get("workers", -1))
-            if workers != self._workers:
+            if (workers := int(state.get("workers", -1))) != self._workers:
                 held = f"of data.workers={workers}" if workers >= 0 else "of no stream"
                 raise CheckpointError(
                     f"the data stream in the checkpoint is {held}, this one of "
@@ -283,8 +268,11 @@ class Loader:
 
     def close(self) -> None:
         """End the workers; no batch can be taken afterwards."""
-        self._batches = None
+        batches, self._batches = self._batches, None
         self._loader._iterator = None
+        end_workers = getattr(batches, "_shutdown_workers", None)
+        if end_workers is not None:
+            end_workers()  # else they look every 5 s whether to end
 
 
 def is_stream(dataset: Any) -> bool:

@@ -11,15 +11,13 @@ import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
-__all__ = ["BadPicture", "Transform", "opened"]
-
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _BOMB = Image.DecompressionBombError
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, _BOMB)
 """All that Pillow raises for files that are cut short, damaged, or no images."""
 
 
-class BadPicture(ValueError):
+class BadPicture(Exception):
     """What is wrong with an image, as the end of a line that begins with its name."""
 
 
@@ -41,32 +39,29 @@ class Transform(NamedTuple):
         """
         try:
             image = opened(data)
-            fault = self._fault(*image.size)
-            parts = [] if fault else self._parts(image.convert("RGB"))
+            self._check(*image.size)
+            parts = self._parts(image.convert("RGB"))
         except _UNREADABLE as error:
             # Pillow's text on what is no image would name an object in memory.
             is_known = not isinstance(error, UnidentifiedImageError)
             reason = f" ({' '.join(str(error).split())})" if is_known else ""
             raise BadPicture(f"cannot be read as an image{reason}; remove it") from None
-        if fault:
-            raise BadPicture(fault)
         small = [part.resize((self.size, self.size), Image.Resampling.BICUBIC) for part in parts]
         pixels = np.concatenate([np.asarray(part) for part in small], axis=2)
         # numpy copies in the thread that asks; torch would start threads of its own for it.
         return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) * (2 / 255) - 1)
 
-    def _fault(self, width: int, height: int) -> str:
+    def _check(self, width: int, height: int) -> None:
         if self.pairs and width % 2:
-            return (
+            raise BadPicture(
                 f"is {width} pixels wide, which two images side by side cannot be; "
                 "make the width even"
             )
         if not self.pairs and min(width, height) < self.size:
-            return (
+            raise BadPicture(
                 f"is {width} x {height} pixels, smaller than data.size = {self.size}; "
                 "remove it, or lower data.size"
             )
-        return ""
 
     def _parts(self, image: Image.Image) -> list[Image.Image]:
         if not self.pairs:

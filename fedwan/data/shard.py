@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import ModuleType
@@ -11,19 +13,21 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from fedwan.config import Config, DataConfig
-from fedwan.data.checks import check_data, too_large
-from fedwan.data.files import open_files
+from fedwan.config import Config, DataConfig, site_names
+from fedwan.data.files import Files, open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
-from fedwan.data.sources import FILE_NAMES, find_source, source_of
-from fedwan.data.splits import split_indices
+from fedwan.data.sources import FILE_NAMES, check_data, data_at_site, find_source, source_of
+from fedwan.data.splits import has_own_data, split_indices
 from fedwan.errors import ConfigError
+from fedwan.extras import require
 from fedwan.rng import derive_seed
+from fedwan.uses import Faults
 from fedwan.workloads.base import Batch
 
-__all__ = ["Shard", "dataset_of", "held_out_of", "open_shard"]
+_log = logging.getLogger(__name__)
 
 _MOST_HELD_OUT = 512
+_NUM_READ = 32  # pictures of each folder, before a run
 
 
 @dataclass(frozen=True)
@@ -83,19 +87,12 @@ class Shard:
 def open_shard(
     config: DataConfig, site_index: int, num_sites: int, seed: int, *, captions: bool = False
 ) -> Shard:
-    """Open one site's shard.
+    """Open one site's shard, of the data set and split that this site's `config` has.
 
-    Args:
-        config: data set and split, as this site has them.
-        site_index: which site, 0 … num_sites - 1.
-        num_sites: of the run.
-        seed: the run's; it deals the training data, and does not touch the held-out data.
-        captions: whether batches of files are dicts of `x`, `y` and `caption`, a list of text.
-
-    Raises:
-        ConfigError: what is wrong with the settings, the split, or the first file that is.
+    The run's `seed` deals the training data, and does not touch the held-out data. With `captions`,
+    batches of files are dicts of `x`, `y` and `caption`, a list of text. A `ConfigError` says what
+    is wrong with the settings, the split, or the first file that is.
     """
-    assert 0 <= site_index < num_sites
     check_data(config, num_sites)
     source = source_of(config)
     train: Any
@@ -106,15 +103,9 @@ def open_shard(
         everything, held_out = source.load()
         mine = split_indices(everything.y, config.split, num_sites, seed)[site_index]
         train = InMemory(InMemory(everything).take(mine))
-    shard = Shard(
-        train,
-        held_out,
-        source.num_classes,
-        source.public,
-        site_index if config.labels == "site" else None,
-        config.workers,
-        config.flip,
-    )
+    told = site_index if config.labels == "site" else None
+    reading = (told, config.workers, config.flip)
+    shard = Shard(train, held_out, source.num_classes, source.public, *reading)
     return _checked(shard, config.batch)
 
 
@@ -149,6 +140,54 @@ def dataset_of(module: ModuleType, config: Config, site: str) -> Shard:
 
 
 def _checked(shard: Shard, batch_size: int) -> Shard:
-    for fault in too_large(batch_size, shard.num_samples):
+    for fault in _too_large(batch_size, shard.num_samples):
         raise ConfigError(fault)
     return shard
+
+
+def check_files(config: Config) -> list[str]:
+    """What is wrong with the data of a resolved run whose sites are all here, one line each.
+
+    Some pictures of each folder are read; that others than RGB are converted is logged.
+    """
+    names, data, faults = site_names(config), config.data, Faults()
+    if data.name not in FILE_NAMES:
+        with faults.caught():
+            y = find_source(data.name).load()[0].y
+            parts = split_indices(y, data.split, len(names), config.seed)
+            faults.add(_too_large(data.batch, min(len(part) for part in parts)))
+        return faults.lines
+    with faults.caught():
+        require("datasets", "data")  # beside folders that are not there
+    for index, name in enumerate(names):
+        with faults.caught():
+            files = open_files(data_at_site(data, name))
+            train = files.train(data.split, index, len(names), config.seed)
+            faults.add(_too_large(data.batch, len(train)))
+            if has_own_data(data) or not index:
+                faults.add(_unreadable(files))
+    return faults.lines
+
+
+def _unreadable(files: Files) -> Iterator[str]:
+    """Faults of some pictures, evenly spaced."""
+    modes: set[str] = set()
+    for row in range(0, len(files.keys), -(-len(files.keys) // _NUM_READ)):
+        try:
+            files.sample(row)
+            modes.add(files.mode(row))
+        except ConfigError as error:
+            yield str(error)
+    if others := ", ".join(sorted(modes - {"RGB"})):
+        folder = files.folder
+        _log.warning("data.path: %s holds pictures of mode %s, converted to RGB", folder, others)
+
+
+def _too_large(batch_size: int, num_samples: int) -> list[str]:
+    """What is wrong with a batch for a site of so many samples, 0 where that is not known."""
+    if not 0 < num_samples < batch_size:
+        return []
+    return [
+        f"data.batch = {batch_size} is more than the {num_samples} samples that a site trains on; "
+        f"set data.batch={num_samples} or less, or give each site more"
+    ]

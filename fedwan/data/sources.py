@@ -1,16 +1,21 @@
-"""What is known of a data set from the configuration alone, before it is opened."""
+"""What is known of a data set from the configuration alone, before it is opened.
+
+A data set that comes with fedwan is one entry of `SOURCES`, and the function that loads it.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 
 from fedwan.config import SITE, Config, DataConfig
 from fedwan.data import toys
 from fedwan.data.emoji import GROUPS, load_emoji
+from fedwan.data.splits import parse_split
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.workloads.base import Batch
@@ -18,6 +23,8 @@ from fedwan.workloads.base import Batch
 PAIRS = ("pairs", "pairs_b_to_a")
 FILE_NAMES = ("folder", *PAIRS, "webdataset", "parquet", "hf")
 """The values of `data.name` that stand for files of the user's."""
+_OF_FILES = ("path", "size", "classes", "flip", "workers")
+_LEAST_PAIR_SIZE = 32
 _FORMS = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 
 
@@ -31,6 +38,8 @@ class Source:
     """Of one sample, without the batch."""
     num_classes: int
     """Labels are 0 … num_classes - 1."""
+    read: Callable[[], tuple[Batch, Batch]] | None = None
+    """Makes the (training, held-out) data of a set in memory."""
     mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
     stack_of: str = ""
@@ -41,7 +50,7 @@ class Source:
     @property
     def public(self) -> bool:
         """Whether samples may be shown, in pictures that leave the site."""
-        return self.name not in FILE_NAMES
+        return self.read is not None
 
     def load(self) -> tuple[Batch, Batch]:
         """(Training, held-out) data of a set in memory, the same objects whoever asks."""
@@ -50,36 +59,43 @@ class Source:
 
 @cache
 def _load(name: str) -> tuple[Batch, Batch]:
-    if name == "ring8":
-        return toys.draw_mixture(toys.ring8(), name, 1000, 50)
-    if name == "grid25":
-        return toys.draw_mixture(toys.grid25(), name, 400, 20)
-    if name == "digits":
-        return toys.load_digits()
-    if name == "emoji":
-        return load_emoji()
-    return toys.load_photo_edges() if name == "photo_edges" else toys.stack_digits(*_load("digits"))
+    read = SOURCES[name].read
+    assert read is not None
+    return read()
 
 
-_SOURCES = {
-    "digits": Source("digits", (1, 8, 8), 10),
-    "ring8": Source("ring8", (2,), 8, toys.ring8),
-    "grid25": Source("grid25", (2,), 25, toys.grid25),
-    "stacked_digits": Source("stacked_digits", (3, 8, 8), 1000, stack_of="digits"),
-    "emoji": Source("emoji", (3, 32, 32), len(GROUPS)),
-    "photo_edges": Source("photo_edges", (4, 32, 32), 5, inputs=1),
+def _points(name: str, mixture: Callable[[], toys.Mixture], num: int, held_out: int) -> Source:
+    modes = len(mixture().centres)
+    read = partial(toys.draw_mixture, mixture, name, num, held_out)
+    return Source(name, (2,), modes, read, mixture)
+
+
+def _stacked() -> tuple[Batch, Batch]:
+    return toys.stack_digits(*_load("digits"))
+
+
+SOURCES = {
+    source.name: source
+    for source in (
+        Source("digits", (1, 8, 8), 10, toys.load_digits),
+        _points("ring8", toys.ring8, 1000, 50),
+        _points("grid25", toys.grid25, 400, 20),
+        Source("stacked_digits", (3, 8, 8), 1000, _stacked, stack_of="digits"),
+        Source("emoji", (3, 32, 32), len(GROUPS), load_emoji),
+        Source("photo_edges", (4, 32, 32), 5, toys.load_photo_edges, inputs=1),
+    )
 }
 
 
 def find_source(name: str) -> Source:
     """The data set called `name` that comes with fedwan; a `ConfigError` if there is none."""
-    if name not in _SOURCES:
-        valid = [*_SOURCES, *FILE_NAMES]
+    if name not in SOURCES:
+        valid = [*SOURCES, *FILE_NAMES]
         raise ConfigError(
             f"data.name is {name!r}, which fedwan does not know{nearest(name, valid)}; "
             f"valid: {', '.join(valid)}"
         )
-    return _SOURCES[name]
+    return SOURCES[name]
 
 
 def source_of(config: DataConfig) -> Source:
@@ -126,13 +142,63 @@ def num_labels(config: Config) -> int:
     return config.sites if config.data.labels == "site" else source_of(config.data).num_classes
 
 
-def pair_names() -> list[str]:
-    """The data sets whose samples are pairs of an input and its target."""
-    return [*(source.name for source in _SOURCES.values() if source.inputs), *PAIRS]
-
-
 def data_at_site(config: DataConfig, site: str, own_path: str = "") -> DataConfig:
     """A run's data as one site has them: `own_path`, of the site's own file, goes first."""
     if config.name not in FILE_NAMES:
         return config
     return dataclasses.replace(config, path=own_path or config.path.replace(SITE, site))
+
+
+def check_data(config: DataConfig, num_sites: int) -> None:
+    """Refuse, with a `ConfigError` and without reading any data, settings that cannot work."""
+    if faults := list(_faults(config, num_sites)):
+        raise ConfigError("\n".join(faults))
+
+
+def _faults(config: DataConfig, num_sites: int) -> Iterator[str]:
+    source, kind = source_of(config), parse_split(config.split).kind
+    if config.name in FILE_NAMES:
+        yield from _of_path(config, is_own=kind == "own")
+    else:
+        mend = f"data.name={' or '.join(FILE_NAMES)}"
+        for key in _OF_FILES:
+            value = getattr(config, key)
+            if value != getattr(DataConfig(), key):
+                yield (
+                    f"data.{key} = {value!r} has no effect on {config.name}; leave it out, or set "
+                    f"{mend}"
+                )
+        if kind == "own":
+            yield (
+                f"data.split is 'own', but no site has {config.name} of its own; take iid, or set "
+                f"{mend}"
+            )
+    if config.labels == "site" and num_sites == 1:
+        yield (
+            "data.labels is 'site', which tells the same of every sample at one site; leave it out"
+        )
+    if kind == "by_label" and num_sites > source.num_classes:
+        yield (
+            f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "
+            f"{source.num_classes} labels; take at most {source.num_classes} sites, or dirichlet:A"
+        )
+    if kind not in ("iid", "own") and num_sites == 1:
+        yield f"data.split is {config.split!r}, which has no effect with one site; take iid"
+
+
+def _of_path(config: DataConfig, is_own: bool) -> Iterator[str]:
+    if config.name in PAIRS and 0 < config.size < _LEAST_PAIR_SIZE:
+        yield (
+            f"data.size = {config.size} is out of range for pairs; choose 0, or "
+            f"{_LEAST_PAIR_SIZE} to 1024"
+        )
+    if not is_own and SITE in config.path:
+        yield (
+            f"data.path is {config.path!r}, another folder at each site, of which nothing can be "
+            f"dealt by data.split = {config.split!r}; set data.split=own"
+        )
+    if not Path(config.path).is_absolute() and not (is_own and not config.path):
+        yield (
+            f"data.path is {config.path!r}; name the folder of images from the root, as in "
+            "/data/facades: sites run in folders of their own"
+        )

@@ -17,8 +17,6 @@ from fedwan.config import DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import derive_seed
 
-__all__ = ["Split", "has_own_data", "parse_split", "split_indices"]
-
 _FORMS = (
     "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5); own where each site has files "
     "of its own"
@@ -30,7 +28,7 @@ class Split(NamedTuple):
     """A parsed `data.split`, with Dirichlet's A: small is uneven; infinite for other kinds."""
 
     kind: str
-    concentration: float
+    concentration: float = math.inf
 
 
 def parse_split(text: str) -> Split:
@@ -40,13 +38,13 @@ def parse_split(text: str) -> Split:
     Split(kind='dirichlet', concentration=0.5)
     """
     if text in ("iid", "by_label", "own"):
-        return Split(text, math.inf)
+        return Split(text)
     kind, _, number = text.partition(":")
     try:
         concentration = float(number)
     except ValueError:
         concentration = math.nan
-    if kind != "dirichlet" or not (math.isfinite(concentration) and concentration > 0):
+    if kind != "dirichlet" or not 0 < concentration < math.inf:
         raise ConfigError(f"data.split is {text!r}; valid: {_FORMS}")
     return Split(kind, concentration)
 
@@ -58,17 +56,18 @@ def has_own_data(config: DataConfig) -> bool:
 
 def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:
     """Each site's places in labels y (N,), ascending int64, by a split other than `own`."""
-    parsed = parse_split(split)
-    assert parsed.kind != "own", "nothing to deal"
+    kind, concentration = parse_split(split)
+    assert kind != "own", "nothing to deal"
     if num_sites > len(y):
         raise ConfigError(f"sites is {num_sites}, but there are only {len(y)} samples to share out")
     generator = np.random.default_rng(derive_seed(seed, "split", split, num_sites))
-    if parsed.kind == "iid":
-        owner = _deal_evenly(len(y), num_sites, generator)
-    elif parsed.kind == "by_label":
-        owner = _deal_labels(y.numpy(), num_sites, generator)
+    if kind == "iid":
+        owner = generator.permutation(np.arange(len(y)) % num_sites)
+    elif kind == "by_label":
+        labels, inverse = np.unique(y.numpy(), return_inverse=True)
+        owner = generator.permutation(np.arange(len(labels)) % num_sites)[inverse]
     else:
-        owner = _deal_dirichlet(y.numpy(), num_sites, parsed.concentration, generator)
+        owner = _deal_dirichlet(y.numpy(), num_sites, concentration, generator)
     parts = [torch.from_numpy(np.flatnonzero(owner == site)) for site in range(num_sites)]
     if not all(len(part) for part in parts):
         raise ConfigError(
@@ -76,16 +75,6 @@ def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tens
             "data; take fewer sites, or dirichlet:A with a larger A"
         )
     return parts
-
-
-def _deal_evenly(num: int, num_sites: int, generator: np.random.Generator) -> np.ndarray:
-    return generator.permutation(np.arange(num) % num_sites)
-
-
-def _deal_labels(y: np.ndarray, num_sites: int, generator: np.random.Generator) -> np.ndarray:
-    labels, inverse = np.unique(y, return_inverse=True)
-    owner_of_label = generator.permutation(np.arange(len(labels)) % num_sites)
-    return owner_of_label[inverse]
 
 
 def _deal_dirichlet(

@@ -9,30 +9,28 @@ then measured on 6000 generated images; an even generator leaves two or three of
 chance, where with one of each it would leave fifty.
 
 Edges and the photographs that they are of, pairs for translating images (Isola et al. 2017): five
-photographs that come with scikit-image, made smaller and cut into crops of 32x32 pixels. The input
-is the strength of the crop's edges (Sobel), the target is the crop. Of each photograph's blocks of
-64x64 pixels every fifth is held out, a knight's move apart from the next: held-out crops lie within
-such a block, training crops touch none, and edges are those of the crop alone. So no pixel is in
-both parts.
+photographs that come with scikit-image, made smaller and cut into crops of 32x32 pixels, and the
+strength of each crop's own edges (Sobel). Of each photograph's blocks of 64x64 pixels every fifth
+is held out, a knight's move apart from the next: held-out crops lie within such a block, training
+crops touch none.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import conv2d, pad
+from torch.nn.functional import avg_pool2d, conv2d, pad
 
 from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
-_NUM_DIGITS = 10
 _HELD_OUT_PER_DIGIT = 40
 _MAX_INK = 16.0  # a pixel counts the dark dots of a 4x4 block of the scan
-_CHANNELS = 3
 _TRAIN_PER_MODE, _HELD_OUT_PER_MODE = 20, 2
 
 _PHOTOS = {"astronaut": 2, "coffee": 2, "chelsea": 2, "rocket": 2, "retina": 5}
@@ -67,19 +65,21 @@ def grid25() -> Mixture:
 
 
 def draw_mixture(
-    mixture: Mixture, name: str, train_per_mode: int, held_out_per_mode: int
+    mixture: Callable[[], Mixture], name: str, train_per_mode: int, held_out_per_mode: int
 ) -> tuple[Batch, Batch]:
     """Training and held-out points (N, 2), as many of every mode, which is y; `name` is a seed."""
-    train = _draw(mixture, train_per_mode, name, "train")
-    return train, _draw(mixture, held_out_per_mode, name, "held out")
+    centres, sigma = mixture()
+
+    def draw(num_per_mode: int, part: str) -> Batch:
+        y = torch.arange(len(centres)).repeat(num_per_mode)
+        noise = torch.randn(len(y), centres.shape[1], generator=_generator(name, part))
+        return Batch(centres[y] + sigma * noise, y)
+
+    return draw(train_per_mode, "train"), draw(held_out_per_mode, "held out")
 
 
-def _draw(mixture: Mixture, num_per_mode: int, name: str, part: str) -> Batch:
-    generator = torch.Generator().manual_seed(derive_seed(name, part))
-    num_modes, dimensions = mixture.centres.shape
-    y = torch.arange(num_modes).repeat(num_per_mode)
-    noise = torch.randn(len(y), dimensions, generator=generator)
-    return Batch(mixture.centres[y] + mixture.sigma * noise, y)
+def _generator(name: str, part: str) -> torch.Generator:
+    return torch.Generator().manual_seed(derive_seed(name, part))
 
 
 def load_digits() -> tuple[Batch, Batch]:
@@ -87,18 +87,13 @@ def load_digits() -> tuple[Batch, Batch]:
     bundled = require("sklearn.datasets", "demo").load_digits()
     x = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) * (2 / _MAX_INK) - 1
     y = torch.tensor(bundled.target, dtype=torch.int64)
-    held_out = _stratified_mask(y)
-    return Batch(x[~held_out], y[~held_out]), Batch(x[held_out], y[held_out])
-
-
-def _stratified_mask(y: Tensor) -> Tensor:
-    generator = torch.Generator().manual_seed(derive_seed("digits", "held out"))
-    mask = torch.zeros(len(y), dtype=torch.bool)
-    for label in range(_NUM_DIGITS):
+    generator = _generator("digits", "held out")
+    held_out = torch.zeros(len(y), dtype=torch.bool)
+    for label in range(10):
         members = (y == label).nonzero().squeeze(1)
         chosen = torch.randperm(len(members), generator=generator)[:_HELD_OUT_PER_DIGIT]
-        mask[members[chosen]] = True
-    return mask
+        held_out[members[chosen]] = True
+    return Batch(x[~held_out], y[~held_out]), Batch(x[held_out], y[held_out])
 
 
 def stack_digits(train: Batch, held_out: Batch) -> tuple[Batch, Batch]:
@@ -110,15 +105,14 @@ def stack_digits(train: Batch, held_out: Batch) -> tuple[Batch, Batch]:
 
 
 def _stack(digits: Batch, num_per_mode: int, part: str) -> Batch:
-    generator = torch.Generator().manual_seed(derive_seed("stacked_digits", part))
-    y = torch.arange(_NUM_DIGITS**_CHANNELS).repeat(num_per_mode)
+    generator = _generator("stacked_digits", part)
+    y = torch.arange(1000).repeat(num_per_mode)
     y = y[torch.randperm(len(y), generator=generator)]  # so that the first few are of all kinds
-    chosen = torch.empty(len(y), _CHANNELS, dtype=torch.int64)
-    for channel in range(_CHANNELS):
-        wanted = y // _NUM_DIGITS ** (_CHANNELS - 1 - channel) % _NUM_DIGITS
-        for digit in range(_NUM_DIGITS):
+    chosen = torch.empty(len(y), 3, dtype=torch.int64)
+    for channel, unit in enumerate((100, 10, 1)):
+        for digit in range(10):
             members = (digits.y == digit).nonzero().squeeze(1)
-            places = (wanted == digit).nonzero().squeeze(1)
+            places = (y // unit % 10 == digit).nonzero().squeeze(1)
             draw = torch.randint(len(members), (len(places),), generator=generator)
             chosen[places, channel] = members[draw]
     return Batch(digits.x.squeeze(1)[chosen], y)
@@ -134,7 +128,8 @@ def load_photo_edges() -> tuple[Batch, Batch]:
     labels: list[Tensor] = []
     shares: list[Tensor] = []
     for label, (name, factor) in enumerate(_PHOTOS.items()):
-        photo = _shrink(torch.tensor(getattr(bundled, name)()), factor)
+        photo = torch.tensor(getattr(bundled, name)()).permute(2, 0, 1).float()
+        photo = avg_pool2d(photo, factor) / 255
         crops.append(_cut(photo))
         labels.append(torch.full((len(crops[-1]),), label))
         shares.append(_cut(_held_out_blocks(photo)).mean(dim=(1, 2, 3)))
@@ -142,16 +137,9 @@ def load_photo_edges() -> tuple[Batch, Batch]:
     x = torch.cat([_edges(photos), photos], dim=1) * 2 - 1
     held_out = (share == 1).nonzero().squeeze(1)
     # In no order, so that the first few are of all photographs.
-    generator = torch.Generator().manual_seed(derive_seed("photo_edges", "held out"))
+    generator = _generator("photo_edges", "held out")
     held_out = held_out[torch.randperm(len(held_out), generator=generator)]
     return Batch(x[share == 0], y[share == 0]), Batch(x[held_out], y[held_out])
-
-
-def _shrink(photo: Tensor, factor: int) -> Tensor:
-    """(height, width, 3) uint8 -> (3, height, width) / factor in [0, 1], by means of blocks."""
-    height, width = photo.shape[0] // factor, photo.shape[1] // factor
-    blocks = photo[: height * factor, : width * factor].reshape(height, factor, width, factor, 3)
-    return blocks.float().mean(dim=(1, 3)).permute(2, 0, 1) / 255
 
 
 def _held_out_blocks(photo: Tensor) -> Tensor:

@@ -16,15 +16,7 @@ from torch import Tensor
 
 from fedwan.app import load_workload
 from fedwan.config import site_names
-from fedwan.data import (
-    InMemory,
-    Shard,
-    data_at_site,
-    dataset_of,
-    first_leaf,
-    num_samples_in,
-    open_shard,
-)
+from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import FedwanError, UserError
 from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
@@ -75,7 +67,7 @@ def train(
 
     real = shard.held_out
     if config.eval.num and real is not None:
-        num = min(config.eval.num, num_samples_in(real))
+        num = min(config.eval.num, len(InMemory(real)))
         real = InMemory(real).take(torch.arange(num))
 
     def evaluate(seed: int) -> Mapping[str, Any]:

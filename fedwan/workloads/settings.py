@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedwan._config_tree import overlay
-from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.data import check_data, pair_names, source_of
+from fedwan.config import Config, InnerConfig
+from fedwan.data.sources import SOURCES, check_data, source_of
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.uses import Faults, fill, unmet, unused
@@ -129,14 +129,11 @@ def _require_pairs(config: Config, pairs: bool | None) -> None:
     is_pairs = source_of(config.data).inputs > 0
     if pairs is None or is_pairs == pairs:
         return
-    holds, does, name = (
-        ("holds pairs of input and target", "does not learn from", DataConfig().name)
-        if is_pairs
-        else ("holds no pairs of input and target", "learns from", pair_names()[0])
-    )
+    holds, does = ("", "does not learn") if is_pairs else ("no ", "learns")
+    mend = next(s.name for s in SOURCES.values() if bool(s.inputs) is bool(pairs))
     raise ConfigError(
-        f"data.name = {config.data.name!r} {holds}, which workload {config.workload!r} {does}; "
-        f"set data.name={name}"
+        f"data.name = {config.data.name!r} holds {holds}pairs of input and target, which workload "
+        f"{config.workload!r} {does} from; set data.name={mend}"
     )
 
 

@@ -43,4 +43,3 @@ def test_a_batch_larger_than_the_smallest_shard_is_told_of_bundled_data_too() ->
     data = DataConfig("digits", batch=700)
     assert check_files(Config(sites=2, data=data))[0].startswith("data.batch = 700 is more than")
     assert check_files(Config(sites=2, data=DataConfig("digits", batch=64))) == []
-    assert "data.name is 'digit'" in check_files(Config(data=DataConfig("digit")))[0]

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import TensorDataset
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import check_data, dataset_of, open_shard
+from fedwan.data import dataset_of, open_shard
+from fedwan.data.sources import check_data
 from fedwan.errors import ConfigError
 
 
