@@ -132,7 +132,7 @@ def _absent(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, 
         lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
     elif not lines:
         return "Nothing: the files hold all parameters and buffers."
-    may_be_spectral = not modules or any(
-        n.endswith(_SPECTRAL) for ns in missing.values() for n in ns
-    )
-    return "\n".join([*lines, _STAYED, *([_SPECTRAL_NOTE] if may_be_spectral else [])])
+    lines.append(_STAYED)
+    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
+        lines.append(_SPECTRAL_NOTE)
+    return "\n".join(lines)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
@@ -35,21 +35,11 @@ from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.distillation import FeatureHeads, Followed
 from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.workloads import flow
 from fedwan.workloads.adversarial import LOSSES
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.examination import share_above, spread
-from fedwan.workloads.flow import (
-    EulerSolver,
-    Phases,
-    consistency_loss,
-    flow_sigmas,
-    guide,
-    interpolate,
-    jump,
-    renoise,
-    sample_flow,
-)
 from fedwan.workloads.settings import require_each
 from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
@@ -110,9 +100,8 @@ def check(config: Config) -> None:
             f"model.teacher = {model.teacher!r} makes samples of {teacher.data_name!r}, not of "
             f"{data_name!r}; set data.name={teacher.data_name}"
         )
-    require_each(
-        model, student_steps=1, solver_steps=1, adversarial=0, hidden=1, half_life=0, guidance=0
-    )
+    least = {"student_steps": 1, "solver_steps": 1, "hidden": 1}
+    require_each(model, **least, adversarial=0, half_life=0, guidance=0)
     if model.student_steps > model.solver_steps:
         raise ConfigError(
             f"model.student_steps = {model.student_steps} is more than model.solver_steps = "
@@ -150,9 +139,9 @@ class Distill(Descent):
         super().__init__(config, trained, frozen=frozen)
 
     @cached_property
-    def _phases(self) -> Phases:
-        sigmas = flow_sigmas(self.model.solver_steps, self.origin.shift).to(self.device)
-        return Phases(sigmas, self.model.student_steps)
+    def _phases(self) -> flow.Phases:
+        sigmas = flow.flow_sigmas(self.model.solver_steps, self.origin.shift).to(self.device)
+        return flow.Phases(sigmas, self.model.student_steps)
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of the student and one of its judge, each against the other as it was."""
@@ -173,7 +162,7 @@ class Distill(Descent):
         real, fake = self._judge(batch, made, edge, edge + share * (top - edge), rng)
         hinge = LOSSES["hinge"]
         losses = {
-            "student": consistency_loss(made, target),
+            "student": flow.consistency_loss(made, target),
             "heads": hinge.discriminator(real, fake),
             "adversarial": hinge.generator(real, fake),
         }
@@ -192,28 +181,28 @@ class Distill(Descent):
             levels[index].to(batch.x.dtype)
             for levels in (phases.edges, phases.tops, solver.sigmas, solver.sigmas_prev)
         )
-        x, _ = interpolate(batch.x, self._noise(batch, rng), sigma)
+        x, _ = flow.interpolate(batch.x, self._noise(batch, rng), sigma)
         with torch.no_grad():
             teacher: Callable[..., Tensor] = self.networks["teacher"]
             if self.num_classes:
-                teacher = guide(teacher, batch.y, self.num_classes, self.model.guidance)
+                teacher = flow.guide(teacher, batch.y, self.num_classes, self.model.guidance)
             x_below = solver.step(x, teacher(x, sigma), index)
-            target = jump(x_below, student.target(x_below, below, *told), below, edge)
-        return jump(x, student(x, sigma, *told), sigma, edge), target, edge, top
+            target = flow.jump(x_below, student.target(x_below, below, *told), below, edge)
+        return flow.jump(x, student(x, sigma, *told), sigma, edge), target, edge, top
 
     def _judge(
         self, batch: Batch, made: Tensor, edge: Tensor, level: Tensor, rng: NamedGenerators
     ) -> tuple[Tensor, Tensor]:
         """Logits of data and of the student's samples, both noised to `level`."""
         teacher, heads, told = self.networks["teacher"], self.networks["heads"], self._told(batch)
-        real, _ = interpolate(batch.x, self._noise(batch, rng), level)
-        fake = renoise(made, self._noise(batch, rng), edge, level)
+        real, _ = flow.interpolate(batch.x, self._noise(batch, rng), level)
+        fake = flow.renoise(made, self._noise(batch, rng), edge, level)
         features: Callable[..., list[Tensor]] = teacher.features
         return heads(features(real, level, *told)), heads(features(fake, level, *told))
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples of the student from fixed noise, (num, …); as many of each class, if told."""
-        return self._sample(self.student, self._phases.jumps, num, seed)
+        return self._sample("student", self._phases.jumps, num, seed)
 
     @torch.no_grad()
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
@@ -239,8 +228,7 @@ class Distill(Descent):
     def _spread(self, num: int) -> Tensor:
         seed = derive_seed(self.config.seed, "spread")
         if num not in self.teacher_spreads:
-            solver, guidance = self._phases.solver, self.model.guidance
-            samples = self._sample(self.networks["teacher"], solver, num, seed, guidance)
+            samples = self._sample("teacher", self._phases.solver, num, seed)
             self.teacher_spreads[num] = spread(samples)
         return spread(self.sample(num, seed)) / self.teacher_spreads[num]
 
@@ -249,20 +237,19 @@ class Distill(Descent):
         num, seed = NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate")
         data = self.config.data.name
         if (key := (seed, num)) not in self.teacher_figures:
-            sigmas = flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
-            ways = {"": EulerSolver(sigmas, len(sigmas)), "_few": self._phases.jumps}
-            teacher, guidance = self.networks["teacher"], self.model.guidance
-            made = {name: self._sample(teacher, w, num, seed, guidance) for name, w in ways.items()}
+            sigmas = flow.flow_sigmas(self.origin.euler_steps, self.origin.shift).to(self.device)
+            ways = {"": flow.EulerSolver(sigmas), "_few": self._phases.jumps}
+            made = {name: self._sample("teacher", way, num, seed) for name, way in ways.items()}
             self.teacher_figures[key] = {
                 f"teacher{name}_fd": measure_quality(data, real, samples)["fd"]
                 for name, samples in made.items()
             }
         return measure_quality(data, real, self.sample(num, seed)) | self.teacher_figures[key]
 
-    def _sample(
-        self, velocity: nn.Module, solver: EulerSolver, num: int, seed: int, guidance: float = 1.0
-    ) -> Tensor:
-        return sample_flow(velocity, solver, self.shape, num, seed, self.num_classes, guidance)
+    def _sample(self, name: str, solver: flow.EulerSolver, num: int, seed: int) -> Tensor:
+        """Of the teacher, guided, or of the student."""
+        told = (self.num_classes, self.model.guidance if name == "teacher" else 1.0)
+        return flow.sample_flow(self.networks[name], solver, self.shape, num, seed, *told)
 
     def _told(self, batch: Batch) -> list[Tensor]:
         return [batch.y] if self.num_classes else []

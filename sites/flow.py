@@ -19,18 +19,10 @@ from fedwan.errors import ConfigError
 from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
+from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Generating
 from fedwan.workloads.examination import share_above
-from fedwan.workloads.flow import (
-    TIMES,
-    EulerSolver,
-    draw_sigma,
-    drop_labels,
-    flow_sigmas,
-    interpolate,
-    sample_flow,
-)
 from fedwan.workloads.settings import require_each, require_one_of
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
@@ -75,13 +67,8 @@ def _is_dit(config: Config, _: str) -> bool:
     return bool(config.model["network"] == "dit")
 
 
-USES = (
-    *("site.*", Needs("data.labels", _is_dit, "model.network=dit")),
-    *(
-        Needs(f"model.{key}", _is_dit, "model.network=dit")
-        for key in ("patch", "heads", "label_dropout", "guidance")
-    ),
-)
+_OF_DIT = ("data.labels", *(f"model.{k}" for k in ("patch", "heads", "label_dropout", "guidance")))
+USES = ("site.*", *(Needs(key, _is_dit, "model.network=dit") for key in _OF_DIT))
 DEFAULTS = {
     "data.batch": 64,
     "steps": 4000,
@@ -94,14 +81,24 @@ DEFAULTS = {
 def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
-    require_each(model, width=4, depth=1, euler_steps=1)
-    require_one_of("model.times", model.times, TIMES)
+    require_each(model, width=4, depth=1, heads=1, guidance=0, euler_steps=1)
+    require_one_of("model.times", model.times, flow.TIMES)
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
+    if not 0 <= model.label_dropout < 1:
+        raise ConfigError(
+            f"model.label_dropout = {model.label_dropout!r} is out of range; choose 0 or more and "
+            "less than 1"
+        )
+    if model.guidance != 1 and not model.label_dropout:
+        raise ConfigError(
+            f"model.guidance = {model.guidance!r} needs velocities without a class, which "
+            "model.label_dropout=0 never trains; set model.label_dropout=0.1"
+        )
     if model.network == "dit":
         _check_patches(model, config.data)
-        _check_guidance(model)
-    _check_cuts(model, config.site)
+    if config.site.partition == "tensor_parallel":
+        _check_cuts(model, config.site)
 
 
 def _check_patches(model: Model, data: DataConfig) -> None:
@@ -119,7 +116,6 @@ def _check_patches(model: Model, data: DataConfig) -> None:
             f"model.patch = {model.patch} does not divide images of {shape[1]} x {shape[2]}; "
             f"choose one of {fitting}"
         )
-    require_each(model, heads=1)
     unit = math.lcm(4, model.heads)
     if model.width % unit:
         raise ConfigError(
@@ -128,25 +124,8 @@ def _check_patches(model: Model, data: DataConfig) -> None:
         )
 
 
-def _check_guidance(model: Model) -> None:
-    """Refuse shares and guidance out of range, and guidance by a class that is never trained."""
-    if not 0 <= model.label_dropout < 1:
-        raise ConfigError(
-            f"model.label_dropout = {model.label_dropout!r} is out of range; choose 0 or more and "
-            "less than 1"
-        )
-    require_each(model, guidance=0)
-    if model.guidance != 1 and not model.label_dropout:
-        raise ConfigError(
-            f"model.guidance = {model.guidance!r} needs velocities without a class, which "
-            "model.label_dropout=0 never trains; set model.label_dropout=0.1"
-        )
-
-
 def _check_cuts(model: Model, site: SiteConfig) -> None:
     """Refuse layers that cannot be cut into as many parts as the site has processes."""
-    if site.partition != "tensor_parallel":
-        return
     assert model.width, "filled in before"
     key, number = ("heads", model.heads) if model.network == "dit" else ("width", model.width)
     if number % site.processes:
@@ -180,33 +159,34 @@ class Flow(Generating):
 
     def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
-        sigma = draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
-        x, target = interpolate(batch.x, noise, sigma.to(self.device))
+        sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
+        x, target = flow.interpolate(batch.x, noise, sigma.to(self.device))
         told = [sigma.to(self.device)]
         if self.num_classes:
             share = self.model.label_dropout
-            told.append(drop_labels(batch.y, share, self.num_classes, rng["labels"]))
+            told.append(flow.drop_labels(batch.y, share, self.num_classes, rng["labels"]))
         loss = mse_loss(self.networks["velocity"](x, *told), target)
         self.add_gradients("velocity", loss)
         return {"velocity": loss}
 
     def sample(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
-        sigmas = flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
-        solver, told = EulerSolver(sigmas, len(sigmas)), (self.num_classes, self.model.guidance)
-        return sample_flow(self.networks["velocity"], solver, self.shape, num, seed, *told)
+        sigmas = flow.flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
+        told = (self.num_classes, self.model.guidance)
+        velocity, solver = self.networks["velocity"], flow.EulerSolver(sigmas)
+        return flow.sample_flow(velocity, solver, self.shape, num, seed, *told)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """See `fedwan.workloads.base.Examinable`: has the network learnt its shard by heart?"""
         generator = torch.Generator().manual_seed(seed)
         noise = torch.randn(train.x.shape, generator=generator).to(self.device)
-        sigma = draw_sigma(len(noise), generator, self.model.times, self.model.shift)
+        sigma = flow.draw_sigma(len(noise), generator, self.model.times, self.model.shift)
         errors = [self._errors(batch, noise, sigma.to(self.device)) for batch in (held_out, train)]
         return {"memory/velocity": share_above(*errors)}
 
     def _errors(self, batch: Batch, noise: Tensor, sigma: Tensor) -> Tensor:
         """Squared error of the velocity for each sample, (batch,)."""
-        x, target = interpolate(batch.x, noise, sigma)
+        x, target = flow.interpolate(batch.x, noise, sigma)
         told = [sigma, batch.y] if self.num_classes else [sigma]
         return (self.networks["velocity"](x, *told) - target).square().flatten(1).mean(1)
 

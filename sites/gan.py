@@ -84,12 +84,6 @@ def check(config: Config) -> None:
     shape = source_of(config.data).shape
     if len(shape) == 3:
         _check_side(config.data.name, shape[1:])
-    if config.data.batch % model.n_critic:
-        nearest = config.data.batch + -config.data.batch % model.n_critic
-        raise ConfigError(
-            f"data.batch={config.data.batch} cannot be shared out evenly among "
-            f"model.n_critic={model.n_critic} steps; set data.batch={nearest}"
-        )
     require_parts(config, model.n_critic)
 
 

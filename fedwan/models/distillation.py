@@ -10,8 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import layer_norm
 
-__all__ = ["FeatureHeads", "Followed"]
-
 
 class FeatureHeads(nn.Module):
     """Discriminator heads on a frozen network's features (Sauer et al. 2024, 2403.12015).
@@ -41,10 +39,9 @@ class Followed(nn.Module):
 
         average' = d average + (1 - d) p'     kept as     lag' = d (lag + p - p')
 
-    The average, p + lag, moves along where a merge moves the parameters, and a site that joins late
-    starts with no lag. The lag is a site's own: it is in checkpoints, and never travels. The
-    network has no buffers that its steps change; a half-life of 0 steps makes the average the
-    network itself. Memory: one more copy of the parameters, two while `target` runs.
+    The average, p + lag, moves along where a merge moves the parameters. The lag is a site's own:
+    it is in checkpoints, and never travels. A half-life of 0 steps makes the average the network
+    itself. Memory: one more copy of the parameters, two while `target` runs.
     """
 
     def __init__(self, network: nn.Module, half_life: float) -> None:
@@ -57,30 +54,29 @@ class Followed(nn.Module):
 
     def forward(self, *inputs: Tensor) -> Tensor:
         """The network's output."""
-        out: Tensor = self.network(*inputs)
-        return out
+        return self.network(*inputs)  # type: ignore[no-any-return]
 
     @torch.no_grad()
     def target(self, *inputs: Tensor) -> Tensor:
         """What the averaged weights make of the inputs; no gradient."""
-        named = self.network.named_parameters()
-        average = {name: p + lag for (name, p), lag in zip(named, self._lags(), strict=True)}
-        out: Tensor = functional_call(self.network, average, inputs)
-        return out
+        names = [name for name, _ in self.network.named_parameters()]
+        average = [param + lag for param, lag in self._pairs()]
+        named = dict(zip(names, average, strict=True))
+        return functional_call(self.network, named, inputs)  # type: ignore[no-any-return]
 
     @contextmanager
     def following(self) -> Iterator[None]:
         """Around one step of the parameters, which the average is to follow."""
-        pairs = list(zip(self._lags(), self.network.parameters(), strict=True))
         with torch.no_grad():
-            for lag, param in pairs:
+            for param, lag in self._pairs():
                 lag.add_(param)
         try:
             yield
         finally:
             with torch.no_grad():
-                for lag, param in pairs:
+                for param, lag in self._pairs():
                     lag.sub_(param).mul_(self.decay)
 
-    def _lags(self) -> list[Tensor]:
-        return [lag for _, lag in self.named_buffers(recurse=False)]
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Parameters and their lags."""
+        return zip(self.network.parameters(), self.buffers(recurse=False), strict=True)

@@ -15,8 +15,6 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fedwan.models.layers import LeakyTanh, mlp
 
-__all__ = ["SIDES", "build_discriminator", "build_generator", "normalize_spectra"]
-
 SIDES = (8, 16, 32, 64, 128, 256)
 """Pixels a side of images that there are networks for."""
 _SLOPE = 0.2
@@ -44,8 +42,7 @@ def build_generator(
 def build_discriminator(shape: tuple[int, ...], width: int, num_classes: int = 0) -> nn.Module:
     """A discriminator of samples of `shape`; see `build_generator`."""
     if len(shape) == 1:
-        num_features = _POINT_SPREAD * width
-        return _Discriminator(mlp(shape[0], num_features, _POINT_DEPTH, 1), num_classes)
+        return _Discriminator(mlp(shape[0], _POINT_SPREAD * width, _POINT_DEPTH, 1), num_classes)
     return _Discriminator(_logits_of(shape, width), num_classes)
 
 
@@ -72,8 +69,7 @@ class _Generator(nn.Module):
         """Samples; of the classes `y` if the network knows any."""
         if self.classes is not None:
             z = torch.cat([z, self.classes(y)], dim=1)
-        samples: Tensor = self.main(z)
-        return samples
+        return self.main(z)  # type: ignore[no-any-return]
 
 
 class _Discriminator(nn.Module):
@@ -97,15 +93,10 @@ class _Discriminator(nn.Module):
 
 def _images_from(num_in: int, shape: tuple[int, ...], width: int) -> nn.Sequential:
     channels, side, _ = shape
-    *finer, coarsest = _channels(side, width)
-    layers: list[nn.Module] = [
-        nn.Linear(num_in, coarsest * _COARSEST**2),
-        nn.Unflatten(1, (coarsest, _COARSEST, _COARSEST)),
-        nn.LeakyReLU(_SLOPE),
-        nn.Conv2d(coarsest, coarsest, 3, padding=1),
-        nn.LeakyReLU(_SLOPE),
-    ]
-    above = coarsest
+    *finer, above = _channels(side, width)
+    layers: list[nn.Module] = [nn.Linear(num_in, above * _COARSEST**2)]
+    layers += [nn.Unflatten(1, (above, _COARSEST, _COARSEST)), nn.LeakyReLU(_SLOPE)]
+    layers += [nn.Conv2d(above, above, 3, padding=1), nn.LeakyReLU(_SLOPE)]
     for level in reversed(finer):
         layers += [nn.Upsample(scale_factor=2), nn.Conv2d(above, level, 3, padding=1)]
         layers += [nn.LeakyReLU(_SLOPE)]
@@ -115,12 +106,11 @@ def _images_from(num_in: int, shape: tuple[int, ...], width: int) -> nn.Sequenti
 
 
 def _logits_of(shape: tuple[int, ...], width: int) -> nn.Sequential:
-    channels, side, _ = shape
-    finest, *coarser = _channels(side, width)
-    layers: list[nn.Module] = [nn.Conv2d(channels, finest, 3, padding=1), nn.LeakyReLU(_SLOPE)]
-    above = finest
-    for level in coarser:
-        layers += [nn.Conv2d(above, level, 3, stride=2, padding=1), nn.LeakyReLU(_SLOPE)]
+    above, side, _ = shape
+    layers: list[nn.Module] = []
+    for level in _channels(side, width):
+        stride = 2 if layers else 1
+        layers += [nn.Conv2d(above, level, 3, stride=stride, padding=1), nn.LeakyReLU(_SLOPE)]
         above = level
     layers += [nn.Conv2d(above, above, 3, padding=1), nn.LeakyReLU(_SLOPE), nn.Flatten()]
     return _scaled(nn.Sequential(*layers, nn.Linear(above * _COARSEST**2, 1)), side)

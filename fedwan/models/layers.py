@@ -6,8 +6,6 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-__all__ = ["DenseCut", "LeakyTanh", "clamp_images", "mlp"]
-
 DenseCut = Literal["columns", "rows", "gathered"]
 """How a network's `dense_cuts` share a dense layer out among a site's processes, by path: `columns`
 leaves a process its part of the outputs, `rows` takes such parts for its inputs; after `gathered`,
@@ -18,9 +16,9 @@ _LEAK = 0.01
 class LeakyTanh(nn.Module):
     """tanh(h) + 0.01 h: the last layer of networks that make images.
 
-    Most pixels of a digit are exactly -1. A plain tanh that is pushed far below has no gradient
-    left in float32, and a generator whose whole output is there never comes back: it happened in
-    one start of four. Without any tanh the background stays noisy. Clamp samples to [-1, 1].
+    A plain tanh that is pushed far below -1 has no gradient left in float32, and a generator whose
+    whole output is there never comes back: it happened in one start of four. Without any the
+    background stays noisy. Clamp samples to [-1, 1].
     """
 
     def forward(self, h: Tensor) -> Tensor:

@@ -2,13 +2,10 @@
 
 A U-Net turns an image into another of the same size, and a discriminator judges patches of 70x70
 pixels of input and output together. At the default sizes they are, weight for weight, the networks
-of the authors' PyTorch code (`unet_256`, `basic`), 54,413,955 and 2,768,705 parameters:
-convolutions of 4x4, batch norm, and a bias only where no norm follows in the discriminator, and in
-the generator's last layer.
+of the authors' PyTorch code (`unet_256`, `basic`), 54,413,955 and 2,768,705 parameters.
 
-With instance norm an image is normalised by itself, as the paper's batches of one image are, and
-what else is in a batch does not matter: where sites have different images, that is what batch norm
-bears badly (Hsieh et al. 2020, 1910.00189, section 5).
+With instance norm an image is normalised by itself, whatever else is in its batch: where sites have
+different images, that is what batch norm bears badly (Hsieh et al. 2020, 1910.00189, section 5).
 """
 
 from __future__ import annotations
@@ -18,8 +15,6 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-
-__all__ = ["PatchDiscriminator", "UNetGenerator"]
 
 _SLOPE = 0.2
 _WIDEST = 8  # times the first layer's channels
@@ -34,9 +29,8 @@ class UNetGenerator(nn.Module):
     """Images (batch, channels_in, size, size) -> images (batch, channels_out, size, size).
 
     Each of `depth` levels halves the image on the way down, and doubles it on the way up beside
-    what the way down had there; coarser ones have up to 8 times as many channels as the finest.
-    `dropout` is the share of values dropped on the way up, at the three levels above the coarsest;
-    `norm` is `batch` or `instance`.
+    what the way down had there. `dropout` is the share of values dropped on the way up, at the
+    three levels above the coarsest; `norm` is `batch` or `instance`.
     """
 
     def __init__(
@@ -89,18 +83,14 @@ class PatchDiscriminator(nn.Module):
         layers: list[nn.Module] = [_conv(channels, width, has_bias=True), nn.LeakyReLU(_SLOPE)]
         for factor in (1, 2, 4):
             before, after = factor * width, 2 * factor * width
-            layers += [
-                _conv(before, after, stride=1 if factor == 4 else 2),
-                _NORMS[norm](after),
-                nn.LeakyReLU(_SLOPE),
-            ]
+            layers.append(_conv(before, after, stride=1 if factor == 4 else 2))
+            layers += [_NORMS[norm](after), nn.LeakyReLU(_SLOPE)]
         self.main = nn.Sequential(*layers, _conv(8 * width, 1, stride=1, has_bias=True))
         _init(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits, (batch, 1, h, w)."""
-        logits: Tensor = self.main(x)
-        return logits
+        return self.main(x)  # type: ignore[no-any-return]
 
 
 def _down(before: int, after: int, level: int, depth: int, norm: str) -> nn.Sequential:
@@ -114,13 +104,8 @@ def _down(before: int, after: int, level: int, depth: int, norm: str) -> nn.Sequ
 
 def _up(after: int, before: int, level: int, norm: str) -> nn.Sequential:
     """Twice the size."""
-    layers: list[nn.Module] = [
-        nn.ReLU(),
-        nn.ConvTranspose2d(after, before, 4, stride=2, padding=1, bias=level == 0),
-    ]
-    if level:
-        layers.append(_NORMS[norm](before))
-    return nn.Sequential(*layers)
+    up = nn.ConvTranspose2d(after, before, 4, stride=2, padding=1, bias=level == 0)
+    return nn.Sequential(nn.ReLU(), up, *([_NORMS[norm](before)] if level else []))
 
 
 def _conv(before: int, after: int, *, stride: int = 2, has_bias: bool = False) -> nn.Conv2d:

@@ -5,33 +5,22 @@ Both predict the data, and the velocity follows from it (Li & He 2025, "Back to 
     v = (x_sigma - data) / max(sigma, 1/20)
 
 Data lie near a surface of few dimensions, noise does not, so a narrow network predicts them better.
-
-Why not diffusers' `DiTTransformer2DModel`: it drops labels by torch's global generator, always one
-in ten; every block embeds times and labels anew, which sites would have to send; and it starts from
-default weights, not from zero gates, since it is made to be loaded.
+Not diffusers' `DiTTransformer2DModel`: it drops labels by torch's global generator, embeds times
+and labels anew in every block, which sites would have to send, and has no zero gates at first.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import (
-    gelu,
-    layer_norm,
-    pixel_shuffle,
-    pixel_unshuffle,
-    scaled_dot_product_attention,
-    silu,
-)
+from torch.nn import functional as F
+from torch.nn.functional import layer_norm, silu
 
 from fedwan.models.layers import DenseCut, LeakyTanh
-
-__all__ = ["DiffusionTransformer", "VelocityNetwork", "VelocitySizes", "build_velocity"]
 
 _NUM_FREQUENCIES = 32
 _MIN_SIGMA = 0.05  # below it an error in the data would count for ever more in the velocity
@@ -68,22 +57,22 @@ def embed_level(sigma: Tensor) -> Tensor:
 
 def _velocity_towards(data: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
     """The velocity d x / d sigma that leads from x to predicted data, (batch, …)."""
-    velocity: Tensor = (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
-    return velocity
+    return (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
 
 
 class VelocityNetwork(nn.Module):
     """Samples (batch, *shape) and noise levels (batch,) -> velocities (batch, *shape).
 
     Residual blocks that the noise level modulates. At 8x8 pixels a dense layer sees the whole image
-    for the price of a convolution's few channels, and dense products are what a CPU does best.
-    `shape` is (channels, height, width) of images in [-1, 1], or (dimensions,); the width is a
-    multiple of 4.
+    for the price of a convolution's few channels. `shape` is (channels, height, width) of images in
+    [-1, 1], or (dimensions,); the width is a multiple of 4.
     """
 
-    dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
-        {"modulate": "gathered", "blocks.*.first": "columns", "blocks.*.second": "rows"}
-    )
+    dense_cuts: ClassVar[Mapping[str, DenseCut]] = {
+        "modulate": "gathered",
+        "blocks.*.first": "columns",
+        "blocks.*.second": "rows",
+    }
 
     def __init__(self, shape: tuple[int, ...], width: int, depth: int) -> None:
         super().__init__()
@@ -128,15 +117,13 @@ class _DenseBlock(nn.Module):
     def forward(self, x: Tensor, modulation: Tensor) -> Tensor:
         scale, shift = modulation.chunk(2, dim=1)
         inner = layer_norm(x, x.shape[1:]) * (1 + scale) + shift
-        out: Tensor = self.second(silu(self.first(inner)))
-        return x + out
+        return x + self.second(silu(self.first(inner)))  # type: ignore[no-any-return]
 
 
 def embed_positions(rows: int, columns: int, width: int) -> Tensor:
     """Fixed positions of a grid's cells, row by row: (rows * columns, width).
 
-    Sines and cosines of `width / 4` frequencies, from 1 down to about 1 / 10,000, of row and
-    column.
+    Sines and cosines of row and column in `width / 4` frequencies, from 1 to about 1 / 10,000.
     """
     frequencies = _LONGEST ** -(torch.arange(width // 4) / (width // 4))
     row = torch.arange(rows).repeat_interleave(columns)[:, None] * frequencies
@@ -147,22 +134,20 @@ def embed_positions(rows: int, columns: int, width: int) -> Tensor:
 class DiffusionTransformer(nn.Module):
     """Images (batch, *shape), noise levels (batch,), labels (batch,) -> velocities (batch, *shape).
 
-    Peebles & Xie 2023: patches as tokens, classes by adaLN-zero; it predicts the data, on pixels.
-    Sides of images in [-1, 1] are multiples of `patch`, the width of 4 and of `heads`. Labels are
-    0 … num_classes, the last one for no label.
+    Peebles & Xie 2023: patches as tokens, classes by adaLN-zero. Sides of images in [-1, 1] are
+    multiples of `patch`, the width of 4 and of `heads`; labels are 0 … num_classes, the last for
+    none.
     """
 
     positions: Tensor
 
-    dense_cuts: Mapping[str, DenseCut] = MappingProxyType(
-        {
-            "blocks.*.modulate": "gathered",
-            "blocks.*.qkv": "columns",
-            "blocks.*.merge": "rows",
-            "blocks.*.first": "columns",
-            "blocks.*.second": "rows",
-        }
-    )
+    dense_cuts: ClassVar[Mapping[str, DenseCut]] = {
+        "blocks.*.modulate": "gathered",
+        "blocks.*.qkv": "columns",
+        "blocks.*.merge": "rows",
+        "blocks.*.first": "columns",
+        "blocks.*.second": "rows",
+    }
     """By heads, and hidden values."""
 
     def __init__(self, shape: tuple[int, ...], num_classes: int, sizes: VelocitySizes) -> None:
@@ -171,11 +156,8 @@ class DiffusionTransformer(nn.Module):
         channels, rows, columns = shape
         self.patch = patch
         self.read = _linear(channels * patch**2, width)
-        self.level = nn.Sequential(
-            _linear(2 * _NUM_FREQUENCIES, width, std=0.02),
-            nn.SiLU(),
-            _linear(width, width, std=0.02),
-        )
+        levels = _linear(2 * _NUM_FREQUENCIES, width, std=0.02)
+        self.level = nn.Sequential(levels, nn.SiLU(), _linear(width, width, std=0.02))
         self.label = nn.Embedding(num_classes + 1, width)
         nn.init.normal_(self.label.weight, std=0.02)
         self.blocks = nn.ModuleList(_AttentionBlock(width, heads) for _ in range(depth))
@@ -188,16 +170,16 @@ class DiffusionTransformer(nn.Module):
 
     def forward(self, x: Tensor, sigma: Tensor, labels: Tensor) -> Tensor:
         """Velocities d x / d sigma."""
-        patches = pixel_unshuffle(x, self.patch)
+        patches = F.pixel_unshuffle(x, self.patch)
         condition = self._condition(sigma, labels)
         tokens = self._blocks(patches, condition)[-1]
         shift, scale = self.modulate(condition)[:, None].chunk(2, dim=2)
         written = self.write(_modulate(tokens, shift, scale)).transpose(1, 2).reshape(patches.shape)
-        return _velocity_towards(self.bound(pixel_shuffle(written, self.patch)), x, sigma)
+        return _velocity_towards(self.bound(F.pixel_shuffle(written, self.patch)), x, sigma)
 
     def features(self, x: Tensor, sigma: Tensor, labels: Tensor) -> list[Tensor]:
         """What each block makes of the samples, (batch, tokens, width)."""
-        return self._blocks(pixel_unshuffle(x, self.patch), self._condition(sigma, labels))
+        return self._blocks(F.pixel_unshuffle(x, self.patch), self._condition(sigma, labels))
 
     def _condition(self, sigma: Tensor, labels: Tensor) -> Tensor:
         return silu(self.level(embed_level(sigma)) + self.label(labels))
@@ -225,26 +207,21 @@ class _AttentionBlock(nn.Module):
         self.second = _linear(_MLP_RATIO * width, width)
 
     def forward(self, tokens: Tensor, condition: Tensor) -> Tensor:
-        """Tokens (batch, tokens, width) under a condition (batch, width)."""
-        parts = self.modulate(condition)[:, None].chunk(6, dim=2)
-        shift, scale, gate = parts[:3]
+        shift, scale, gate, *rest = self.modulate(condition)[:, None].chunk(6, dim=2)
         tokens = tokens + gate * self._attention(_modulate(tokens, shift, scale))
-        shift, scale, gate = parts[3:]
-        hidden = gelu(self.first(_modulate(tokens, shift, scale)), approximate="tanh")
-        out: Tensor = tokens + gate * self.second(hidden)
-        return out
+        shift, scale, gate = rest
+        hidden = F.gelu(self.first(_modulate(tokens, shift, scale)), approximate="tanh")
+        return tokens + gate * self.second(hidden)  # type: ignore[no-any-return]
 
     def _attention(self, tokens: Tensor) -> Tensor:
         # (batch, tokens, heads * 3 * head) -> three of (batch, heads, tokens, head); head by head,
         # so that who has a part of the layer's outputs has whole heads
         split = self.qkv(tokens).unflatten(2, (-1, 3, self.head_width)).permute(3, 0, 2, 1, 4)
-        mixed = scaled_dot_product_attention(*split.unbind(0))
-        out: Tensor = self.merge(mixed.transpose(1, 2).flatten(2))
-        return out
+        mixed = F.scaled_dot_product_attention(*split.unbind(0))
+        return self.merge(mixed.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
 
 def _modulate(tokens: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
-    """Normalised tokens, scaled and shifted."""
     return layer_norm(tokens, tokens.shape[2:], eps=1e-6) * (1 + scale) + shift
 
 

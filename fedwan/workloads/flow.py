@@ -79,13 +79,14 @@ def _per_sample(values: Tensor, x: Tensor) -> Tensor:
 class EulerSolver:
     """n steps from noise to data; step n - 1 starts at the noise, step 0 ends at the data.
 
-    `sigmas` (T,) are the levels of timesteps 1 … T, rising to exactly 1, as of `flow_sigmas`, and n
-    is at most T. `timesteps` and `sigmas`, (n,) int64 and float64, are where each step starts,
-    `timesteps_prev` and `sigmas_prev` where it ends.
+    `sigmas` (T,) are the levels of timesteps 1 … T, rising to exactly 1, as of `flow_sigmas`; n is
+    at most T, which it is by default. `timesteps` and `sigmas`, (n,) int64 and float64, are where
+    each step starts, `timesteps_prev` and `sigmas_prev` where it ends.
     """
 
-    def __init__(self, sigmas: Tensor, num_steps: int) -> None:
+    def __init__(self, sigmas: Tensor, num_steps: int | None = None) -> None:
         total = len(sigmas)
+        num_steps = num_steps or total
         assert 1 <= num_steps <= total
         # Rounded half up: distinct since n <= T, and 0 and T at the ends.
         ends = [(2 * k * total + num_steps) // (2 * num_steps) for k in range(num_steps + 1)]
@@ -181,7 +182,7 @@ class Phases:
     """
 
     def __init__(self, sigmas: Tensor, num_phases: int) -> None:
-        self.solver = EulerSolver(sigmas, len(sigmas))
+        self.solver = EulerSolver(sigmas)
         self.jumps = EulerSolver(sigmas, num_phases)
         # The phase of the step from timestep i + 1 to i: the first that starts above i.
         phase = torch.searchsorted(self.jumps.timesteps, self.solver.timesteps_prev, right=True)

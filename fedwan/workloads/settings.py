@@ -111,17 +111,18 @@ def check_networks(config: Config, networks: Collection[str], faults: Faults) ->
     faults.tell()
 
 
-def require_parts(config: Config, turns: int = 1) -> None:
+def require_parts(config: Config, n_critic: int = 1) -> None:
     """Refuse a batch that cannot be computed in as many parts as asked."""
-    site, batch = config.site, config.data.batch // turns
-    num_shares = 1 if site.partition == "tensor_parallel" else site.processes
-    parts = num_shares * site.accumulate
+    site, batch = config.site, config.data.batch
+    among = {"model.n_critic": n_critic, "site.accumulate": site.accumulate}
+    if site.partition != "tensor_parallel":
+        among["site.processes"] = site.processes
+    parts = math.prod(among.values())
     if batch % parts:
-        above = turns * (batch + -batch % parts)
-        shared = f"site.processes={site.processes} with " if num_shares > 1 else ""
+        told = " and ".join(f"{key}={value}" for key, value in among.items() if value > 1)
         raise ConfigError(
-            f"{shared}site.accumulate={site.accumulate} does not divide the {batch} samples of a "
-            f"step; set data.batch={above}"
+            f"data.batch={batch} cannot be shared out evenly among {told}; set "
+            f"data.batch={batch + -batch % parts}"
         )
 
 

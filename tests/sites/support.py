@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedwan.app import load_run
-from fedwan.config import Config, dump
+from fedwan.config import Config
 from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
-from fedwan.simulation import simulate
 from fedwan.site.replica import Replica
 from fedwan.state import State, clone
 from fedwan.workloads.base import Reduce, Workload, keep_local
@@ -69,12 +66,3 @@ def weights(run: Run) -> list[Tensor]:
 def equal(a: list[Tensor], b: list[Tensor]) -> bool:
     """The same to the bit."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
-
-
-def teach(folder: Path, **model: Any) -> Path:
-    """A run's folder with a flow in it, trained at one site."""
-    words = ["workload=flow", "sites=1", "steps=4", "h=2", "data.batch=32", "eval.every=0"]
-    asked = load_run(None, [*words, *(f"model.{key}={value}" for key, value in model.items())])
-    simulate(asked, folder)
-    dump(asked, folder / "config.yaml")
-    return folder
