@@ -1,17 +1,30 @@
-"""`fedwan.load`: a run's weights as plain state dicts, into modules, and as its recipe has them."""
+"""The way out: `fedwan.load` and `fedwan export`, of runs as they leave their folders."""
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 import fedwan
 from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, FedwanError, UserError
+from fedwan.export import export
 from tests.trained_runs import save_checkpoint, write_run
+
+KEPT = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")
+
+
+def become_a_script(run: Path) -> None:
+    path = run / "config.yaml"
+    path.write_text(path.read_text().replace("workload: gan", "workload: command"))
+    assert load_config(path).workload == "command"
 
 
 def test_networks_are_plain_state_dicts_of_the_moving_average_or_of_the_last_weights(
@@ -26,18 +39,13 @@ def test_networks_are_plain_state_dicts_of_the_moving_average_or_of_the_last_wei
             assert torch.equal(value, state[f"{network}/{name}"])
     last = fedwan.load(tmp_path / "run", ema=False)
     assert all(not value.any() for value in last.networks["generator"].values())
-
-
-def test_a_workload_has_the_weights_and_samples_as_the_recipe_does(tmp_path: Path) -> None:
-    _, state = write_run(tmp_path / "run", "seed=5")
-    workload = fedwan.load(tmp_path / "run").workload()
+    workload = trained.workload()
     generator = workload.networks["generator"]
     assert not generator.training
     for name, value in generator.named_parameters():
         assert torch.equal(value, state[f"generator/{name}"])
     assert torch.equal(workload.sample(4, 3), workload.sample(4, 3))
-    zero = fedwan.load(tmp_path / "run", ema=False).workload()
-    assert not torch.equal(workload.sample(4, 3), zero.sample(4, 3))
+    assert not torch.equal(workload.sample(4, 3), last.workload().sample(4, 3))
 
 
 def test_a_module_of_the_users_own_takes_a_networks_weights(tmp_path: Path) -> None:
@@ -45,15 +53,19 @@ def test_a_module_of_the_users_own_takes_a_networks_weights(tmp_path: Path) -> N
     write_run(tmp_path / "run")
     save_checkpoint(tmp_path / "run", {f"net/{n}": v + 1 for n, v in net.state_dict().items()})
     trained = fedwan.load(tmp_path / "run")
-    other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    assert trained.load_into(other, "net") == []
-    for name, value in other.state_dict().items():
+    assert trained.load_into(net, "net") == []
+    for name, value in net.state_dict().items():
         assert torch.equal(value, trained.networks["net"][name])
+    tied = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    tied[1].weight = tied[0].weight
+    save_checkpoint(tmp_path / "run", {f"net/{n}": v.detach() for n, v in tied.named_parameters()})
+    trained = fedwan.load(tmp_path / "run")
+    assert "1.weight" not in trained.networks["net"]
+    assert trained.load_into(tied, "net") == []
 
 
 def test_what_stayed_at_the_sites_is_named_and_left_as_it_was(tmp_path: Path) -> None:
-    words = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")
-    write_run(tmp_path / "run", *words)
+    write_run(tmp_path / "run", *KEPT)
     trained = fedwan.load(tmp_path / "run")
     workload = trained.workload()
     generator, discriminator = (workload.networks[n] for n in ("generator", "discriminator"))
@@ -65,47 +77,74 @@ def test_what_stayed_at_the_sites_is_named_and_left_as_it_was(tmp_path: Path) ->
     assert missing and all(name.endswith(("._u", "._v")) for name in missing)
 
 
-def test_tied_tensors_count_as_one(tmp_path: Path) -> None:
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    net[1].weight = net[0].weight
-    write_run(tmp_path / "run")
-    save_checkpoint(tmp_path / "run", {f"net/{n}": v.detach() for n, v in net.named_parameters()})
-    trained = fedwan.load(tmp_path / "run")
-    assert "1.weight" not in trained.networks["net"]
-    assert trained.load_into(net, "net") == []
-
-
-def refused(call: object, error: type[FedwanError]) -> str:
+def refused(call: Callable[[], object], error: type[FedwanError], *words: str) -> None:
     with pytest.raises(error) as caught:
-        call()  # type: ignore[operator]
+        call()
     assert "\n" not in str(caught.value) and caught.value.exit_code == 2
-    return str(caught.value)
+    assert all(word in str(caught.value) for word in words)
 
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
-    assert "holds no run" in refused(lambda: fedwan.load(tmp_path / "none"), CheckpointError)
-    run = tmp_path / "run"
+    refused(lambda: fedwan.load(tmp_path / "none"), CheckpointError, "holds no run")
+    run, linear = tmp_path / "run", nn.Linear(1, 1)
     write_run(run)
     trained = fedwan.load(run)
-    line = refused(lambda: trained.load_into(nn.Linear(1, 1), "genrator"), UserError)
-    assert "did you mean 'generator'?" in line
-    line = refused(lambda: trained.load_into(nn.Linear(1, 1), "generator"), UserError)
-    assert "holds 'main." in line and "which the module has not" in line
+    refused(lambda: trained.load_into(linear, "genrator"), UserError, "did you mean 'generator'?")
+    words = ("holds 'main.", "which the module has not")
+    refused(lambda: trained.load_into(linear, "generator"), UserError, *words)
     save_checkpoint(run, {"net/weight": torch.ones(2, 1)})
-    line = refused(lambda: fedwan.load(run).load_into(nn.Linear(1, 1), "net"), UserError)
-    assert "'weight' is of shape (2, 1), and the module's of (1, 1)" in line
+    says = "'weight' is of shape (2, 1), and the module's of (1, 1)"
+    refused(lambda: fedwan.load(run).load_into(linear, "net"), UserError, says)
     path = run / "checkpoint" / "coordinator.safetensors"
     path.write_bytes(path.read_bytes()[:50])
-    assert "cannot be read" in refused(lambda: fedwan.load(run), CheckpointError)
+    refused(lambda: fedwan.load(run), CheckpointError, "cannot be read")
     path.unlink()
-    assert "holds no checkpoint yet" in refused(lambda: fedwan.load(run), CheckpointError)
+    refused(lambda: fedwan.load(run), CheckpointError, "holds no checkpoint yet")
 
 
-def test_a_run_of_a_script_has_networks_and_no_workload(tmp_path: Path) -> None:
+def exported(tmp_path: Path, *words: str) -> Path:
+    write_run(tmp_path / "run", *words)
+    export(fedwan.load(tmp_path / "run"), "safetensors", tmp_path / "weights")
+    return tmp_path / "weights"
+
+
+def test_exported_files_hold_each_network_by_the_names_of_its_module(tmp_path: Path) -> None:
+    folder = exported(tmp_path)
+    trained = fedwan.load(tmp_path / "run")
+    for name, module in trained.workload().networks.items():
+        found = load_file(folder / f"{name}.safetensors")
+        assert found.keys() == module.state_dict().keys()
+        assert all(torch.equal(found[n], v) for n, v in module.state_dict().items())
+    about = json.loads((folder / "config.json").read_text())
+    assert about["weights"] == "ema" and about["config"]["model"]["width"] == 4
+    assert about["missing"] == {"discriminator": [], "generator": []}
+    other = tmp_path / "other"
+    says = "--to safetensor is none of safetensors; did you mean"
+    refused(lambda: export(trained, "safetensor", other), UserError, says)
+    refused(lambda: export(trained, "safetensors", folder), UserError, "holds something already")
+
+
+def test_the_readmes_code_loads_them_and_it_says_what_is_missing(tmp_path: Path) -> None:
+    folder = exported(tmp_path, *KEPT)
+    text = (folder / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(code) == 2  # loading, and spectral norm's vectors
+    networks = dict(fedwan.load(tmp_path / "run").workload().networks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        exec(code[0], networks)
+    for words in ("`main.0.bias`", "`main.0.parametrizations.weight.0._u`"):
+        assert words in text
+    missing = json.loads((folder / "config.json").read_text())["missing"]
+    assert "main.0.bias" in missing["generator"]
+
+
+def test_a_run_of_a_script_has_networks_and_files_but_no_workload(tmp_path: Path) -> None:
     write_run(tmp_path / "run")
-    path = tmp_path / "run" / "config.yaml"
-    path.write_text(path.read_text().replace("workload: gan", "workload: command"))
-    assert load_config(path).workload == "command"
+    become_a_script(tmp_path / "run")
     trained = fedwan.load(tmp_path / "run")
     assert trained.networks["generator"]
-    assert "has no recipe to build" in refused(trained.workload, UserError)
+    refused(trained.workload, UserError, "has no recipe to build")
+    export(trained, "safetensors", tmp_path / "weights")
+    assert load_file(tmp_path / "weights" / "generator.safetensors")
+    assert "never left the sites" in (tmp_path / "weights" / "README.md").read_text()

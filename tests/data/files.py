@@ -18,8 +18,6 @@ from fedwan.config import DataConfig
 from fedwan.data import Loader, Shard, open_shard
 from fedwan.errors import ConfigError
 
-KINDS = {"png": "PNG", "jpg": "JPEG"}
-
 
 def crop(number: int, side: int = 40) -> np.ndarray:
     """A piece of a photograph, (side, side + 8, 3); another one for every number."""
@@ -31,26 +29,21 @@ def crop(number: int, side: int = 40) -> np.ndarray:
 
 
 def encoded(number: int, kind: str, side: int = 40) -> bytes:
-    """The same as a file."""
+    """The same as a file, `png` or `jpeg`."""
     out = io.BytesIO()
-    Image.fromarray(crop(number, side)).save(out, KINDS[kind])
+    Image.fromarray(crop(number, side)).save(out, kind)
     return out.getvalue()
-
-
-def kind_of(number: int) -> str:
-    """Some are PNG files, the others JPEG."""
-    return "jpg" if number % 2 else "png"
 
 
 def write_folder(
     folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = (), side: int = 40
 ) -> Path:
-    """A file for each number, in its class's folder if there are any."""
+    """A file for each number, in its class's folder if there are any; odd ones are JPEG."""
     for number in numbers:
         below = folder / classes[number % len(classes)] if classes else folder
         below.mkdir(parents=True, exist_ok=True)
-        kind = kind_of(number)
-        (below / f"{number:04d}.{kind}").write_bytes(encoded(number, kind, side))
+        kind, suffix = ("jpeg", "jpg") if number % 2 else ("png", "png")
+        (below / f"{number:04d}.{suffix}").write_bytes(encoded(number, kind, side))
     return folder
 
 
@@ -65,23 +58,17 @@ def write_tar(path: Path, files: Mapping[str, bytes]) -> Path:
     return path
 
 
-def tar_sample(number: int, label: str = "", caption: str = "") -> dict[str, bytes]:
-    """The files of one sample."""
-    files = {f"{number:04d}.jpg": encoded(number, "jpg")}
-    if label:
-        files[f"{number:04d}.json"] = json.dumps({"label": label, "by": "test"}).encode()
-    if caption:
-        files[f"{number:04d}.txt"] = caption.encode()
-    return files
-
-
 def write_shards(folder: Path, numbers: Iterable[int], classes: tuple[str, ...] = ()) -> Path:
-    """Ten samples a shard."""
+    """Ten samples a shard, with a caption each, and a label if there are classes."""
     listed = list(numbers)
     for start in range(0, len(listed), 10):
         files: dict[str, bytes] = {}
         for number in listed[start : start + 10]:
-            files |= tar_sample(number, classes[number % len(classes)] if classes else "")
+            files[f"{number:04d}.jpg"] = encoded(number, "jpeg")
+            files[f"{number:04d}.txt"] = f"crop {number:04d}".encode()
+            if classes:
+                label = {"label": classes[number % len(classes)], "by": "test"}
+                files[f"{number:04d}.json"] = json.dumps(label).encode()
         write_tar(folder / f"shard-{start:04d}.tar", files)
     return folder
 
@@ -92,12 +79,6 @@ def open_one(config: DataConfig, site: int = 0, sites: int = 1, seed: int = 0) -
 
 def stream_of(shard: Shard, batch: int = 7, seed: int = 3) -> Loader:
     return shard.loader(batch, torch.Generator().manual_seed(seed))
-
-
-def take(stream: Loader, num: int) -> list[tuple[bytes, tuple[int, ...]]]:
-    """The bits of some batches."""
-    batches = [next(stream) for _ in range(num)]
-    return [(batch.x.numpy().tobytes(), tuple(batch.y.tolist())) for batch in batches]
 
 
 def refused(match: str, call: Callable[[], object]) -> None:

@@ -26,11 +26,8 @@ from tests.data.files import (
     open_one,
     refused,
     stream_of,
-    take,
-    tar_sample,
     write_folder,
     write_shards,
-    write_tar,
 )
 
 CLASSES = ("cat", "dog")
@@ -81,37 +78,33 @@ def config(path: Path, name: str = "folder", **others: Any) -> DataConfig:
     return DataConfig(name, path=str(path), **{"size": 16, **others})
 
 
-def two_colours(x: torch.Tensor) -> set[bytes]:
+def bits(x: torch.Tensor) -> set[bytes]:
     return {sample.numpy().tobytes() for sample in x}
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_gives_its_pictures_with_the_run_s_classes(tmp_path: Path, name: str) -> None:
+def test_every_format_gives_its_pictures_with_the_run_s_classes_and_resumes_to_the_bit(
+    tmp_path: Path, name: str
+) -> None:
     FORMATS[name](tmp_path / "data")
-    shard = open_one(config(tmp_path / "data", name, classes="cat,dog", split="own"))
+    asked = config(tmp_path / "data", name, classes="cat,dog", split="own", flip=True)
+    shard = open_one(asked)
     assert shard.num_samples == 18 and shard.held_out.x.shape == (12, 3, 16, 16)
     assert not shard.public and shard.num_classes == 2
     seen = shard.some(18)
     assert seen.x.abs().max() <= 1 and seen.x.dtype == torch.float32
-    assert not two_colours(seen.x) & two_colours(shard.held_out.x)
+    assert not bits(seen.x) & bits(shard.held_out.x)
     # A crop's class is its number's parity in every format.
     means = torch.stack([Transform(16).apply(encoded(n, "png")).mean() for n in range(NUM)])
     for x, y in zip(seen.x, seen.y, strict=True):
         assert int((means - x.mean()).abs().argmin()) % 2 == int(y)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_a_loader_of_files_resumes_to_the_bit(tmp_path: Path, name: str) -> None:
-    FORMATS[name](tmp_path / "data")
-    shard = open_one(config(tmp_path / "data", name, split="own", flip=True))
-    expected = take(stream_of(shard), 8)
-    first = stream_of(shard)
-    assert take(first, 3) == expected[:3]
-    state = first.state_dict()
-    again = stream_of(shard)
-    take(again, 1)
-    again.load_state_dict(state)
-    assert take(again, 5) == expected[3:]
+    first, again = stream_of(shard), stream_of(shard)
+    next(first)
+    next(again), next(again)
+    again.load_state_dict(first.state_dict())
+    for _ in range(4):
+        one, other = next(first), next(again)
+        assert torch.equal(one.x, other.x) and torch.equal(one.y, other.y)
 
 
 def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
@@ -125,49 +118,38 @@ def test_half_of_the_pictures_are_mirrored_where_asked(tmp_path: Path) -> None:
     assert 3 < sum(mirrored) < 15
 
 
-def test_sites_share_out_the_files_and_hold_out_the_same_ones(tmp_path: Path) -> None:
-    folder(tmp_path / "f")
-    webdataset(tmp_path / "w")
-    for name in ("folder", "webdataset"):
-        asked = config(tmp_path / name[0], name, classes="cat,dog", split="by_label")
-        shards = [open_one(asked, site, 2) for site in range(2)]
-        assert [len(set(shard.some(30).y.tolist())) for shard in shards] == [1, 1]
-        assert sum(shard.num_samples for shard in shards) == 18
-        seen = [two_colours(shard.some(30).x) for shard in shards]
-        assert torch.equal(shards[0].held_out.x, shards[1].held_out.x)
-        held = two_colours(shards[0].held_out.x)
-        assert not seen[0] & seen[1] and not held & (seen[0] | seen[1])
+@pytest.mark.parametrize("name", ["folder", "webdataset"])
+def test_sites_share_out_the_files_and_hold_out_the_same_ones(tmp_path: Path, name: str) -> None:
+    FORMATS[name](tmp_path / "data")
+    asked = config(tmp_path / "data", name, classes="cat,dog", split="by_label")
+    shards = [open_one(asked, site, 2) for site in range(2)]
+    assert [len(set(shard.some(30).y.tolist())) for shard in shards] == [1, 1]
+    assert sum(shard.num_samples for shard in shards) == 18
+    seen = [bits(shard.some(30).x) for shard in shards]
+    assert torch.equal(shards[0].held_out.x, shards[1].held_out.x)
+    held = bits(shards[0].held_out.x)
+    assert not seen[0] & seen[1] and not held & (seen[0] | seen[1])
 
 
-def captioned_folder(path: Path) -> None:
+def captioned(path: Path) -> None:
     write_folder(path, range(NUM))
     rows = [{"file_name": file.name, "text": f"crop {file.stem}"} for file in path.iterdir()]
     (path / "metadata.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
 
-def captioned_tars(path: Path) -> None:
-    files: dict[str, bytes] = {}
-    for number in range(NUM):
-        files |= tar_sample(number, caption=f"crop {number:04d}")
-    write_tar(path / "a.tar", files)
-
-
-@pytest.mark.parametrize(
-    ("name", "write"), [("folder", captioned_folder), ("webdataset", captioned_tars)]
-)
+@pytest.mark.parametrize(("name", "write"), [("folder", captioned), ("webdataset", webdataset)])
 def test_captions_are_a_list_of_text_beside_their_pictures(
     tmp_path: Path, name: str, write: Callable[[Path], None]
 ) -> None:
     write(tmp_path / "data")
     asked = config(tmp_path / "data", name, size=40)
-    shard = open_shard(asked, 0, 1, 0, captions=True)
-    batch = next(stream_of(shard))
+    batch = next(stream_of(open_shard(asked, 0, 1, 0, captions=True)))
     assert set(batch) == {"x", "y", "caption"} and len(batch["caption"]) == 7
-    if name == "folder":  # JPEG files are not what they were made of
-        for x, caption in zip(batch["x"], batch["caption"], strict=True):
-            if int(caption[5:]) % 2 == 0:
-                pixels = torch.from_numpy(crop(int(caption[5:]))[:, 4:44].copy())
-                assert torch.equal(x, pixels.permute(2, 0, 1).float() * (2 / 255) - 1)
+    for x, caption in zip(batch["x"], batch["caption"], strict=True):
+        number = int(caption[5:])
+        if name == "folder" and number % 2 == 0:  # JPEG files are not what they were made of
+            pixels = torch.from_numpy(crop(number)[:, 4:44].copy())
+            assert torch.equal(x, pixels.permute(2, 0, 1).float() * (2 / 255) - 1)
     assert next(stream_of(open_one(asked))).x.shape == (7, 3, 40, 40)
 
 
@@ -189,10 +171,9 @@ def test_what_is_held_out_stays_when_others_come() -> None:
     held = {few[number] for number in hold_out(few).nonzero().flatten().tolist()}
     more = few + [f"new-{number}.png" for number in range(100)]
     still = {more[number] for number in hold_out(more).nonzero().flatten().tolist()}
-    assert len(held) == 100 and len(still) == 110
-    assert len(held & still) > 90
-    assert int(hold_out(few[:30]).sum()) == 12 and int(hold_out(few[:8]).sum()) == 4
-    assert int(hold_out([str(number) for number in range(9000)]).sum()) == 512
+    assert len(held) == 100 and len(still) == 110 and len(held & still) > 90
+    nums = [int(hold_out([str(n) for n in range(num)]).sum()) for num in (8, 30, 9000)]
+    assert nums == [4, 12, 512]
 
 
 @pytest.mark.parametrize(
@@ -203,6 +184,7 @@ def test_what_is_held_out_stays_when_others_come() -> None:
         ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
         ({"name": "parquet"}, "cannot be read .*data.name=parquet takes a folder of parquet"),
         ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
+        ({"path": "", "split": "own"}, "data.path is '' at this site, whose data are its own"),
         ({"batch": 19}, "data.batch = 19 is more than the 18 samples that a site trains on"),
     ],
 )
@@ -213,34 +195,22 @@ def test_files_that_cannot_be_used_are_refused_in_one_line(
     refused(text, lambda: open_one(config(**{"path": tmp_path, **others})))
 
 
-def test_too_few_or_damaged_or_unlabelled_files_are_refused(tmp_path: Path) -> None:
-    write_folder(tmp_path / "few", range(7))
-    refused("holds 7 samples; put 8 or more", lambda: open_one(config(tmp_path / "few")))
-    write_folder(tmp_path / "flat", range(20))
-    refused(
-        "lies in no folder of a class",
-        lambda: open_one(config(tmp_path / "flat", classes="cat,dog")),
-    )
-    (tmp_path / "tars").mkdir()
-    (tmp_path / "tars" / "a.tar").write_bytes(b"x" * 2000)
-    refused(
-        "cannot be read .invalid header", lambda: open_one(config(tmp_path / "tars", "webdataset"))
-    )
-    wrong = table().rename_column("image", "picture").remove_columns("picture")
-    wrong.save_to_disk(tmp_path / "wrong")
-    refused(
-        "holds no column of images .*among label",
-        lambda: open_one(config(tmp_path / "wrong", "hf")),
-    )
-
-
-def test_a_missing_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_few_damaged_or_unlabelled_files_or_a_missing_extra_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few, flat, tars, wrong = (tmp_path / name for name in ("few", "flat", "tars", "wrong"))
+    write_folder(few, range(7))
+    refused("holds 7 samples; put 8 or more", lambda: open_one(config(few)))
+    write_folder(flat, range(20))
+    says = "lies in no folder of a class"
+    refused(says, lambda: open_one(config(flat, classes="cat,dog")))
+    tars.mkdir()
+    (tars / "a.tar").write_bytes(b"x" * 2000)
+    refused("cannot be read .invalid header", lambda: open_one(config(tars, "webdataset")))
+    table().rename_column("image", "picture").remove_columns("picture").save_to_disk(wrong)
+    refused("holds no column of images .*among label", lambda: open_one(config(wrong, "hf")))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    folder(tmp_path)
-    refused(
-        r"needs datasets.*pip install 'fedwan\[data\]'",
-        lambda: open_one(config(tmp_path)),
-    )
+    refused(r"needs datasets.*pip install 'fedwan\[data\]'", lambda: open_one(config(flat, size=8)))
 
 
 def test_classes_are_found_by_name_and_by_number(tmp_path: Path) -> None:
@@ -279,29 +249,25 @@ def png(image: Image.Image, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def test_the_middle_square_is_resized_to_values_between_minus_one_and_one() -> None:
+def test_the_middle_square_is_turned_and_resized_to_values_between_minus_one_and_one() -> None:
     pixels = np.zeros((16, 32, 3), np.uint8)
     pixels[:, 8:24] = (255, 0, 51)
     x = Transform(8).apply(png(Image.fromarray(pixels)))
     assert x.shape == (3, 8, 8) and x.dtype == torch.float32
     assert torch.allclose(x[:, 4, 4], torch.tensor([1.0, -1.0, -0.6]))
     assert torch.equal(x.amin((1, 2)), x.amax((1, 2))), "nothing but the square"
-
-
-@pytest.mark.parametrize("mode", ["L", "LA", "RGBA", "P", "CMYK", "1"])
-def test_pictures_of_every_mode_become_rgb(mode: str) -> None:
-    out = io.BytesIO()
-    Image.fromarray(crop(0)).convert(mode).save(out, "TIFF" if mode == "CMYK" else "PNG")
-    assert Transform(16).apply(out.getvalue()).shape == (3, 16, 16)
-
-
-def test_a_picture_is_turned_as_its_tag_says() -> None:
-    pixels = np.zeros((16, 16, 3), np.uint8)
-    pixels[:8] = 255
+    pixels[:8], pixels[8:] = 255, 0
     exif = Image.Exif()
     exif[0x0112] = 3  # upside down
     x = Transform(8).apply(png(Image.fromarray(pixels), exif=exif))
     assert float(x[0, 0, 0]) == -1 and float(x[0, 7, 0]) == 1
+
+
+@pytest.mark.parametrize("mode", ["LA", "RGBA", "P", "CMYK", "1"])
+def test_pictures_of_every_mode_become_rgb(mode: str) -> None:
+    out = io.BytesIO()
+    Image.fromarray(crop(0)).convert(mode).save(out, "TIFF" if mode == "CMYK" else "PNG")
+    assert Transform(16).apply(out.getvalue()).shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize(
@@ -309,7 +275,7 @@ def test_a_picture_is_turned_as_its_tag_says() -> None:
     [
         (b"no image", Transform(8), "cannot be read as an image; remove it"),
         (encoded(0, "png")[:300], Transform(8), r"cannot be read as an image \(.*; remove it"),
-        (encoded(0, "jpg"), Transform(64), "is 48 x 40 pixels, smaller than data.size = 64"),
+        (encoded(0, "jpeg"), Transform(64), "is 48 x 40 pixels, smaller than data.size = 64"),
         (png(Image.new("RGB", (7, 4))), Transform(8, pairs=True), "is 7 pixels wide, which two"),
     ],
 )

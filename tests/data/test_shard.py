@@ -1,18 +1,21 @@
-"""Shards."""
+"""Shards, and what is found wrong with them before a run."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import TensorDataset
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import dataset_of, open_shard
+from fedwan.data import check_files, dataset_of, open_shard
 from fedwan.data.sources import check_data
 from fedwan.errors import ConfigError
+from tests.data.files import refused, write_folder
 
 
 def test_sites_share_out_all_training_data_and_hold_out_the_same() -> None:
@@ -42,17 +45,20 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
     [
         (DataConfig("digit"), 1, "data.name is 'digit', .*; did you mean 'digits'"),
         (DataConfig(split="label"), 2, "data.split is 'label'; valid: iid"),
+        (DataConfig(split="own"), 2, "but no site has digits of its own; take iid, or set"),
+        (DataConfig(size=16), 2, "data.size = 16 has no effect on digits; leave it out, or set"),
         (DataConfig(labels="site"), 1, "tells the same of every sample at one site"),
         (DataConfig(split="by_label"), 11, "sites is 11, but digits has only 10 labels"),
         (DataConfig(split="dirichlet:1"), 1, "no effect with one site"),
+        (DataConfig("pairs", size=16, path="/x"), 1, "data.size = 16 is out of range for pairs"),
+        (DataConfig("folder", path="/x/{site}"), 1, "another folder at each site, .*split=own"),
+        (DataConfig("folder", path="x"), 1, "data.path is 'x'; name the folder .* from the root"),
     ],
 )
 def test_what_cannot_work_is_refused_without_reading_data(
     config: DataConfig, sites: int, text: str
 ) -> None:
-    with pytest.raises(ConfigError, match=text) as caught:
-        check_data(config, sites)
-    assert "\n" not in str(caught.value)
+    refused(text, lambda: check_data(config, sites))
 
 
 def page(made: Any) -> ModuleType:
@@ -61,26 +67,20 @@ def page(made: Any) -> ModuleType:
     return module
 
 
-def config(batch: int = 4) -> Config:
-    asked = Config("text")
-    asked.data.batch = batch
-    return asked
+ASKED = Config("text", data=DataConfig(batch=4))
 
 
-def test_any_data_set_becomes_a_shard_without_held_out_data() -> None:
+def test_any_data_set_becomes_a_shard_with_held_out_samples_or_without() -> None:
     tokens = TensorDataset(torch.arange(60).view(10, 6), torch.arange(10))
-    shard = dataset_of(page(tokens), config(), "s1")
+    shard = dataset_of(page(tokens), ASKED, "s1")
     assert shard.held_out is None and shard.num_samples == 10
     rows, numbers = next(shard.loader(4, torch.Generator()))
     assert torch.equal(rows[:, 0] // 6, numbers)
     assert shard.some(3)[1].tolist() == [0, 4, 8]
-
-
-def test_it_may_come_with_held_out_samples() -> None:
     one, other = [{"latents": torch.ones(2)}] * 9, [{"latents": torch.zeros(2)}] * 3
-    shard = dataset_of(page((one, other)), config(), "s1")
+    shard = dataset_of(page((one, other)), ASKED, "s1")
     assert shard.held_out["latents"].shape == (3, 2)
-    assert dataset_of(page(shard), config(), "s1") is shard
+    assert dataset_of(page(shard), ASKED, "s1") is shard
 
 
 @pytest.mark.parametrize(
@@ -93,4 +93,32 @@ def test_it_may_come_with_held_out_samples() -> None:
 )
 def test_what_is_no_data_set_is_refused(made: Any, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        dataset_of(page(made), config(), "s1")
+        dataset_of(page(made), ASKED, "s1")
+
+
+def test_all_faults_of_all_sites_files_are_told_at_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_folder(tmp_path / "s1", range(30))
+    for number in (3, 5):
+        (tmp_path / "s1" / f"{number:04d}.jpg").write_bytes(b"no image")
+    data = DataConfig("folder", "own", 20, f"{tmp_path}/{{site}}", size=16)
+    config = Config("flow", sites=2, data=data)
+    faults = check_files(config)
+    assert len(faults) == 4
+    assert "data.batch = 20 is more than the 18 samples" in faults[0]
+    assert "0003.jpg cannot be read" in faults[1] and "0005.jpg cannot be read" in faults[2]
+    assert "s2' is no folder on this machine" in faults[3]
+    config.data.batch = 4
+    for site in ("s1", "s2"):
+        write_folder(tmp_path / site, range(30))
+    Image.new("L", (20, 20)).save(tmp_path / "s2" / "grey.png")
+    assert check_files(config) == []
+    assert "s2 holds pictures of mode L, converted to RGB" in caplog.text
+
+
+def test_a_batch_larger_than_the_smallest_shard_is_told_of_bundled_data_too() -> None:
+    data = DataConfig("digits", batch=700)
+    assert check_files(Config(sites=2, data=data))[0].startswith("data.batch = 700 is more than")
+    data.batch = 64
+    assert check_files(Config(sites=2, data=data)) == []

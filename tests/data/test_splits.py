@@ -18,7 +18,7 @@ LABELS = torch.arange(400) % 10
     num_sites=st.integers(1, 8),
     seed=st.integers(0, 2**31),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_shards_are_disjoint_cover_everything_and_are_never_empty(
     split: str, num_sites: int, seed: int
 ) -> None:
@@ -26,27 +26,21 @@ def test_shards_are_disjoint_cover_everything_and_are_never_empty(
     assert len(parts) == num_sites
     assert all(len(part) > 0 for part in parts)
     assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(LABELS)))
+    again = split_indices(LABELS, split, num_sites, seed)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    if split == "iid":
+        assert len({len(part) for part in parts}) <= 2
+    if split == "by_label":
+        held = [set(LABELS[part].tolist()) for part in parts]
+        assert sum(len(labels) for labels in held) == 10
+        assert max(map(len, held)) - min(map(len, held)) <= 1
 
 
-@pytest.mark.parametrize("split", ["iid", "by_label", "dirichlet:0.5"])
-def test_every_site_computes_the_same_split_and_another_seed_another_one(split: str) -> None:
-    first, again, other = (split_indices(LABELS, split, 4, seed) for seed in (3, 3, 4))
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
-    assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+def test_another_seed_gives_another_split_and_a_small_concentration_an_uneven_one() -> None:
+    for split in ("iid", "by_label", "dirichlet:0.5"):
+        first, other = (split_indices(LABELS, split, 4, seed) for seed in (3, 4))
+        assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
-
-def test_iid_shards_differ_by_one_sample_at_most() -> None:
-    sizes = [len(part) for part in split_indices(LABELS[:399], "iid", 4, 0)]
-    assert sorted(sizes) == [99, 100, 100, 100]
-
-
-def test_by_label_gives_each_label_to_one_site_and_labels_evenly() -> None:
-    held = [set(LABELS[part].tolist()) for part in split_indices(LABELS, "by_label", 4, 0)]
-    assert sorted(len(labels) for labels in held) == [2, 2, 3, 3]
-    assert sum(len(labels) for labels in held) == len(set.union(*held)) == 10
-
-
-def test_a_small_concentration_is_more_uneven_than_a_large_one() -> None:
     def largest_share(split: str) -> float:
         parts = split_indices(LABELS, split, 4, 0)
         counts = torch.stack([torch.bincount(LABELS[part], minlength=10) for part in parts])
@@ -55,23 +49,15 @@ def test_a_small_concentration_is_more_uneven_than_a_large_one() -> None:
     assert largest_share("dirichlet:0.1") > 0.7 > 0.4 > largest_share("dirichlet:1000")
 
 
-def test_more_sites_than_samples_is_refused() -> None:
+def test_splits_that_leave_a_site_without_data_are_refused() -> None:
     with pytest.raises(ConfigError, match="sites is 5, but there are only 4 samples"):
         split_indices(LABELS[:4], "iid", 5, 0)
-
-
-def test_a_dirichlet_that_leaves_a_site_without_data_is_refused() -> None:
     with pytest.raises(ConfigError, match="'dirichlet:0.001' and sites is 8, .* a larger A"):
         split_indices(torch.zeros(100, dtype=torch.int64), "dirichlet:0.001", 8, 0)
 
 
-@pytest.mark.parametrize(
-    "text", ["", "IID", "dirichlet", "dirichlet:", "dirichlet:x", "dirichlet:0", "dirichlet:-1"]
-    + ["dirichlet:nan", "dirichlet:inf", "by_label:2"]
-)  # fmt: skip
-def test_what_is_no_split_is_refused_with_the_valid_forms(text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_split(text)
-    assert repr(text) in str(caught.value)
-    assert "iid, by_label, or dirichlet:A with A > 0" in str(caught.value)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize("number", ["", ":", ":x", ":0", ":-1", ":nan", ":inf"])
+def test_what_is_no_split_is_refused_with_the_valid_forms(number: str) -> None:
+    for kind in ("dirichlet", "IID"):
+        with pytest.raises(ConfigError, match=f"'{kind}{number}'; valid: iid, by_label, or diri"):
+            parse_split(kind + number)

@@ -10,7 +10,7 @@ from fedwan.models.gan import SIDES, build_discriminator, build_generator
 from fedwan.rng import seeded_init
 from fedwan.state import hash_state, state_of
 
-SHAPES = [(1, 8, 8), (3, 8, 8), (1, 16, 16), (3, 64, 64), (2,)]
+SHAPES = [(1, 8, 8), (3, 16, 16), (2,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
