@@ -8,6 +8,7 @@ converts; here is what it does not say: the nearest key, and all faults at once.
 from __future__ import annotations
 
 import dataclasses
+import json
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -32,29 +33,19 @@ def parse_words(words: Sequence[str], schema: type) -> Tree:
 
     Values are YAML, except where the schema wants text: `out=2024` is then no number.
     """
-    tree: Tree = {}
+    tree = OmegaConf.create()
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not key:
             raise ConfigError(f"argument {word!r} is no key=value; write it like steps=1000")
-        *sections, leaf = key.split(".")
-        branch = tree
-        for section in sections:
-            branch = branch.setdefault(section, {})
-            if not isinstance(branch, dict):
-                raise ConfigError(f"{key} = {text!r}, but {section!r} was given a value before it")
-        branch[leaf] = text if kind_at(schema, key) is str else _parse_value(key, text)
-    return tree
-
-
-def _parse_value(key: str, text: str) -> Any:
-    if not text:
-        raise ConfigError(f"{key} has no value; give one, or null where that is one")
-    try:
-        tree: Any = OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))
-    except (OmegaConfBaseException, yaml.YAMLError):
-        raise ConfigError(f"{key} = {text!r} cannot be parsed; put it in quotes") from None
-    return tree["value"]
+        is_text = kind_at(schema, key) is str
+        if not text and not is_text:
+            raise ConfigError(f"{key} has no value; give one, or null where that is one")
+        try:
+            tree.merge_with_dotlist([f"{key}={json.dumps(text) if is_text else text}"])
+        except (OmegaConfBaseException, yaml.YAMLError):
+            raise ConfigError(f"{key} = {text!r} cannot be parsed; put it in quotes") from None
+    return typing.cast(Tree, OmegaConf.to_container(tree))
 
 
 def read_yaml(path: Path) -> Tree:

@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 import fedwan
-from fedwan._config_tree import Tree, parse_words, read_yaml
+from fedwan._config_tree import parse_words, read_yaml
 from fedwan.config import COMMAND, Config, InnerConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
@@ -33,22 +33,6 @@ from fedwan.uses import Faults
 
 if TYPE_CHECKING:
     from fedwan.workloads.base import NetworkKind
-
-__all__ = [
-    "app_folders",
-    "check_codecs",
-    "complete",
-    "installed_app",
-    "load_run",
-    "load_strategies",
-    "load_strategy",
-    "load_workload",
-    "resolve",
-    "resolve_workload",
-    "source_sha256",
-    "sources",
-    "strategy_names",
-]
 
 _ENTRY_POINTS = frozenset({"server_app", "client_app"})
 _GROUPS = {"sites": "fedwan.workloads", "strategies": "fedwan.strategies"}
@@ -65,11 +49,7 @@ def app_folders() -> list[Path]:
 
 
 def installed_app() -> Path:
-    """The app that came with fedwan: the checkout, or `fedwan/_app` of an installed wheel.
-
-    Raises:
-        ConfigError: the installation lacks it.
-    """
+    """The app that came with fedwan: the checkout, or `fedwan/_app` of an installed wheel."""
     package = Path(fedwan.__file__).resolve().parent
     for root in (package / "_app", package.parent):
         if (root / "strategies" / "server_app.py").is_file():
@@ -77,45 +57,28 @@ def installed_app() -> Path:
     raise ConfigError(f"{package} holds no app; install fedwan anew (pip install fedwan)")
 
 
-def source_sha256(module: ModuleType) -> str:
-    """SHA-256 of a recipe's source file: sites must have what the coordinator has."""
-    return hashlib.sha256(Path(module.__file__ or "").read_bytes()).hexdigest()
-
-
 def sources(config: Config) -> dict[str, str]:
     """SHA-256 of the source of a run's strategy and recipe, by name: sites must have the same."""
     modules = {f"strategy {config.strategy}": load_strategy(config.strategy)}
     if config.workload != COMMAND:
         modules[f"workload {config.workload}"] = load_workload(config.workload)
-    return {name: source_sha256(module) for name, module in modules.items()}
+    texts = {name: Path(module.__file__ or "").read_bytes() for name, module in modules.items()}
+    return {name: hashlib.sha256(text).hexdigest() for name, text in texts.items()}
 
 
 def load_workload(name: str) -> ModuleType:
-    """Import a workload recipe; its parts are listed in `fedwan.workloads.base`.
-
-    Raises:
-        ConfigError: there is no such recipe, or it lacks `build`.
-    """
+    """Import a workload recipe; its parts are listed in `fedwan.workloads.base`."""
     return _load("workload", name, "sites")
 
 
 def load_strategy(name: str) -> ModuleType:
-    """Import a strategy recipe; its parts are listed in `fedwan.strategy`.
-
-    Raises:
-        ConfigError: there is no such recipe, or it lacks `build`.
-    """
+    """Import a strategy recipe; its parts are listed in `fedwan.strategy`."""
     return _load("strategy", name, "strategies")
 
 
 def strategy_names() -> list[str]:
     """The strategies that are found by a plain name, those of users among them, in name order."""
     return _names("strategies")
-
-
-def load_strategies() -> Mapping[str, ModuleType]:
-    """All strategies, by name."""
-    return {name: load_strategy(name) for name in strategy_names()}
 
 
 def _load(key: str, name: str, folder: str) -> ModuleType:
@@ -153,8 +116,8 @@ def _pages(folder: str) -> dict[str, Path]:
 def _import_page(what: str, name: str, folder: str, path: Path) -> ModuleType:
     """The module `folder.name`, from the app folder that provides it.
 
-    The package `folder` may be imported already, from Flower's bundle or a test's folder: its path
-    is extended, so that recipes find their neighbours by name as well.
+    The package `folder` may be imported already, as from Flower's bundle: its path is extended, so
+    that recipes find their neighbours by name as well.
     """
     roots = app_folders()
     for root in reversed(roots):
@@ -191,7 +154,7 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     the strategy chose, not what `OuterConfig` starts with.
 
     Raises:
-        ConfigError: see `fedwan.config.load` and `resolve`.
+        ConfigError: a line for each fault, as in `fedwan.config.load` and `resolve`.
     """
     trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
     asked = merge(Config(), *trees)
@@ -201,25 +164,19 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
     except ConfigError:  # told below, with what is wrong besides
         chosen = open_ones
     # Defaults of one optimiser mean nothing to another, so that it starts with InnerConfig's own.
-    inner = {
-        network: default
-        for network, default in chosen.inner.items()
-        if _name_asked(trees, network, default.name) == default.name
+    named = {
+        network: section["name"]
+        for tree in trees
+        for network, section in (tree.get("inner") or {}).items()
+        if isinstance(section, Mapping) and "name" in section
     }
-    base = dataclasses.replace(asked, inner=inner, outer=chosen.outer)
-    config = resolve(merge(base, *trees))
+    inner = {
+        name: own for name, own in chosen.inner.items() if named.get(name, own.name) == own.name
+    }
+    config = resolve(merge(dataclasses.replace(asked, inner=inner, outer=chosen.outer), *trees))
     # A run goes on with its config.yaml from other folders, too.
     config.init = {network: str(Path(path).absolute()) for network, path in config.init.items()}
     return config
-
-
-def _name_asked(trees: Sequence[Tree], network: str, default: str) -> str:
-    """The optimiser that the user named for a network, in the last tree that names one."""
-    name = default
-    for tree in trees:
-        section = (tree.get("inner") or {}).get(network) or {}
-        name = str(section.get("name", name))
-    return name
 
 
 def resolve(config: Config) -> Config:
@@ -228,8 +185,7 @@ def resolve(config: Config) -> Config:
     Resolving twice changes nothing, so that a run can be resumed from its `config.yaml`.
 
     Raises:
-        ConfigError: a line each: an unknown recipe, network or model setting, a setting without
-            effect, or more fragments than the model has modules.
+        ConfigError: a line each: an unknown recipe or network, or a setting without effect.
     """
     config, faults = copy.deepcopy(config), Faults()
     workload = None
@@ -256,20 +212,16 @@ def resolve(config: Config) -> Config:
         networks = resolve_page(workload, config)
     with faults.caught():
         if networks is None:
-            require_followed(strategy, config, load_strategies)
+            require_followed(strategy, config, _strategies)
         else:
-            resolve_strategy(strategy, config, networks, load_strategies)
+            resolve_strategy(strategy, config, networks, _strategies)
     faults.tell()
     check_built(config, workload, strategy.build(config))
     return merge(config)
 
 
 def resolve_workload(config: Config) -> Config:
-    """A configuration in which only what the strategy's recipe fills in is left open.
-
-    Raises:
-        ConfigError: see `resolve`.
-    """
+    """A configuration in which only what the strategy's recipe fills in is left open."""
     from fedwan.workloads.settings import resolve_page
 
     config = copy.deepcopy(config)
@@ -283,10 +235,6 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
 
     Coordinator and sites both call it, with the networks' kinds and the script's steps (0 for none)
     that the sites agreed on, and come to the same.
-
-    Raises:
-        ConfigError: a setting names no network of the script, does not fit its steps, or there is
-            no number of steps.
     """
     if config.workload != COMMAND:
         return config
@@ -302,16 +250,16 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
     check_networks(config, kinds, Faults())
     for network in sorted(kinds):
         config.inner.setdefault(network, InnerConfig(name="own"))
-    resolve_strategy(load_strategy(config.strategy), config, kinds, load_strategies)
+    resolve_strategy(load_strategy(config.strategy), config, kinds, _strategies)
     return config
 
 
-def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist.
+def _strategies() -> Mapping[str, ModuleType]:
+    return {name: load_strategy(name) for name in strategy_names()}
 
-    Raises:
-        ConfigError: which key, and those that do.
-    """
+
+def check_codecs(config: Config) -> None:
+    """Refuse codecs that do not exist."""
     # Imported here: codecs need torch, which the command line does without until it has recipes.
     from fedwan.codecs import codec_by_name
 

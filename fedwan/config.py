@@ -315,20 +315,14 @@ def _together(config: Config) -> Iterator[str]:
             f"give {sites} names, or sites={len(names)}"
         )
     if config.round.quorum > sites:
-        quorum = config.round.quorum
-        yield f"round.quorum = {quorum} is out of range; choose 0 to sites ({sites})"
+        yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
     if link.listen == link.door and not link.listen.endswith(":0"):
         yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Defaults, then a YAML file, then words such as `outer.generator.lr=0.3`, checked once.
-
-    Raises:
-        ConfigError: an unknown key, a value of the wrong type or out of range, or no such file.
-    """
-    file_tree = {} if path is None else read_yaml(path)
-    return merge(Config(), file_tree, parse_words(overrides, Config))
+    """Defaults, then a YAML file, then words such as `outer.generator.lr=0.3`, checked once."""
+    return merge(Config(), {} if path is None else read_yaml(path), parse_words(overrides, Config))
 
 
 def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
@@ -366,10 +360,10 @@ def from_json(text: str) -> Config:
     """A configuration from `to_json`, checked like any other."""
     try:
         tree = json.loads(text)
+        if not isinstance(tree, dict):
+            raise ValueError("it holds no keys")
     except ValueError as error:
-        raise ConfigError(f"configuration {text[:40]!r} is no JSON: {error}") from None
-    if not isinstance(tree, dict):
-        raise ConfigError(f"configuration {text[:40]!r} is no JSON object; use to_json")
+        raise ConfigError(f"configuration {text[:40]!r} is no JSON object: {error}") from None
     return merge(Config(), tree)
 
 

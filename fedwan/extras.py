@@ -7,15 +7,9 @@ from typing import Any
 
 from fedwan.errors import ConfigError
 
-__all__ = ["require"]
-
 
 def require(module: str, extra: str) -> Any:
-    """Import a module that comes with an extra, of `pip install 'fedwan[EXTRA]'`.
-
-    Raises:
-        ConfigError: its package is not installed; the text says how to install it.
-    """
+    """Import a module that comes with an extra; a ConfigError says how to install it."""
     try:
         return import_module(module)
     except ModuleNotFoundError as error:

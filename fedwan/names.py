@@ -6,8 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["RESERVED_NAMES", "closest", "nearest", "why_unsafe"]
-
 RESERVED_NAMES = frozenset({"ca", "coordinator", "localhost"})
 """Folders of the authority beside the sites' own, and a host name that every coordinator bears."""
 
@@ -25,11 +23,9 @@ def closest(name: str, valid: Iterable[str]) -> str | None:
     >>> closest("learning_rate", ["lr", "momentum"])
     'lr'
     """
-    scored = [(_likeness(name.lower(), choice.lower()), choice) for choice in sorted(valid)]
-    if not scored:
-        return None
-    score, choice = max(scored, key=lambda pair: pair[0])
-    return choice if score >= _LEAST_LIKENESS else None
+    scores = {choice: _likeness(name.lower(), choice.lower()) for choice in sorted(valid)}
+    best = max(scores, key=lambda choice: scores[choice], default="")
+    return best if scores.get(best, 0) >= _LEAST_LIKENESS else None
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -65,13 +61,8 @@ def why_unsafe(name: str) -> str | None:
 def _likeness(name: str, choice: str) -> float:
     """0 to 1: as difflib sees it, or higher where one name abbreviates the other."""
     ratio = difflib.SequenceMatcher(None, name, choice).ratio()
-    words = [word for word in re.split(r"[^a-z0-9]+", name) if word]
-    choice_words = [word for word in re.split(r"[^a-z0-9]+", choice) if word]
-    initials = "".join(word[0] for word in words)
-    if len(words) > 1 and initials == choice:
-        ratio = max(ratio, 0.9)
-    if len(choice_words) > 1 and "".join(word[0] for word in choice_words) == name:
-        ratio = max(ratio, 0.9)
-    if set(words) & set(choice_words):
-        ratio = max(ratio, 0.6 + 0.1 * ratio)
-    return ratio
+    words, choice_words = (re.findall(r"[a-z0-9]+", text) for text in (name, choice))
+    for long, short in ((words, choice), (choice_words, name)):
+        if len(long) > 1 and "".join(word[0] for word in long) == short:
+            ratio = max(ratio, 0.9)
+    return max(ratio, 0.6 + 0.1 * ratio) if {*words} & {*choice_words} else ratio

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from fedwan.site.hook import SiteHook
     from fedwan.site.replica import Replica
 
-__all__ = ["Overlap", "Strategy"]
-
 
 @dataclass(frozen=True)
 class Overlap:

@@ -22,8 +22,6 @@ from typing import Any
 from fedwan._config_tree import default_at, leaves_of, put_at, value_at
 from fedwan.errors import ConfigError
 
-__all__ = ["Faults", "Needs", "Uses", "fill", "followed", "unmet", "unused"]
-
 
 @dataclass(frozen=True)
 class Needs:
@@ -59,11 +57,7 @@ class Faults:
             self.add(str(error).splitlines())
 
     def tell(self) -> None:
-        """Raise what was noted, one line each.
-
-        Raises:
-            ConfigError: there is something.
-        """
+        """Raise what was noted as one ConfigError, a line each; nothing if there is nothing."""
         if self.lines:
             raise ConfigError("\n".join(self.lines))
 
@@ -73,12 +67,9 @@ def fill(
 ) -> None:
     """Fill in, in place and in this order, what was left open.
 
-    Args:
-        config: changed.
-        defaults: by key, a value, or a function of the configuration; of a section by network, such
-            as `outer.*`, also of the network's kind.
-        networks: those that are trained, with their kinds.
-        model: the recipe's `Model`, as it is unless somebody sets it.
+    `defaults` are values by key, or functions of the configuration; of a section by network, such
+    as `outer.*`, of the network's kind as well. `networks` are those that are trained, with their
+    kinds; `model` is the recipe's `Model`, as it is unless somebody sets it.
     """
     for key, default in defaults.items():
         section, _, network = key.partition(".")

@@ -121,8 +121,9 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
 ) -> None:
     module = app.load_workload(name)
     assert module.__file__ == str(package / "recipe.py")
-    assert app.source_sha256(module) == hashlib.sha256(WORKLOAD.encode()).hexdigest()
-    assert load_run(f"workload={name}").workload == name
+    config = load_run(f"workload={name}")
+    sha256 = hashlib.sha256(WORKLOAD.encode()).hexdigest()
+    assert app.sources(config)[f"workload {name}"] == sha256
 
 
 @pytest.mark.parametrize("name", ["no_pkg.recipe", "my_pkg.no_recipe"])

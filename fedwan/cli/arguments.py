@@ -1,4 +1,4 @@
-"""The arguments and options that commands share."""
+"""What commands share: arguments and options, and what they write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["IdentityFolder", "JsonPath", "NewFolder", "RunFolder", "Words", "argument", "option"]
+from fedwan.errors import ConfigError
 
 
 def argument(metavar: str, help: str = "") -> Any:
@@ -31,3 +31,26 @@ RunFolder = Annotated[Path, argument("RUN", "The run's folder.")]
 NewFolder = Annotated[Path, argument("DIR", "A new folder.")]
 IdentityFolder = Annotated[Path, option("--identity", "DIR", "The site's identity folder.")]
 JsonPath = Annotated[Path | None, option("--json", "PATH", "Write the same here.")]
+
+
+def write_option(option: str, path: Path | None, text: str = "") -> None:
+    """Write the file that an option names; without a text, only see that it can be written."""
+    if path is None:
+        return
+    try:
+        with path.open("w" if text else "a") as file:
+            file.write(text)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} = {str(path)!r} cannot be written ({error.strerror}); choose another path"
+        ) from None
+
+
+def make_folder(key: str, folder: Path) -> None:
+    """Make the folder that a key names, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{key} = {str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
+        ) from None

@@ -14,8 +14,15 @@ import typer
 import typer.core
 
 from fedwan._config_checks import check_address
-from fedwan.cli.arguments import IdentityFolder, JsonPath, RunFolder, Words, argument, option
-from fedwan.cli.failures import write_option
+from fedwan.cli.arguments import (
+    IdentityFolder,
+    JsonPath,
+    RunFolder,
+    Words,
+    argument,
+    option,
+    write_option,
+)
 from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
@@ -26,8 +33,6 @@ if TYPE_CHECKING:
     from fedwan.link.advice import Advice
     from fedwan.link.measure import Measurement, Way
     from fedwan.output.records import Record
-
-__all__ = ["app", "link", "run"]
 
 KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
@@ -86,8 +91,8 @@ def run(
     if not warnings:
         early = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
         typer.echo(early if num_rounds < LEAST_ROUNDS else "nothing to mend")
-    for line in _table([*warnings, *(f for f in findings if not f.is_warning)]):
-        typer.echo(line)
+    for finding in sorted(findings, key=lambda finding: not finding.is_warning):
+        typer.echo("\n".join(_text(finding)))
     if strict and (warnings or not num_rounds):
         raise typer.Exit(1)
 
@@ -110,26 +115,15 @@ def _headline(run_dir: Path, records: Sequence[Record], num_rounds: int) -> str:
     return text
 
 
-def _table(findings: Sequence[Finding]) -> Iterator[str]:
-    if not findings:
-        return
-    rows = [("round", "site", "network", "finding")]
-    for f in findings:
-        rows.append((str(f.version), f.site or "all", f.network or "all", f.kind.replace("_", " ")))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join([row[0].rjust(widths[0]), *map(str.ljust, row[1:], widths[1:])]).rstrip()
-        for row in rows
-    ]
-    yield lines[0]
-    for line, finding in zip(lines[1:], findings, strict=True):
-        yield line
-        for name, text in (
-            ("why", finding.why),
-            ("mend" if finding.is_warning else "note", finding.mend),
-        ):
-            first = f"{'':<7}{name:<6}"
-            yield from textwrap.wrap(text, 100, initial_indent=first, subsequent_indent=" " * 13)
+def _text(finding: Finding) -> Iterator[str]:
+    site = f"site {finding.site}" if finding.site else "all sites"
+    network = finding.network or "all networks"
+    yield f"round {finding.version}, {site}, {network}: {finding.kind.replace('_', ' ')}"
+    mend = "mend" if finding.is_warning else "note"
+    for name, text in (("why", finding.why), (mend, finding.mend)):
+        yield from textwrap.wrap(
+            text, 100, initial_indent=f"  {name:<6}", subsequent_indent=" " * 8
+        )
 
 
 @app.command("link")
@@ -174,11 +168,7 @@ def link(
 
 
 def _link_settings(path: Path | None, words: list[str]) -> LinkConfig:
-    """A run's link, as far as a file and words say.
-
-    Raises:
-        ConfigError: a file or word is wrong, or says what no measurement heeds.
-    """
+    """A run's link, as far as a file and words say."""
     for word in words:
         key, equals, _ = word.partition("=")
         if equals and key not in KEYS:

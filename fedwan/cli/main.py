@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import click
@@ -13,8 +11,10 @@ import typer
 
 from fedwan import __version__
 from fedwan.cli import config, doctor, pki, plan, results, run
-from fedwan.cli.failures import INTERRUPTED, crash_reports, say
 from fedwan.errors import ConfigError, FedwanError, UserError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells have it: 128 + SIGINT."""
 
 app = typer.Typer(
     name="fedwan",
@@ -55,25 +55,30 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def _exit_code(words: list[str]) -> int:
     try:
-        with crash_reports(Path(tempfile.gettempdir())):
-            result = app(words, prog_name="fedwan", standalone_mode=False)
+        result = app(words, prog_name="fedwan", standalone_mode=False)
     except FedwanError as error:
-        for line in str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]:
-            say(line)
-        return error.exit_code
+        lines = str(error).splitlines() if isinstance(error, ConfigError) else [str(error)]
+        return _say(error.exit_code, *lines)
     except click.exceptions.NoArgsIsHelpError as error:
         typer.echo(error.format_message())
         return 0
     except click.ClickException as error:
         context = error.ctx if isinstance(error, click.UsageError) else None
         command = context.command_path if context else "fedwan"
-        say(f"{error.format_message().rstrip('.')}; see {command} --help")
-        return UserError.exit_code
+        text = f"{error.format_message().rstrip('.')}; see {command} --help"
+        return _say(UserError.exit_code, text)
     except (KeyboardInterrupt, click.Abort):
         result = INTERRUPTED
     if result == INTERRUPTED:  # Typer turns a KeyboardInterrupt into this result.
-        say("stopped by Ctrl-C")
+        return _say(INTERRUPTED, "stopped by Ctrl-C")
     return result if isinstance(result, int) else 0
+
+
+def _say(exit_code: int, *lines: str) -> int:
+    """Each on stderr, in one line with our name before it."""
+    for line in lines:
+        print(f"fedwan: {' '.join(line.split())}", file=sys.stderr, flush=True)
+    return exit_code
 
 
 if __name__ == "__main__":

@@ -9,8 +9,6 @@ import typer
 
 from fedwan.cli.arguments import argument, option
 
-__all__ = ["DAYS", "app", "init", "issue", "revoke"]
-
 app = typer.Typer(
     name="pki",
     help="Make the authority of a federation, and issue and revoke identities.",

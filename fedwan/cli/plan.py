@@ -14,8 +14,7 @@ from omegaconf import OmegaConf
 
 from fedwan._config_checks import check_address
 from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
-from fedwan.cli.arguments import JsonPath, argument, option
-from fedwan.cli.failures import write_option
+from fedwan.cli.arguments import JsonPath, argument, option, write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text

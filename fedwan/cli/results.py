@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedwan.cli.arguments import NewFolder, RunFolder
-from fedwan.cli.failures import make_folder
+from fedwan.cli.arguments import NewFolder, RunFolder, make_folder
 from fedwan.errors import UserError
 
 Last = Annotated[

@@ -1,7 +1,6 @@
 """SuperLink's Control API: bundle the app, submit a run, and ask how it does.
 
-Called in-process over loopback HTTP instead of through the `flwr` command: the run's
-configuration, kilobytes of JSON with quotes, passes unaltered, and asking costs milliseconds.
+Called in-process over loopback HTTP, where the `flwr` command would take half a second each time.
 
 The bundle (FAB) holds the two entry points that Flower starts, and nothing else. What they call is
 the fedwan, and the recipes, that are installed at the coordinator and each site: no code travels.
@@ -12,20 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.error import FlowerError
 from flwr.supercore.fab import Fab
 
 from fedwan.errors import ConfigError, FedwanError
-
-__all__ = ["Control", "build_fab"]
 
 
 class Control:
@@ -45,38 +41,31 @@ class Control:
 
         `run_config` overrides `[tool.flwr.app.config]`; every key must be there already.
         """
-        bundle = Fab(hashlib.sha256(fab).hexdigest(), fab, {})
-        request = StartRunRequest(
-            fab=fab_to_proto(bundle), override_config=user_config_to_proto(dict(run_config or {}))
-        )
-        try:
-            response = self._client.StartRun(request)
-        except httpx.HTTPError as error:
-            raise FedwanError(f"SuperLink did not take the run: {_reason(error)}") from error
+        bundle = fab_to_proto(Fab(hashlib.sha256(fab).hexdigest(), fab, {}))
+        overrides = user_config_to_proto(dict(run_config or {}))
+        with _errors("take the run"):
+            response = self._client.StartRun(StartRunRequest(fab=bundle, override_config=overrides))
         if not response.HasField("run_id"):
             raise FedwanError("SuperLink did not take the run and gave no reason; see its log")
         return int(response.run_id)
 
     def failure(self, run_id: int) -> str:
         """Why a run's ServerApp has ended, as far as Flower knows; empty while it goes on."""
-        status = self._list(ListRunsRequest(run_id=run_id))[run_id].status
+        with _errors("answer"):
+            runs = self._client.ListRuns(ListRunsRequest(run_id=run_id)).run_dict
+        status = runs[run_id].status
         reason = " ".join(status.details.split()) or str(status.sub_status)
         return reason if status.status == "finished" else ""
 
-    def _list(self, request: ListRunsRequest) -> Any:
-        try:
-            return self._client.ListRuns(request).run_dict
-        except httpx.HTTPError as error:
-            raise FedwanError(f"SuperLink does not answer: {_reason(error)}") from error
 
-
-def _reason(error: httpx.HTTPError) -> str:
-    if isinstance(error, httpx.HTTPStatusError):
-        told = FlowerError.from_json(error.response.text)
-        if told is not None:
-            return " ".join(f"{told.message} {told.public_details or ''}".split())
-        return f"status {error.response.status_code}"
-    return f"{type(error).__name__} {error}"
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except httpx.HTTPError as error:
+        told = isinstance(error, httpx.HTTPStatusError) and error.response.text
+        reason = " ".join((told or repr(error)).split())
+        raise FedwanError(f"SuperLink did not {what}: {reason}") from error
 
 
 def build_fab(app: Path) -> bytes:

@@ -41,7 +41,7 @@ from fedwan.link import pki
 
 _HOST = "127.0.0.1"
 _TICK_S = 0.5
-_START_S = 60.0
+_START_TICK_S = 0.05
 _GRACE_S = 6.0
 _SITES_GRACE_S = 8.0
 _LAST_WORDS_S = 60.0
@@ -122,54 +122,43 @@ class Coordinator:
         # Imported while SuperLink starts: Flower's client takes half a second.
         from fedwan.flower.control import Control, build_fab
 
-        fab = build_fab(installed_app())
-        self._wait_for_superlink()
-        self.door.start(f"http://{_HOST}:{self._port}")
-        with closing(Control(f"{_HOST}:{self._port}")) as control:
-            number = control.start_run(fab)
-            while not self._is_over(lambda: control.failure(number)):
+        fab, superlink, number = build_fab(installed_app()), f"{_HOST}:{self._port}", 0
+        with closing(Control(superlink)) as control:
+            while not self._is_over():
                 check()
-                if stop.wait(_TICK_S):
+                if not number and self._answers():
+                    self.door.start(f"http://{superlink}")
+                    number = control.start_run(fab)
+                elif number and self._status() is None:
+                    # It may fail before it could leave a status, or leave one meanwhile.
+                    if (reason := control.failure(number)) and self._status() is None:
+                        raise FedwanError(f"the ServerApp failed before it began: {reason}")
+                if stop.wait(_TICK_S if number else _START_TICK_S):
                     has_begun = (self._out / "config.yaml").exists()
                     mend = "--resume goes on with it" if has_begun else "start it again"
                     raise RunStopped(f"the run was stopped from outside; {mend}")
 
-    def _wait_for_superlink(self) -> None:
-        deadline = time.monotonic() + _START_S
-        while True:
-            try:
-                socket.create_connection((_HOST, self._port), timeout=1.0).close()
-                return
-            except OSError:
-                time.sleep(0.05)
-            if self._superlink.poll() is not None:
-                raise self._superlink.death()
-            if time.monotonic() > deadline:
-                raise FedwanError(
-                    f"SuperLink did not answer on port {self._port} within {_START_S:.0f} s; "
-                    f"look into {self._superlink.log}"
-                )
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            return probe.connect_ex((_HOST, self._port)) == 0
 
-    def _is_over(self, failure: Callable[[], str]) -> bool:
+    def _status(self) -> Status | None:
+        return Status.read(serverapp_files(self._out)[1])
+
+    def _is_over(self) -> bool:
         """Whether the run has ended well; raises if it has ended otherwise."""
         if self._superlink.poll() is not None:
             raise self._superlink.death()
-        log, path = serverapp_files(self._out)
-        status = Status.read(path)
-        if status is None:
-            # It failed before it could leave a status, unless it left one meanwhile.
-            if (reason := failure()) and Status.read(path) is None:
-                raise FedwanError(f"the ServerApp failed before it began: {reason}")
-        elif status.outcome == "done":
-            return True
-        elif status.is_killed:
+        if (status := self._status()) is None:
+            return False
+        if status.is_killed:
             raise FedwanError(
                 f"the coordinator's ServerApp (process {status.pid}) was killed; "
                 f"go on from the last checkpoint with --resume"
             )
-        elif status.outcome != "running":
-            raise status.exception(log)
-        return False
+        if status.outcome not in ("running", "done"):
+            raise status.exception(serverapp_files(self._out)[0])
+        return status.outcome == "done"
 
 
 def run_local(
@@ -181,12 +170,8 @@ def run_local(
 ) -> None:
     """Run a coordinator and all its sites on this machine until the run is over.
 
-    `stop` ends it when set; SIGTERM does too. It is set here, too, as soon as the run has failed:
-    all that is left is to end its processes.
-
-    Raises:
-        RunStopped: `stop` was set.
-        FedwanError: a port or `out` is in use, or the run or a site's service failed.
+    `stop` ends it when set; SIGTERM does too. It is set here as soon as the run has failed: all
+    that is left is to end its processes. Errors are as in `serve_coordinator`, or a site's.
     """
     stop = stop or threading.Event()
     out = Path(config.out)

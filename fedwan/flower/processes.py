@@ -115,9 +115,9 @@ def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
     left = list(services)
     _send(left, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while (left := [s for s in left if s.poll() is None or s.processes()]) and (
-        time.monotonic() < deadline + 5.0
-    ):
+    while time.monotonic() < deadline + 5.0:
+        if not (left := [s for s in left if s.poll() is None or s.processes()]):
+            return
         # Again and again: a process may start another between our look and our signal.
         if time.monotonic() > deadline:
             _send(left, signal.SIGKILL)
@@ -260,26 +260,13 @@ def free_port() -> int:
 
 def listen(host: str, port: int, what: str, key: str) -> socket.socket:
     """A TCP socket that setting `key` chose for `what`; no host is every address, port 0 any."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-    except socket.gaierror as error:
-        raise ConfigError(
-            f"{what} cannot listen on {host!r}: {error.strerror}; give an address of this machine"
-        ) from error
-    bound = socket.socket(family, kind, proto)
-    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        bound.bind(address)
-        # Bound alone does not refuse a second one; listening does.
-        bound.listen(128)
+        # Bound alone it would not refuse a second one; listening, it does.
+        return socket.create_server((host, port), family=family, backlog=128)
     except OSError as error:
-        bound.close()
         reason = {
             errno.EADDRINUSE: f"the port is in use; stop what holds it or set another {key}",
             errno.EACCES: f"ports below 1024 need a privilege; set {key} to a higher one",
-            errno.EADDRNOTAVAIL: "the address is not this machine's; listen on 0.0.0.0 or its own",
-        }.get(error.errno or 0, str(error.strerror))
+        }.get(error.errno or 0, f"{error.strerror}; give an address of this machine, or 0.0.0.0")
         raise ConfigError(f"{what} cannot listen on {host}:{port}: {reason}") from error
-    return bound

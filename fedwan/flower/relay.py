@@ -30,19 +30,15 @@ from starlette.responses import PlainTextResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwan._config_checks import check_address
-from fedwan.errors import FedwanError, IdentityError
+from fedwan.errors import IdentityError
 from fedwan.flower.processes import listen
 from fedwan.link.tls import Identity, certificate_name, now
-
-__all__ = ["Forwarder", "FrontDoor"]
 
 # A call carries a ticket or its answer, a few kilobytes.
 _MAX_BODY_BYTES = 16 << 20
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 _REFUSED = "fedwan-refused"
-# Less than the 30 s after which a SuperNode gives a call up.
-_PATIENCE_S = 15.0
 _REPEAT_S = 600.0
 # A SuperNode asks every 3 s; its connection should live from one question to the next.
 _KEEP_ALIVE_S = 75
@@ -73,17 +69,18 @@ class _Relay(ABC):
     since Flower gives up at 500.
     """
 
+    _patience_s = 0.0
+    """For how long calls that cannot leave us are held."""
+
     def __init__(
         self,
         bound: socket.socket,
         *,
         serves: ssl.SSLContext | None = None,
         dials: ssl.SSLContext | None = None,
-        patience_s: float = 0.0,
     ) -> None:
         self._bound = bound
         self._dials = dials
-        self._patience_s = patience_s
         # It would report each scanner that speaks no HTTP, and each call cut short by our end.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server = uvicorn.Server(
@@ -91,7 +88,6 @@ class _Relay(ABC):
                 self._handle,
                 http=_Protocol,
                 ws="none",
-                loop="asyncio",
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
@@ -127,10 +123,6 @@ class _Relay(ABC):
         """Pass calls on to `http(s)://host:port`; who came before waits in the socket's queue."""
         self._target = target
         self._thread.start()
-        while not self._server.started:
-            if not self._thread.is_alive():
-                raise FedwanError(f"the {self._thread.name} could not start; see the log")
-            time.sleep(0.01)
 
     def close(self) -> None:
         """Stop serving and close the socket; answers under way get a second."""
@@ -151,8 +143,7 @@ class _Relay(ABC):
             await self._server.serve(sockets=[self._bound])
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
-        response = await self._answer(Request(scope, receive))
-        await response(scope, receive, send)
+        await (await self._answer(Request(scope, receive)))(scope, receive, send)
 
     async def _answer(self, request: Request) -> Response:
         path: bytes = request.scope["raw_path"]
@@ -219,10 +210,6 @@ class FrontDoor(_Relay):
     """The one port of Flower's that sites reach; serves between `start(superlink)` and `close`.
 
     `crl.pem` in the coordinator's identity folder shuts out revoked sites. Port 0 takes a free one.
-
-    Raises:
-        ConfigError: the port is in use.
-        IdentityError: the identity is missing, expired, or not a coordinator's.
     """
 
     def __init__(self, identity: Path, host: str, port: int) -> None:
@@ -239,17 +226,13 @@ class FrontDoor(_Relay):
         der = request.scope["state"]["peer"]
         certificate, name = x509.load_der_x509_certificate(der), certificate_name(der)
         host = request.client.host if request.client else "an unknown address"
-        reason, expires = "", certificate.not_valid_after_utc
+        who, expires, why = f"site {name} at {host}", certificate.not_valid_after_utc, ""
         if self._revocations.is_revoked(certificate.serial_number):
-            reason = "is revoked"
+            why = "is revoked"
         elif expires <= now():
-            reason = f"expired on {expires:%Y-%m-%d %H:%M}"
-        if reason:
-            reason = (
-                f"the certificate of site {name} {reason}; "
-                f"ask the coordinator for a new one: fedwan pki issue {name}"
-            )
-        return f"site {name} at {host}", reason
+            why = f"expired on {expires:%Y-%m-%d %H:%M}"
+        mend = f"ask the coordinator for a new one: fedwan pki issue {name}"
+        return who, f"the certificate of site {name} {why}; {mend}" if why else ""
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         cause = repr(error) if error else "it has an error of its own, see its log"
@@ -261,11 +244,10 @@ class Forwarder(_Relay):
 
     While the door is away it holds calls back, so that the SuperNode goes on within a second of the
     door's return.
-
-    Raises:
-        ConfigError: `door` is not `host:port`.
-        IdentityError: the identity is missing, expired, or not a site's.
     """
+
+    # Less than the 30 s after which a SuperNode gives a call up.
+    _patience_s = 15.0
 
     def __init__(self, identity: Path, door: str) -> None:
         check_address("door", door)
@@ -276,11 +258,8 @@ class Forwarder(_Relay):
         self._has_lost = threading.Event()
         self.refusal: IdentityError | None = None
         """Set once the two ends do not accept each other's certificates: trying again is vain."""
-        super().__init__(
-            listen("127.0.0.1", 0, "the forwarder", "port"),
-            dials=credentials.ssl_context(server=False),
-            patience_s=_PATIENCE_S,
-        )
+        bound = listen("127.0.0.1", 0, "the forwarder", "port")
+        super().__init__(bound, dials=credentials.ssl_context(server=False))
 
     def take_lost(self) -> bool:
         """Whether an answer was lost since the last question.
@@ -299,9 +278,7 @@ class Forwarder(_Relay):
         self.refusal = self._refusal(error) or self.refusal
         if is_lost and path != _HEARTBEAT:
             self._has_lost.set()
-        cause = "it cannot reach SuperLink"
-        if error is not None:
-            cause = str(error) or type(error).__name__
+        cause = repr(error) if error else "it cannot reach SuperLink"
         now_s = time.monotonic()
         if cause != self._said or now_s > self._said_at + _REPEAT_S:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)

@@ -1,9 +1,9 @@
 """Inside the ServerApp: every connected site is handed a ticket, as long as the run lasts.
 
-Each SuperNode that is connected and holds no ticket is sent one; its
-ClientApp answers only when it ends. An answer that is a refusal (the user's mistake: wrong
-weights, a foreign certificate) stands until that SuperNode restarts; any other end before the
-run's own is answered with a new ticket, slower and slower if they keep failing at once.
+Each SuperNode that is connected and holds no ticket is sent one; its ClientApp answers only when it
+ends. An answer that is a refusal (the user's mistake: wrong weights, a foreign certificate) stands
+until that SuperNode restarts; any other end before the run's own is answered with a new ticket,
+slower and slower if they keep failing at once.
 
 What Flower 1.41 reports, and how fast: an exception in a ClientApp, within a second; a SuperNode
 that says goodbye, at once (NODE_UNAVAILABLE); one that vanishes, and a ClientApp that is killed,

@@ -42,10 +42,9 @@ def test_a_finding_is_told_with_round_site_network_why_and_mend(
     lines = text.splitlines()
     assert code == 0
     assert lines[0] == f"{tmp_path}: 6 rounds, 4 sites, not finished"
-    assert lines[2].split() == ["round", "site", "network", "finding"]
-    assert lines[3].split() == ["3", "s2", "all", "range"]
-    assert lines[4].split()[0] == "why" and "from 0 to 255" in lines[4]
-    assert lines[5].split()[0] == "mend" and "[-1, 1]" in lines[5]
+    assert lines[2] == "round 3, site s2, all networks: range"
+    assert lines[3].split()[0] == "why" and "from 0 to 255" in lines[3]
+    assert lines[4].split()[0] == "mend" and "[-1, 1]" in lines[4]
     (finding,) = json.loads(path.read_text())
     assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
 

@@ -82,19 +82,6 @@ def test_ctrl_c_exits_with_130_and_one_line(
     assert run_main(capsys) == (130, "", "fedwan: stopped by Ctrl-C\n")
 
 
-def test_a_bug_leaves_its_traceback_in_a_file_and_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(main_module.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(main_module, "app", raising(ZeroDivisionError("many\nlines")))
-    code, _, err = run_main(capsys)
-    assert code == 1
-    assert "ended by a bug (ZeroDivisionError: many lines)" in err and err.count("\n") == 1
-    (crash,) = tmp_path.iterdir()
-    assert str(crash) in err
-    assert "Traceback" in crash.read_text()
-
-
 def test_the_command_line_starts_without_torch_flower_grpc_and_plots() -> None:
     code = (
         "import sys, fedwan.cli.main;"

@@ -212,7 +212,7 @@ def test_flwr_run_through_the_door_starts_nothing(start: Start, tmp_path: Path) 
     assert tried.returncode != 0, tried.stdout + tried.stderr
     superlink = command_of(run.pid_with("flower-superlink"))
     with closing(Control(f"127.0.0.1:{superlink[superlink.index('--port') + 1]}")) as control:
-        assert len(control._list(ListRunsRequest())) == 1
+        assert len(control._client.ListRuns(ListRunsRequest()).run_dict) == 1
     # The forwarder does not even let it out of the site; the door's own tests are in test_door.
     assert "v1/control" not in (run.out / "logs" / "coordinator.log").read_text()
     site_log = (run.out / "sites" / "s1" / "logs" / "site.log").read_text()

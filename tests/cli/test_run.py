@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from fedwan.cli import run as commands
-from fedwan.cli.failures import Crashed
 from fedwan.cli.main import main
-from fedwan.cli.start import choose_folder, holds_run, load_config, start
+from fedwan.cli.run import choose_folder, holds_run, load_config, start
 from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError, RunStopped
 from fedwan.output.outputs import Outputs
@@ -37,22 +36,6 @@ def test_a_run_that_ends_well_shows_its_summary(
     shown = capsys.readouterr().out
     assert "done, round 2, step 20/20" in shown
     assert "Fréchet distance 0.9; real data itself 0.4" in shown
-
-
-@pytest.mark.parametrize(
-    ("error", "raised"),
-    [(ConfigError("link.listen = 80 is in use"), ConfigError), (IndexError("off by one"), Crashed)],
-)
-def test_what_the_services_raise_is_raised_and_a_bug_leaves_its_traceback(
-    tmp_path: Path, error: Exception, raised: type[Exception]
-) -> None:
-    def fail(config: Config, stop: threading.Event) -> None:
-        raise error
-
-    with pytest.raises(raised, match=str(error)):
-        start(make_config(tmp_path), fail)
-    crashes = [path.read_text() for path in tmp_path.glob("crash-*.txt")]
-    assert len(crashes) == (raised is Crashed) and all("in fail" in text for text in crashes)
 
 
 def test_once_a_run_has_failed_what_its_end_brings_is_not_shown(
@@ -90,7 +73,7 @@ CTRL_C = """
     import sys, threading
     from pathlib import Path
     from fedwan.cli import main as main_module
-    from fedwan.cli.start import start
+    from fedwan.cli.run import start
     from fedwan.errors import RunStopped
     from fedwan.config import Config
 
