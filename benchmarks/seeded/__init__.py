@@ -1,0 +1,1 @@
+"""The whole federation in one process, in virtual time, with faults that a seed chooses."""

@@ -1,0 +1,90 @@
+"""A disk that fails as disks do, under the real writes of `fedwan.state`.
+
+Files are real and small. What `write_atomically` asks of the operating system passes through here:
+at each such effect its process may be killed, and then what was not yet synchronised is lost or
+torn; or there is no space left.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from benchmarks.seeded.world import World
+
+__all__ = ["Disk"]
+
+
+class Disk:
+    """Stands for `os` in `fedwan.state`; the rest of `os` is as it is."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._files: dict[int, Path] = {}
+        self._renamed: dict[str, tuple[Path, bytes | None]] = {}
+        """By process: the last rename whose folder is not synchronised, and what it replaced."""
+        self.full_until: dict[str, float] = {}
+        """By name of a process."""
+        self.crash_next: set[str] = set()
+        """Names of processes that are killed at their next effect."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: Any, flags: int) -> int:
+        number = os.open(path, flags)
+        self._files[number] = Path(path)
+        return number
+
+    def close(self, number: int) -> None:
+        self._files.pop(number, None)
+        os.close(number)
+
+    def fsync(self, number: int) -> None:
+        """Of a file that was written, or of the folder where it was renamed."""
+        process = self._world.kernel.current.process
+        if number in self._files:
+            self._effect(self._lose_rename)
+            _, replaced = self._renamed.pop(process.name, (None, None))
+            self._world.on_durable(process, self._files[number])
+            return
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        if self.full_until.get(process.name, 0.0) > self._world.kernel.now:
+            self._world.count("disk full")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._effect(lambda: self._tear(path))
+        self._world.kernel.sleep(0.01)
+
+    def replace(self, source: Path, target: Path) -> None:
+        process = self._world.kernel.current.process
+        self._effect(lambda: self._tear(source))
+        old = target.read_bytes() if target.exists() else None
+        os.replace(source, target)
+        self._renamed[process.name] = (target, old)
+
+    def _effect(self, spoil: Callable[[], None]) -> None:
+        """A moment at which the process may be killed; what is left of its effect then."""
+        process = self._world.kernel.current.process
+        if process.name in self.crash_next:
+            self.crash_next.discard(process.name)
+            self._world.count("killed while writing")
+            spoil()
+            self._world.kernel.kill(process)
+
+    def _lose_rename(self) -> None:
+        target, old = self._renamed.pop(self._world.kernel.current.process.name)
+        if self._world.random.random() < 0.5:
+            if old is None:
+                target.unlink(missing_ok=True)
+            else:
+                target.write_bytes(old)
+
+    def _tear(self, path: Path) -> None:
+        """What a kill leaves in the temporary file, which nobody will clean away."""
+        whole = path.read_bytes()
+        left = path.with_name(path.name.replace(str(os.getpid()), "12345"))
+        left.write_bytes(whole[: self._world.random.randrange(len(whole) + 1)])

@@ -1,0 +1,229 @@
+"""Threads that take turns: one runs at a time, a seed chooses which, and time is virtual.
+
+The engine keeps its threads, locks, queues and sleeps. Here they are tasks of a `Kernel`: each has
+a thread of its own that runs only while it holds the turn. It gives it up where it would block, and
+now and then where it takes a lock. When no task can run, the clock moves on to the next timer; when
+there is none either, all are waiting for ever: a `Standstill`. Tasks belong to processes, which can
+be killed, or stopped for a while, at any such moment.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+__all__ = ["Kernel", "Killed", "Process", "Standstill", "Task"]
+
+PREEMPTION = 0.1
+"""Share of the locks at which another task may run first."""
+
+
+class Killed(BaseException):
+    """The process of this task was killed."""
+
+
+class Standstill(Exception):  # noqa: N818
+    """Nobody can go on, or not within the time given."""
+
+
+class Process:
+    """Tasks that die together."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_dead = False
+        self.stopped_until = 0.0
+        self.tasks: dict[Task, None] = {}
+
+
+class Task:
+    """Something that waits for its turn."""
+
+    def __init__(self, process: Process, name: str) -> None:
+        self.process = process
+        self.name = name
+        self.turn = threading.Lock()
+        self.turn.acquire()
+        self.wait_id = 0
+        """Of its present wait: timers of earlier ones are void."""
+        self.is_waiting = True
+        self.is_woken = False
+
+
+_idle: list[SimpleQueue[Callable[[], None]]] = []
+"""Threads of the machine without work: one is dear to begin, and used again for task after task."""
+
+
+def _in_thread(body: Callable[[], None]) -> None:
+    if _idle:
+        _idle.pop().put(body)
+        return
+    jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def serve() -> None:
+        while True:
+            jobs.get()()
+            _idle.append(jobs)
+
+    threading.Thread(target=serve, daemon=True).start()
+    jobs.put(body)
+
+
+class Kernel:
+    """Runs tasks until the last one has ended.
+
+    Args:
+        seed: of every choice.
+        limit_s: virtual seconds after which those that are left stand still.
+    """
+
+    def __init__(self, seed: int, limit_s: float) -> None:
+        self.random = random.Random(seed)
+        self.now = 0.0
+        self.limit_s = limit_s
+        self.turns = 0
+        """How often another task took over."""
+        self.failures: list[BaseException] = []
+        """What ended a task and nobody caught."""
+        self.current = Task(Process("kernel"), "kernel")
+        self._ready: list[Task] = []
+        self._timers: list[tuple[float, int, Task, int]] = []
+        self._order = itertools.count()
+        self._tasks: dict[Task, None] = {}
+        self._is_over = threading.Event()
+
+    # Tasks ---------------------------------------------------------------------------------
+
+    def spawn(
+        self, process: Process, body: Callable[[], object], name: str = "", delay_s: float = 0.0
+    ) -> Task:
+        """A new task of a process, which begins after a while."""
+        task = Task(process, name or process.name)
+        process.tasks[task] = self._tasks[task] = None
+
+        def run() -> None:
+            task.turn.acquire()
+            try:
+                if not process.is_dead:
+                    body()
+            except Killed:
+                pass
+            except BaseException as error:
+                self.failures.append(error)
+            del process.tasks[task], self._tasks[task]
+            self._pass_on()
+
+        _in_thread(run)
+        if delay_s > 0.0:
+            self._set_timer(task, self.now + delay_s)
+        else:
+            self.wake(task)
+        return task
+
+    def run(self) -> None:
+        """Let tasks take turns until all have ended.
+
+        Raises:
+            Standstill: some wait for what will not come.
+        """
+        self._go_on()
+        if self._tasks:
+            waiting = ", ".join(sorted({task.name for task in self._tasks}))
+            for task in list(self._tasks):
+                task.process.is_dead = True
+                self.wake(task)
+            self._go_on()
+            raise Standstill(f"at {self.now:.0f} s these wait for ever: {waiting}")
+
+    def _go_on(self) -> None:
+        self._is_over.clear()
+        self._pass_on()
+        self._is_over.wait()
+
+    def kill(self, process: Process) -> None:
+        """End a process: its tasks get no further than where they are."""
+        if process.is_dead:
+            return
+        process.is_dead = True
+        process.stopped_until = 0.0
+        for task in list(process.tasks):
+            self.wake(task)
+        if self.current.process is process:
+            raise Killed
+
+    def stop(self, process: Process, seconds: float) -> None:
+        """Let a process stand still for a while, as SIGSTOP does."""
+        process.stopped_until = max(process.stopped_until, self.now + seconds)
+
+    # Turns ---------------------------------------------------------------------------------
+
+    def park(self, timeout: float | None = None) -> bool:
+        """Give up the turn until woken; whether that came before the timeout, in seconds.
+
+        Raises:
+            Killed: this task's process was.
+        """
+        task = self.current
+        if task.process.is_dead:
+            raise Killed
+        task.is_waiting, task.is_woken = True, False
+        if timeout is not None:
+            self._set_timer(task, self.now + max(0.0, timeout))
+        following = self._next()
+        if following is not task:
+            self._hand_over(following)
+            task.turn.acquire()
+        if task.process.is_dead:
+            raise Killed
+        return task.is_woken
+
+    def wake(self, task: Task) -> None:
+        """A task that is parked may go on."""
+        if task.is_waiting and not task.is_woken:
+            task.is_woken = True
+            self._ready.append(task)
+
+    def sleep(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        self.park(seconds)
+
+    def pause(self) -> None:
+        """A moment at which another task may run first."""
+        if self._ready and self.random.random() < PREEMPTION:
+            self.park(0.0)
+
+    def _set_timer(self, task: Task, at: float) -> None:
+        heapq.heappush(self._timers, (at, next(self._order), task, task.wait_id))
+
+    def _pass_on(self) -> None:
+        self._hand_over(self._next())
+
+    def _hand_over(self, following: Task | None) -> None:
+        if following is None:
+            self._is_over.set()
+            return
+        self.turns += 1
+        self.current = following
+        following.turn.release()
+
+    def _next(self) -> Task | None:
+        while True:
+            while self._timers and self._timers[0][0] <= self.now:
+                _, _, task, wait_id = heapq.heappop(self._timers)
+                if task.is_waiting and task.wait_id == wait_id and task not in self._ready:
+                    self._ready.append(task)
+            while self._ready:
+                task = self._ready.pop(self.random.randrange(len(self._ready)))
+                if task.process.stopped_until > self.now:
+                    self._set_timer(task, task.process.stopped_until)
+                    continue
+                task.is_waiting = False
+                task.wait_id += 1
+                return task
+            if not self._timers or self._timers[0][0] > self.limit_s:
+                return None
+            self.now = self._timers[0][0]

@@ -1,0 +1,88 @@
+"""What the sites train: two networks whose every bit depends on every step that was taken.
+
+The gradients are made, not computed: they depend on the weights, the site and the place in its
+data. A step that is lost, taken twice, or taken from other weights changes the bits of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedwan.site.group import Group
+from fedwan.site.site import Membership, Script, Site
+
+__all__ = ["KINDS", "train"]
+
+KINDS = {"generator": "adversarial", "discriminator": "adversarial"}
+
+
+class _Network(nn.Module):
+    """Parameters, and a buffer of each kind that is merged in a way of its own."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    num_batches: Tensor
+
+    def __init__(self, width: int, seed: int) -> None:
+        super().__init__()
+        values = torch.arange(width, dtype=torch.float32)
+        self.weight = nn.Parameter(torch.sin(values + seed))
+        self.bias = nn.Parameter(torch.cos(values[:8] + seed))
+        self.register_buffer("running_mean", torch.zeros(4))
+        self.register_buffer("running_var", torch.ones(4))
+        self.register_buffer("num_batches", torch.tensor(0))
+
+
+class _Data:
+    """A place in a site's data."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.place = int(state["place"])
+
+
+def train(member: Membership, index: int, sleep: Callable[[], None]) -> str:
+    """One site's part in a run; the hash of the weights that it ended with."""
+    networks = {name: _Network(160, seed) for seed, name in enumerate(KINDS)}
+    optimizers = {
+        name: torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
+        for name, network in networks.items()
+    }
+    data = _Data()
+    script = Script(
+        networks=networks,
+        optimizers=optimizers,
+        kinds=KINDS,  # type: ignore[arg-type]
+        state={"data": data},
+        evaluate=lambda seed: {"fd": 1.0},
+    )
+    site = Site(member, script, Group())
+    with site:
+        for _ in site:
+            for network in networks.values():
+                _set_gradients(network, index, data.place)
+            data.place += 1
+            sleep()
+            site.reduce()
+            for optimizer in optimizers.values():
+                optimizer.step()
+    return site.global_sha256
+
+
+def _set_gradients(network: _Network, index: int, place: int) -> None:
+    with torch.no_grad():
+        for parameter in (network.weight, network.bias):
+            pull = torch.sin(parameter * (index + 2) + 0.7 * place)
+            parameter.grad = 0.3 * parameter + pull
+        network.running_mean.lerp_(network.weight[:4], 0.1)
+        network.running_var.lerp_(network.weight[:4].square() + 0.1, 0.1)
+        network.num_batches += 1

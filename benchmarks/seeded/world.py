@@ -1,0 +1,381 @@
+"""One federation in one process: real coordinator, real sites, seeded faults, invariants.
+
+Every site and the coordinator is a `Process` that its supervisor starts again when it dies, as
+systemd would. After every update the weights are compared with those of the run that nothing
+disturbed; what else must hold is asserted where it can break first.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from benchmarks.seeded import script
+from benchmarks.seeded.disk import Disk
+from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
+from benchmarks.seeded.network import HEARTBEAT_S, Path as NetworkPath, SeededLink
+from benchmarks.seeded.threads import installed
+from fedwan import state
+from fedwan.app import load_run
+from fedwan.config import Config, site_names
+from fedwan.coordinator import run as coordinator_run
+from fedwan.coordinator import servicer
+from fedwan.coordinator.model import CHECKPOINT, read_meta
+from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.servicer import Servicer
+from fedwan.errors import CheckpointError, LinkLost, RunStopped, SessionLost
+from fedwan.fragments import rounds_done
+from fedwan.memory import Tidier
+from fedwan.site import background, meter, site
+from fedwan.site.site import Membership
+from fedwan.state import hash_state
+
+__all__ = ["SCENARIOS", "Report", "World", "simulate_seed"]
+
+RUN_ID = "seeded"
+CALM_S = 6 * 3600.0
+"""Virtual time for a run to end once the faults have stopped."""
+SILENCE_S = 20.0
+STEP_S = 0.5
+
+SCENARIOS = {
+    "diloco": ["strategy=diloco", "codec.up=fp32"],
+    "diloco int2": ["strategy=diloco", "codec.up=int2", "codec.down=int2"],
+}
+
+
+@dataclass
+class Report:
+    """How the run of one seed went."""
+
+    seed: int
+    scenario: str
+    violations: list[str] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    turns: int = 0
+    trace: list[str] = field(default_factory=list)
+    sha: dict[tuple[int, ...], str] = field(default_factory=dict)
+    """Of the global weights, by versions."""
+
+
+class _Coordinator:
+    def __init__(self) -> None:
+        self.process = Process("coordinator")
+        self.hub: Servicer | None = None
+
+
+class World:
+    """One run. `faults` is how many the seed may cause besides those of single calls."""
+
+    def __init__(self, seed: int, scenario: str, faults: int, folder: Path) -> None:
+        self.report = Report(seed, scenario)
+        self.kernel = Kernel(seed, CALM_S)
+        self.random = random.Random(f"{seed} {scenario}")
+        self.config = _config(scenario)
+        self.patience_s = self.config.round.patience_s
+        self.folder = folder
+        self.names = site_names(self.config)
+        self.disk = Disk(self)
+        self.coordinator: _Coordinator | None = None
+        self.paths = {name: NetworkPath(self) for name in self.names}
+        self.sites: dict[str, Process] = {}
+        self.is_complete = False
+        self._num_faults = faults
+        self._durable = 0
+        self._merged: dict[tuple[int, int, str], int] = {}
+        self._supervisors = Process("supervisor")
+        self._ended: dict[str, str] = {}
+
+    # What is noted -------------------------------------------------------------------------
+
+    def count(self, fault: str) -> None:
+        self.report.faults[fault] += 1
+        self.note(f"FAULT {fault}")
+
+    def note(self, text: str) -> None:
+        self.report.trace.append(f"{self.kernel.now:10.3f} {text}")
+
+    def violated(self, text: str) -> None:
+        self.report.violations.append(text)
+        self.note(f"VIOLATION {text}")
+
+    # Processes -----------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        with installed(self.kernel) as self.primitives, self._patched():
+            self.kernel.spawn(self._supervisors, self._keep_coordinator, "supervisor")
+            for index, name in enumerate(self.names):
+                self.kernel.spawn(
+                    self._supervisors,
+                    lambda index=index, name=name: self._keep_site(index, name),
+                    f"supervisor of {name}",
+                )
+            if self._num_faults:
+                self.kernel.spawn(self._supervisors, self._cause_faults, "faults")
+            try:
+                self.kernel.run()
+            except Standstill as error:
+                self.violated(str(error))
+        for error in self.kernel.failures:
+            self.violated(f"{type(error).__name__}: {error}")
+        self._check_end()
+        self.report.virtual_s, self.report.turns = self.kernel.now, self.kernel.turns
+        return self.report
+
+    @contextmanager
+    def _patched(self) -> Iterator[None]:
+        """The disk below, virtual clocks in default arguments, and waits that poll less often."""
+        monotonic = self.primitives.time.monotonic
+        new: list[tuple[Any, str, Any]] = [
+            (state, "os", self.disk),
+            (meter.Meter.__init__, "__defaults__", (monotonic,)),
+            (Tidier, "tidy", lambda self: False),
+            (background, "POLL_S", 2.0),
+            (site, "HEARTBEAT_S", HEARTBEAT_S),
+            (coordinator_run, "TICK_S", 2.0),
+        ]
+        old = [(place, name, getattr(place, name)) for place, name, _ in new]
+        for place, name, value in new:
+            setattr(place, name, value)
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+            for place, name, value in old:
+                setattr(place, name, value)
+
+    def _live(self, process: Process, main: Callable[[], Any]) -> Any:
+        """Run a process to its end; what it returned, the error that ended it, or `Killed`."""
+        outcome: list[Any] = [Killed()]
+        ended = self.primitives.Event()
+
+        def body() -> None:
+            try:
+                outcome[0] = main()
+            except Killed:
+                raise
+            except BaseException as error:
+                outcome[0] = error
+            finally:
+                ended.set()
+
+        self.kernel.spawn(process, body)
+        ended.wait()
+        self.kernel.kill(process)
+        self.kernel.sleep(0.0)
+        return outcome[0]
+
+    def _keep_coordinator(self) -> None:
+        while True:
+            self.coordinator = present = _Coordinator()
+            outcome = self._live(present.process, lambda: self._coordinate(present))  # noqa: B023
+            self.note(f"coordinator ended: {outcome!r}")
+            if isinstance(outcome, str):
+                self.is_complete = True
+                self._ended["coordinator"] = outcome
+                return
+            if not isinstance(outcome, Killed | RunStopped | OSError):
+                self.violated(f"coordinator: {type(outcome).__name__}: {outcome}")
+                self.is_complete = True
+                return
+            self.kernel.sleep(1.0 + 10.0 * self.random.random())
+
+    def _coordinate(self, present: _Coordinator) -> str:
+        run = CoordinatedRun(
+            self.config,
+            RUN_ID,
+            self.folder / "coordinator",
+            lambda row: None,
+            lambda event, name, text: self.note(f"{event}: {text}"),
+            lambda *_: None,
+            silence_s=SILENCE_S,
+        )
+        version = 0
+        if (self.folder / "coordinator" / "checkpoint" / CHECKPOINT).exists():
+            version = run.resume()
+        self.note(f"coordinator begins at version {version}")
+        self._merged = {key: into for key, into in self._merged.items() if into <= version}
+        self._observe(run)
+        present.hub = run.hub
+        model = run.train()
+        return hash_state(model.state)
+
+    def _keep_site(self, index: int, name: str) -> None:
+        path = self.paths[name]
+
+        def step() -> None:
+            self.kernel.sleep(STEP_S * (0.5 + self.random.random()))
+
+        while not self.is_complete:
+            self.sites[name] = process = Process(name)
+            member = Membership(
+                self.config,
+                RUN_ID,
+                name,
+                self.folder / name,
+                lambda: SeededLink(self, name, process),  # noqa: B023
+            )
+            outcome = self._live(process, lambda: script.train(member, index, step))  # noqa: B023
+            self.note(f"{name} ended: {outcome!r}")
+            if isinstance(outcome, str):
+                self._ended[name] = outcome
+                return
+            if not isinstance(outcome, Killed | SessionLost | LinkLost | RunStopped | OSError):
+                self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
+                return
+            self.kernel.sleep(1.0 + 5.0 * self.random.random() * path.slow)
+
+    # Invariants ----------------------------------------------------------------------------
+
+    def on_durable(self, process: Process, folder: Path) -> None:
+        """What was renamed in a folder survives from now on."""
+        if process.name == "coordinator":
+            meta = read_meta(folder)
+            self._durable = min(meta["versions"])
+
+    def _observe(self, run: CoordinatedRun) -> None:
+        hub = run.hub
+        advance, publish, download = hub.advance, hub.publish, hub.download
+
+        def observed_advance() -> Any:
+            verdict, merges = advance()
+            for merge in merges:
+                into = hub.rounds.round.version + 1
+                if merge.key in self._merged:
+                    self.violated(f"{merge.key} was merged twice")
+                if merge.key.version + 1 != into:
+                    self.violated(f"{merge.key} was merged into version {into}")
+                self._merged[merge.key] = into
+            return verdict, merges
+
+        def observed_publish(payload: Any, *, is_own: bool = False) -> None:
+            publish(payload, is_own=is_own)
+            versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
+            self.report.sha[versions] = sha
+            self.note(f"versions {versions} are {sha[:12]}")
+            if self._num_faults and sha != _undisturbed(self.report.scenario).get(versions):
+                self.violated(f"versions {versions} are not those of the undisturbed run")
+
+        def observed_download(name: str, request: Any) -> Any:
+            answer = download(name, request)
+            if answer.header.durable_version > self._durable:
+                self.violated(
+                    f"version {answer.header.durable_version} was called durable, which "
+                    f"{self._durable} is"
+                )
+            return answer
+
+        hub.advance, hub.publish, hub.download = (  # type: ignore[method-assign]
+            observed_advance,
+            observed_publish,
+            observed_download,
+        )
+
+    def _check_end(self) -> None:
+        mine = self._ended.get("coordinator", "nothing")
+        for name in self.names:
+            if self._ended.get(name, mine) != mine:
+                self.violated(f"{name} ended with {self._ended[name][:12]}, not {mine[:12]}")
+
+    # Faults --------------------------------------------------------------------------------
+
+    def _cause_faults(self) -> None:
+        kinds = [
+            self._kill_site,
+            self._kill_coordinator,
+            self._kill_while_writing,
+            self._stop,
+            self._cut,
+            self._slow_down,
+            self._lose,
+            self._fill_disk,
+        ]
+        for _ in range(self._num_faults):
+            self.kernel.sleep(self.random.expovariate(1 / 4.0))
+            if self.is_complete:
+                return
+            self.random.choice(kinds)()
+        self.kernel.sleep(120.0)
+        for path in self.paths.values():
+            path.slow, path.loss, path.repeats = 1.0, 0.0, 0.0
+            path.cut_until = {"up": 0.0, "down": 0.0}
+        self.disk.full_until.clear()
+        self.disk.crash_next.clear()
+
+    def _anyone(self) -> Process | None:
+        processes = [*self.sites.values(), *([self.coordinator.process] if self.coordinator else [])]
+        return self.random.choice([p for p in processes if not p.is_dead] or [None])
+
+    def _kill_site(self) -> None:
+        process = self.random.choice(list(self.sites.values()))
+        if not process.is_dead:
+            self.count(f"killed site")
+            self.note(process.name)
+            self.kernel.kill(process)
+
+    def _kill_coordinator(self) -> None:
+        if self.coordinator is not None and not self.coordinator.process.is_dead:
+            self.count("killed coordinator")
+            self.kernel.kill(self.coordinator.process)
+
+    def _kill_while_writing(self) -> None:
+        self.disk.crash_next.add(self.random.choice(["coordinator", *self.names]))
+
+    def _stop(self) -> None:
+        process = self._anyone()
+        if process is not None:
+            self.count("stopped")
+            self.kernel.stop(process, self.random.choice((1.0, 10.0, 90.0)) * self.random.random())
+
+    def _cut(self) -> None:
+        name = self.random.choice(self.names)
+        until = self.kernel.now + self.random.choice((2.0, 15.0, 120.0)) * self.random.random()
+        for way in self.random.choice((["up"], ["down"], ["up", "down"])):
+            self.count(f"cut {way}")
+            self.paths[name].cut_until[way] = until
+
+    def _slow_down(self) -> None:
+        self.count("slow")
+        self.paths[self.random.choice(self.names)].slow = self.random.choice((1.0, 20.0, 200.0))
+
+    def _lose(self) -> None:
+        path = self.paths[self.random.choice(self.names)]
+        path.loss = self.random.choice((0.0, 0.05, 0.3))
+        path.repeats = self.random.choice((0.0, 0.3))
+
+    def _fill_disk(self) -> None:
+        name = self.random.choice(["coordinator", *self.names])
+        self.disk.full_until[name] = self.kernel.now + 20.0 * self.random.random()
+
+
+@cache
+def _config(scenario: str) -> Config:
+    words = "workload=command sites=3 steps=24 h=2 checkpoint.every=1 eval.every=16".split()
+    return load_run(None, [*words, *SCENARIOS[scenario]])
+
+
+@cache
+def _undisturbed(scenario: str) -> dict[tuple[int, ...], str]:
+    report = simulate_seed(0, scenario, faults=0)
+    assert not report.violations, report.violations
+    return report.sha
+
+
+def simulate_seed(seed: int, scenario: str, faults: int = 30) -> Report:
+    """One run with the faults of one seed."""
+    folder = Path(tempfile.mkdtemp(prefix="seeded-", dir="/dev/shm"))
+    try:
+        return World(seed, scenario, faults, folder).run()
+    finally:
+        shutil.rmtree(folder)
