@@ -52,6 +52,7 @@ class Task:
         """Of its present wait: timers of earlier ones are void."""
         self.is_waiting = True
         self.is_woken = False
+        self.is_ready = False
 
 
 _idle: list[SimpleQueue[Callable[[], None]]] = []
@@ -185,7 +186,7 @@ class Kernel:
         """A task that is parked may go on."""
         if task.is_waiting and not task.is_woken:
             task.is_woken = True
-            self._ready.append(task)
+            self._make_ready(task)
 
     def sleep(self, seconds: float) -> None:
         """Let virtual time pass."""
@@ -195,6 +196,11 @@ class Kernel:
         """A moment at which another task may run first."""
         if self._ready and self.random.random() < PREEMPTION:
             self.park(0.0)
+
+    def _make_ready(self, task: Task) -> None:
+        if not task.is_ready:
+            task.is_ready = True
+            self._ready.append(task)
 
     def _set_timer(self, task: Task, at: float) -> None:
         heapq.heappush(self._timers, (at, next(self._order), task, task.wait_id))
@@ -214,10 +220,11 @@ class Kernel:
         while True:
             while self._timers and self._timers[0][0] <= self.now:
                 _, _, task, wait_id = heapq.heappop(self._timers)
-                if task.is_waiting and task.wait_id == wait_id and task not in self._ready:
-                    self._ready.append(task)
+                if task.is_waiting and task.wait_id == wait_id:
+                    self._make_ready(task)
             while self._ready:
                 task = self._ready.pop(self.random.randrange(len(self._ready)))
+                task.is_ready = False
                 if task.process.stopped_until > self.now:
                     self._set_timer(task, task.process.stopped_until)
                     continue

@@ -141,7 +141,7 @@ class SeededLink:
             def again() -> None:
                 try:
                     serve(hub)
-                except FedwanError:
+                except (FedwanError, OSError):
                     pass
 
             later_s = path.delay_s() * world.random.choice((1, 20, 400))

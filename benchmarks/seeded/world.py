@@ -50,6 +50,12 @@ STEP_S = 0.5
 SCENARIOS = {
     "diloco": ["strategy=diloco", "codec.up=fp32"],
     "diloco int2": ["strategy=diloco", "codec.up=int2", "codec.down=int2"],
+    "scaffnew": ["strategy=scaffnew", "codec.up=int4", "codec.down=int4"],
+    "sync": ["strategy=sync", "h=1", "steps=12", "inner.generator.name=sgd", "inner.discriminator.name=sgd"],
+    "streaming": ["strategy=streaming_diloco", "stream.fragments=2", "stream.tau=1", "h=4", "codec.up=int4"],
+    "eager": ["strategy=eager_diloco", "codec.up=int4"],
+    "async": ["strategy=async_diloco", "codec.up=int4"],
+    "quorum": ["strategy=local_sgd", "round.quorum=2", "round.grace=3"],
 }
 
 
@@ -302,7 +308,7 @@ class World:
             self._fill_disk,
         ]
         for _ in range(self._num_faults):
-            self.kernel.sleep(self.random.expovariate(1 / 4.0))
+            self.kernel.sleep(self.random.expovariate(1 / 1.0))
             if self.is_complete:
                 return
             self.random.choice(kinds)()

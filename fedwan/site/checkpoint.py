@@ -72,10 +72,15 @@ class Residuals:
         self._owed[fragment.index] = owed
         self._versions[fragment.index] = version
 
-    def ledger(self, residual: State, owed: State, work: Work) -> Ledger:
-        """For a checkpoint; `residual` and `owed` are of the fragment that is about to leave."""
+    def ledger(
+        self, work: Work, leaving: Fragment | None = None, sent: tuple[State, State] = ({}, {})
+    ) -> Ledger:
+        """For a checkpoint; `sent` is what is owed before and after the fragment that leaves."""
         everything = {name: value for state in self._owed for name, value in state.items()}
-        return Ledger(everything | residual, everything | owed, work, tuple(self._versions))
+        versions = list(self._versions)
+        if leaving is not None:
+            versions[leaving.index] += 1
+        return Ledger(everything | sent[0], everything | sent[1], work, tuple(versions))
 
     def restore(
         self, fragments: Sequence[Fragment], versions: Sequence[int], ledger: Ledger | None

@@ -153,7 +153,7 @@ class Exchange:
             self._require_reduced()
             with self._site.meter.waiting():
                 # The step is complete only now: its contribution has left within it.
-                self._site.save(self.versions[0], self._residuals.ledger({}, {}, Work(0, 0)))
+                self._site.save(self.versions[0], self._residuals.ledger(Work(0, 0)))
             return self._run_step if self._keeps_pace else step
         is_last = step >= self._site.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
@@ -250,7 +250,8 @@ class Exchange:
         if site.group.rank == 0:
             payload, owed = site.strategy.up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not self._has_gradients:
-            self._site.save(version + 1, self._residuals.ledger(residual, owed, done))
+            ledger = self._residuals.ledger(done, fragment, (residual, owed))
+            self._site.save(version + 1, ledger)
         receipt = site.group.lead(
             lambda: site.stub.send_contribution(fragment.index, version, payload, work)
         )
@@ -265,7 +266,7 @@ class Exchange:
         site.replica.take_delta(fragment, flight.held)
         self._hook.before_send(fragment)
         if fragment.index == 0:
-            self._site.save(flight.version + 1, self._residuals.ledger({}, {}, done))
+            self._site.save(flight.version + 1, self._residuals.ledger(done))
         if is_leader:
             asked = PendingUpdate()
             flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
@@ -445,7 +446,7 @@ class Exchange:
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             site.replica.reset_optimizers()
-        owed = self._residuals.ledger({}, {}, Work(0, 0))
+        owed = self._residuals.ledger(Work(0, 0))
         # At a pace of its own nothing was merged meanwhile: what was owed still is.
         kept = owed._replace(versions=tuple(self.versions)) if self._keeps_pace else None
         self.take_over(self.versions, kept)

@@ -314,6 +314,8 @@ class Site:
         is_missed = is_begun and exchange.is_exact and usable == version
         is_missed &= not header.merged_into or is_merged(header, version - 1, version)
         ledger = self._checkpoints.load(usable, with_model=is_missed) if usable else None
+        if ledger is not None and usable == version and not is_missed:
+            ledger = ledger._replace(owed=ledger.residual)  # it was not merged: nothing was paid
         if is_missed:
             assert ledger is not None
             replica.load_base(weights)
