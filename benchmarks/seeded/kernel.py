@@ -173,7 +173,7 @@ class Kernel:
             raise Killed
         task.is_waiting, task.is_woken = True, False
         if timeout is not None:
-            self._set_timer(task, self.now + max(0.0, timeout))
+            self._set_timer(task, self.now + max(1e-6, timeout))  # time must pass
         following = self._next()
         if following is not task:
             self._hand_over(following)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.seeded import script
 from benchmarks.seeded.disk import Disk
@@ -35,6 +35,7 @@ from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import CheckpointError, LinkLost, RunStopped, SessionLost
 from fedwan.fragments import rounds_done
 from fedwan.memory import Tidier
+from fedwan.protocol.rounds import Key
 from fedwan.site import background, meter, site
 from fedwan.site.site import Membership
 from fedwan.state import hash_state
@@ -46,16 +47,31 @@ CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
 STEP_S = 0.5
+SGD = " ".join(
+    f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
+    for network in script.KINDS
+)
+
+
+class Scenario(NamedTuple):
+    """Settings of a run, and how long its bits are those of the undisturbed one."""
+
+    words: str
+    same_bits: Literal["always", "until a death", "never"]
+
 
 SCENARIOS = {
-    "diloco": ["strategy=diloco", "codec.up=fp32"],
-    "diloco int2": ["strategy=diloco", "codec.up=int2", "codec.down=int2"],
-    "scaffnew": ["strategy=scaffnew", "codec.up=int4", "codec.down=int4"],
-    "sync": ["strategy=sync", "h=1", "steps=12", "inner.generator.name=sgd", "inner.discriminator.name=sgd"],
-    "streaming": ["strategy=streaming_diloco", "stream.fragments=2", "stream.tau=1", "h=4", "codec.up=int4"],
-    "eager": ["strategy=eager_diloco", "codec.up=int4"],
-    "async": ["strategy=async_diloco", "codec.up=int4"],
-    "quorum": ["strategy=local_sgd", "round.quorum=2", "round.grace=3"],
+    "diloco": Scenario("h=2 strategy=diloco codec.up=fp32", "always"),
+    "diloco int2": Scenario("h=2 strategy=diloco codec.up=int2 codec.down=int2", "always"),
+    "scaffnew": Scenario("h=2 strategy=scaffnew codec.up=int4 codec.down=int4", "always"),
+    "sync": Scenario("strategy=sync steps=12 " + SGD, "until a death"),
+    "streaming": Scenario(
+        "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=4 codec.up=int4",
+        "until a death",
+    ),
+    "eager": Scenario("h=2 strategy=eager_diloco codec.up=int4", "until a death"),
+    "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2 round.grace=3", "never"),
+    "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
 }
 
 
@@ -98,9 +114,10 @@ class World:
         self.is_complete = False
         self._num_faults = faults
         self._durable = 0
-        self._merged: dict[tuple[int, int, str], int] = {}
+        self._merged: dict[Key, int] = {}
         self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
+        self._has_died = False
 
     # What is noted -------------------------------------------------------------------------
 
@@ -178,6 +195,7 @@ class World:
 
         self.kernel.spawn(process, body)
         ended.wait()
+        self._has_died |= not isinstance(outcome[0], str)
         self.kernel.kill(process)
         self.kernel.sleep(0.0)
         return outcome[0]
@@ -207,11 +225,11 @@ class World:
             lambda *_: None,
             silence_s=SILENCE_S,
         )
-        version = 0
-        if (self.folder / "coordinator" / "checkpoint" / CHECKPOINT).exists():
-            version = run.resume()
+        checkpoint = self.folder / "coordinator" / "checkpoint"
+        version = run.resume() if (checkpoint / CHECKPOINT).exists() else 0
         self.note(f"coordinator begins at version {version}")
-        self._merged = {key: into for key, into in self._merged.items() if into <= version}
+        held = dict(enumerate(read_meta(checkpoint)["versions"])) if version else {}
+        self._merged = {k: into for k, into in self._merged.items() if into <= held.get(k.fragment, 0)}
         self._observe(run)
         present.hub = run.hub
         model = run.train()
@@ -260,7 +278,8 @@ class World:
                 into = hub.rounds.round.version + 1
                 if merge.key in self._merged:
                     self.violated(f"{merge.key} was merged twice")
-                if merge.key.version + 1 != into:
+                late = into - 1 - merge.key.version
+                if not 0 <= late <= run._strategy.policy.max_staleness:
                     self.violated(f"{merge.key} was merged into version {into}")
                 self._merged[merge.key] = into
             return verdict, merges
@@ -270,7 +289,7 @@ class World:
             versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
             self.report.sha[versions] = sha
             self.note(f"versions {versions} are {sha[:12]}")
-            if self._num_faults and sha != _undisturbed(self.report.scenario).get(versions):
+            if self._is_bound() and sha != _undisturbed(self.report.scenario).get(versions):
                 self.violated(f"versions {versions} are not those of the undisturbed run")
 
         def observed_download(name: str, request: Any) -> Any:
@@ -287,6 +306,12 @@ class World:
             observed_publish,
             observed_download,
         )
+
+    def _is_bound(self) -> bool:
+        """Whether the weights have to be those of the undisturbed run."""
+        same = SCENARIOS[self.report.scenario].same_bits
+        is_bound = same == "always" or (same == "until a death" and not self._has_died)
+        return bool(self._num_faults) and is_bound
 
     def _check_end(self) -> None:
         mine = self._ended.get("coordinator", "nothing")
@@ -367,8 +392,8 @@ class World:
 
 @cache
 def _config(scenario: str) -> Config:
-    words = "workload=command sites=3 steps=24 h=2 checkpoint.every=1 eval.every=16".split()
-    return load_run(None, [*words, *SCENARIOS[scenario]])
+    words = "workload=command sites=3 steps=24 checkpoint.every=1 eval.every=16".split()
+    return load_run(None, [*words, *SCENARIOS[scenario].words.split()])
 
 
 @cache
