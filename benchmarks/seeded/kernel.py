@@ -20,6 +20,8 @@ __all__ = ["Kernel", "Killed", "Process", "Standstill", "Task"]
 
 PREEMPTION = 0.1
 """Share of the locks at which another task may run first."""
+MAX_PAUSES = 20_000
+"""Locks taken while no time passes, after which a task is taken to wait in a busy loop."""
 
 
 class Killed(BaseException):
@@ -96,6 +98,8 @@ class Kernel:
         self._order = itertools.count()
         self._tasks: dict[Task, None] = {}
         self._is_over = threading.Event()
+        self._pauses = 0
+        """Since time passed last."""
 
     # Tasks ---------------------------------------------------------------------------------
 
@@ -194,6 +198,10 @@ class Kernel:
 
     def pause(self) -> None:
         """A moment at which another task may run first."""
+        self._pauses += 1
+        if self._pauses > MAX_PAUSES:
+            self._pauses = 0
+            raise Standstill(f"{self.current.name} runs in circles at {self.now:.3f} s")
         if self._ready and self.random.random() < PREEMPTION:
             self.park(0.0)
 
@@ -234,3 +242,4 @@ class Kernel:
             if not self._timers or self._timers[0][0] > self.limit_s:
                 return None
             self.now = self._timers[0][0]
+            self._pauses = 0

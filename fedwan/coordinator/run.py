@@ -243,7 +243,7 @@ class CoordinatedRun:
         """Wait for the next contribution; notice sites that fell silent."""
         hub = self.hub
         with hub.changed:
-            if hub.rounds.is_idle():
+            if hub.rounds.is_idle(len(self._live())):
                 hub.changed.wait(TICK_S)
         self._tidier.tidy()  # many chunks were received meanwhile
         self._notice_lost()

@@ -301,12 +301,12 @@ class Rounds(Generic[C, U]):
         """Drop the update that is out: who still wants it takes the global weights."""
         self._updates[fragment].clear()
 
-    def is_idle(self) -> bool:
-        """Whether nothing is here that could be merged."""
+    def is_idle(self, num_live: int) -> bool:
+        """Whether nothing is here that could be merged now."""
         present = self._present()
         whole = self._whole[present.fragment.index]
         if present.is_on_arrival:
-            return not whole
+            return not whole or num_live < self._policy.quorum
         return not present.waiting or (present.version, present.waiting[0]) not in whole
 
     def times(self) -> int:
