@@ -13,7 +13,6 @@ from unittest import mock
 from fedwan import state
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.protocol.registry import Registry
 from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
 from fedwan.site.site import Site

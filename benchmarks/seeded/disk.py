@@ -36,11 +36,13 @@ class Disk:
         return getattr(os, name)
 
     def open(self, path: Any, flags: int) -> int:
+        """Note the folder, for its `fsync`."""
         number = os.open(path, flags)
         self._files[number] = Path(path)
         return number
 
     def close(self, number: int) -> None:
+        """As `os` does."""
         self._files.pop(number, None)
         os.close(number)
 
@@ -60,6 +62,7 @@ class Disk:
         self._world.kernel.sleep(0.01)
 
     def replace(self, source: Path, target: Path) -> None:
+        """Rename; a kill before the folder is synchronised may undo it."""
         process = self._world.kernel.current.process
         self._effect(lambda: self._tear(source))
         old = target.read_bytes() if target.exists() else None

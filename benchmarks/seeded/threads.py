@@ -330,7 +330,10 @@ def installed(kernel: Kernel) -> Iterator[Primitives]:
         (concurrent.futures.ThreadPoolExecutor, primitives.ThreadPoolExecutor),
         (concurrent.futures.wait, primitives.wait),
         (secrets, SimpleNamespace(randbits=draws.getrandbits)),
-        (uuid, SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{draws.getrandbits(128):032x}"))),
+        (
+            uuid,
+            SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{draws.getrandbits(128):032x}")),
+        ),
     ]
     changed: list[tuple[Any, str, Any]] = []
     for name, module in list(sys.modules.items()):

@@ -12,7 +12,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -21,19 +21,19 @@ from typing import Any, Literal, NamedTuple
 
 from benchmarks.seeded import script
 from benchmarks.seeded.disk import Disk
+from benchmarks.seeded.faults import cause_faults
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
-from benchmarks.seeded.network import HEARTBEAT_S, Path as NetworkPath, SeededLink
+from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
+from benchmarks.seeded.network import Path as NetworkPath
 from benchmarks.seeded.threads import installed
 from fedwan import state
 from fedwan.app import load_run
 from fedwan.config import Config, site_names
 from fedwan.coordinator import run as coordinator_run
-from fedwan.coordinator import servicer
 from fedwan.coordinator.model import CHECKPOINT, read_meta
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
-from fedwan.errors import CheckpointError, LinkLost, RunStopped, SessionLost
-from fedwan.fragments import rounds_done
+from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.memory import Tidier
 from fedwan.protocol.rounds import Key
 from fedwan.site import background, meter, site
@@ -42,11 +42,15 @@ from fedwan.state import hash_state
 
 __all__ = ["SCENARIOS", "Report", "World", "simulate_seed"]
 
+Versions = tuple[int, ...]
+"""By fragment."""
 RUN_ID = "seeded"
 CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
 STEP_S = 0.5
+FAULTS = 40
+MEMORY = Path("/dev/shm")
 SGD = " ".join(
     f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
     for network in script.KINDS
@@ -70,7 +74,7 @@ SCENARIOS = {
         "until a death",
     ),
     "eager": Scenario("h=2 strategy=eager_diloco codec.up=int4", "until a death"),
-    "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2 round.grace=3", "never"),
+    "quorum": Scenario("h=2 strategy=local_sgd codec.up=int2 round.quorum=2", "never"),
     "async": Scenario("h=2 strategy=async_diloco codec.up=int4", "never"),
 }
 
@@ -86,7 +90,11 @@ class Report:
     virtual_s: float = 0.0
     turns: int = 0
     trace: list[str] = field(default_factory=list)
-    sha: dict[tuple[int, ...], str] = field(default_factory=dict)
+    num_faults: int = 0
+    """That the seed causes, besides those of single calls."""
+    skipped: frozenset[int] = frozenset()
+    """Of these, by their number."""
+    sha: dict[Versions, str] = field(default_factory=dict)
     """Of the global weights, by versions."""
 
 
@@ -97,10 +105,12 @@ class _Coordinator:
 
 
 class World:
-    """One run. `faults` is how many the seed may cause besides those of single calls."""
+    """One run, as its report says."""
 
-    def __init__(self, seed: int, scenario: str, faults: int, folder: Path) -> None:
-        self.report = Report(seed, scenario)
+    def __init__(self, report: Report, undisturbed: Mapping[Versions, str], folder: Path) -> None:
+        self.report = report
+        self._undisturbed = undisturbed
+        seed, scenario = report.seed, report.scenario
         self.kernel = Kernel(seed, CALM_S)
         self.random = random.Random(f"{seed} {scenario}")
         self.config = _config(scenario)
@@ -112,7 +122,6 @@ class World:
         self.paths = {name: NetworkPath(self) for name in self.names}
         self.sites: dict[str, Process] = {}
         self.is_complete = False
-        self._num_faults = faults
         self._durable = 0
         self._merged: dict[Key, int] = {}
         self._supervisors = Process("supervisor")
@@ -122,19 +131,23 @@ class World:
     # What is noted -------------------------------------------------------------------------
 
     def count(self, fault: str) -> None:
+        """A fault has happened."""
         self.report.faults[fault] += 1
         self.note(f"FAULT {fault}")
 
     def note(self, text: str) -> None:
+        """A line of the trace."""
         self.report.trace.append(f"{self.kernel.now:10.3f} {text}")
 
     def violated(self, text: str) -> None:
+        """An invariant does not hold."""
         self.report.violations.append(text)
         self.note(f"VIOLATION {text}")
 
     # Processes -----------------------------------------------------------------------------
 
     def run(self) -> Report:
+        """Live through it."""
         with installed(self.kernel) as self.primitives, self._patched():
             self.kernel.spawn(self._supervisors, self._keep_coordinator, "supervisor")
             for index, name in enumerate(self.names):
@@ -143,8 +156,9 @@ class World:
                     lambda index=index, name=name: self._keep_site(index, name),
                     f"supervisor of {name}",
                 )
-            if self._num_faults:
-                self.kernel.spawn(self._supervisors, self._cause_faults, "faults")
+            if self.report.num_faults:
+                cause = lambda: cause_faults(self, self.report)  # noqa: E731
+                self.kernel.spawn(self._supervisors, cause, "faults")
             try:
                 self.kernel.run()
             except Standstill as error:
@@ -229,7 +243,9 @@ class World:
         version = run.resume() if (checkpoint / CHECKPOINT).exists() else 0
         self.note(f"coordinator begins at version {version}")
         held = dict(enumerate(read_meta(checkpoint)["versions"])) if version else {}
-        self._merged = {k: into for k, into in self._merged.items() if into <= held.get(k.fragment, 0)}
+        self._merged = {
+            k: into for k, into in self._merged.items() if into <= held.get(k.fragment, 0)
+        }
         self._observe(run)
         present.hub = run.hub
         model = run.train()
@@ -289,7 +305,7 @@ class World:
             versions, sha = tuple(hub.model.versions), hash_state(hub.model.state)
             self.report.sha[versions] = sha
             self.note(f"versions {versions} are {sha[:12]}")
-            if self._is_bound() and sha != _undisturbed(self.report.scenario).get(versions):
+            if self._is_bound() and sha != self._undisturbed.get(versions):
                 self.violated(f"versions {versions} are not those of the undisturbed run")
 
         def observed_download(name: str, request: Any) -> Any:
@@ -311,83 +327,13 @@ class World:
         """Whether the weights have to be those of the undisturbed run."""
         same = SCENARIOS[self.report.scenario].same_bits
         is_bound = same == "always" or (same == "until a death" and not self._has_died)
-        return bool(self._num_faults) and is_bound
+        return bool(self.report.num_faults) and is_bound
 
     def _check_end(self) -> None:
         mine = self._ended.get("coordinator", "nothing")
         for name in self.names:
             if self._ended.get(name, mine) != mine:
                 self.violated(f"{name} ended with {self._ended[name][:12]}, not {mine[:12]}")
-
-    # Faults --------------------------------------------------------------------------------
-
-    def _cause_faults(self) -> None:
-        kinds = [
-            self._kill_site,
-            self._kill_coordinator,
-            self._kill_while_writing,
-            self._stop,
-            self._cut,
-            self._slow_down,
-            self._lose,
-            self._fill_disk,
-        ]
-        for _ in range(self._num_faults):
-            self.kernel.sleep(self.random.expovariate(1 / 1.0))
-            if self.is_complete:
-                return
-            self.random.choice(kinds)()
-        self.kernel.sleep(120.0)
-        for path in self.paths.values():
-            path.slow, path.loss, path.repeats = 1.0, 0.0, 0.0
-            path.cut_until = {"up": 0.0, "down": 0.0}
-        self.disk.full_until.clear()
-        self.disk.crash_next.clear()
-
-    def _anyone(self) -> Process | None:
-        processes = [*self.sites.values(), *([self.coordinator.process] if self.coordinator else [])]
-        return self.random.choice([p for p in processes if not p.is_dead] or [None])
-
-    def _kill_site(self) -> None:
-        process = self.random.choice(list(self.sites.values()))
-        if not process.is_dead:
-            self.count(f"killed site")
-            self.note(process.name)
-            self.kernel.kill(process)
-
-    def _kill_coordinator(self) -> None:
-        if self.coordinator is not None and not self.coordinator.process.is_dead:
-            self.count("killed coordinator")
-            self.kernel.kill(self.coordinator.process)
-
-    def _kill_while_writing(self) -> None:
-        self.disk.crash_next.add(self.random.choice(["coordinator", *self.names]))
-
-    def _stop(self) -> None:
-        process = self._anyone()
-        if process is not None:
-            self.count("stopped")
-            self.kernel.stop(process, self.random.choice((1.0, 10.0, 90.0)) * self.random.random())
-
-    def _cut(self) -> None:
-        name = self.random.choice(self.names)
-        until = self.kernel.now + self.random.choice((2.0, 15.0, 120.0)) * self.random.random()
-        for way in self.random.choice((["up"], ["down"], ["up", "down"])):
-            self.count(f"cut {way}")
-            self.paths[name].cut_until[way] = until
-
-    def _slow_down(self) -> None:
-        self.count("slow")
-        self.paths[self.random.choice(self.names)].slow = self.random.choice((1.0, 20.0, 200.0))
-
-    def _lose(self) -> None:
-        path = self.paths[self.random.choice(self.names)]
-        path.loss = self.random.choice((0.0, 0.05, 0.3))
-        path.repeats = self.random.choice((0.0, 0.3))
-
-    def _fill_disk(self) -> None:
-        name = self.random.choice(["coordinator", *self.names])
-        self.disk.full_until[name] = self.kernel.now + 20.0 * self.random.random()
 
 
 @cache
@@ -397,16 +343,20 @@ def _config(scenario: str) -> Config:
 
 
 @cache
-def _undisturbed(scenario: str) -> dict[tuple[int, ...], str]:
+def _undisturbed(scenario: str) -> Mapping[Versions, str]:
     report = simulate_seed(0, scenario, faults=0)
     assert not report.violations, report.violations
     return report.sha
 
 
-def simulate_seed(seed: int, scenario: str, faults: int = 30) -> Report:
+def simulate_seed(
+    seed: int, scenario: str, faults: int = FAULTS, skipped: frozenset[int] = frozenset()
+) -> Report:
     """One run with the faults of one seed."""
-    folder = Path(tempfile.mkdtemp(prefix="seeded-", dir="/dev/shm"))
+    folder = Path(tempfile.mkdtemp(prefix="seeded-", dir=MEMORY if MEMORY.exists() else None))
+    report = Report(seed, scenario, num_faults=faults, skipped=skipped)
+    undisturbed = _undisturbed(scenario) if faults else {}
     try:
-        return World(seed, scenario, faults, folder).run()
+        return World(report, undisturbed, folder).run()
     finally:
         shutil.rmtree(folder)

@@ -1,0 +1,130 @@
+"""The whole federation under faults that a seed chooses: real code, virtual time, invariants.
+
+Coordinator and sites run as they are, over a network and a disk that fail (`benchmarks/seeded`).
+After every update the global weights are compared with those of the run that nothing disturbed; and
+nothing may be merged twice, called durable too early, or wait for ever. A seed replays a run
+exactly: `--seed 17 --trace` prints it, and one that fails is shrunk to the faults that it takes.
+`--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
+
+Row: scenario seeds faults kinds violations virtual_h real_s; or: bug seeds scenario violation
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
+
+import torch
+
+from benchmarks.harness.table import Row
+from benchmarks.seeded.bugs import BUGS, planted
+from benchmarks.seeded.world import SCENARIOS, Report, simulate_seed
+
+MOST_SEEDS = 1000
+"""For which a planted bug is looked for."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seeds", type=int, default=10_000)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--seed", type=int, help="this one alone")
+    parser.add_argument("--trace", action="store_true", help="print what happened, with --seed")
+    parser.add_argument("--bugs", action="store_true", help="plant bugs instead")
+
+
+def measure(args: argparse.Namespace) -> Iterator[Row]:
+    """Seeds take turns over the scenarios; a row for each scenario, and each failure."""
+    if args.seed is not None:
+        yield _row([_one(args.seed, is_shrunk=True, is_traced=args.trace)], 0.0)
+    elif args.bugs:
+        yield from map(_find, [name for name in BUGS if args.only in name])
+    else:
+        count = 100 if args.quick else args.seeds
+        yield from _many(range(args.first, args.first + count))
+
+
+def _many(seeds: Sequence[int]) -> Iterator[Row]:
+    began = time.monotonic()
+    reports: dict[str, list[Report]] = {name: [] for name in SCENARIOS}
+    with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
+        for report in pool.imap_unordered(_quiet, seeds, chunksize=8):
+            reports[report.scenario].append(report)
+            for violation in report.violations[:1]:
+                print(f"seed {report.seed} ({report.scenario}): {violation}", flush=True)
+    real_s = time.monotonic() - began
+    for done in reports.values():
+        if done:
+            yield _row(done, real_s * len(done) / len(seeds))
+
+
+def _quiet(seed: int) -> Report:
+    return _one(seed)
+
+
+def scenario_of(seed: int) -> str:
+    """Which scenario a seed runs."""
+    names = list(SCENARIOS)
+    return names[seed % len(names)]
+
+
+def _one(seed: int, is_shrunk: bool = False, is_traced: bool = False) -> Report:
+    report = simulate_seed(seed, scenario_of(seed))
+    if report.violations and is_shrunk:
+        report = _shrink(report)
+    if is_traced:
+        print("\n".join(report.trace))
+    report.trace.clear()
+    return report
+
+
+def _shrink(report: Report) -> Report:
+    """The same seed with as few faults as still break something."""
+    for index in range(report.num_faults):
+        without = simulate_seed(report.seed, report.scenario, skipped=report.skipped | {index})
+        if without.violations:
+            report = without
+    return report
+
+
+def _row(reports: Sequence[Report], real_s: float) -> Row:
+    kinds: Counter[str] = sum((report.faults for report in reports), Counter())
+    return {
+        "scenario": reports[0].scenario,
+        "seeds": len(reports),
+        "faults": kinds.total(),
+        "kinds": dict(sorted(kinds.items())),
+        "violations": sum(bool(report.violations) for report in reports),
+        "virtual_h": round(sum(report.virtual_s for report in reports) / 3600, 1),
+        "real_s": round(real_s, 1),
+    }
+
+
+def _find(bug: str) -> Row:
+    torch.set_num_threads(1)
+    for name in SCENARIOS:
+        simulate_seed(0, name, faults=1)  # the undisturbed runs, before the bug is there
+    with planted(bug):
+        for seed in range(1, MOST_SEEDS + 1):
+            report = simulate_seed(seed, scenario_of(seed))
+            if report.violations:
+                found = report.violations[0]
+                return {"bug": bug, "seeds": seed, "scenario": report.scenario, "violation": found}
+    return {"bug": bug, "seeds": None, "scenario": "", "violation": ""}
+
+
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
+    """All scenarios, or all bugs."""
+    if "bug" in rows[0]:
+        found = [row for row in rows if row["seeds"]]
+        yield f"{len(found)} of {len(rows)} bugs found within {MOST_SEEDS} seeds"
+        return
+    total = {key: sum(row[key] for row in rows) for key in ("seeds", "faults", "violations")}
+    days = sum(row["virtual_h"] for row in rows) / 24
+    yield (
+        f"{total['seeds']} seeds, {total['faults']} faults, {total['violations']} violations; "
+        f"{days:.1f} virtual days in {sum(row['real_s'] for row in rows) / 60:.1f} minutes"
+    )
