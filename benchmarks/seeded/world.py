@@ -123,6 +123,8 @@ class World:
         self.sites: dict[str, Process] = {}
         self.is_complete = False
         self._durable = 0
+        self._promised = 0
+        """The latest version that a site was told is durable."""
         self._merged: dict[Key, int] = {}
         self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
@@ -242,6 +244,8 @@ class World:
         checkpoint = self.folder / "coordinator" / "checkpoint"
         version = run.resume() if (checkpoint / CHECKPOINT).exists() else 0
         self.note(f"coordinator begins at version {version}")
+        if version < self._promised:
+            self.violated(f"version {self._promised} was called durable, and is lost")
         held = dict(enumerate(read_meta(checkpoint)["versions"])) if version else {}
         self._merged = {
             k: into for k, into in self._merged.items() if into <= held.get(k.fragment, 0)
@@ -310,6 +314,7 @@ class World:
 
         def observed_download(name: str, request: Any) -> Any:
             answer = download(name, request)
+            self._promised = max(self._promised, answer.header.durable_version)
             if answer.header.durable_version > self._durable:
                 self.violated(
                     f"version {answer.header.durable_version} was called durable, which "

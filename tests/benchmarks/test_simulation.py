@@ -1,0 +1,58 @@
+"""The federation under seeded faults: new code meets new seeds, and a run can be repeated."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+
+import fedwan
+from benchmarks.seeded.bugs import planted
+from benchmarks.seeded.world import SCENARIOS, simulate_seed
+from benchmarks.simulation import scenario_of
+
+NUM_SEEDS = 300
+
+
+def _first_seed() -> int:
+    digest = hashlib.sha256()
+    for path in sorted(Path(fedwan.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return int(digest.hexdigest()[:6], 16)
+
+
+def _violations(seeds: range) -> list[str]:
+    found = []
+    for seed in seeds:
+        report = simulate_seed(seed, scenario_of(seed))
+        if report.violations:
+            found.append(
+                f"{report.violations[0]}: python -m benchmarks simulation --seed {seed} --trace"
+            )
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(6))
+def test_no_fault_breaks_a_run(part: int) -> None:
+    size = NUM_SEEDS // 6
+    first = _first_seed() + part * size
+    assert not _violations(range(first, first + size))
+
+
+def test_every_kind_of_run_bears_faults() -> None:
+    first = _first_seed() + NUM_SEEDS
+    assert not _violations(range(first, first + len(SCENARIOS)))
+
+
+@pytest.mark.parametrize("scenario", ["diloco int2", "async"])
+def test_a_seed_repeats_a_run_exactly(scenario: str) -> None:
+    first, second = (simulate_seed(7, scenario).trace for _ in range(2))
+    assert first == second
+
+
+def test_a_planted_bug_is_found() -> None:
+    simulate_seed(1, "diloco int2")
+    with planted("a version is called durable before it is"):
+        assert simulate_seed(1, "diloco int2").violations
