@@ -5,9 +5,6 @@ Three links, four settings each: the workload, the processes and the measurement
 those that the model's constants were taken from (docs/plan.md), and nothing is fitted to them.
 `--quick`: one link.
 
-`--simulator` times the simulator alone: sites of different speeds, which fail and
-return, rounds that close with a quorum.
-
 Row: strategy codec h rate_mbit rtt_ms loss predicted measured; sites fragments tau error besides
 """
 
@@ -15,8 +12,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import random
-import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -25,10 +20,9 @@ from benchmarks.recipes.timed import Layers, patchgan_shapes, unet_shapes
 from benchmarks.timed import STEP_S, Case, measure_case
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
+from fedwan.planner.costs import Costs
 from fedwan.planner.links import modelled_link
-from fedwan.planner.question import synthetic_layout
 from fedwan.planner.virtual import run_virtually
-from fedwan.planner.virtual_site import SiteModel, draw_outages
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, layout_of
 
@@ -64,10 +58,10 @@ def predict(case: Case, layout: Layout) -> float:
     resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
     settings = columns_of(case, "rate_mbit rtt_ms loss congestion pace_mbit")
     link = modelled_link(LinkConfig(**settings))
-    site = SiteModel(STEP_S, link)
-    strategy = recipe.build(config)
-    course = run_virtually(strategy, layout, [site] * case.sites, config.steps)
-    return course.utilisation([STEP_S] * case.sites, case.h, case.skipped, case.rounds - 1)
+    course = run_virtually(
+        recipe.build(config), layout, case.sites, config.steps, STEP_S, link, Costs()
+    )
+    return course.utilisation(case.h * STEP_S, case.skipped, case.rounds - 1)
 
 
 def pix2pix_layout() -> Layout:
@@ -107,51 +101,8 @@ def compare(case: Case, predicted: float) -> Row:
     }
 
 
-def simulate(num_sites: int, num_rounds: int, seed: int = 0) -> Row:
-    """The simulator's own time, for a run in which much goes wrong."""
-    h = 20
-    config = Config(strategy="diloco", sites=num_sites, h=h, steps=num_rounds * h)
-    config.codec.up = config.codec.down = "int4"
-    config.round.quorum = max(1, 9 * num_sites // 10)
-    config.round.patience_s = 30.0
-    recipe = load_strategy(config.strategy)
-    resolve_strategy(recipe, config, {"model": "regression"})
-    link = modelled_link(LinkConfig(rate_mbit=1000.0, rtt_ms=50.0))
-    horizon_s = 100.0 * num_rounds
-    draw = random.Random(seed)
-    sites = [
-        SiteModel(
-            draw.uniform(0.09, 0.11),
-            link,
-            draw_outages(seed, index, horizon_s, mean_up_s=20_000.0, mean_down_s=120.0),
-        )
-        for index in range(num_sites)
-    ]
-    began, cpu = time.perf_counter(), time.process_time()
-    course = run_virtually(recipe.build(config), synthetic_layout(10_000_000), sites, config.steps)
-    return {
-        "sites": num_sites,
-        "rounds": len(course.rounds),
-        "contributions": course.contributions,
-        "dropped": course.dropped,
-        "rejoins": course.rejoins,
-        "virtual_s": round(course.wall_s, 1),
-        "wall_s": round(time.perf_counter() - began, 2),
-        "cpu_s": round(time.process_time() - cpu, 2),
-    }
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--simulator", action="store_true", help="time the simulator instead")
-    parser.add_argument("--sites", type=int, default=1000, help="of the simulator")
-    parser.add_argument("--rounds", type=int, default=1000, help="of the simulator")
-
-
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case, or the simulator's own time."""
-    if args.simulator:
-        yield simulate(args.sites, args.rounds)
-        return
+    """Every case."""
     wanted = select({str(case): case for case in cases(args.quick)}, args.only)
     for case, predicted in zip(wanted, predict_apart(wanted), strict=True):
         yield compare(case, predicted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -20,28 +20,26 @@ from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
-    from fedwan.planner.candidates import Candidate
+    from fedwan.planner.candidates import Candidate, Question
     from fedwan.planner.links import WireLink
-    from fedwan.planner.predict import Prediction
-    from fedwan.planner.question import Question
 
 __all__ = ["KEYS", "plan"]
 
+WITHOUT_WORKLOAD = (
+    "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
+    "stream.tau round.quorum round.patience_s link.rate_mbit link.rtt_ms link.loss "
+    "link.congestion link.pace_mbit"
+)
+"""Keys that mean something where no workload is given."""
 KEYS = (
-    "Keys of a plan alone: params step_s usd_per_gb. Keys of a run: strategy (or all) sites "
-    "steps h codec.up codec.down stream.fragments stream.tau round.quorum link.rate_mbit "
-    "link.rtt_ms link.congestion link.pace_mbit. A wrong key is refused with the "
-    "nearest valid one."
+    f"Keys: {WITHOUT_WORKLOAD}; with CONFIG.yaml all of a run's. "
+    "A wrong key is refused with the nearest valid one."
 )
 """Below the help."""
 COMPARED = ("strategy", "h", "codec", "stream", "outer")
 """Open unless a word settles them, whatever the file has."""
-WITHOUT_WORKLOAD = frozenset(
-    "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
-    "stream.tau round.quorum round.patience_s link.rate_mbit "
-    "link.rtt_ms link.loss link.congestion link.pace_mbit".split()
-)
-"""Keys that mean something where no workload is given."""
+SHOWN = 5
+"""Rows of the table, unless all are asked for."""
 DEFAULT_STEPS = 10_000
 YOURS = "your_workload"
 """In what `--yaml` writes where no file named a workload: to be filled in before it is run."""
@@ -85,6 +83,9 @@ def plan(
     yaml_path: Annotated[
         Path | None, option("--yaml", "PATH", "Write the recommended settings.")
     ] = None,
+    is_all: Annotated[
+        bool, typer.Option("--all", help="Show every setting, not the best.")
+    ] = False,
 ) -> None:
     """Predict utilisation, bytes, time and cost on a link, and recommend a setting.
 
@@ -97,34 +98,30 @@ def plan(
     config, named = _read_settings(path, given, link)
     for name, target in (("--json", json_path), ("--yaml", yaml_path)):
         write_option(name, target)  # told before the work, not after it
-    measured = _measure(link, identity, config.link)
     # Imported late, so that a wrong word is told at once.
     from fedwan.planner.candidates import candidates
-    from fedwan.planner.links import modelled_link
     from fedwan.planner.predict import predict
     from fedwan.planner.recommend import rank, row_of, summary_of, table_lines, why
 
-    ask = _of_settings if path is None else _of_workload
-    question, calibrate = ask(config, named, measured or modelled_link(config.link))
-    settings = candidates(question)  # refuses what cannot be, before anything is timed
-    own = _own_settings(path, question)
-    question = calibrate(question)
+    question, own = _ask(path, config, named, _link(link, identity, config.link))
     cache: dict[object, Any] = {}
-    found = [predict(candidate, question, cache) for candidate in settings]
+    found = [predict(candidate, question, cache) for candidate in candidates(question)]
     ranked = rank(found, question)
     if not ranked:
         raise ConfigError(
             f"every run would stop: {found[0].stopped}, which is all that round.patience_s="
             f"{config.round.patience_s:g} allows; raise it"
         )
-    lines = [_heading(question), "", *table_lines(ranked, question), ""]
-    if own is not None:
-        lines.append(f"as configured: {summary_of(predict(own, question, cache))}")
-    for line in (*lines, f"advice: {why(ranked, question)}"):
+    typer.echo(f"{_heading(question)}\n")
+    for line in table_lines(ranked, question, most=0 if is_all else SHOWN):
         typer.echo(line)
+    typer.echo()
+    if own is not None:
+        typer.echo(f"as configured: {summary_of(predict(own, question, cache))}")
+    typer.echo(f"advice: {why(ranked, question)}")
     rows = [row_of(prediction, question) for prediction in ranked]
     write_option("--json", json_path, "".join(json.dumps(row) + "\n" for row in rows))
-    write_option("--yaml", yaml_path, _yaml_of(ranked[0], path, given))
+    write_option("--yaml", yaml_path, _yaml_of(ranked[0].candidate, path, given))
 
 
 def _read_settings(
@@ -172,12 +169,11 @@ def _check_sources(path: Path | None, config: PlanConfig, named: frozenset[str],
                 raise ConfigError(
                     f"{key} has no value; give {example}, or a CONFIG.yaml whose workload tells"
                 )
-        for key in sorted(named - WITHOUT_WORKLOAD):
+        for key in sorted(named.difference(WITHOUT_WORKLOAD.split())):
             raise ConfigError(f"{key} has no effect on a plan without a CONFIG.yaml; leave it out")
     if link:
-        for key in ("link.rate_mbit", "link.rtt_ms", "link.loss"):
-            if key in named:
-                raise ConfigError(f"{key} has no effect: --link tells; leave one of them out")
+        for key in sorted(named & {"link.rate_mbit", "link.rtt_ms", "link.loss"}):
+            raise ConfigError(f"{key} has no effect: --link tells; leave one of them out")
     elif not config.link.rate_mbit:
         raise ConfigError(
             "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
@@ -199,85 +195,54 @@ def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{key}"
 
 
-_Asked = tuple["Question", Callable[["Question"], "Question"]]
-"""A question, and what completes it with what takes seconds to measure."""
+def _ask(
+    path: Path | None, config: PlanConfig, named: frozenset[str], link: WireLink
+) -> tuple[Question, Candidate | None]:
+    """The question, and what the file itself settles.
 
-
-def _of_settings(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
-    """The model and its steps as the user describes them."""
-    from fedwan.app import check_codecs
-    from fedwan.planner.costs import Costs
-    from fedwan.planner.question import NETWORK, Question, synthetic_layout
-
-    run = _run_config(config)
-    check_codecs(run)
-    question = Question(
-        run,
-        named,
-        {NETWORK: "regression"},
-        synthetic_layout(round(config.params)),
-        config.step_s,
-        link,
-        config.steps or DEFAULT_STEPS,
-        config.usd_per_gb,
-        Costs(packs=link.packs()),
-    )
-    return question, lambda question: question
-
-
-def _of_workload(config: PlanConfig, named: frozenset[str], link: WireLink) -> _Asked:
-    """The real workload's tensors; its steps and the codecs will be timed."""
-    from fedwan.app import load_workload, resolve_workload
+    Without a file the model is as the words say. With one it is the workload's, whose steps are
+    timed here, and the codecs: after settings that cannot be are refused.
+    """
+    from fedwan.app import check_codecs, load_workload, resolve_workload
     from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
+    from fedwan.planner.candidates import NETWORK, Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs
-    from fedwan.planner.question import Question
     from fedwan.workloads.settings import networks_of
 
-    run = resolve_workload(_run_config(config))
-    workload = open_workload(run)
-    question = Question(
-        run,
-        named,
-        networks_of(load_workload(run.workload), run),
-        trained_layout(workload, run.inner, run.excluded),
-        config.step_s,
-        link,
-        run.steps,
-        config.usd_per_gb,
-        Costs(packs=link.packs()),
-    )
-
-    def calibrate(question: Question) -> Question:
-        return replace(
-            question,
-            step_s=config.step_s or step_seconds(run, workload),
-            costs=replace(coding_costs(question.layout), packs=question.costs.packs),
-        )
-
-    return question, calibrate
-
-
-def _own_settings(path: Path | None, question: Question) -> Candidate | None:
-    """What the file itself settles; None if there is no file."""
-    from fedwan.planner.candidates import candidates
-
+    run, costs = _run_config(config), Costs(packs=link.packs())
     if path is None:
-        return None
+        check_codecs(run)
+        layout, steps = synthetic_layout(round(config.params)), run.steps or DEFAULT_STEPS
+        rest = config.step_s, link, steps, config.usd_per_gb, costs
+        return Question(run, named, {NETWORK: "regression"}, layout, *rest), None
+    run = resolve_workload(run)
+    workload, networks = open_workload(run), networks_of(load_workload(run.workload), run)
+    layout = trained_layout(workload, run.inner, run.excluded)
+    rest = config.step_s, link, run.steps, config.usd_per_gb, costs
+    question = Question(run, named, networks, layout, *rest)
+    candidates(question)
+    own = candidates(_settled(path, question))[0]
+    costs = replace(costs, codecs=coding_costs(layout))
+    step_s = config.step_s or step_seconds(run, workload)
+    return replace(question, step_s=step_s, costs=costs), own
+
+
+def _settled(path: Path, question: Question) -> Question:
+    """The same with nothing open that the file settles."""
     tree = {key: value for key, value in read_yaml(path).items() if key in COMPARED}
     tree.setdefault("strategy", Config().strategy)
     named = question.named | set(_leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
-    config = merge(question.config, tree)
-    return candidates(replace(question, config=config, named=frozenset(named)))[0]
+    return replace(question, config=merge(question.config, tree), named=frozenset(named))
 
 
-def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | None:
-    """The link as measured, now or before; None where the settings describe it."""
+def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
+    """As measured, now or before, or as the settings describe it."""
+    from fedwan.planner.links import measured_link, modelled_link, read_measurement
+
     if not link:
         if identity is not None:
             raise ConfigError("--identity has no effect without --link HOST:PORT; leave it out")
-        return None
-    from fedwan.planner.links import measured_link, read_measurement
-
+        return modelled_link(run)
     if Path(link).is_file():
         return measured_link(read_measurement(Path(link)))
     if ":" not in link:
@@ -288,8 +253,7 @@ def _measure(link: str, identity: Path | None, run: LinkConfig) -> WireLink | No
     from fedwan.link.measure import measure
     from fedwan.link.tls import Identity
 
-    loaded = Identity.load(identity)
-    return measured_link(measure(link, loaded, run))
+    return measured_link(measure(link, Identity.load(identity), run))
 
 
 def _heading(question: Question) -> str:
@@ -303,30 +267,19 @@ def _heading(question: Question) -> str:
     )
 
 
-def _yaml_of(best: Prediction, path: Path | None, words: list[str]) -> str:
+def _yaml_of(best: Candidate, path: Path | None, words: list[str]) -> str:
     """The run's settings: the file's, the words', and those that are recommended."""
-    chosen, strategy = best.candidate.config, best.candidate.strategy
-    run = {field.name for field in fields(Config)}
-    written = [{} if path is None else read_yaml(path), parse_words(words, PlanConfig)]
-    same = written[0].get("strategy", Config().strategy) == chosen.strategy
+    chosen, strategy = best.config, best.strategy
+    file_tree = {} if path is None else read_yaml(path)
+    same = file_tree.get("strategy", Config().strategy) == chosen.strategy
     dropped = {"stream"} if same else {"stream", "outer", "checkpoint"}
-    written[0] = {key: value for key, value in written[0].items() if key not in dropped}
-    tree: Tree = {
-        "strategy": chosen.strategy,
-        "sites": chosen.sites,
-        "steps": chosen.steps,
-        "h": strategy.h,
-        "codec": {"up": strategy.up.name, "down": strategy.down.name},
-    }
+    tree: Tree = {"workload": YOURS} if path is None else {}
+    tree |= {key: value for key, value in file_tree.items() if key not in dropped}
+    tree |= {key: getattr(chosen, key) for key in ("strategy", "sites", "steps")}
+    tree |= {"h": strategy.h, "codec": {"up": strategy.up.name, "down": strategy.down.name}}
     if strategy.overlap.tau:
-        keys = ("fragments", "tau")
-        tree["stream"] = {key: getattr(chosen.stream, key) for key in keys}
-    if chosen.link.loss:
-        tree["link"] = {"loss": chosen.link.loss}
-    kept = [{key: value for key, value in part.items() if key in run} for part in written]
-    if path is None:  # it was planned for another model than any workload here
-        tree = {"workload": YOURS} | tree
-    text = OmegaConf.to_yaml(OmegaConf.merge(*kept, tree))
-    if "rate_mbit" in text:
-        text = f"{EMULATED}\n{text}"
-    return text
+        tree["stream"] = {key: getattr(chosen.stream, key) for key in ("fragments", "tau")}
+    kept = {field.name for field in fields(Config)}
+    given = {key: value for key, value in parse_words(words, PlanConfig).items() if key in kept}
+    text = OmegaConf.to_yaml(OmegaConf.merge(given, tree))
+    return f"{EMULATED}\n{text}" if "rate_mbit" in text else text

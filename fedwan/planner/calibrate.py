@@ -18,7 +18,7 @@ from fedwan.config import Config, InnerConfig, site_names
 from fedwan.data import data_at_site, open_shard
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
-from fedwan.planner.costs import Costs, Speed
+from fedwan.planner.costs import CODECS, Speed
 from fedwan.rng import NamedGenerators
 from fedwan.site.inner import InnerOptimizers
 from fedwan.site.joining import choose_device
@@ -92,11 +92,13 @@ def step_seconds(config: Config, workload: Workload) -> float:
     return statistics.median(durations)
 
 
-def coding_costs(layout: Layout) -> Costs:
+def coding_costs(layout: Layout) -> dict[str, Speed]:
     """What coding a part of this layout takes here, for every codec that has a default."""
-    sample = _sample(layout)
-    names = Costs().codecs
-    return Costs(codecs={name: coding_speed(codec_by_name(name), sample) for name in names})
+    sample: Layout = {}
+    for name, spec in layout.items():
+        if not sample or _num_values(sample) + spec.num_values <= SAMPLE_VALUES:
+            sample[name] = spec
+    return {name: coding_speed(codec_by_name(name), sample) for name in CODECS}
 
 
 def coding_speed(codec: Codec, layout: Layout) -> Speed:
@@ -117,7 +119,7 @@ def coding_speed(codec: Codec, layout: Layout) -> Speed:
             if layout[name].role is Role.PARAMETER:
                 coded.add_to(sums[name])
 
-    count = max(1, sum(spec.num_values for spec in layout.values()))
+    count = max(1, _num_values(layout))
     encode_s = min(_seconds(lambda: codec.encode(tensors, {}, layout)) for _ in range(REPEATS))
     data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
     return Speed(
@@ -127,15 +129,8 @@ def coding_speed(codec: Codec, layout: Layout) -> Speed:
     )
 
 
-def _sample(layout: Layout) -> Layout:
-    """As many tensors as make up the sample, the first one in any case."""
-    sample: Layout = {}
-    count = 0
-    for name, spec in layout.items():
-        if not sample or count + spec.num_values <= SAMPLE_VALUES:
-            sample[name] = spec
-            count += spec.num_values
-    return sample
+def _num_values(layout: Layout) -> int:
+    return sum(spec.num_values for spec in layout.values())
 
 
 def _seconds(call: Callable[[], object]) -> float:

@@ -1,4 +1,4 @@
-"""The settings that a plan compares: strategies, codecs and H that make sense together.
+"""What a plan is asked, and the settings that it compares: those that make sense together.
 
 Recipes are asked what they are, never known by name: `resolve` and `build` of each strategy fill in
 and refuse as they do for a run. What the user has settled is kept; for the rest
@@ -13,25 +13,71 @@ and refuse as they do for a run. What the user has settled is kept; for the rest
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from types import ModuleType
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
 
 from fedwan.app import load_strategy, strategy_names
 from fedwan.config import CodecConfig, Config, StreamConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import most_fragments
-from fedwan.planner.question import ALL, Question
+from fedwan.planner.costs import Costs
+from fedwan.planner.links import WireLink
 from fedwan.recipes import resolve_strategy
+from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
+from fedwan.workloads.base import NetworkKind
 
-__all__ = ["Candidate", "candidates", "with_tau"]
+__all__ = ["NETWORK", "Candidate", "Question", "candidate", "candidates", "synthetic_layout"]
 
+ALL = "all"
+"""As `strategy`: every one that the app holds."""
+NETWORK = "model"
+MODULES = 40
+"""Of a large model; pix2pix's larger network has 30."""
 HS = (10, 20, 50, 100)
 CODECS = ("fp32", "bf16", "int8", "int4")
 """float4 has int4's size and takes longer: only where it is asked for."""
 GRADIENT_CODECS = ("fp32", "bf16")
 FRAGMENTS = 10
+
+
+@dataclass(frozen=True)
+class Question:
+    """Everything that predictions depend on; all sites are alike."""
+
+    config: Config
+    """The run's settings, `strategy` may be `all`; those that `named` lacks are open."""
+    named: frozenset[str]
+    """Keys that the user has settled, such as `h` or `codec.up`."""
+    networks: Mapping[str, NetworkKind]
+    layout: Layout
+    """Of the whole model."""
+    step_s: float
+    link: WireLink
+    """Of each site."""
+    num_steps: int
+    """That time and cost are told for."""
+    usd_per_gb: float = 0.0
+    """Of what is sent, either way; 0 if nobody asks."""
+    costs: Costs = field(default_factory=Costs)
+
+    def settles(self, section: str) -> bool:
+        """Whether the user has settled anything in a section."""
+        return any(key.startswith(f"{section}.") for key in self.named)
+
+
+def synthetic_layout(num_values: int) -> Layout:
+    """Specs of a network with exactly so many values, at least one: layers of equal size."""
+    count = max(1, min(MODULES, num_values))
+    each, rest = divmod(num_values, count)
+    return {
+        f"{NETWORK}/layers.{index:02}.weight": TensorSpec(
+            (each + (index < rest),), torch.float32, Role.PARAMETER
+        )
+        for index in range(count)
+    }
 
 
 @dataclass(frozen=True)
@@ -42,8 +88,12 @@ class Candidate:
     """Resolved by the strategy's recipe."""
     strategy: Strategy
     num_fragments: int
-    is_tau_open: bool
-    """Whether τ may still be chosen."""
+
+    @property
+    def codec(self) -> str:
+        """The codec's name, or both."""
+        up, down = self.strategy.up.name, self.strategy.down.name
+        return up if up == down else f"{up}/{down}"
 
 
 def candidates(question: Question) -> list[Candidate]:
@@ -57,10 +107,9 @@ def candidates(question: Question) -> list[Candidate]:
     found: list[Candidate] = []
     errors: dict[str, ConfigError] = {}  # of each strategy the last: that of the largest H
     for name in names:
-        recipe = load_strategy(name)
         plain = _open_config(question, name)
         try:
-            kind, _ = _build(recipe, plain, question)
+            kind = candidate(plain, question).strategy
         except ConfigError as error:
             errors[name] = error
             continue
@@ -68,7 +117,7 @@ def candidates(question: Question) -> list[Candidate]:
             continue  # it would refuse them, which is no answer to somebody who wants to stream
         for settings in _variants(question, plain, kind):
             try:
-                found.append(_candidate(recipe, settings, question))
+                found.append(candidate(settings, question))
             except ConfigError as error:
                 errors[name] = error
     if found:
@@ -78,10 +127,17 @@ def candidates(question: Question) -> list[Candidate]:
     raise ConfigError("no strategy here streams, so that stream.* has no effect; leave it out")
 
 
-def with_tau(candidate: Candidate, question: Question, tau: int) -> Candidate:
-    """The same with another τ."""
-    config = replace(candidate.config, stream=replace(candidate.config.stream, tau=tau))
-    return _candidate(load_strategy(config.strategy), config, question)
+def candidate(config: Config, question: Question) -> Candidate:
+    """These settings with the rest filled in by the strategy's recipe.
+
+    Raises:
+        ConfigError: they would not run.
+    """
+    config = copy.deepcopy(config)
+    recipe = load_strategy(config.strategy)
+    resolve_strategy(recipe, config, question.networks)
+    strategy: Strategy = recipe.build(config)
+    return Candidate(config, strategy, len(strategy.fragments(question.layout)))
 
 
 def _open_config(question: Question, strategy: str) -> Config:
@@ -99,37 +155,30 @@ def _open_config(question: Question, strategy: str) -> Config:
 
 
 def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Config]:
-    given = question.config
     sends_gradients = kind.contributes == "gradient"
-    hs = (given.h,) if "h" in question.named else (0,) if sends_gradients else HS
+    settled = (question.config.h,)
+    hs = settled if "h" in question.named else (0,) if sends_gradients else HS
     for up, down in _codec_pairs(question, kind):
         for h in hs:
             config = copy.deepcopy(plain)
             config.h, config.codec.up, config.codec.down = h, up, down
-            config.steps = _whole_rounds(question, h)
+            config.steps = question.num_steps
+            if not {"h", "steps"} <= question.named:  # rounded up to whole rounds
+                config.steps = -(-question.num_steps // max(1, h)) * max(1, h)
             config.stream = _stream(question, h, bool(kind.overlap.tau))
             yield config
 
 
 def _codec_pairs(question: Question, kind: Strategy) -> list[tuple[str, str]]:
     """Up and down."""
-    named = question.named
-    own = kind.up.name, kind.down.name  # what is settled, and the strategy's own for the rest
+    is_up, is_down = ("codec.up" in question.named, "codec.down" in question.named)
+    up, down = kind.up.name, kind.down.name  # what is settled, and the strategy's own for the rest
     compared = GRADIENT_CODECS if kind.contributes == "gradient" else CODECS
-    if "codec.down" in named or ("codec.up" not in named and kind.up.has_feedback):
-        is_open = "codec.up" not in named and not kind.up.has_feedback
-        return [(up, own[1]) for up in (compared if is_open else own[:1])]
-    if kind.up.has_feedback:  # settled, and good for the way up alone
-        return [(own[0], down) for down in compared]
-    return [(up, up) for up in (own[:1] if "codec.up" in named else compared)]
-
-
-def _whole_rounds(question: Question, h: int) -> int:
-    """As many steps as asked for, rounded up to whole rounds unless the user settled both."""
-    steps = question.num_steps
-    if {"h", "steps"} <= question.named:
-        return steps
-    return -(-steps // max(1, h)) * max(1, h)
+    if kind.up.has_feedback:  # good for the way up alone
+        return [(up, other) for other in compared] if is_up and not is_down else [(up, down)]
+    if is_down:
+        return [(up, down)] if is_up else [(other, down) for other in compared]
+    return [(up, up)] if is_up else [(other, other) for other in compared]
 
 
 def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
@@ -140,20 +189,3 @@ def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
     if streams and "stream.fragments" not in question.named:
         stream.fragments = min(FRAGMENTS, h or 1, max(1, most_fragments(question.layout)))
     return stream
-
-
-def _build(recipe: ModuleType, config: Config, question: Question) -> tuple[Strategy, Config]:
-    """The strategy, and these settings with the rest filled in by its recipe."""
-    config = copy.deepcopy(config)
-    resolve_strategy(recipe, config, question.networks)
-    return recipe.build(config), config
-
-
-def _candidate(recipe: ModuleType, config: Config, question: Question) -> Candidate:
-    strategy, config = _build(recipe, config, question)
-    return Candidate(
-        config,
-        strategy,
-        len(strategy.fragments(question.layout)),
-        is_tau_open=bool(strategy.overlap.tau) and "stream.tau" not in question.named,
-    )

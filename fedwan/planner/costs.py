@@ -17,7 +17,7 @@ from fedwan.fragments import Fragment, whole
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
-__all__ = ["Costs", "Load", "Speed", "global_bytes", "loads_of"]
+__all__ = ["CODECS", "Costs", "Load", "Speed", "global_bytes", "loads_of"]
 
 
 class Speed(NamedTuple):
@@ -30,22 +30,16 @@ class Speed(NamedTuple):
     """What packing leaves of its bytes (`fedwan.link.framing`)."""
 
 
-def _of_table(encode_mb: float, add_mb: float, packed: float) -> Speed:
-    """From MB/s of fp32, as docs/results.md has them; packed, what is left of normal values."""
-    return Speed(4e-6 / encode_mb, 4e-6 / add_mb, packed)
-
-
-def _codecs() -> dict[str, Speed]:
-    return {
-        "fp32": _of_table(26_991, 10_079, 0.924),
-        "bf16": _of_table(5_909, 7_143, 0.777),
-        "int8": _of_table(3_034, 6_777, 0.938),
-        "int4": _of_table(2_840, 4_845, 0.845),
-        "float4": _of_table(1_810, 3_885, 0.872),
-        "topk2": _of_table(588, 3_325, 1.0),
-    }
-
-
+_TABLE = {
+    "fp32": (26_991, 10_079, 0.924),
+    "bf16": (5_909, 7_143, 0.777),
+    "int8": (3_034, 6_777, 0.938),
+    "int4": (2_840, 4_845, 0.845),
+    "float4": (1_810, 3_885, 0.872),
+    "topk2": (588, 3_325, 1.0),
+}
+"""MB/s of fp32 to encode and to add (docs/results.md); what packing leaves of normal values."""
+CODECS = {name: Speed(4e-6 / up, 4e-6 / add, left) for name, (up, add, left) in _TABLE.items()}
 _LOGGED_VALUES = 57_182_660
 """Of the model whose times docs/log.md has."""
 
@@ -54,7 +48,7 @@ _LOGGED_VALUES = 57_182_660
 class Costs:
     """Seconds per value."""
 
-    codecs: Mapping[str, Speed] = field(default_factory=_codecs)
+    codecs: Mapping[str, Speed] = field(default_factory=lambda: CODECS)
     """By name; one that is missing costs as much as the slowest of them."""
     check_s: float = 0.040 / _LOGGED_VALUES
     """To check a contribution: layout, checksum, all values finite."""
@@ -62,11 +56,9 @@ class Costs:
     """Outer step, commit and moving average, once a round."""
     copy_s: float = 0.3e-9
     """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
-
     stands_for: float = 1.0
     """Sites for which each simulated one stands, whose contributions are merged as well, and whose
     updates are fetched where each makes one."""
-
     packs: bool = True
     """Whether what travels is packed: the link is slow enough, and nobody forbade it."""
 
@@ -76,19 +68,15 @@ class Costs:
 
     def speed(self, codec: str) -> Speed:
         """Of a codec."""
-        if codec in self.codecs:
-            return self.codecs[codec]
-        known = self.codecs.values()
-        return Speed(*(max(figures) for figures in zip(*known, strict=True)))
+        slowest = Speed(*map(max, zip(*self.codecs.values(), strict=True)))
+        return self.codecs.get(codec, slowest)
 
 
 class Load(NamedTuple):
-    """Of one fragment; seconds are of one party's processor."""
+    """Of one fragment: bytes as they travel, and seconds of one party's processor."""
 
     up_bytes: int
-    """Of a contribution, as it travels."""
     down_bytes: int
-    """Of an update, as it travels."""
     encode_s: float
     """At the site, beside the steps where the strategy overlaps."""
     hold_s: float
@@ -105,14 +93,14 @@ class Load(NamedTuple):
     """At the coordinator, once a version: outer step and coding of the update."""
 
 
-def loads_of(strategy: Strategy, fragments: Sequence[Fragment], costs: Costs) -> list[Load]:
-    """By fragment."""
-    return [_load(strategy, fragment.layout, costs) for fragment in fragments]
-
-
 def global_bytes(layout: Layout, costs: Costs) -> int:
     """Of the whole model in fp32: the initial weights, or what a site that returns is sent."""
     return math.ceil(fp32().payload_bytes(whole(layout)[0].layout) * costs.left("fp32"))
+
+
+def loads_of(strategy: Strategy, fragments: Sequence[Fragment], costs: Costs) -> list[Load]:
+    """By fragment."""
+    return [_load(strategy, fragment.layout, costs) for fragment in fragments]
 
 
 def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
@@ -122,13 +110,12 @@ def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
     # Where every contribution makes a version, those of the sites that one stands for do, too.
     versions = 1.0 if strategy.policy.arrivals_from is None else costs.stands_for
-    up_bytes = math.ceil(strategy.up.payload_bytes(layout) * costs.left(strategy.up.name))
     down_share = versions * costs.left(strategy.down.name)
     down_bytes = math.ceil(strategy.down.payload_bytes(layout) * down_share)
     if versions > 1.0:  # a site that would have to fetch more takes the whole weights
         down_bytes = min(down_bytes, global_bytes(layout, costs))
     return Load(
-        up_bytes=up_bytes,
+        up_bytes=math.ceil(strategy.up.payload_bytes(layout) * costs.left(strategy.up.name)),
         down_bytes=down_bytes,
         encode_s=count * up.encode_s,
         hold_s=count * costs.copy_s if strategy.overlap.tau else 0.0,

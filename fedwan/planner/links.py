@@ -46,7 +46,6 @@ FIRST_WINDOW_BYTES = 10 * MSS_BYTES
 """RFC 6928."""
 LEAST_TIMEOUT_S = 0.2
 """Linux's, beyond the round trip."""
-
 LEAST_MBIT = 1e-3
 """Of a direction in which nothing came through."""
 
@@ -62,11 +61,7 @@ class Pipe(NamedTuple):
     """Whether the window starts small again after a pause."""
 
     def transfer_s(self, num_bytes: float, idle_s: float) -> float:
-        """Seconds from the first byte that leaves to the last.
-
-        >>> Pipe(1e6, 0.1).transfer_s(5e6, idle_s=0.0)
-        5.0
-        """
+        """Seconds from the first byte that leaves to the last."""
         if self.rtt_s == 0 or idle_s <= 0 or (idle_s < math.inf and not self.restarts):
             return num_bytes / self.bytes_per_s
         full = self.bytes_per_s * self.rtt_s
@@ -99,12 +94,7 @@ class WireLink(NamedTuple):
 
 
 def modelled_link(link: LinkConfig) -> WireLink:
-    """The link that a configuration describes, alike both ways.
-
-    >>> pipe = modelled_link(LinkConfig(rate_mbit=100.0, rtt_ms=100.0)).up
-    >>> round(pipe.bytes_per_s * 8 / 1e6, 1)
-    88.4
-    """
+    """The link that a configuration describes, alike both ways."""
     rtt_s = link.rtt_ms / 1e3
     is_bbr = link.congestion in ("auto", "bbr")
     rate = link.rate_mbit or math.inf
@@ -124,14 +114,12 @@ def modelled_link(link: LinkConfig) -> WireLink:
 
 def measured_link(found: Measurement) -> WireLink:
     """The link that `fedwan doctor link` measured: goodput is what it saw, theory has no say."""
-    rtt_s = found.rtt_ms / 1e3
-    return WireLink(_measured_pipe(found.up, rtt_s), _measured_pipe(found.down, rtt_s))
 
+    def pipe(way: Way) -> Pipe:
+        bytes_per_s = max(way.mbit, LEAST_MBIT) * ACK_SHARE * 1e6 / 8
+        return Pipe(bytes_per_s, found.rtt_ms / 1e3, not way.congestion.startswith("bbr"))
 
-def _measured_pipe(way: Way, rtt_s: float) -> Pipe:
-    return Pipe(
-        max(way.mbit, LEAST_MBIT) * ACK_SHARE * 1e6 / 8, rtt_s, not way.congestion.startswith("bbr")
-    )
+    return WireLink(pipe(found.up), pipe(found.down))
 
 
 def read_measurement(path: Path) -> Measurement:

@@ -10,16 +10,11 @@ from __future__ import annotations
 import copy
 import math
 from bisect import bisect_left
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from fedwan.app import load_strategy
-from fedwan.planner.candidates import Candidate, with_tau
+from fedwan.planner.candidates import Candidate, Question, candidate
 from fedwan.planner.costs import global_bytes, loads_of
-from fedwan.planner.question import Question
 from fedwan.planner.virtual import Course, run_virtually
-from fedwan.planner.virtual_site import SiteModel
-from fedwan.strategy import Strategy
 
 __all__ = ["Prediction", "predict"]
 
@@ -55,46 +50,46 @@ class Prediction:
     stopped: str = ""
     """Why the run would stop, if it would."""
 
+    @property
+    def family(self) -> tuple[str, str]:
+        """Strategy and codecs: what differs in H alone is of one."""
+        return self.candidate.config.strategy, self.candidate.codec
 
-def predict(candidate: Candidate, question: Question, cache: dict[object, Course]) -> Prediction:
+
+def predict(chosen: Candidate, question: Question, cache: dict[object, Course]) -> Prediction:
     """What a setting would do, with the shortest τ that serves if that is open."""
-    if not candidate.is_tau_open:
-        return _predict(candidate, question, cache)
-    h = candidate.strategy.h
+    config, h = chosen.config, chosen.strategy.h
+    if not chosen.strategy.overlap.tau or "stream.tau" in question.named:
+        return _predict(chosen, question, cache)
     taus = sorted({min(5, h - 1), *(max(1, int(share * h)) for share in TAU_SHARES), h - 1})
 
     def at(tau: int) -> Prediction:
-        return _predict(with_tau(candidate, question, tau), question, cache)
+        stream = replace(config.stream, tau=tau)
+        return _predict(candidate(replace(config, stream=stream), question), question, cache)
 
-    longest = at(taus[-1])
-    if longest.stopped:
-        return longest
-    enough = longest.utilisation - AS_GOOD
-    is_enough: Callable[[int], bool] = lambda tau: at(tau).utilisation >= enough  # noqa: E731
-    return at(taus[bisect_left(taus, True, hi=len(taus) - 1, key=is_enough)])
+    enough = at(taus[-1]).utilisation - AS_GOOD  # NaN, which nothing reaches, if it would stop
+    best = bisect_left(taus, True, hi=len(taus) - 1, key=lambda tau: at(tau).utilisation >= enough)
+    return at(taus[best])
 
 
-def _predict(candidate: Candidate, question: Question, cache: dict[object, Course]) -> Prediction:
-    strategy, layout = candidate.strategy, question.layout
-    course = _course(candidate, question, cache)
+def _predict(chosen: Candidate, question: Question, cache: dict[object, Course]) -> Prediction:
+    strategy, layout, link = chosen.strategy, question.layout, question.link
+    course = _course(chosen, question, cache)
     num_sites = question.config.sites
-    fragments = strategy.fragments(layout)
-    loads = loads_of(strategy, fragments, question.costs)
+    loads = loads_of(strategy, strategy.fragments(layout), question.costs)
     up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
     if not course.stopped:
-        steps_s = [question.step_s] * len(course.marks)
-        utilisation = course.utilisation(steps_s, strategy.h, SKIPPED, ROUNDS - 1)
+        utilisation = course.utilisation(strategy.h * question.step_s, SKIPPED, ROUNDS - 1)
     first_bytes = global_bytes(layout, question.costs)
-    first_s = question.link.up.transfer_s(first_bytes, math.inf) + question.link.up.rtt_s / 2
-    num_steps = candidate.config.steps
+    first_s = link.up.transfer_s(first_bytes, math.inf) + link.up.rtt_s / 2
+    num_steps = chosen.config.steps
     commits = 1 if strategy.policy.arrivals_from is None else num_sites
     return Prediction(
-        candidate=candidate,
+        candidate=chosen,
         utilisation=utilisation,
         round_s=strategy.h * question.step_s / utilisation,
-        wire_s=strategy.h
-        * max(up / question.link.up.bytes_per_s, down / question.link.down.bytes_per_s),
+        wire_s=strategy.h * max(up / link.up.bytes_per_s, down / link.down.bytes_per_s),
         coordinator_s=sum(num_sites * load.merge_s + commits * load.commit_s for load in loads),
         bytes_per_step=up + down,
         wall_s=first_s + num_steps * question.step_s / utilisation,
@@ -103,34 +98,22 @@ def _predict(candidate: Candidate, question: Question, cache: dict[object, Cours
     )
 
 
-def _course(candidate: Candidate, question: Question, cache: dict[object, Course]) -> Course:
-    strategy = candidate.strategy
+def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) -> Course:
+    strategy = chosen.strategy
     key = (
-        *(strategy.contributes, strategy.h, strategy.overlap.tau, candidate.num_fragments),
-        strategy.clock,
-        *(strategy.up.name, strategy.down.name, strategy.policy),
+        *(strategy.contributes, strategy.h, strategy.overlap.tau, chosen.num_fragments),
+        *(strategy.clock, strategy.up.name, strategy.down.name, strategy.policy),
     )
     if key not in cache:
-        count = min(question.config.sites, MOST_SITES)
-        stands_for = question.config.sites / count
-        site = SiteModel(question.step_s, question.link)
+        config = copy.deepcopy(chosen.config)
+        count = min(config.sites, MOST_SITES)
+        costs = replace(question.costs, stands_for=config.sites / count)
+        config.round.quorum = math.ceil(config.round.quorum * count / config.sites)
+        config.sites, config.site_names = count, []
+        few = candidate(config, question).strategy
+        if few.policy.arrivals_from is not None:  # without a warm-up
+            few = few._replace(policy=few.policy._replace(arrivals_from=0))
         cache[key] = run_virtually(
-            _of_few_sites(candidate, count),
-            question.layout,
-            [site] * count,
-            ROUNDS * strategy.h,
-            replace(question.costs, stands_for=stands_for),
+            few, question.layout, count, ROUNDS * few.h, question.step_s, question.link, costs
         )
     return cache[key]
-
-
-def _of_few_sites(candidate: Candidate, count: int) -> Strategy:
-    """The same strategy, whose policy knows of so many sites, and has no warm-up."""
-    config = copy.deepcopy(candidate.config)
-    config.round.quorum = math.ceil(config.round.quorum * count / config.sites)
-    config.sites, config.site_names = count, []
-    strategy: Strategy = load_strategy(config.strategy).build(config)
-    policy = strategy.policy
-    if policy.arrivals_from is None:
-        return strategy
-    return strategy._replace(policy=policy._replace(arrivals_from=0))

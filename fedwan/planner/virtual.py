@@ -1,8 +1,11 @@
 """A run in virtual time: the coordinator's own state machine, without weights or sockets.
 
-`fedwan.protocol.rounds` says what is wanted, merged, dropped and told; sites (`virtual_site`) and
-lines (`links`) say when things happen, `costs` what the work takes. The machine is asked whenever
-something arrives, and every `TICK_S`, as by the real coordinator.
+`fedwan.protocol.rounds` says what is wanted, merged, dropped and told; `links` says how long bytes
+take, `costs` how long the work. All sites are alike. The order of things at a site is that of
+`fedwan.site`: at a step, updates land that have flown for τ steps (the site waits for those that
+are not here), then what is due departs, and without overlap its update is waited for at once. A
+site asks for an update before it sends. At a pace of its own it fetches updates one by one until
+its contribution is in them; where updates are held no longer it takes the whole weights.
 """
 
 from __future__ import annotations
@@ -10,100 +13,201 @@ from __future__ import annotations
 import heapq
 import math
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from fedwan.fragments import Fragment, due_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.planner.costs import Costs, global_bytes, loads_of
-from fedwan.planner.virtual_site import SiteModel, Timetable, VirtualSite, _Flight
-from fedwan.protocol.rounds import Key, Round, Rounds
+from fedwan.planner.costs import Costs, Load, global_bytes, loads_of
+from fedwan.planner.links import Pipe, WireLink
+from fedwan.protocol.rounds import Answer, Key, Round, Rounds, Told
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
-__all__ = ["Clock", "Coordinator", "Course", "RoundNote", "run_virtually"]
+__all__ = ["Course", "run_virtually"]
 
 TICK_S = 0.5
-"""As `fedwan.coordinator.run.TICK_S`."""
-
-
-class RoundNote(NamedTuple):
-    """How one round of one fragment went."""
-
-    fragment: int
-    version: int
-    """That it led to."""
-    began_s: float
-    """When the coordinator turned to it."""
-    closed_s: float
-    contributions: int
-    """In time."""
+"""The machine is asked whenever something arrives, and so often: `coordinator.run.TICK_S`."""
+UNKNOWN = math.inf
+"""A time that is not known yet."""
 
 
 @dataclass
 class Course:
     """How a run went."""
 
-    wall_s: float = 0.0
-    """Until the last site had its last update."""
-    rounds: list[RoundNote] = field(default_factory=list)
+    rounds: list[tuple[int, int]] = field(default_factory=list)
+    """Fragment and version of each."""
     contributions: int = 0
     """That were merged."""
-    late: int = 0
-    """Of these, into a later version than the one they were made for."""
-    dropped: int = 0
-    """That came too late to be merged."""
-    rejoins: int = 0
-    compute_s: list[float] = field(default_factory=list)
-    """By site."""
     num_steps: int = 0
-    """Of all sites; those that were lost count too."""
+    """Of all sites."""
     bytes_up: int = 0
     bytes_down: int = 0
     """Without the final weights of sites at a pace of their own."""
     marks: list[list[float]] = field(default_factory=list)
-    """By site, when the step after so many times H began; NaN where it never came by."""
+    """By site, when the step after so many times H began; infinite where it never came by."""
     stopped: str = ""
     """Why it ended early, if it did."""
 
-    def utilisation(self, step_s: Sequence[float], h: int, first: int, last: int) -> float:
-        """Share of the time in which sites compute, between the starts of two rounds."""
-        return statistics.mean(
-            _share(marks, h * seconds, first, last)
-            for seconds, marks in zip(step_s, self.marks, strict=True)
-        )
+    def utilisation(self, steps_s: float, first: int, last: int) -> float:
+        """Share of the time in which sites compute, H steps `steps_s`, between two rounds."""
+
+        def share(marks: list[float]) -> float:
+            begun = [index for index in range(first + 1, last + 1) if marks[index] < UNKNOWN]
+            if not begun:
+                return math.nan
+            return (begun[-1] - first) * steps_s / (marks[begun[-1]] - marks[first])
+
+        return statistics.mean(map(share, self.marks))
 
 
-def _share(marks: Sequence[float], steps_s: float, first: int, last: int) -> float:
-    begun = [index for index in range(first + 1, last + 1) if not math.isnan(marks[index])]
-    if not begun:
-        return math.nan
-    return (begun[-1] - first) * steps_s / (marks[begun[-1]] - marks[first])
+class _Line:
+    """One direction of a link: transfers go one after the other (`fedwan.link.scheduler`)."""
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self._free_at_s = -math.inf
+
+    def carry(self, num_bytes: float, from_s: float) -> float:
+        """When the last byte has arrived, of bytes that are there at a time to be sent."""
+        begins_s = max(from_s, self._free_at_s)
+        idle_s = begins_s - self._free_at_s
+        self._free_at_s = begins_s + self._pipe.transfer_s(num_bytes, idle_s)
+        return self._free_at_s + self._pipe.rtt_s / 2
 
 
-class Clock:
-    """Calls functions at their times; those of the same time in the order in which they came."""
+@dataclass(slots=True)
+class _Flight:
+    """A contribution on its way up, or the update that answers it on its way down."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
-        self._num_events = 0
-        self._is_stopped = False
+    key: Key
+    lands_at: int
+    asks_at_s: float
+    """When the coordinator knows that the site wants the update."""
+    whole_s: float
+    """When the contribution is checked."""
+    ready_at_s: float = UNKNOWN
+    """When the update is here and added to the global weights."""
 
-    def at(self, moment_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Have something called at a time, which is not before now."""
-        self._num_events += 1
-        heapq.heappush(self._heap, (moment_s, self._num_events, call, args))
 
-    def stop(self) -> None:
-        """Let nothing happen any more."""
-        self._is_stopped = True
+class _Site:
+    """One site's way through the run."""
 
-    def run(self) -> None:
-        """Until nothing is left to happen."""
-        while self._heap and not self._is_stopped:
-            self.now_s, _, call, args = heapq.heappop(self._heap)
-            call(*args)
+    def __init__(self, name: str, run: _Run) -> None:
+        self.name = name
+        self._run = run
+        self._up, self._down = _Line(run.link.up), _Line(run.link.down)
+        self._rtt_s = run.link.up.rtt_s
+        self._marks = [UNKNOWN] * (run.num_rounds + 1)
+        run.course.marks.append(self._marks)
+        self._step = 0
+        self._flights: deque[_Flight] = deque()
+        self._departures = deque(() if run.is_paced else run.departures())
+        self._version = 0  # of the global weights that it has, at a pace of its own
+        self._due = run.h  # of the next upload, at a pace of its own
+        self._encoder_free_at_s = 0.0
+        self._is_waiting = False
+        run.at(0.0, self._go_on)
+
+    def _go_on(self) -> None:
+        """It has completed its step, or what it waited for is here."""
+        now_s = self._land(self._run.now_s)
+        if now_s != UNKNOWN:
+            now_s = self._land(self._depart_all(now_s))
+        if now_s != UNKNOWN:
+            self._walk(now_s)
+
+    def _walk(self, now_s: float) -> None:
+        """Step until something departs or lands."""
+        run, step, until = self._run, self._step, self._due
+        if not run.is_paced:
+            if step >= run.num_steps:
+                return
+            until = self._departures[0][0] if self._departures else run.num_steps
+            if self._flights:
+                until = min(until, self._flights[0].lands_at)
+        for index in range(-(-step // run.h), -(-until // run.h)):
+            if index >= len(self._marks):
+                self._marks.append(UNKNOWN)  # it takes more than its share of the run's steps
+            self._marks[index] = now_s + (index * run.h - step) * run.step_s
+        run.course.num_steps += until - step
+        self._step = until
+        run.at(now_s + (until - step) * run.step_s, self._go_on)
+
+    def _land(self, now_s: float) -> float:
+        """Let land what has flown long enough; the time afterwards, unknown if it must wait."""
+        run, flights, step = self._run, self._flights, self._step
+        is_last = not run.is_paced and step >= run.num_steps
+        while flights and (is_last or flights[0].lands_at <= step):
+            ready_at_s = flights[0].ready_at_s
+            if ready_at_s > now_s:
+                self._is_waiting = ready_at_s == UNKNOWN
+                if not self._is_waiting:
+                    run.at(ready_at_s, self._go_on)
+                return UNKNOWN
+            now_s += run.loads[flights.popleft().key.fragment].land_s
+            self._due = step + run.h
+        return now_s
+
+    def _depart_all(self, now_s: float) -> float:
+        """Send off what is due; the time at which the step loop goes on."""
+        if self._run.is_paced and self._step >= self._due:
+            return self._depart(Key(0, self._version, self.name), now_s)
+        while self._departures and self._departures[0][0] <= self._step:
+            _, fragment, version = self._departures.popleft()
+            now_s = self._depart(Key(fragment, version, self.name), now_s)
+        return now_s
+
+    def _depart(self, key: Key, now_s: float) -> float:
+        run, load = self._run, self._run.loads[key.fragment]
+        now_s += load.hold_s
+        coded_s = max(now_s, self._encoder_free_at_s) + load.encode_s
+        self._encoder_free_at_s = coded_s
+        # With overlap a tensor leaves as soon as it is coded; else the site saves in between.
+        leaves_s = now_s if run.tau else coded_s
+        arrives_s = self._up.carry(load.up_bytes, leaves_s)
+        run.course.bytes_up += load.up_bytes
+        whole_s = max(arrives_s, coded_s + self._rtt_s / 2) + load.check_s
+        tau = min(run.tau, run.fragments[key.fragment].steps(run.h) - 1)
+        flight = _Flight(key, self._step + tau, leaves_s + self._rtt_s / 2, whole_s)
+        self._flights.append(flight)
+        run.at(whole_s, run.arrive, key)
+        run.ask(self, flight, key.version + 1)
+        return now_s
+
+    def hear(
+        self, flight: _Flight, answer: Answer, version: int, num_bytes: int, told: Told
+    ) -> None:
+        """The coordinator has an update for it, or that of a later version."""
+        run = self._run
+        now_s = max(run.now_s, flight.asks_at_s)
+        if answer == "superseded":
+            now_s += self._rtt_s  # told that the update is gone, it asks for the weights
+        here_s = self._down.carry(num_bytes, now_s) + run.loads[flight.key.fragment].apply_s
+        run.course.bytes_down += num_bytes
+        if run.is_paced:
+            run.at(here_s, self._take, flight, version, told)
+        else:
+            self._is_ready(flight, max(here_s, flight.whole_s))
+
+    def _take(self, flight: _Flight, version: int, told: Told) -> None:
+        """At a pace of its own: an update is here, and perhaps not the last of them."""
+        self._version, sent = version, flight.key.version
+        is_merged = 0 < told.merged_into <= version and told.merged_from >= sent
+        if is_merged or version > sent + 1 + self._run.strategy.policy.max_staleness:
+            self._is_ready(flight, self._run.now_s)
+        else:
+            flight.asks_at_s = self._run.now_s + self._rtt_s / 2
+            self._run.ask(self, flight, version + 1)
+
+    def _is_ready(self, flight: _Flight, ready_at_s: float) -> None:
+        flight.ready_at_s = ready_at_s
+        if self._is_waiting and flight is self._flights[0]:
+            self._is_waiting = False
+            self._run.at(ready_at_s, self._go_on)
 
 
 class _Sent(NamedTuple):
@@ -114,179 +218,133 @@ class _Update(NamedTuple):
     num_bytes: int
 
 
-class Coordinator:
-    """The machine in virtual time."""
+@dataclass
+class _Run:
+    """The clock, and the coordinator's machine; what all sites share."""
 
-    def __init__(
-        self, strategy: Strategy, table: Timetable, num_sites: int, clock: Clock, course: Course
-    ) -> None:
-        self.names = [f"s{index:06}" for index in range(num_sites)]
-        self.num_live = num_sites
-        keeps = strategy.policy.arrivals_from is not None
-        self.rounds: Rounds[_Sent, _Update] = Rounds(
-            strategy,
-            table.fragments,
-            self.names,
-            table.num_steps // table.h,
-            1,
-            table.global_bytes if keeps else 0,
+    strategy: Strategy
+    num_steps: int
+    step_s: float
+    link: WireLink
+    fragments: Sequence[Fragment]
+    loads: Sequence[Load]
+    global_bytes: int
+    names: list[str]
+
+    def __post_init__(self) -> None:
+        strategy = self.strategy
+        self.h, self.tau = strategy.h, strategy.overlap.tau
+        self.num_rounds = self.num_steps // strategy.h
+        self.is_paced = strategy.clock == "samples"
+        self.course = Course()
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._num_events = 0
+        keep_bytes = 0 if strategy.policy.arrivals_from is None else self.global_bytes
+        self._rounds: Rounds[_Sent, _Update] = Rounds(
+            strategy, self.fragments, self.names, self.num_rounds, batch=1, keep_bytes=keep_bytes
         )
-        self._table = table
-        self._clock = clock
-        self._course = course
-        self._sites: Sequence[VirtualSite] = ()
-        self._waiting: dict[tuple[int, int], list[tuple[VirtualSite, _Flight, int]]] = {}
-        self._works: dict[tuple[int, float], _Sent] = {}
+        self._sent = _Sent(wire.Work(steps=self.h, samples=self.h))
+        self._waiting: dict[tuple[int, int], list[tuple[_Site, _Flight]]] = {}
         self._free_at_s = 0.0  # when all merging so far is done
 
-    def open(self, sites: Sequence[VirtualSite]) -> None:
-        """The sites are there."""
-        self._sites = sites
+    def at(self, moment_s: float, call: Callable[..., None], *args: Any) -> None:
+        """Have something called; calls of the same time go in the order in which they came."""
+        self._num_events += 1
+        heapq.heappush(self._heap, (moment_s, self._num_events, call, args))
+
+    def play(self) -> Course:
+        """From the beginning until nothing is left to happen."""
+        for name in self.names:
+            _Site(name, self)
         self._begin()
+        while self._heap and not self.course.stopped:
+            self.now_s, _, call, args = heapq.heappop(self._heap)
+            call(*args)
+        return self.course
 
-    # What sites do --------------------------------------------------------------------------
+    def departures(self) -> list[tuple[int, int, int]]:
+        """Step, fragment and version of a site's contributions, in order; on a schedule."""
+        return sorted(
+            (due_step(f, version, self.h, self.num_steps), f.index, version)
+            for f in self.fragments
+            for version in range(self.num_rounds * f.times)
+        )
 
-    def arrive(self, site: VirtualSite, key: Key, steps: int, epoch: int) -> None:
+    def arrive(self, key: Key) -> None:
         """A contribution is whole and checked."""
-        if epoch != site.epoch:
-            return  # it failed before this was whole
-        rounds = self.rounds
-        settled = rounds.settled(key)
-        if settled == "stale":
-            rounds.note_dropped(key)
-        elif not settled:
-            rounds.announce(key)
-            rounds.arrive(key, self._sent(steps, site.step_s), self._clock.now_s)
-            present = rounds.round
-            if present and not present.is_closed and present.fragment.index == key.fragment:
-                self._consider()
-        site.settle(settled == "stale")
+        rounds = self._rounds
+        if rounds.settled(key):
+            return
+        rounds.announce(key)
+        rounds.arrive(key, self._sent, self.now_s)
+        present = rounds.round
+        if present and not present.is_closed and present.fragment.index == key.fragment:
+            self._consider(present)
 
-    def _sent(self, steps: int, step_s: float) -> _Sent:
-        found = self._works.get((steps, step_s))
-        if found is None:
-            work = wire.Work(steps=steps, samples=steps, compute_s=steps * step_s)
-            found = self._works[steps, step_s] = _Sent(work)
-        return found
-
-    def ask(self, site: VirtualSite, flight: _Flight, version: int) -> None:
+    def ask(self, site: _Site, flight: _Flight, version: int) -> None:
         """A site wants an update; it hears at once or when it is out."""
         fragment = flight.key.fragment
-        answer, update = self.rounds.answer(site.name, fragment, version)
-        if answer == "done":
-            site.end()
-        elif answer == "wait":
-            waiting = self._waiting.setdefault((fragment, version), [])
-            waiting.append((site, flight, site.epoch))
+        answer, update = self._rounds.answer(site.name, fragment, version)
+        if answer == "wait":
+            self._waiting.setdefault((fragment, version), []).append((site, flight))
         else:
-            num_bytes = update.num_bytes if update else self._table.global_bytes
-            version = version if update else self.rounds.versions[fragment]
-            told = self.rounds.tell(site.name, fragment)
-            site.hear(flight, answer, version, num_bytes, told)
-
-    # Rounds ---------------------------------------------------------------------------------
+            num_bytes = update.num_bytes if update else self.global_bytes
+            version = version if update else self._rounds.versions[fragment]
+            site.hear(flight, answer, version, num_bytes, self._rounds.tell(site.name, fragment))
 
     def _begin(self) -> None:
         """Turn to the next round."""
-        rounds = self.rounds
-        if rounds.is_done:
-            rounds.is_over = True
-            for site in self._sites:
-                site.end()
-            return
-        present = rounds.begin(self._clock.now_s)
-        self._consider()
-        if not present.is_closed:
-            self._clock.at(self._clock.now_s + TICK_S, self._tick, present)
+        if not self._rounds.is_done:
+            self._tick(self._rounds.begin(self.now_s))
+        elif self.is_paced:
+            self._heap.clear()
 
     def _tick(self, present: Round[_Sent]) -> None:
-        if present is self.rounds.round and not present.is_closed:
-            self._consider()
+        if present is self._rounds.round and not present.is_closed:
+            self._consider(present)
             if not present.is_closed:
-                self._clock.at(self._clock.now_s + TICK_S, self._tick, present)
+                self.at(self.now_s + TICK_S, self._tick, present)
 
-    def _consider(self) -> None:
+    def _consider(self, present: Round[_Sent]) -> None:
         """Ask the machine, and do what it says."""
-        now_s, present = self._clock.now_s, self.rounds.round
-        assert present is not None
-        verdict, merges = self.rounds.advance(now_s, self.num_live)
-        load = self._table.loads[present.fragment.index]
+        verdict, merges = self._rounds.advance(self.now_s, len(self.names))
+        load = self.loads[present.fragment.index]
         if merges:  # one after the other
-            self._free_at_s = max(self._free_at_s, now_s) + len(merges) * load.merge_s
+            self._free_at_s = max(self._free_at_s, self.now_s) + len(merges) * load.merge_s
         if verdict == "stop":
-            num_arrived = len(self.names) - len(present.waiting)
-            self._course.stopped = (
-                f"round {present.version + 1} had {num_arrived} of "
-                f"{len(self.names)} contributions after {now_s - present.began_s:g} s"
+            num_arrived, num_sites = len(self.names) - len(present.waiting), len(self.names)
+            self.course.stopped = (
+                f"round {present.version + 1} had {num_arrived} of {num_sites} contributions "
+                f"after {self.now_s - present.began_s:g} s"
             )
-            self._clock.stop()
         elif verdict == "close":
-            late = sum(merge.staleness > 0 for merge in present.merged)
-            self._course.contributions += len(present.merged)
-            self._course.late += late
-            in_time = 1 if present.is_on_arrival else len(present.merged) - late
-            fragment, version = present.fragment.index, present.version + 1
-            self._course.rounds.append(
-                RoundNote(fragment, version, present.began_s, now_s, in_time)
-            )
-            self._clock.at(max(now_s, self._free_at_s) + load.commit_s, self._commit)
+            self.course.contributions += len(present.merged)
+            self.course.rounds.append((present.fragment.index, present.version + 1))
+            self.at(max(self.now_s, self._free_at_s) + load.commit_s, self._commit, present)
 
-    def _commit(self) -> None:
-        present = self.rounds.round
-        assert present is not None
+    def _commit(self, present: Round[_Sent]) -> None:
         fragment, version = present.fragment.index, present.version + 1
-        self.rounds.publish(_Update(self._table.loads[fragment].down_bytes))
-        for site, flight, epoch in self._waiting.pop((fragment, version), ()):
-            if epoch == site.epoch:
-                self.ask(site, flight, version)
+        self._rounds.publish(_Update(self.loads[fragment].down_bytes))
+        for site, flight in self._waiting.pop((fragment, version), ()):
+            self.ask(site, flight, version)
         self._begin()
 
 
 def run_virtually(
     strategy: Strategy,
     layout: Layout,
-    sites: Sequence[SiteModel],
+    num_sites: int,
     num_steps: int,
-    costs: Costs | None = None,
+    step_s: float,
+    link: WireLink,
+    costs: Costs,
 ) -> Course:
-    """Let a run take place in virtual time.
-
-    Args:
-        strategy: the recipe.
-        layout: of the whole model.
-        sites: in site order.
-        num_steps: per site, a multiple of the strategy's H.
-        costs: of coding and merging.
+    """Let a run of `num_steps` a site, a multiple of the strategy's H, take place in virtual time.
 
     Raises:
         ConfigError: the layout cannot be cut as the strategy wants.
     """
-    costs = costs or Costs()
-    fragments = strategy.fragments(layout)
-    table = Timetable(
-        strategy.h,
-        strategy.overlap.tau,
-        num_steps,
-        fragments,
-        loads_of(strategy, fragments, costs),
-        global_bytes(layout, costs),
-        strategy.clock == "samples",
-        strategy.policy.max_staleness,
-    )
-    clock, course = Clock(), Course()
-    hub = Coordinator(strategy, table, len(sites), clock, course)
-    parties = [
-        VirtualSite(name, model, table, clock, hub)
-        for name, model in zip(hub.names, sites, strict=True)
-    ]
-    hub.open(parties)
-    clock.run()
-    course.wall_s = clock.now_s if course.stopped else max(party.ended_s for party in parties)
-    course.dropped = hub.rounds.dropped
-    course.compute_s = [party.compute_s for party in parties]
-    course.marks = [party.marks for party in parties]
-    course.num_steps = sum(party.steps_taken for party in parties)
-    course.rejoins = sum(party.rejoins for party in parties)
-    course.bytes_up = sum(party.bytes_up for party in parties)
-    course.bytes_down = sum(party.bytes_down for party in parties)
-    return course
+    fragments, names = strategy.fragments(layout), [f"s{index}" for index in range(num_sites)]
+    loads, weights = loads_of(strategy, fragments, costs), global_bytes(layout, costs)
+    return _Run(strategy, num_steps, step_s, link, fragments, loads, weights, names).play()

@@ -27,7 +27,7 @@ def fedwan(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, s
 
 
 def test_a_table_and_a_recommendation(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, err = fedwan(capsys, *MODEL, "sites=4", *LINK, "usd_per_gb=0.05")
+    code, out, err = fedwan(capsys, *MODEL, "sites=4", *LINK, "usd_per_gb=0.05", "--all")
     assert (code, err) == (0, "")
     lines = out.splitlines()
     assert lines[0].startswith("57,182,660 values, steps of 0.1 s, 4 sites; payloads get 88.4 Mbit")

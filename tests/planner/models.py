@@ -1,4 +1,4 @@
-"""What the planner's tests share: strategies as their recipes build them, and plain sites."""
+"""What the planner's tests share: strategies as their recipes build them, and plain runs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ from typing import Any
 
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
+from fedwan.planner.candidates import Question, synthetic_layout
+from fedwan.planner.costs import Costs
 from fedwan.planner.links import Pipe, WireLink, modelled_link
-from fedwan.planner.question import Question, synthetic_layout
-from fedwan.planner.virtual_site import Outage, SiteModel
+from fedwan.planner.virtual import Course, run_virtually
 from fedwan.recipes import resolve_strategy
+from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
 LAYOUT = synthetic_layout(100_000)
@@ -33,9 +35,16 @@ def strategy_of(
     return strategy
 
 
-def site(step_s: float = 0.1, link: WireLink = FAST, *outages: tuple[float, float]) -> SiteModel:
-    """A site on one link; outages as (from, until)."""
-    return SiteModel(step_s, link, tuple(Outage(*outage) for outage in outages))
+def course(
+    strategy: Strategy,
+    sites: int,
+    steps: int,
+    link: WireLink = FAST,
+    layout: Layout = LAYOUT,
+    packs: bool = True,
+) -> Course:
+    """A run in virtual time, of steps of 0.1 s."""
+    return run_virtually(strategy, layout, sites, steps, 0.1, link, Costs(packs=packs))
 
 
 def question(named: tuple[str, ...] = (), rate_mbit: float = 100.0, **settings: Any) -> Question:

@@ -7,7 +7,8 @@ import pytest
 from fedwan.app import strategy_names
 from fedwan.config import CodecConfig, StreamConfig
 from fedwan.errors import ConfigError
-from fedwan.planner.candidates import candidates, with_tau
+from fedwan.fragments import most_fragments, strided
+from fedwan.planner.candidates import candidates, synthetic_layout
 from tests.planner.models import question
 
 
@@ -47,16 +48,18 @@ def test_settled_streams_leave_those_out_that_do_not_stream() -> None:
     found = candidates(question(("stream.tau",), stream=StreamConfig(tau=15)))
     assert found and all(candidate.strategy.overlap.tau == 15 for candidate in found)
     assert min(candidate.strategy.h for candidate in found) == 20
-    assert not any(candidate.is_tau_open for candidate in found)
 
 
-def test_another_tau_is_the_same_setting_otherwise() -> None:
-    asked = question()
-    candidate = next(c for c in candidates(asked) if c.is_tau_open)
-    other = with_tau(candidate, asked, 3)
-    assert other.strategy.overlap.tau == 3
-    assert other.num_fragments == candidate.num_fragments
-    assert other.config.codec == candidate.config.codec
+@pytest.mark.parametrize("count", [1, 2, 3, 79, 80, 1000, 57_182_660, 7_000_000_000])
+def test_a_model_of_a_size_has_exactly_as_many_values(count: int) -> None:
+    assert sum(spec.num_values for spec in synthetic_layout(count).values()) == count
+
+
+def test_a_large_model_can_be_cut_into_fragments_of_about_equal_weight() -> None:
+    layout = synthetic_layout(57_182_660)
+    assert most_fragments(layout) == 40
+    sizes = [fragment.num_bytes for fragment in strided(10, 20)(layout)]
+    assert max(sizes) < 1.05 * min(sizes)
 
 
 @pytest.mark.parametrize(

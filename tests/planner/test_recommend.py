@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fedwan.config import CodecConfig
-from fedwan.planner.candidates import candidates
+from fedwan.planner.candidates import Question, candidates
 from fedwan.planner.predict import Prediction, predict
-from fedwan.planner.question import Question
 from fedwan.planner.recommend import ENOUGH, rank, row_of, summary_of, table_lines, why
 from tests.planner.models import question
 
@@ -86,6 +85,8 @@ def test_the_table_has_a_line_for_strategies_that_take_the_same_time() -> None:
     assert len(lines) < 1 + len(found)
     assert any(line.startswith("diloco, local_sgd, scaffnew ") for line in lines)
     assert summary_of(found[0]).startswith("streaming_diloco, int4, H = 20")
+    short = table_lines(found, asked, most=2)
+    assert len(short) == 4 and short[-1].endswith(" more: --all")
 
 
 @pytest.mark.parametrize(("h", "stars"), [(20, 0), (50, 1)])
