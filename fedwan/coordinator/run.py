@@ -263,10 +263,19 @@ class CoordinatedRun:
         self.checkpoint(model)
         policy = self._strategy.policy
         with self.hub.changed:
-            owing = ", ".join(self.hub.rounds.owing(self._live()))
+            live = self._live()
+            owing = self.hub.rounds.owing(live)
+            at = [f"{n} at step {self._registry.sites[n].step}" for n in owing if n in live]
+        waited = f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
+        if len(at) == len(owing):
+            text = (
+                f"{waited}sites that are connected ({', '.join(at)}): a script that does not come "
+                "back to `site` has to be mended, for a slow one raise round.patience_s; then "
+                "continue with --resume"
+            )
+            self._stop(text, UserError)
         text = (
-            f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
-            f"{owing} and is below its quorum of {policy.quorum}; "
+            f"{waited}{', '.join(owing)} and is below its quorum of {policy.quorum}; "
             "bring the sites back and continue with --resume, or set round.quorum"
         )
         self._stop(text)

@@ -6,20 +6,17 @@ import os
 import sys
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import Tensor
 
 from fedwan.state import State
 
-__all__ = ["BufferPool", "Buffers", "background_threads", "is_done"]
+__all__ = ["BufferPool", "Buffers", "background_threads"]
 
 NICENESS = 8
 """About a sixth of the step loop's share where both want the same processor."""
-POLL_S = 0.2
-"""How often a site that waits for an update heeds the coordinator's signals."""
 KEPT = 2
 """Blocks kept while nobody uses them: one delta is encoded while the next one is taken."""
 ALIGNMENT = 64
@@ -40,11 +37,6 @@ def _lower_priority() -> None:
         thread = threading.get_native_id()
         niceness = os.getpriority(os.PRIO_PROCESS, thread)
         os.setpriority(os.PRIO_PROCESS, thread, niceness + NICENESS)
-
-
-def is_done(outcome: Future[Any]) -> bool:
-    """Whether there is an outcome; waits for it a little."""
-    return bool(wait([outcome], POLL_S).done)
 
 
 class Buffers(dict[str, Tensor]):
@@ -69,12 +61,13 @@ class BufferPool:
 
     def lend(self, likes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Buffers:
         """Tensors of these shapes and dtypes, holding whatever they hold."""
-        buffers, start = Buffers(), 0
-        buffers.block = self._take(sum(_padded_bytes(*like) for like in likes.values()))
+        buffers, ends, end = Buffers(), {}, 0
         for name, (shape, dtype) in likes.items():
-            size = _num_bytes(shape, dtype)
-            buffers[name] = buffers.block[start : start + size].view(dtype).view(shape)
-            start += _padded_bytes(shape, dtype)
+            start = end + -end % ALIGNMENT
+            ends[name] = start, (end := start + torch.Size(shape).numel() * dtype.itemsize)
+        buffers.block = self._take(end)
+        for name, (shape, dtype) in likes.items():
+            buffers[name] = buffers.block[slice(*ends[name])].view(dtype).view(shape)
         return buffers
 
     def copy(self, state: Mapping[str, Tensor]) -> Buffers:
@@ -104,12 +97,3 @@ class BufferPool:
         with self._lock:
             if len(block) == self._size and len(self._blocks) < KEPT:
                 self._blocks.append(block)
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return torch.Size(shape).numel() * dtype.itemsize
-
-
-def _padded_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    num_bytes = _num_bytes(shape, dtype)
-    return num_bytes + -num_bytes % ALIGNMENT

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment
-from fedwan.site.background import BufferPool, Buffers, background_threads
+from fedwan.site.background import BufferPool, background_threads
 from fedwan.site.group import local
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
@@ -115,9 +115,12 @@ class SiteCheckpoints:
         hook_state: State,
         state: Mapping[str, Stateful],
         *,
+        every: int = 1,
         is_beside: bool = False,
     ) -> None:
         self._folder = folder
+        self._every = every
+        self._saved = 0
         self._group = group = replica.group
         self._replica = replica
         self._hook_state = hook_state
@@ -155,14 +158,18 @@ class SiteCheckpoints:
         return self._folder / f"site-{version:08d}{self._ending}"
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
-        """Write the checkpoint that completed steps lead to, and drop those nobody can need.
+        """Write the checkpoint that completed steps lead to, if one is due by `every`.
 
-        Those before `durable_version`, which the coordinator would resume from as far as is known.
+        It drops those nobody can need: before `durable_version`, which the coordinator would resume
+        from as far as is known.
 
         Raises:
             OSError: it cannot be written; or the one before could not, beside the steps.
             UserError: a `state_dict` of the script cannot be kept; processes of the site differ.
         """
+        if version // self._every <= self._saved // self._every and version >= self._saved:
+            return
+        self._saved = version
         self.settle()
         if self._group.size > 1:
             self._group.agree("weights", self._replica.same_sha256())
@@ -182,34 +189,22 @@ class SiteCheckpoints:
             | {"groups:": pack(_GROUPS, inner.groups())}
             | {f"state:{n}": pack(f"state[{n!r}]", s.state_dict()) for n, s in self._state.items()}
         )
-        meta = {
-            "version": version,
-            "versions": ledger.versions,
-            "processes": self._group.size,
-            **ledger.work._asdict(),
-        }
+        work, size = ledger.work._asdict(), self._group.size
+        meta = {"version": version, "versions": ledger.versions, "processes": size, **work}
         if self._writer is None:
             self._write(version, durable_version, moving, still, meta)
         else:
-            moving = self._buffers.copy(moving)
-            self._writing = self._writer.submit(
-                self._write, version, durable_version, moving, still, meta
-            )
+            rest = (self._buffers.copy(moving), still, meta)
+            self._writing = self._writer.submit(self._write, version, durable_version, *rest)
 
     def _write(
-        self,
-        version: int,
-        durable_version: int,
-        moving: State,
-        still: State,
-        meta: Mapping[str, Any],
+        self, version: int, durable: int, moving: State, still: State, meta: Mapping[str, Any]
     ) -> None:
         write_tensors(self._path(version), moving | still, meta)
-        if isinstance(moving, Buffers):
-            self._buffers.take_back(moving)
+        self._buffers.take_back(moving)
         for old in self._own_versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
-            if old > version or old < min(version, durable_version):
+            if old > version or old < min(version, durable):
                 self._path(old).unlink(missing_ok=True)
 
     def settle(self) -> None:
@@ -223,7 +218,8 @@ class SiteCheckpoints:
             writing.result()
 
     def drop(self, version: int) -> None:
-        """Remove the checkpoint of a version, if there is one or it is being written."""
+        """What led to this version was refused: nobody shall send it again."""
+        self._saved = min(self._saved, version - 1)
         if (writing := self._writing) is not None:
             wait([writing])  # whether it could be written is told to who saves next
         self._path(version).unlink(missing_ok=True)

@@ -23,10 +23,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import torch
 
@@ -35,14 +34,13 @@ from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.site.background import BufferPool, background_threads
-from fedwan.site.checkpoint import Ledger, Residuals
+from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.hook import Landing, SiteHook
-from fedwan.site.meter import Work
-from fedwan.site.stub import PendingUpdate, is_merged, is_superseded
+from fedwan.site.meter import Meter, Work
+from fedwan.site.replica import Replica
+from fedwan.site.stub import CoordinatorStub, PendingUpdate, is_merged, is_superseded
 from fedwan.state import Role, State
-
-if TYPE_CHECKING:
-    from fedwan.site.site import Site
+from fedwan.strategy import Strategy
 
 __all__ = ["Exchange"]
 
@@ -80,17 +78,35 @@ class _Flight:
 
 
 class Exchange:
-    """One site's exchange.
+    """One site's exchange; `listen` hears the coordinator, and says whether the run is over.
 
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
     with overlap also Δ of every fragment in flight, of which there are about τ P / H, until it
     is encoded. Its memory is kept for the fragments that follow.
     """
 
-    def __init__(self, site: Site, hook: SiteHook) -> None:
-        strategy, count = site.strategy, len(site.fragments)
-        self._site = site
+    def __init__(
+        self,
+        strategy: Strategy,
+        num_steps: int,
+        replica: Replica,
+        hook: SiteHook,
+        checkpoints: SiteCheckpoints,
+        stub: CoordinatorStub,
+        meter: Meter,
+        listen: Callable[[], bool],
+    ) -> None:
+        self.fragments = strategy.fragments(replica.layout)
+        self._strategy = strategy
+        self._num_steps = num_steps
+        self._replica = replica
+        self._group = replica.group
         self._hook = hook
+        self._checkpoints = checkpoints
+        self._stub = stub
+        self._meter = meter
+        self._listen = listen
+        count = len(self.fragments)
         self._tau = strategy.overlap.tau
         self._has_gradients = strategy.contributes == "gradient"
         self._keeps_pace = strategy.clock == "samples"
@@ -99,18 +115,14 @@ class Exchange:
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
         self.versions = [0] * count
         """Per fragment, what this site holds."""
-        self.durable_version = 0
-        """That the coordinator would resume from, as far as this site knows."""
-        self._steps = strategy.h
-        """At a pace of its own: steps until the next upload, as the coordinator has it."""
-        self._run_step = 0
-        """At a pace of its own: where the run stands, and this site with it."""
+        self._durable_version = 0  # that the coordinator would resume from, as far as known
+        # At a pace of its own: steps until the next upload, and where the run and this site stand.
+        self._steps, self._run_step = strategy.h, 0
         self._residuals = Residuals(count)
         self._buffers = BufferPool()
         self._marks = [Work(0, 0)] * count
         self._flights: dict[int, _Flight] = {}
-        self._anew: dict[int, int] = {}
-        """By fragment, the version at which the hook began anew last."""
+        self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
         self._rejections = 0
         self._is_reduced = False
         self._is_grounded = threading.Event()
@@ -121,14 +133,17 @@ class Exchange:
         self._encoder = background_threads(1, "encode")
 
     @property
-    def expected(self) -> list[int]:
-        """Per fragment, what this site will hold once all that is in flight has landed."""
-        return [v + (index in self._flights) for index, v in enumerate(self.versions)]
+    def expected_step(self) -> int:
+        """Where this site will stand once all that is in flight has landed."""
+        return self._reached([v + (i in self._flights) for i, v in enumerate(self.versions)])
+
+    def _reached(self, versions: Sequence[int]) -> int:
+        return reached_step(self.fragments, versions, self._strategy.h, self._num_steps)
 
     # In the step loop ----------------------------------------------------------------------
 
-    def reduce(self) -> None:
-        """Called inside a step, once all gradients are complete.
+    def reduce(self, step: int) -> None:
+        """Called inside the step that leads to `step`, once all gradients are complete.
 
         Raises:
             FedwanError: gradients are refused, which repeating the same step would not mend.
@@ -136,10 +151,10 @@ class Exchange:
         if not self._has_gradients:
             return
         self._is_reduced = True
-        with self._site.meter.waiting():
-            self._exchange(list(self._site.fragments), [], self._site.step + 1)
+        with self._meter.waiting():
+            self._exchange(self.fragments, [], step)
         if self._keeps_pace:  # the weights have moved: nothing is left for optimisers to step on
-            for optimizer in self._site.replica.inner.optimizers.values():
+            for optimizer in self._replica.inner.optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
 
     def after_step(self, step: int) -> int:
@@ -151,28 +166,33 @@ class Exchange:
         self._hook.after_step()
         if self._has_gradients:
             self._require_reduced()
-            with self._site.meter.waiting():
+            with self._meter.waiting():
                 # The step is complete only now: its contribution has left within it.
-                self._site.save(self.versions[0], self._residuals.ledger(Work(0, 0)))
+                self._save(self.versions[0])
             return self._run_step if self._keeps_pace else step
-        is_last = step >= self._site.num_steps
+        is_last = step >= self._num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
         due = self._due(step, landing)
         if not landing and not due:
             return step
-        with self._site.meter.waiting():
+        with self._meter.waiting():
             return self._exchange(due, landing, step)
 
     def _require_reduced(self) -> None:
         if not self._is_reduced:
             raise UserError(
-                f"strategy {self._site.config.strategy!r} exchanges gradients, and the step had no "
-                "site.reduce(); call it after backward() and before the optimisers step"
+                "this run's strategy exchanges gradients, and the step had no site.reduce(); call "
+                "it after backward() and before the optimisers step"
             )
         self._is_reduced = False
 
+    def _save(self, version: int, ledger: Ledger | None = None) -> None:
+        """The steps that lead to a version are complete."""
+        ledger = ledger or self._residuals.ledger(Work(0, 0))
+        self._checkpoints.save(version, self._durable_version, ledger)
+
     def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
-        is_last = step >= self._site.num_steps
+        is_last = step >= self._num_steps
         try:
             for flight in landing:
                 self._land(flight, is_last)
@@ -192,32 +212,29 @@ class Exchange:
         return self._run_step if self._keeps_pace else step
 
     def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
-        site = self._site
         if self._keeps_pace:
-            is_due = site.meter.total.since(self._marks[0]).steps >= self._steps
-            return list(site.fragments) if is_due else []
+            is_due = self._meter.total.since(self._marks[0]).steps >= self._steps
+            return list(self.fragments) if is_due else []
         ahead = {flight.fragment.index for flight in landing}
-        return [
-            fragment
-            for fragment in site.fragments
-            if fragment.index in ahead or fragment.index not in self._flights
-            if step
-            == due_step(
-                fragment,
-                self.versions[fragment.index] + (fragment.index in ahead),
-                site.strategy.h,
-                site.num_steps,
+
+        def due(fragment: Fragment) -> bool:
+            is_ahead = fragment.index in ahead
+            version = self.versions[fragment.index] + is_ahead
+            is_free = is_ahead or fragment.index not in self._flights
+            return is_free and step == due_step(
+                fragment, version, self._strategy.h, self._num_steps
             )
-        ]
+
+        return [fragment for fragment in self.fragments if due(fragment)]
 
     # Departure -----------------------------------------------------------------------------
 
     def _depart(self, fragment: Fragment, step: int) -> _Flight:
-        index, meter = fragment.index, self._site.meter
+        index, meter = fragment.index, self._meter
         done = meter.total.since(self._marks[index])
         self._marks[index] = meter.total
         work = meter.work(step, done)
-        tau = min(self._tau, fragment.steps(self._site.strategy.h) - 1)
+        tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
         flight = _Flight(fragment, self.versions[index], step + tau)
         self._flights[index] = flight
         if self._tau:
@@ -233,8 +250,8 @@ class Exchange:
 
     def _ask(self, flight: _Flight, version: int) -> None:
         flight.update = PendingUpdate()
-        if self._site.group.rank == 0:
-            flight.update.ask(self._site.stub, self._askers, flight.fragment.index, version)
+        if self._group.rank == 0:
+            flight.update.ask(self._stub, self._askers, flight.fragment.index, version)
 
     def _send(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Encode, save and send; what was encoded is gone afterwards, before the update comes.
@@ -242,38 +259,35 @@ class Exchange:
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
         site forgets.
         """
-        site, fragment, version = self._site, flight.fragment, flight.version
-        replica = site.replica
+        fragment, version, replica = flight.fragment, flight.version, self._replica
         taken = replica.gradients(fragment) if self._has_gradients else replica.delta(fragment)
         residual = self._residual(fragment)
         payload, owed = None, State()
-        if site.group.rank == 0:
-            payload, owed = site.strategy.up.encode(taken, residual, fragment.layout)
+        if self._group.rank == 0:
+            payload, owed = self._strategy.up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not self._has_gradients:
-            ledger = self._residuals.ledger(done, fragment, (residual, owed))
-            self._site.save(version + 1, ledger)
-        receipt = site.group.lead(
-            lambda: site.stub.send_contribution(fragment.index, version, payload, work)
+            self._save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
+        receipt = self._group.lead(
+            lambda: self._stub.send_contribution(fragment.index, version, payload, work)
         )
         self._settle(flight, receipt, residual, owed)
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
-        site, fragment = self._site, flight.fragment
-        is_leader = site.group.rank == 0
+        fragment, is_leader = flight.fragment, self._group.rank == 0
         if is_leader:
             flight.held = self._room(fragment)
-        site.replica.take_delta(fragment, flight.held)
+        self._replica.take_delta(fragment, flight.held)
         self._hook.before_send(fragment)
         if fragment.index == 0:
-            self._site.save(flight.version + 1, self._residuals.ledger(done))
+            self._save(flight.version + 1, self._residuals.ledger(done))
         if is_leader:
             asked = PendingUpdate()
             flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
 
     def _room(self, fragment: Fragment) -> State:
         """For a fragment's Δ; what lies on a GPU is left to torch, which keeps what was freed."""
-        base = self._site.replica.base
+        base = self._replica.base
         likes = {
             name: (spec.shape, torch.float32 if spec.role is Role.PARAMETER else spec.dtype)
             for name, spec in fragment.layout.items()
@@ -287,14 +301,14 @@ class Exchange:
 
     def _fly(self, flight: _Flight, asked: PendingUpdate, work: wire.Work) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
-        site, layout, index = self._site, flight.fragment.layout, flight.fragment.index
-        up = site.strategy.up
-        asked.ask(site.stub, self._askers, index, flight.version + 1)
+        layout, index = flight.fragment.layout, flight.fragment.index
+        up = self._strategy.up
+        asked.ask(self._stub, self._askers, index, flight.version + 1)
         try:
             residual = self._residual(flight.fragment)
             growing = up.grow(layout)  # each tensor leaves as soon as it is coded
             encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
-            receipt = site.stub.send_contribution(index, flight.version, growing, work)
+            receipt = self._stub.send_contribution(index, flight.version, growing, work)
             self._settle(flight, receipt, residual, encoding.result())
             self._buffers.take_back(flight.held)
             while not asked.is_here():
@@ -304,7 +318,7 @@ class Exchange:
         except BaseException:
             asked.give_up()
             raise
-        if site.group.size == 1:
+        if self._group.size == 1:
             self._advance(flight.fragment, update)
             update = update._replace(payload=None)
         return update
@@ -319,7 +333,7 @@ class Exchange:
         version = flight.version
         if receipt.status == wire.Receipt.REJECTED:
             self._rejections += 1
-            self._site.discard(version + 1)
+            self._checkpoints.drop(version + 1)
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             if self._rejections >= MAX_REJECTIONS:
                 raise FedwanError(
@@ -327,14 +341,14 @@ class Exchange:
                 )
             raise _Refused
         if self._keeps_pace and receipt.status != wire.Receipt.ACCEPTED:
-            self._site.discard(version + 1)
+            self._checkpoints.drop(version + 1)
             raise _Astray
         flight.sent = (residual, owed)
         self._residuals.settle(flight.fragment, version + 1, owed)
 
     def _residual(self, fragment: Fragment) -> State:
         """What the encoder must add: nothing where the delta holds it."""
-        is_held = self._site.strategy.owes == "weights"
+        is_held = self._strategy.owes == "weights"
         return {} if is_held else self._residuals.of(fragment)
 
     # Landing -------------------------------------------------------------------------------
@@ -344,20 +358,20 @@ class Exchange:
 
         At a pace of its own, one update after the other until the contribution is in them.
         """
-        site, fragment, index = self._site, flight.fragment, flight.fragment.index
+        fragment, index = flight.fragment, flight.fragment.index
         # One that could not be merged any more is not waited for.
-        last = flight.version + 1 + site.strategy.policy.max_staleness
+        last = flight.version + 1 + self._strategy.policy.max_staleness
         while True:
-            update = site.receive(flight.update, self._heed)
+            update = self._stub.receive(flight.update, self._heed)
             header = update.header
             if is_superseded(update) and self._keeps_pace:
                 # Its own contribution may be in them, and was not when the question was answered.
                 header = self._take_weights()
             else:
-                if not self._tau or site.group.size > 1:
+                if not self._tau or self._group.size > 1:
                     self._advance(fragment, update)
                 self.versions[index] = header.version
-                self.durable_version = header.durable_version
+                self._durable_version = header.durable_version
             self._note(header)
             version = self.versions[index]
             has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version
@@ -366,14 +380,14 @@ class Exchange:
             self._ask(flight, version + 1)
 
     def _heed(self) -> None:
-        if self._keeps_pace and self._site.is_stopped:
+        if self._listen() and self._keeps_pace:
             raise _Over
 
     def _advance(self, fragment: Fragment, update: Delivery) -> None:
         if is_superseded(update):
             raise _Astray
         assert update.payload is not None
-        replica, down = self._site.replica, self._site.strategy.down
+        replica, down = self._replica, self._strategy.down
         if self._has_gradients and not self._keeps_pace:
             replica.apply_gradients(update.payload, fragment, down)
             return
@@ -381,12 +395,12 @@ class Exchange:
         self._hook.on_update(fragment, update.payload, down)
 
     def _note(self, header: wire.DownloadHeader) -> None:
-        self._steps = int(header.steps) or self._site.strategy.h
+        self._steps = int(header.steps) or self._strategy.h
         self._run_step = int(header.run_step)
 
     def _land(self, flight: _Flight, is_last: bool) -> None:
         """The local weights take over the update, each fragment at a step of its own."""
-        site, fragment, index = self._site, flight.fragment, flight.fragment.index
+        fragment, index = flight.fragment, flight.fragment.index
         header = self._receive(flight)
         del self._flights[index]
         self._rejections = 0
@@ -394,7 +408,7 @@ class Exchange:
         self._residuals.settle(fragment, version, self._residuals.of(fragment))
         if self._has_gradients and not self._keeps_pace:
             return
-        steps = fragment.steps(site.strategy.h)
+        steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
         has_own = is_merged(header, flight.version, version)
         landing = Landing(steps, has_own, is_replaced, *flight.sent)
@@ -404,9 +418,9 @@ class Exchange:
         # round away: one site without outer optimiser takes the steps that it takes alone.
         is_own = header.is_own and not self._tau and not self._keeps_pace
         if is_written or is_own:
-            site.replica.landed(fragment)
+            self._replica.landed(fragment)
         else:
-            site.replica.land(fragment, 0.0 if is_replaced else site.strategy.overlap.alpha)
+            self._replica.land(fragment, 0.0 if is_replaced else self._strategy.overlap.alpha)
         if not is_last:
             self._owe(fragment)
 
@@ -418,15 +432,15 @@ class Exchange:
             log.info("state of the strategy begins anew at version %d", version)
 
     def _owe(self, fragment: Fragment) -> None:
-        if self._site.strategy.owes == "weights":
-            self._site.replica.owe(self._residuals.of(fragment))
+        if self._strategy.owes == "weights":
+            self._replica.owe(self._residuals.of(fragment))
 
     # Beginning, and beginning anew ---------------------------------------------------------
 
     def _take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
-        weights, header = self._site.fetch_present()
-        self._site.replica.adopt(weights)
+        weights, header = self._stub.fetch_weights()
+        self._replica.adopt(weights)
         self.versions = list(header.versions)
         self._note(header)
         return header
@@ -441,28 +455,27 @@ class Exchange:
             wait([update.outcome for update in flights if update.outcome is not None])
         self._is_grounded.clear()
         self._flights.clear()
-        site = self._site
         header = self._take_weights()
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
-            site.replica.reset_optimizers()
+            self._replica.reset_optimizers()
         owed = self._residuals.ledger(Work(0, 0))
         # At a pace of its own nothing was merged meanwhile: what was owed still is.
         kept = owed._replace(versions=tuple(self.versions)) if self._keeps_pace else None
         self.take_over(self.versions, kept)
-        for fragment in site.fragments:
+        for fragment in self.fragments:
             self._renew(fragment, header, self.versions[fragment.index])
         if self._keeps_pace:
             return self._run_step
-        return reached_step(site.fragments, self.versions, site.strategy.h, site.num_steps)
+        return self._reached(self.versions)
 
     def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """Go on from these versions, with what a predecessor of this process left."""
         self.versions = list(versions)
-        self._residuals.restore(self._site.fragments, versions, ledger)
-        for fragment in self._site.fragments:
+        self._residuals.restore(self.fragments, versions, ledger)
+        for fragment in self.fragments:
             self._owe(fragment)
-        self._marks = [self._site.meter.total] * len(versions)
+        self._marks = [self._meter.total] * len(versions)
         self._hook.on_adopt()
 
     def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
@@ -470,17 +483,17 @@ class Exchange:
 
         `header` is of the global weights; `checkpoint` is 0 for none.
         """
-        for fragment in self._site.fragments:
+        for fragment in self.fragments:
             if checkpoint > header.anew_from:
                 self._anew[fragment.index] = header.anew_from
             self._renew(fragment, header, self.versions[fragment.index])
 
     def send_again(self, ledger: Ledger, step: int) -> int:
         """Where `is_exact`: send the contribution that a predecessor's checkpoint was taken for."""
-        (fragment,) = self._site.fragments
+        (fragment,) = self.fragments
         self._residuals.settle(fragment, self.versions[0], ledger.residual)
-        self._marks[0] = self._site.meter.total.since(ledger.work)
-        with self._site.meter.waiting():
+        self._marks[0] = self._meter.total.since(ledger.work)
+        with self._meter.waiting():
             return self._exchange([fragment], [], step)
 
     def catch_up(self, ledger: Ledger) -> None:
@@ -488,8 +501,8 @@ class Exchange:
 
         It did not see it: the global weights hold it, the local ones still are the predecessor's.
         """
-        (fragment,) = self._site.fragments
-        steps = fragment.steps(self._site.strategy.h)
+        (fragment,) = self.fragments
+        steps = fragment.steps(self._strategy.h)
         self._hook.on_land(fragment, Landing(steps, True, True, ledger.residual, ledger.owed))
 
     def finish(self) -> None:

@@ -31,20 +31,19 @@ from torch import Tensor, nn
 from fedwan.app import complete, load_strategy, sources
 from fedwan.config import Config
 from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
-from fedwan.fragments import reached_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import PROTOCOL, Delivery, Link
+from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.assignment import Outcome
-from fedwan.site.checkpoint import Ledger, SiteCheckpoints
+from fedwan.site.checkpoint import SiteCheckpoints
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.hook import SiteHook
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stateful import Stateful
-from fedwan.site.stub import CoordinatorStub, PendingUpdate, is_merged
+from fedwan.site.stub import CoordinatorStub, is_merged
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
@@ -120,28 +119,37 @@ class Site:
         self.step = 0
         self.global_sha256 = ""
         self.num_steps = config.steps if strategy.clock == "versions" else sys.maxsize
-        self.group = group
-        self.is_stopped = False
-        """Whether the coordinator has said that the run is over."""
+        self._is_stopped = False
         self._member = member
         self._script = script
-        self.replica = Replica(
+        self._group = group
+        self.replica = replica = Replica(
             script.networks, script.optimizers, config.inner, config.excluded, group
         )
-        group.agree("initial weights", self.replica.initial_sha256)
-        self.fragments = strategy.fragments(self.replica.layout)
-        hook = strategy.hook(self.replica) if strategy.hook else SiteHook()
+        group.agree("initial weights", replica.initial_sha256)
+        hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None
-        self.stub = CoordinatorStub(link, member.run_id, self.replica.layout, HEARTBEAT_S)
+        self._stub = CoordinatorStub(link, member.run_id, replica.layout, group=group)
         self.meter = Meter(link)
-        is_beside = strategy.overlap.tau > 0
         self._checkpoints = SiteCheckpoints(
-            member.folder, self.replica, hook.state, script.state, is_beside=is_beside
+            member.folder,
+            replica,
+            hook.state,
+            script.state,
+            every=config.checkpoint.every,
+            is_beside=strategy.overlap.tau > 0,
         )
-        self._exchange = Exchange(self, hook)
-        self._saved_version = 0
-        self._is_inside = False
-        """Whether a step has begun and not ended."""
+        self._exchange = Exchange(
+            strategy,
+            self.num_steps,
+            replica,
+            hook,
+            self._checkpoints,
+            self._stub,
+            self.meter,
+            self._listen,
+        )
+        self._is_inside = False  # whether a step has begun and not ended
 
     # The story -----------------------------------------------------------------------------
 
@@ -170,7 +178,7 @@ class Site:
         while True:
             if self._is_inside:
                 self.after_step()
-            self.listen()
+            self._listen()
             if self.is_done:
                 return
             self._begin_step()
@@ -185,7 +193,7 @@ class Site:
 
         To follow the backward passes of all networks. Other strategies do nothing here.
         """
-        self._exchange.reduce()
+        self._exchange.reduce(self.step + 1)
 
     def log(self, **losses: Tensor | float) -> None:
         """Note scalars of this step by name; their means go with the next contribution.
@@ -200,7 +208,7 @@ class Site:
         For a loop that is not one's own: call it once after each step, and stop when `is_done`.
         """
         if not self._is_inside:
-            self.listen()
+            self._listen()
             self._begin_step()
         self._is_inside = False
         self.meter.end_step()
@@ -212,7 +220,7 @@ class Site:
     @property
     def is_done(self) -> bool:
         """Whether there are no more steps to take."""
-        return self.is_stopped or self.step >= self.num_steps
+        return self._is_stopped or self.step >= self.num_steps
 
     def __exit__(
         self,
@@ -272,14 +280,14 @@ class Site:
         welcome = self._agree(hello)
         if welcome.send_initial:
             self._open_run()
-        versions = list(welcome.versions) or [0] * len(self.fragments)
+        versions = list(welcome.versions) or [0] * len(self._exchange.versions)
         return self._take_over(versions, welcome.run_step)
 
     def _agree(self, hello: wire.Hello) -> wire.Welcome:
         """Join, and ask again until the sites of the run agree."""
         said = ""
         while True:
-            welcome = self.group.lead(lambda: self._at_rank_0.join(hello))
+            welcome = self._group.lead(lambda: self._at_rank_0.join(hello))
             if not welcome.is_waiting:
                 return welcome
             if welcome.text != said:
@@ -307,23 +315,30 @@ class Site:
         # Deltas save before their contribution leaves.
         nearest = version + (self.strategy.contributes == "delta")
         if exchange.is_exact and nearest in kept:
-            return self._send_again(version, weights, is_begun, header)
+            # The steps to the next version are complete: only their contribution may be missing.
+            if is_begun:
+                replica.adopt(weights)
+            exchange.follow_hook(header, nearest)
+            exchange.take_over([version], None)
+            log.info("sends its contribution to version %d again", version)
+            ledger = self._checkpoints.load(nearest, with_model=True)
+            return exchange.send_again(ledger, nearest * self.strategy.h)
         usable = max((v for v in kept if v <= nearest), default=0)
         # Whether the predecessor's last contribution was merged before it saw the update. Nothing
         # is known of that where the coordinator is new, too.
         is_missed = is_begun and exchange.is_exact and usable == version
         is_missed &= not header.merged_into or is_merged(header, version - 1, version)
-        ledger = self._checkpoints.load(usable, with_model=is_missed) if usable else None
-        if ledger is not None and usable == version and not is_missed:
-            ledger = ledger._replace(owed=ledger.residual)  # it was not merged: nothing was paid
+        found = self._checkpoints.load(usable, with_model=is_missed) if usable else None
+        if found is not None and usable == version and not is_missed:
+            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         if is_missed:
-            assert ledger is not None
+            assert found is not None
             replica.load_base(weights)
-            exchange.catch_up(ledger)
+            exchange.catch_up(found)
         is_own = is_missed and header.is_own  # the weights that it left are the global ones
         if is_begun and not is_own:
             replica.adopt(weights)
-        exchange.take_over(versions, ledger)
+        exchange.take_over(versions, found)
         exchange.follow_hook(header, usable)
         if is_begun:
             if outer is not None:
@@ -332,32 +347,24 @@ class Site:
             if version not in kept:
                 at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
-        if self.strategy.clock == "samples":
-            return run_step
-        return reached_step(self.fragments, versions, self.strategy.h, self.num_steps)
+        return run_step if self.strategy.clock == "samples" else exchange.expected_step
 
     def _fetch_all(self) -> tuple[State | None, wire.DownloadHeader, State | None]:
-        """The present weights, and where gradients are exchanged the optimiser's state for them."""
-        weights, header = self.fetch_present()
+        """The global weights and, where sites step as one, the optimisers' state of their version.
+
+        The coordinator mirrors the inner optimisers: moments of an older checkpoint would lead this
+        site away from the others for good.
+        """
+        weights, header = self._stub.fetch_weights()
         if self.strategy.contributes != "gradient" or self.strategy.clock == "samples":
             return weights, header, None
-        outer, stepped = self.group.lead(self.stub.fetch_outer)
+        outer, stepped = self._stub.fetch_outer()
         while stepped != list(header.versions):  # a quorum went on meanwhile
-            weights, header = self.fetch_present()
-            outer, stepped = self.group.lead(self.stub.fetch_outer)
+            weights, header = self._stub.fetch_weights()
+            outer, stepped = self._stub.fetch_outer()
         return weights, header, outer
 
-    def _send_again(
-        self, version: int, weights: State | None, is_begun: bool, header: wire.DownloadHeader
-    ) -> int:
-        """The steps to the next version are complete: only their contribution may be missing."""
-        if is_begun:
-            self.replica.adopt(weights)
-        self._exchange.follow_hook(header, version + 1)
-        self._exchange.take_over([version], None)
-        ledger = self._checkpoints.load(version + 1, with_model=True)
-        log.info("sends its contribution to version %d again", version)
-        return self._exchange.send_again(ledger, (version + 1) * self.strategy.h)
+    # The end -------------------------------------------------------------------------------
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
@@ -366,9 +373,8 @@ class Site:
         self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=is_mirrored)
         version = self._exchange.versions[0]
         with self.meter.waiting():
-            while not self.is_stopped:
-                self.listen(wait_s=HEARTBEAT_S)
-                if not self.is_stopped and self.group.lead(lambda: self.stub.is_over(version)):
+            while not self._is_stopped:
+                if not self._listen(wait_s=HEARTBEAT_S) and self._stub.is_over(version):
                     break
         work = self.meter.work(self.step, Work(0, 0))
         self._leave(wire.Farewell(global_sha256=sha256, work=work))
@@ -381,64 +387,27 @@ class Site:
         except (LinkLost, SessionLost) as error:
             log.warning("the coordinator did not hear this site's farewell: %s", error)
 
-    # For the exchange ----------------------------------------------------------------------
-
-    def save(self, version: int, ledger: Ledger) -> None:
-        """The steps that lead to a version are complete: write a checkpoint, if it is time to."""
-        every = self.config.checkpoint.every
-        if version // every > self._saved_version // every or version < self._saved_version:
-            self._saved_version = version
-            self._checkpoints.save(version, self._exchange.durable_version, ledger)
-
-    def discard(self, version: int) -> None:
-        """What led to this version was refused: nobody shall send it again."""
-        self._checkpoints.drop(version)
-        self._saved_version = min(self._saved_version, version - 1)
-
-    def fetch_present(
-        self, kind: wire.DownloadRequest.Kind = wire.DownloadRequest.GLOBAL
-    ) -> tuple[State | None, wire.DownloadHeader]:
-        """The present global weights, at rank 0, and what was said about them and to this site."""
-        kept: list[State] = []
-
-        def fetch() -> wire.DownloadHeader:
-            weights, header = self.stub.fetch_weights(kind)
-            kept.append(weights)
-            return header
-
-        header = self.group.lead(fetch)
-        return (kept[0] if kept else None), header
-
-    def receive(self, update: PendingUpdate, heed: Callable[[], None]) -> Delivery:
-        """Wait for an update, and have it at every process; `heed` may raise to end the wait."""
-        try:
-            while not self.group.lead(update.is_here):
-                self.listen()
-                heed()
-            return self.group.share(update.result)
-        except BaseException:
-            update.give_up()
-            raise
-
     # What the coordinator asks between steps -----------------------------------------------
 
-    def listen(self, wait_s: float = 0.0) -> None:
-        """Act on signals that have arrived; wait up to `wait_s` for the first one; collective."""
-        while True:
-            signal = self.group.lead(lambda: self._next_signal(wait_s))  # noqa: B023
-            if signal is None:
-                return
+    def _listen(self, wait_s: float = 0.0) -> bool:
+        """Act on signals that have arrived; whether the run is over.
+
+        Waits up to `wait_s` for the first one; collective.
+        """
+        kinds = wire.CoordinatorSignal
+        while signal := self._group.lead(lambda: self._next_signal(wait_s)):  # noqa: B023
             wait_s = 0.0
-            if signal.kind == wire.CoordinatorSignal.EVALUATE:
+            if signal.kind == kinds.EVALUATE:
                 with self.meter.aside():
-                    weights, header = self.fetch_present(wire.DownloadRequest.EMA)
+                    weights, header = self._stub.fetch_weights(wire.DownloadRequest.EMA)
                     self._measure(weights, header.version)
-            elif signal.kind == wire.CoordinatorSignal.SEND_INITIAL:
+            elif signal.kind == kinds.SEND_INITIAL:
                 self._open_run()
-            elif signal.kind == wire.CoordinatorSignal.STOP:
+            elif signal.kind == kinds.STOP:
                 self._stop(signal)
-            elif signal.kind == wire.CoordinatorSignal.GONE:
+            elif signal.kind == kinds.GONE:
                 raise SessionLost(signal.text)
+        return self._is_stopped
 
     def _next_signal(self, wait_s: float) -> wire.CoordinatorSignal | None:
         try:
@@ -447,12 +416,11 @@ class Site:
             return None
 
     def _stop(self, signal: wire.CoordinatorSignal) -> None:
-        self.is_stopped = True
+        self._is_stopped = True
         if self.strategy.clock == "samples" and signal.is_complete:
             return
         # What is in flight may have been published: then it lands, or else its flight says why not.
-        versions, h, num_steps = self._exchange.expected, self.strategy.h, self.num_steps
-        if reached_step(self.fragments, versions, h, num_steps) < num_steps:
+        if self._exchange.expected_step < self.num_steps:
             self._leave(wire.Farewell(work=self.meter.work(0, Work(0, 0)), error=signal.text))
             raise RunStopped(f"the coordinator ended the run: {signal.text}")
 
@@ -460,7 +428,7 @@ class Site:
         """Send the initial weights, and measure them: what training starts from."""
         with self.meter.aside():
             base = self.replica.whole_base()
-            self.group.lead(lambda: self.stub.send_initial(base))
+            self._stub.send_initial(base)
             if self.config.eval.first:
                 self._measure(base, 0)
 
@@ -487,8 +455,8 @@ class Site:
         # Tensors of one value as numbers.
         plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in figures.items()}
         text = json.dumps(plain)
-        if self.group.rank == 0:
-            self.stub.report(version, text, safetensors.torch.save(shown))
+        if self._group.rank == 0:
+            self._stub.report(version, text, safetensors.torch.save(shown))
         if plain:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 

@@ -10,56 +10,69 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import safetensors.torch
 from torch import Tensor
 
 from fedwan.codecs import Payload, fp32
-from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, RunStopped
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
-from fedwan.site.background import is_done
+from fedwan.link.client import HEARTBEAT_S
+from fedwan.site.group import Group
 from fedwan.state import Layout, State
 
 __all__ = ["CoordinatorStub", "PendingUpdate", "is_merged", "is_superseded"]
 
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
+LISTEN_S = 0.2
+"""How often a site that waits for an update heeds the coordinator's signals."""
 
 
 class CoordinatorStub:
-    """Speaks for one site in one run; ranks that send nothing have no link.
+    """Speaks for one site in one run; rank 0 alone has a link.
 
-    The coordinator holds a request for an update that is not there yet for `poll_s`.
+    Collective are `send_initial`, `receive`, `is_over`, `fetch_weights` and `fetch_outer`. The
+    coordinator holds a request for an update that is not there yet for `poll_s`.
     """
 
-    def __init__(self, link: Link | None, run_id: str, layout: Layout, poll_s: float) -> None:
+    def __init__(
+        self,
+        link: Link | None,
+        run_id: str,
+        layout: Layout,
+        poll_s: float = HEARTBEAT_S,
+        group: Group | None = None,
+    ) -> None:
         self._rank_0_link = link
         self._run_id = run_id
         self._layout = layout
         self._poll_s = poll_s
+        self._group = group or Group()
 
     @property
     def _link(self) -> Link:
         assert self._rank_0_link is not None, "rank 0 has the link"
         return self._rank_0_link
 
+    # What leaves ---------------------------------------------------------------------------
+
     def send_initial(self, weights: Mapping[str, Tensor]) -> None:
         """Upload the initial weights, exactly."""
-        payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
-        receipt = self._send(wire.UploadHeader.INITIAL, 0, 0, payload, wire.Work())
-        if receipt.status == wire.Receipt.REJECTED:
-            raise FedwanError(f"the initial weights were refused: {receipt.text}")
+
+        def send() -> None:
+            payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
+            receipt = self._send(wire.UploadHeader.INITIAL, 0, 0, payload, wire.Work())
+            if receipt.status == wire.Receipt.REJECTED:
+                raise FedwanError(f"the initial weights were refused: {receipt.text}")
+
+        self._group.lead(send)
 
     def send_contribution(
-        self,
-        fragment: int,
-        version: int,
-        payload: Payload | None,
-        work: wire.Work,
+        self, fragment: int, version: int, payload: Payload | None, work: wire.Work
     ) -> wire.Receipt:
         """Upload a contribution to `version`."""
         return self._send(wire.UploadHeader.CONTRIBUTION, fragment, version, payload, work)
@@ -84,6 +97,16 @@ class CoordinatorStub:
         )
         return self._link.upload(header, payload)
 
+    def report(self, version: int, figures_json: str, samples: bytes) -> None:
+        """Hand in quality figures and samples."""
+        self._link.report(
+            wire.QualityReport(
+                run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
+            )
+        )
+
+    # What comes ----------------------------------------------------------------------------
+
     def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Delivery:
         """Wait for the update that leads to `version`, or for word that it is past.
 
@@ -94,14 +117,7 @@ class CoordinatorStub:
         """
         over_since = None
         while True:
-            request = wire.DownloadRequest(
-                run_id=self._run_id,
-                kind=wire.DownloadRequest.UPDATE,
-                fragment=fragment,
-                version=version,
-                wait_s=self._poll_s,
-            )
-            update = self._link.download(request)
+            update = self._ask_update(fragment, version, self._poll_s)
             if update.payload is not None or is_superseded(update):
                 return update
             between()
@@ -114,39 +130,57 @@ class CoordinatorStub:
                     )
                 time.sleep(0.05)
 
+    def _ask_update(self, fragment: int, version: int, wait_s: float) -> Delivery:
+        kind = wire.DownloadRequest.UPDATE
+        return self._link.download(
+            wire.DownloadRequest(
+                run_id=self._run_id, kind=kind, fragment=fragment, version=version, wait_s=wait_s
+            )
+        )
+
+    def receive(self, update: PendingUpdate, listen: Callable[[], object]) -> Delivery:
+        """Wait for an update, and have it at every process; `listen` may raise to end the wait."""
+        try:
+            while not self._group.lead(update.is_here):
+                listen()
+            return self._group.share(update.result)
+        except BaseException:
+            update.give_up()
+            raise
+
     def is_over(self, version: int) -> bool:
         """Whether the run has ended, asked without waiting."""
-        request = wire.DownloadRequest(
-            run_id=self._run_id, kind=wire.DownloadRequest.UPDATE, version=version + 1
-        )
-        return self._link.download(request).header.status == wire.DownloadHeader.DONE
+        done = wire.DownloadHeader.DONE
+        ask = self._ask_update
+        return self._group.lead(lambda: ask(0, version + 1, 0.0).header.status == done)
 
     def fetch_weights(
         self, kind: wire.DownloadRequest.Kind = wire.DownloadRequest.GLOBAL
-    ) -> tuple[State, wire.DownloadHeader]:
-        """The present global weights, or their moving average, and what was said about them."""
-        header, payload = self._fetch(kind)
-        return fp32().decode(payload, self._layout), header
+    ) -> tuple[State | None, wire.DownloadHeader]:
+        """The present global weights, or their moving average, at rank 0; what was said of them."""
+        kept: list[State] = []
+
+        def fetch() -> wire.DownloadHeader:
+            delivery = self._link.download(wire.DownloadRequest(run_id=self._run_id, kind=kind))
+            if delivery.payload is None:
+                raise FedwanError("the coordinator has no weights yet; its run has not begun")
+            kept.append(fp32().decode(delivery.payload, self._layout))
+            return delivery.header
+
+        header = self._group.lead(fetch)
+        return (kept[0] if kept else None), header
 
     def fetch_outer(self) -> tuple[State, list[int]]:
         """The state of the optimiser that the coordinator steps, and the version of it."""
-        header, payload = self._fetch(wire.DownloadRequest.OUTER)
-        state = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
-        return state, list(header.versions)
 
-    def _fetch(self, kind: wire.DownloadRequest.Kind) -> tuple[wire.DownloadHeader, Source]:
-        header, payload = self._link.download(wire.DownloadRequest(run_id=self._run_id, kind=kind))
-        if payload is None:
-            raise FedwanError("the coordinator has no weights yet; its run has not begun")
-        return header, payload
+        def fetch() -> tuple[State, list[int]]:
+            request = wire.DownloadRequest(run_id=self._run_id, kind=wire.DownloadRequest.OUTER)
+            header, payload = self._link.download(request)
+            assert payload is not None, "the weights have come before"
+            state = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
+            return state, list(header.versions)
 
-    def report(self, version: int, figures_json: str, samples: bytes) -> None:
-        """Hand in quality figures and samples."""
-        self._link.report(
-            wire.QualityReport(
-                run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
-            )
-        )
+        return self._group.lead(fetch)
 
 
 class _InVain(Exception):  # noqa: N818
@@ -177,7 +211,7 @@ class PendingUpdate:
     def is_here(self) -> bool:
         """Whether the answer is; waits for it a little."""
         assert self.outcome is not None, "rank 0 has asked"
-        return is_done(self.outcome)
+        return bool(wait([self.outcome], LISTEN_S).done)
 
     def result(self) -> Delivery:
         """The answer, once it is here; or what ended the question."""

@@ -1,34 +1,44 @@
-"""A training script under torchrun, of which a rank may die: `script.py [RANK STEP]`."""
+"""A site's script that goes wrong in a way: `script.py [WAY]`, under torchrun or not."""
 
 import os
 import signal
 import sys
+import time
 
 import torch
 from torch import nn
 
 from tests.site.support import take_steps
 
+KILLED = {"rank_0_dies": 0, "rank_1_dies": 1}
 
-def main() -> None:
+
+def main(way: str = "") -> None:
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    rank, step = (int(word) for word in sys.argv[1:]) if sys.argv[1:] else (-1, -1)
+    is_pair = "RANK" in os.environ
+    if is_pair:
+        torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank() if is_pair else 0
+    calls = [0]
 
-    def die(network: nn.Module) -> None:
-        if torch.distributed.get_rank() == rank:
-            calls = [0]
+    def misbehave(*_: object) -> None:
+        calls[0] += 1
+        if calls[0] == 6 and KILLED.get(way) == rank:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if calls[0] == 2 and way == "blocks":
+            time.sleep(600)
+        if calls[0] == 2 and way == "ends_early":
+            sys.exit(0)
 
-            def count(*_: object) -> None:
-                calls[0] += 1
-                if calls[0] > step:
-                    os.kill(os.getpid(), signal.SIGKILL)
+    def keep(network: nn.Module) -> None:
+        network.register_forward_pre_hook(misbehave)
 
-            network.register_forward_pre_hook(count)
-
-    take_steps("fsdp", keep=die)
-    torch.distributed.destroy_process_group()
+    strange = {"strange": torch.optim.SGD(nn.Linear(2, 2).parameters())}
+    options = {"optimizers": strange} if way == "strange_optimizer" else {}
+    take_steps("fsdp" if is_pair else "plain", keep=keep, **options)
+    if is_pair:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
