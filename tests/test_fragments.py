@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,11 +119,10 @@ def deep(num_layers: int = 12, width: int = 6) -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("cut", [strided])
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 12])
-def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(cut: Any, count: int) -> None:
+def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(count: int) -> None:
     layout = layout_of({"generator": deep(), "discriminator": deep(3)})
-    fragments = cut(count, 24)(layout)
+    fragments = strided(count, 24)(layout)
     assert [f.index for f in fragments] == list(range(count))
     assert [f.offset for f in fragments] == [24 * i // count for i in range(count)]
     names = [name for f in fragments for name in f.layout]
@@ -138,26 +135,19 @@ def test_every_tensor_is_in_one_fragment_and_modules_stay_whole(cut: Any, count:
     assert all(f.layout for f in fragments)
 
 
-@pytest.mark.parametrize("cut", [strided])
-def test_fragments_weigh_about_the_same(cut: Any) -> None:
+def test_fragments_weigh_about_the_same() -> None:
     layout = layout_of({"generator": deep(40), "discriminator": deep(20)})
-    sizes = [f.num_bytes for f in cut(5, 10)(layout)]
+    sizes = [f.num_bytes for f in strided(5, 10)(layout)]
     assert max(sizes) <= 1.1 * min(sizes)
 
 
 def test_a_part_of_the_generator_travels_with_a_part_of_the_discriminator() -> None:
     layout = layout_of({"generator": deep(8), "discriminator": deep(4)})
-    for cut in (strided,):
-        for fragment in cut(4, 8)(layout):
-            assert {network_of(name) for name in fragment.layout} == {"generator", "discriminator"}
+    for fragment in strided(4, 8)(layout):
+        assert {network_of(name) for name in fragment.layout} == {"generator", "discriminator"}
 
 
 def test_more_fragments_than_modules_are_refused_with_the_most_that_work() -> None:
     layout = layout_of({"net": nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))})
     with pytest.raises(ConfigError, match=r"stream.fragments=3.*set stream.fragments=2 or less"):
         strided(3, 6)(layout)
-
-
-def test_a_fragment_cannot_be_changed() -> None:
-    with pytest.raises(AttributeError):
-        whole({})[0].index = 1  # type: ignore[misc]

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fedwan.rng import (
-    NamedGenerators,
-    derive_seed,
-    seeded_init,
-)
+from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 
 
 def draw(rng: NamedGenerators, name: str, num: int = 4) -> list[float]:

@@ -350,11 +350,7 @@ class Site:
         return run_step if self.strategy.clock == "samples" else exchange.expected_step
 
     def _fetch_all(self) -> tuple[State | None, wire.DownloadHeader, State | None]:
-        """The global weights and, where sites step as one, the optimisers' state of their version.
-
-        The coordinator mirrors the inner optimisers: moments of an older checkpoint would lead this
-        site away from the others for good.
-        """
+        """The present weights, and where gradients are exchanged the optimiser's state for them."""
         weights, header = self._stub.fetch_weights()
         if self.strategy.contributes != "gradient" or self.strategy.clock == "samples":
             return weights, header, None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +40,21 @@ class Site:
         self.checkpoints.save(version, durable, Ledger(residual, owed, Work(3, 12), (7,)))
 
 
-def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: Path) -> None:
-    first = Site(tmp_path)
-    first.train(3)
+@pytest.mark.parametrize("is_beside", [False, True])
+def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(
+    is_beside: bool, tmp_path: Path
+) -> None:
+    first = Site(tmp_path, is_beside=is_beside)
+    first.train(1)
     first.save(1)
+    first.train(2)
+    first.save(2)  # beside the steps into the memory of the first
     torch_draw = torch.rand(3)
     first.train(4)
+    first.checkpoints.settle()
 
     second = Site(tmp_path)
-    restored = second.checkpoints.load(1, with_model=True)
+    restored = second.checkpoints.load(2, with_model=True)
     assert torch.equal(torch.rand(3), torch_draw)
     second.train(4)
     assert same_bits(second.replica.live, first.replica.live)
@@ -60,7 +65,7 @@ def test_a_site_goes_on_from_a_checkpoint_as_if_nothing_had_happened(tmp_path: P
 
     third = Site(tmp_path)
     before = {name: value.clone() for name, value in third.replica.live.items()}
-    third.checkpoints.load(1, with_model=False)
+    third.checkpoints.load(2, with_model=False)
     assert same_bits(third.replica.live, before) and third.replica.inner.state()
 
 
@@ -95,9 +100,9 @@ def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
         site.checkpoints.load(1, with_model=True)
 
 
-@pytest.fixture
-def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
-    """Writes one checkpoint for each permit, and all of them when the test is over."""
+def test_what_stood_when_it_was_taken_is_written_and_the_next_save_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     permits = threading.Semaphore(0)
 
     def write_when_allowed(*args: Any) -> None:
@@ -105,47 +110,19 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Semaphore]:
         write_tensors(*args)
 
     monkeypatch.setattr(checkpoint, "write_tensors", write_when_allowed)
-    yield permits
-    permits.release(100)
-
-
-def test_beside_the_steps_what_is_written_is_what_stood_when_it_was_taken(
-    tmp_path: Path, disk: threading.Semaphore
-) -> None:
-    first = Site(tmp_path, is_beside=True)
-    disk.release()
-    first.train(1)
-    first.save(1)
-    first.checkpoints.settle()
-    first.train(2)
-    first.save(2)  # into the memory of the first
-    torch_draw = torch.rand(3)
-    first.train(4)
-    disk.release()
-    first.checkpoints.settle()
-
-    second = Site(tmp_path)
-    restored = second.checkpoints.load(2, with_model=True)
-    assert torch.equal(torch.rand(3), torch_draw)
-    second.train(4)
-    assert same_bits(second.replica.live, first.replica.live)
-    assert same_bits(second.replica.inner.state(), first.replica.inner.state())
-    assert restored.residual["net/owed"].tolist() == [0.5]
-    assert restored.owed["net/owed"].tolist() == [1.5]
-
-
-def test_the_next_waits_for_one_that_is_still_being_written(
-    tmp_path: Path, disk: threading.Semaphore
-) -> None:
     site = Site(tmp_path, is_beside=True)
+    taken = {name: value.clone() for name, value in site.replica.live.items()}
     site.save(1)
+    site.train(1)
     saving = in_thread(lambda: site.save(2))
     with pytest.raises(AssertionError, match="still running"):
         saving(0.1)
-    disk.release(2)
+    permits.release(2)
     saving(10.0)
     site.checkpoints.close()
     assert site.checkpoints.versions() == [1, 2]
+    site.checkpoints.load(1, with_model=True)
+    assert same_bits(site.replica.live, taken)
 
 
 def test_the_next_save_and_the_last_settling_tell_that_one_could_not_be_written(
