@@ -21,10 +21,15 @@ from torch import Tensor
 from fedwan.data import FILE_NAMES, Source, find_source
 from fedwan.errors import FedwanError
 from fedwan.metrics.comparison import SMALLEST_DEVIATION, compare, pack_comparisons
+from fedwan.metrics.counts import (
+    count_modes,
+    count_stacked_modes,
+    density_coverage,
+    precision_recall,
+    radii_of,
+)
 from fedwan.metrics.distances import frechet_between, frechet_distance, kernel_between, moments
 from fedwan.metrics.features import load_classifier, one_thread, see_images
-from fedwan.metrics.modes import count_modes, count_stacked_modes
-from fedwan.metrics.neighbours import density_coverage, precision_recall, radii_of
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
@@ -47,22 +52,13 @@ class Seen(NamedTuple):
 
 
 def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str, Any]:
-    """Figures of merit of generated samples.
+    """Figures of NUM_DRAWS * n generated samples beside n > 5 held-out ones; of files n > 11.
 
-    Args:
-        data_name: as in `data.name`.
-        real: held-out data, x (n, …), n > 5; of files n > 11.
-        generated: samples, (NUM_DRAWS * n, …), of the same shape and scale.
-
-    Returns:
-        JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
-        `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes`,
-        `good` and `mode_kl`, see `fedwan.metrics.modes`, and the floor of each but `histogram`
-        under its name with `_floor`. Of files also `moments`, tensors: see
-        `fedwan.metrics.comparison`.
-
-    Raises:
-        FedwanError: samples that are not finite.
+    JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
+    `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes`, `good`
+    and `mode_kl` (`fedwan.metrics.counts`), and the floor of each but `histogram` under its name
+    with `_floor`. Of files also `moments`, tensors (`fedwan.metrics.comparison`). A `FedwanError`
+    if samples are not finite.
     """
     num = len(real.x)
     assert generated.shape == (NUM_DRAWS * num, *real.x.shape[1:])
@@ -91,13 +87,8 @@ def measure_translation(
     every target would have fd = fd_floor: `fd` between the targets of one half and the images for
     the other's inputs, `fd_floor` between the targets of both, and `l1`, mean |image - target|.
 
-    Args:
-        targets: real images (n, 3, height, width), n at least LEAST_PAIRS.
-        generated: of the same inputs in the same order and shape.
-        with_moments: add `moments`, tensors that several sites' images are compared by.
-
-    Raises:
-        FedwanError: images that are not finite.
+    Images are (n, 3, height, width), n at least LEAST_PAIRS, in the same order; `with_moments` adds
+    `moments`, by which several sites' images are compared. A `FedwanError` if they are not finite.
     """
     assert targets.shape == generated.shape and len(targets) >= LEAST_PAIRS
     _refuse_diverged(generated)

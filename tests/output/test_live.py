@@ -9,9 +9,9 @@ import pytest
 from rich.console import Console
 
 from fedwan.output import live
-from fedwan.output.board import Board
-from fedwan.output.live import render_board, watch
+from fedwan.output.live import Board, Follower, render_board, watch
 from fedwan.output.outputs import Outputs
+from fedwan.output.records import Recorder
 from tests.output.runs import event, make_config, quality_row, record_of, round_row, write_run
 
 
@@ -79,3 +79,88 @@ def test_elsewhere_there_are_plain_lines_without_control_characters(
     assert first == "0 s: starting services"
     assert "rejoin: s2 <rejoined> & is back" in text
     assert "done, round 2, step 20/20, 4.00 kB up, 4.10 kB down, utilisation 80 %" in last
+
+
+def test_it_tells_the_phases_of_a_run(board: Board) -> None:
+    assert board.phase == "starting services"
+    board.take(event("listening", None))
+    assert board.phase == "waiting for sites"
+    board.take(event("join", "s1"))
+    assert board.phase == "waiting for s2"
+    board.take(event("join", "s2"))
+    assert board.phase == "training"
+    board.take(event("lost", "s1"))
+    assert board.phase == "waiting for s1"
+    board.take(event("rejoin", "s1"))
+    for version in (1, 2):
+        board.take(record_of(round_row(version, "s1"), 1.0))
+    assert board.phase == "measuring quality"
+    board.take(event("done", None))
+    assert board.phase == "done"
+
+
+def test_it_sums_what_sites_did_and_measures_their_speed(board: Board) -> None:
+    board.take(record_of(round_row(1, "s1"), 100.0))
+    assert board.remaining_s is None
+    board.take(record_of(round_row(2, "s1"), 105.0))
+    row = board.sites["s1"]
+    assert (row.step, row.bytes_up, row.bytes_down) == (20, 2000, 2050)
+    assert row.utilisation == 0.8
+    assert row.steps_per_s == 2.0
+    assert board.remaining_s == 0.0
+
+
+def test_the_runs_utilisation_is_that_of_all_the_time_spent_as_in_its_summary(board: Board) -> None:
+    assert board.utilisation is None
+    board.take(record_of({**round_row(1, "s1"), "compute_s": 9.0, "wait_s": 1.0}, 1.0))
+    board.take(record_of({**round_row(1, "s2"), "compute_s": 1.0, "wait_s": 29.0}, 2.0))
+    assert board.utilisation == 10 / 40
+
+
+def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Path) -> None:
+    board = Board(make_config(tmp_path), since=100.0)
+    for record in (
+        event("listening", None, 1.0),
+        event("join", "s1", 2.0),
+        record_of(round_row(1, "s1"), 3.0),
+        event("warning", "s1", 4.0),
+    ):
+        board.take(record)
+    assert board.phase == "starting services"
+    assert (board.version, board.sites["s1"].bytes_up) == (1, 1000)
+    assert board.sites["s1"].state == "expected" and board.news == []
+    board.take(event("resume", None, 101.0))
+    board.take(record_of(round_row(2, "s1"), 102.0))
+    assert board.sites["s1"].state == "training"
+    assert board.sites["s1"].steps_per_s is None
+    assert [e.event for e in board.news] == ["resume"]
+
+
+def test_a_follower_takes_whole_lines_once_and_passes_over_what_is_damaged(tmp_path: Path) -> None:
+    follower = Follower(tmp_path, make_config(tmp_path))
+    assert not follower.poll()
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder.write(round_row(1, "s1"))
+    assert follower.poll() and not follower.poll()
+    assert follower.board.sites["s1"].bytes_up == 1000
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('nonsense\n{"kind":"event","t":1e12,"event":"warn')
+        file.flush()
+        follower.poll()
+        file.write('ing","site":null,"text":"late"}\n')
+    follower.poll()
+    assert [event.text for event in follower.board.news] == ["late"]
+    recorder.close()
+
+
+def test_a_follower_begins_again_when_a_resumed_run_replaces_the_file(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "metrics.jsonl")
+    for version in (1, 2, 3):
+        recorder.write(round_row(version, "s1"))
+    recorder.close()
+    follower = Follower(tmp_path, make_config(tmp_path))
+    follower.poll()
+    assert follower.board.version == 3
+    Recorder(tmp_path / "metrics.jsonl", resume_version=2).close()
+    follower.poll()
+    assert follower.board.version == 2 and follower.board.sites["s1"].bytes_up == 2000
