@@ -127,11 +127,7 @@ def plan(
 def _read_settings(
     path: Path | None, words: list[str], link: str
 ) -> tuple[PlanConfig, frozenset[str]]:
-    """The settings, checked, and the keys that words settle.
-
-    Raises:
-        ConfigError: a key that is unknown or has no effect, a value out of range or missing.
-    """
+    """The settings, checked, and the keys that words settle."""
     file_tree = {} if path is None else read_yaml(path)
     tree = parse_words(words, PlanConfig)
     # A file's own strategy is one of those that are compared, not the only one.

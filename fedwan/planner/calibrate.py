@@ -39,11 +39,7 @@ REPEATS = 3
 
 
 def open_workload(config: Config) -> Workload:
-    """The workload, freshly built where its steps will be timed.
-
-    Raises:
-        ConfigError: the device that it asks for is not here.
-    """
+    """The workload, freshly built where its steps will be timed."""
     if config.threads:
         torch.set_num_threads(config.threads)
     workload: Workload = load_workload(config.workload).build(config, choose_device(config.device))
@@ -55,11 +51,7 @@ def trained_layout(
     inner: Mapping[str, InnerConfig],
     exclude: Mapping[str, Sequence[str]] | None = None,
 ) -> Layout:
-    """Of what will travel, moments too where `inner` has them averaged.
-
-    Raises:
-        ConfigError: patterns in `exclude` match nothing, or all of a network.
-    """
+    """Of what will travel, moments too where `inner` has them averaged."""
     networks, optimizers = workload.networks, workload.optimizers
     trained = {name: networks[name] for name in networks if name in optimizers}
     home = staying_home(trained, InnerOptimizers(networks, optimizers).held(), exclude or {})
@@ -68,11 +60,7 @@ def trained_layout(
 
 
 def step_seconds(config: Config, workload: Workload) -> float:
-    """Seconds of a step, the median of some; the workload's weights move.
-
-    Raises:
-        ConfigError: the data are not here.
-    """
+    """Seconds of a step, the median of some; the workload's weights move."""
     device = choose_device(config.device)
     data = data_at_site(config.data, site_names(config)[0])
     shard = open_shard(data, 0, config.sites, config.seed)

@@ -97,11 +97,7 @@ class Candidate:
 
 
 def candidates(question: Question) -> list[Candidate]:
-    """All that could be run.
-
-    Raises:
-        ConfigError: there is none; what was wrong with the first, and the nearest that works.
-    """
+    """All that could be run; if there is none, a `ConfigError` of what was wrong with the first."""
     config = question.config
     names = strategy_names() if config.strategy == ALL else [config.strategy]
     found: list[Candidate] = []
@@ -128,11 +124,7 @@ def candidates(question: Question) -> list[Candidate]:
 
 
 def candidate(config: Config, question: Question) -> Candidate:
-    """These settings with the rest filled in by the strategy's recipe.
-
-    Raises:
-        ConfigError: they would not run.
-    """
+    """These settings with the rest filled in by its recipe; a `ConfigError` if they cannot run."""
     config = copy.deepcopy(config)
     recipe = load_strategy(config.strategy)
     resolve_strategy(recipe, config, question.networks)

@@ -123,11 +123,7 @@ def measured_link(found: Measurement) -> WireLink:
 
 
 def read_measurement(path: Path) -> Measurement:
-    """What `fedwan doctor link --json` wrote.
-
-    Raises:
-        ConfigError: it is something else.
-    """
+    """What `fedwan doctor link --json` wrote."""
     try:
         figures: dict[str, Any] = json.loads(path.read_text())
         figures.pop("advice")

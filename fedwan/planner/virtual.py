@@ -340,11 +340,7 @@ def run_virtually(
     link: WireLink,
     costs: Costs,
 ) -> Course:
-    """Let a run of `num_steps` a site, a multiple of the strategy's H, take place in virtual time.
-
-    Raises:
-        ConfigError: the layout cannot be cut as the strategy wants.
-    """
+    """A run of `num_steps` a site, a multiple of the strategy's H, in virtual time."""
     fragments, names = strategy.fragments(layout), [f"s{index}" for index in range(num_sites)]
     loads, weights = loads_of(strategy, fragments, costs), global_bytes(layout, costs)
     return _Run(strategy, num_steps, step_s, link, fragments, loads, weights, names).play()
