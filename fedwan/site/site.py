@@ -235,7 +235,7 @@ class Site:
             RunStopped: the run was ended before its last step.
         """
         try:
-            if error is None:
+            if error is None or (isinstance(error, SystemExit) and not error.code):
                 self._finish()
         except BaseException as failure:
             error = failure
