@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import safetensors
 import torch
+import xxhash
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.spectral_norm import SpectralNorm
@@ -222,14 +223,24 @@ def _refresh_hooked(module: nn.Module, hook: SpectralNorm, num_iterations: int) 
         functional.normalize(weight @ right, dim=0, eps=hook.eps, out=left)
 
 
-def write_atomically(path: Path, write: Any) -> None:
-    """Call `write(temporary_path)`, fsync, and rename over `path`: all or nothing."""
+def write_atomically(
+    path: Path, write: Callable[[Path], None], previous: Path | None = None
+) -> None:
+    """Call `write(temporary_path)`, fsync, and rename over `path`: all or nothing.
+
+    What was there is kept as `previous`, if given; `path` itself is never missing meanwhile.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write(temporary)
         with temporary.open("rb") as handle:
             os.fsync(handle.fileno())
+        if previous is not None and path.exists():
+            link = previous.with_name(f".{previous.name}.{os.getpid()}.tmp")
+            link.unlink(missing_ok=True)
+            os.link(path, link)
+            os.replace(link, previous)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -238,6 +249,12 @@ def write_atomically(path: Path, write: Any) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def sweep(folder: Path, name: str = "*") -> None:
+    """Remove what a process that was killed in `write_atomically` has left, by names of files."""
+    for left in folder.glob(f".{name}.*.tmp"):
+        left.unlink(missing_ok=True)
 
 
 _DTYPES = {
@@ -267,55 +284,112 @@ def tensor_bytes(value: Tensor) -> memoryview:
     return data
 
 
-def write_tensors(path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+def write_tensors(
+    path: Path, state: Mapping[str, Tensor], meta: Mapping[str, Any], previous: Path | None = None
+) -> None:
     """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
 
-    Costs one host copy of the largest tensor; `safetensors.torch.save_file` wants all at once.
+    Each tensor has a checksum, and so has all that is said about them. What the file replaces is
+    kept as `previous`, if given. Costs one host copy of the largest tensor;
+    `safetensors.torch.save_file` wants all at once.
     """
     in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
-    rows: dict[str, Any] = {"__metadata__": {"fedwan": json.dumps(meta, sort_keys=True)}}
+    rows: dict[str, Any] = {}
     end = 0
     for name in in_order:
         value = state[name]
         start, end = end, end + value.numel() * value.element_size()
         dtype, shape = _DTYPES[value.dtype], list(value.shape)
         rows[name] = {"dtype": dtype, "shape": shape, "data_offsets": [start, end]}
-    table = json.dumps(rows, separators=(",", ":")).encode()
-    table += b" " * (-len(table) % 8)
+    said = json.dumps(meta, sort_keys=True)
 
     def write(temporary: Path) -> None:
+        checksums = dict.fromkeys(in_order, _NO_CHECKSUM)
         with temporary.open("wb") as file:
-            file.write(len(table).to_bytes(8, "little") + table)
+            file.write(_header(rows, said, checksums))
             for name in in_order:
-                file.write(tensor_bytes(state[name]))
+                data = tensor_bytes(state[name])
+                checksums[name] = _checksum(_described(name, state[name]), data)
+                file.write(data)
+            file.seek(0)
+            file.write(_header(rows, said, checksums))
 
-    write_atomically(path, write)
+    write_atomically(path, write, previous)
+
+
+_NO_CHECKSUM = "0" * 16
+
+
+def _checksum(*parts: bytes | memoryview) -> str:
+    digest = xxhash.xxh3_64()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _described(name: str, value: Tensor) -> bytes:
+    return f"{name}|{value.dtype}|{tuple(value.shape)}|".encode()
+
+
+def _header(rows: Mapping[str, Any], said: str, checksums: Mapping[str, str]) -> bytes:
+    """As long whatever the checksums are."""
+    sums = json.dumps(checksums, separators=(",", ":"))
+    metadata = {
+        "fedwan": said,
+        "checksums": sums,
+        "checksum": _checksum(said.encode(), sums.encode()),
+    }
+    table = json.dumps({"__metadata__": metadata, **rows}, separators=(",", ":")).encode()
+    table += b" " * (-len(table) % 8)
+    return len(table).to_bytes(8, "little") + table
 
 
 def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
     """Read what `write_tensors` wrote.
 
     Raises:
-        CheckpointError: the file is missing, truncated, or not one of fedwan's.
+        CheckpointError: the file is missing, truncated, damaged, or not one of fedwan's.
     """
-    return _read(path, lambda file: {name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+    state: State = {}
+    meta = _read(path, state.__setitem__)
+    return state, meta
+
+
+def check_tensors(path: Path) -> None:
+    """Read a file to its end and keep nothing; raises as `read_tensors` does."""
+    _read(path, lambda name, value: None)
 
 
 def read_tensors_meta(path: Path) -> dict[str, Any]:
     """The `meta` alone, as `read_tensors` reads it."""
-    return _read(path, lambda file: {})[1]
+    return _read(path, None)
 
 
-def _read(path: Path, take: Callable[[Any], State]) -> tuple[State, dict[str, Any]]:
+def _read(path: Path, take: Callable[[str, Tensor], None] | None) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-            meta = json.loads((file.metadata() or {})["fedwan"])
-            return take(file), meta
+            metadata = file.metadata() or {}
+            said, sums = metadata["fedwan"], metadata["checksums"]
+            checksums = json.loads(sums)
+            names = set(file.keys())
+            if (
+                metadata["checksum"] != _checksum(said.encode(), sums.encode())
+                or names != checksums.keys()
+            ):
+                raise ValueError("its header is damaged")
+            for name in sorted(names) if take else ():
+                value = file.get_tensor(name)
+                if _checksum(_described(name, value), tensor_bytes(value)) != checksums[name]:
+                    raise ValueError(f"tensor {name!r} is damaged")
+                assert take is not None
+                take(name, value)
+            meta: dict[str, Any] = json.loads(said)
+            return meta
     except FileNotFoundError:
         raise CheckpointError(
             f"no checkpoint at {path}; start the run afresh, without --resume"
         ) from None
-    except (safetensors.SafetensorError, KeyError, json.JSONDecodeError, OSError) as error:
+    except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:
         raise CheckpointError(
             f"checkpoint {path} cannot be read ({error}); restore it from a copy, "
             "or start the run afresh without --resume"

@@ -32,6 +32,21 @@ class Disk:
         self.crash_next: set[str] = set()
         """Names of processes that are killed at their next effect."""
 
+        self.rot_next: set[str] = set()
+        """Names of processes of whose newest checkpoint a bit flips once they have died."""
+
+    def rot(self, name: str) -> None:
+        """A process has died: flip the bit, if there is an older checkpoint."""
+        kept = sorted((self._world.folder / name).rglob("[cs]*.safetensors"))
+        if name not in self.rot_next or len(kept) < 2:
+            return
+        self.rot_next.discard(name)
+        self._world.count("bit flipped")
+        data = bytearray(kept[-1].read_bytes())
+        at = self._world.random.randrange(8 * len(data))
+        data[at // 8] ^= 1 << at % 8
+        kept[-1].write_bytes(data)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 

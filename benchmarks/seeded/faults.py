@@ -88,6 +88,10 @@ def _fill_disk(world: World) -> None:
     world.disk.full_until[name] = world.kernel.now + 20.0 * world.random.random()
 
 
+def _rot(world: World) -> None:
+    world.disk.rot_next.add(world.random.choice(["coordinator", *world.names]))
+
+
 KINDS: tuple[Callable[[World], None], ...] = (
     _kill_site,
     _kill_coordinator,
@@ -97,4 +101,5 @@ KINDS: tuple[Callable[[World], None], ...] = (
     _slow_down,
     _lose,
     _fill_disk,
+    _rot,
 )

@@ -30,7 +30,7 @@ from fedwan import state
 from fedwan.app import load_run
 from fedwan.config import Config, site_names
 from fedwan.coordinator import run as coordinator_run
-from fedwan.coordinator.model import CHECKPOINT, read_meta
+from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import LinkLost, RunStopped, SessionLost
@@ -38,7 +38,7 @@ from fedwan.memory import Tidier
 from fedwan.protocol.rounds import Key
 from fedwan.site import background, meter, site
 from fedwan.site.site import Membership
-from fedwan.state import hash_state
+from fedwan.state import hash_state, read_tensors_meta
 
 __all__ = ["SCENARIOS", "Report", "World", "simulate_seed"]
 
@@ -122,7 +122,8 @@ class World:
         self.paths = {name: NetworkPath(self) for name in self.names}
         self.sites: dict[str, Process] = {}
         self.is_complete = False
-        self._durable = 0
+        self._saved = [0]
+        """Versions of the coordinator's last two checkpoints; the older one is called durable."""
         self._promised = 0
         """The latest version that a site was told is durable."""
         self._merged: dict[Key, int] = {}
@@ -214,6 +215,8 @@ class World:
         self._has_died |= not isinstance(outcome[0], str)
         self.kernel.kill(process)
         self.kernel.sleep(0.0)
+        if not isinstance(outcome[0], str):
+            self.disk.rot(process.name)
         return outcome[0]
 
     def _keep_coordinator(self) -> None:
@@ -242,14 +245,15 @@ class World:
             silence_s=SILENCE_S,
         )
         checkpoint = self.folder / "coordinator" / "checkpoint"
-        version = run.resume() if (checkpoint / CHECKPOINT).exists() else 0
+        version, complaint = run.resume() if (checkpoint / CHECKPOINT).exists() else (0, "")
+        if complaint:
+            self.note(complaint)
         self.note(f"coordinator begins at version {version}")
         if version < self._promised:
             self.violated(f"version {self._promised} was called durable, and is lost")
-        held = dict(enumerate(read_meta(checkpoint)["versions"])) if version else {}
-        self._merged = {
-            k: into for k, into in self._merged.items() if into <= held.get(k.fragment, 0)
-        }
+        held = read_tensors_meta(checkpoint / CHECKPOINT)["versions"] if version else []
+        self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
+        self._saved = [min(held)] if held else [0]
         self._observe(run)
         present.hub = run.hub
         model = run.train()
@@ -285,8 +289,8 @@ class World:
     def on_durable(self, process: Process, folder: Path) -> None:
         """What was renamed in a folder survives from now on."""
         if process.name == "coordinator":
-            meta = read_meta(folder)
-            self._durable = min(meta["versions"])
+            versions = read_tensors_meta(folder / CHECKPOINT)["versions"]
+            self._saved = [self._saved[-1], min(versions)]
 
     def _observe(self, run: CoordinatedRun) -> None:
         hub = run.hub
@@ -315,11 +319,8 @@ class World:
         def observed_download(name: str, request: Any) -> Any:
             answer = download(name, request)
             self._promised = max(self._promised, answer.header.durable_version)
-            if answer.header.durable_version > self._durable:
-                self.violated(
-                    f"version {answer.header.durable_version} was called durable, which "
-                    f"{self._durable} is"
-                )
+            if answer.header.durable_version > self._saved[0]:
+                self.violated(f"version {answer.header.durable_version} is not durable yet")
             return answer
 
         hub.advance, hub.publish, hub.download = (  # type: ignore[method-assign]

@@ -7,6 +7,7 @@ merged contribution and the update.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -26,6 +27,7 @@ from fedwan.state import (
     Role,
     State,
     add_prefix,
+    check_tensors,
     clone,
     hash_state,
     layout_from_json,
@@ -33,23 +35,38 @@ from fedwan.state import (
     read_tensors,
     read_tensors_meta,
     select_prefix,
+    sweep,
     write_tensors,
 )
 from fedwan.strategy import Strategy
 from fedwan.workloads.optim import is_moment
 
-__all__ = ["GlobalModel", "read_meta", "update_ema"]
+__all__ = ["GlobalModel", "find_checkpoint", "update_ema"]
 
 CHECKPOINT = "coordinator.safetensors"
+PREVIOUS = "coordinator.previous.safetensors"
 
 
-def read_meta(folder: Path) -> dict[str, Any]:
-    """What was given to `GlobalModel.save` beside the model.
+def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
+    """What was given to `GlobalModel.save` beside the model, and a complaint if there is one.
+
+    A checkpoint that is damaged gives way to the one before it, for good.
 
     Raises:
-        CheckpointError: the checkpoint is missing or truncated.
+        CheckpointError: there is none, or none that is whole.
     """
-    return read_tensors_meta(folder / CHECKPOINT)
+    sweep(folder)
+    newest, previous = folder / CHECKPOINT, folder / PREVIOUS
+    try:
+        check_tensors(newest)
+    except CheckpointError as error:
+        try:
+            check_tensors(previous)
+        except CheckpointError:
+            raise error from None
+        os.replace(previous, newest)
+        return read_tensors_meta(newest), f"{error}; the one before it takes its place"
+    return read_tensors_meta(newest), ""
 
 
 class GlobalModel:
@@ -163,7 +180,7 @@ class GlobalModel:
             return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write a checkpoint atomically; `meta` is given back by `read_meta`."""
+        """Write a checkpoint atomically, and keep the one before."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -177,7 +194,7 @@ class GlobalModel:
             "versions": self.versions,
             "initial_sha256": self.initial_sha256,
         }
-        write_tensors(folder / CHECKPOINT, tensors, content)
+        write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
 
     @classmethod
     def load(

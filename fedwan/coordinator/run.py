@@ -24,7 +24,7 @@ from fedwan.codecs import fp32
 from fedwan.config import Config, site_names
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.merge import Merger
-from fedwan.coordinator.model import GlobalModel, read_meta
+from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.quality import Finding, find
 from fedwan.coordinator.records import RoundRows, Totals
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
@@ -81,6 +81,8 @@ class CoordinatedRun:
         self._resumed: GlobalModel | None = None
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
+        self._saved_version = 0
+        """Of the newest checkpoint."""
         self._mergers: dict[int, Merger] = {}
         self._tidier = Tidier()
         self._evaluation = Evaluation(has_own_data(config.data))
@@ -102,14 +104,14 @@ class CoordinatedRun:
 
     # The story -----------------------------------------------------------------------------
 
-    def resume(self) -> int:
-        """Go on from the checkpoint in the run's folder; the version that it is of.
+    def resume(self) -> tuple[int, str]:
+        """Go on from the checkpoint in the run's folder: its version, and a complaint or nothing.
 
         Raises:
-            CheckpointError: there is none, or it is not of this run's strategy.
+            CheckpointError: there is none that is whole, or it is not of this run's strategy.
         """
         folder = self._folder / "checkpoint"
-        meta = read_meta(folder)
+        meta, complaint = find_checkpoint(folder)
         try:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
@@ -121,7 +123,7 @@ class CoordinatedRun:
         self._agreement.agreed = claim
         self._settle(claim)
         self._resumed = GlobalModel.load(folder, self._strategy, self.config)
-        return self._resumed.version
+        return self._resumed.version, complaint
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
         """Train to the last version.
@@ -178,7 +180,7 @@ class CoordinatedRun:
         )
         rounds.dropped = self.totals.dropped
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
-        self.hub.durable_version = rounds.version
+        self._saved_version = rounds.version
         self._progress_at[rounds.version] = rounds.progress
         intake = Intake(layout, fragments, strategy.up, self._folder / "spool")
         self.hub.start(layout, rounds, intake, keeps_updates=keeps_updates)
@@ -416,7 +418,8 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         model.save(self._folder / "checkpoint", {"totals": row, "claim": self._agreement.agreed})
-        hub.durable_version = model.version
+        # Sites keep what they need to go on from the one before, too: this one may be damaged.
+        hub.durable_version, self._saved_version = self._saved_version, model.version
 
     def _ask_quality(self) -> None:
         """Have the EMA weights measured, if possible by a site that keeps up."""

@@ -53,10 +53,12 @@ def run_coordinator(
         lambda *picture: outputs.samples(*picture),
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
-    resumed_version = run.resume() if resume else None
+    resumed_version, complaint = run.resume() if resume else (None, "")
     with Outputs(config, out, resumed_version) as outputs:
         if resume:
             outputs.event("resume", None, f"resumed at version {resumed_version}")
+        if complaint:
+            outputs.event("warning", None, complaint)
         plane = _data_plane(config, run.hub, Identity.load(identity, "coordinator"))
         try:
             plane.start()

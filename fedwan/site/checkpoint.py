@@ -31,9 +31,11 @@ from fedwan.site.stateful import Stateful, load_random_state, pack, random_state
 from fedwan.state import (
     State,
     add_prefix,
+    check_tensors,
     read_tensors,
     read_tensors_meta,
     select_prefix,
+    sweep,
     write_tensors,
 )
 
@@ -129,6 +131,17 @@ class SiteCheckpoints:
         self._writer = background_threads(1, "checkpoint") if is_beside else None
         self._writing: Future[None] | None = None
         self._buffers = BufferPool(is_pinned=any(v.is_cuda for v in replica.live.values()))
+        self._drop_damaged()
+
+    def _drop_damaged(self) -> None:
+        """Remove what a killed predecessor left half-written, and files with other bytes."""
+        sweep(self._folder, f"site-????????{self._ending}")
+        for version in self._own_versions():
+            try:
+                check_tensors(self._path(version))
+            except CheckpointError as error:
+                log.warning("%s: goes on without it", error)
+                self._path(version).unlink()
 
     def versions(self) -> list[int]:
         """Versions that all processes have whole checkpoints of, in order; collective.

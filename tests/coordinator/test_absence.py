@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from fedwan.coordinator import run as run_module
-from fedwan.coordinator.model import GlobalModel, read_meta
+from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import RunStopped
 from fedwan.link.base import Link
@@ -172,7 +172,7 @@ def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(
         run.result(20.0)
     model = GlobalModel.load(tmp_path / "checkpoint", diloco.build(config), config)
     assert model.versions == [2]
-    assert read_meta(tmp_path / "checkpoint")["totals"]["contributions"] == 4
+    assert find_checkpoint(tmp_path / "checkpoint")[0]["totals"]["contributions"] == 4
 
 
 def test_a_site_that_is_waited_for_is_announced_once_by_name(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedwan import state as state_module
 from fedwan.codecs import Codec, bf16, fp32
 from fedwan.config import Config, DataConfig
-from fedwan.coordinator.model import CHECKPOINT, GlobalModel, read_meta, update_ema
+from fedwan.coordinator.model import CHECKPOINT, GlobalModel, find_checkpoint, update_ema
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
 from fedwan.state import Layout, Role, State, clone, hash_state, tensor_bytes
@@ -153,7 +153,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
     advance(model, range(1, 4))
     model.save(tmp_path, {"totals": {"rejected": 2}})
     loaded = GlobalModel.load(tmp_path, strategy, CONFIG)
-    assert read_meta(tmp_path)["totals"] == {"rejected": 2}
+    assert find_checkpoint(tmp_path)[0]["totals"] == {"rejected": 2}
     assert loaded.layout == model.layout and list(loaded.layout) == list(model.layout)
     for mine, theirs in zip(contents(loaded), contents(model), strict=True):
         if isinstance(mine, dict):
