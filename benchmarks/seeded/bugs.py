@@ -133,7 +133,7 @@ BUGS: dict[str, tuple[tuple[object, str, Callable[[Any], Any]], ...]] = {
     "a late contribution is accepted": ((Rounds, "settled", _accept_late),),
     "a successor does not send again what was lost": ((Site, "_take_over", _do_not_send_again),),
     "a site saves after its contribution has left": (
-        (Site, "save", _keep_for_later),
+        (SiteCheckpoints, "save", _keep_for_later),
         (CoordinatorStub, "send_contribution", _save_after_sending),
     ),
     "a successor forgets its place in the data": ((SiteCheckpoints, "load", _lose_place_in_data),),

@@ -34,13 +34,14 @@ class Disk:
 
         self.rot_next: set[str] = set()
         """Names of processes of whose newest checkpoint a bit flips once they have died."""
+        self._rotted: set[str] = set()
 
     def rot(self, name: str) -> None:
         """A process has died: flip the bit, if there is an older checkpoint."""
         kept = sorted((self._world.folder / name).rglob("[cs]*.safetensors"))
-        if name not in self.rot_next or len(kept) < 2:
+        if name not in self.rot_next or name in self._rotted or len(kept) < 2:
             return
-        self.rot_next.discard(name)
+        self._rotted.add(name)  # once: two checkpoints are kept, and one may be lost
         self._world.count("bit flipped")
         data = bytearray(kept[-1].read_bytes())
         at = self._world.random.randrange(8 * len(data))

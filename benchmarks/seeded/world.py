@@ -36,7 +36,7 @@ from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import LinkLost, RunStopped, SessionLost
 from fedwan.memory import Tidier
 from fedwan.protocol.rounds import Key
-from fedwan.site import background, meter, site
+from fedwan.site import meter, site, stub
 from fedwan.site.site import Membership
 from fedwan.state import hash_state, read_tensors_meta
 
@@ -180,7 +180,7 @@ class World:
             (state, "os", self.disk),
             (meter.Meter.__init__, "__defaults__", (monotonic,)),
             (Tidier, "tidy", lambda self: False),
-            (background, "POLL_S", 2.0),
+            (stub, "LISTEN_S", 2.0),
             (site, "HEARTBEAT_S", HEARTBEAT_S),
             (coordinator_run, "TICK_S", 2.0),
         ]
