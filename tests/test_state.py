@@ -236,3 +236,15 @@ def test_a_writer_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) ->
     with pytest.raises(KeyboardInterrupt):
         write_atomically(path, write)
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_any_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    write_tensors(path, {"net/w": torch.arange(6.0), "net/n": torch.tensor(3)}, {"version": 2})
+    whole = path.read_bytes()
+    for at in range(0, 8 * len(whole), 7):
+        data = bytearray(whole)
+        data[at // 8] ^= 1 << at % 8
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError):
+            read_tensors(path)
