@@ -40,11 +40,8 @@ def _export_safetensors(trained: Trained, folder: Path) -> None:
     for network, tensors in trained.networks.items():
         whole = {name: value.contiguous() for name, value in tensors.items()}
         save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
-    missing = {
-        network: trained.load_into(modules[network], network)
-        for network in trained.networks
-        if network in modules
-    }
+    both = [network for network in trained.networks if network in modules]
+    missing = {network: trained.load_into(modules[network], network) for network in both}
     about = {
         "fedwan": fedwan.__version__,
         "weights": "ema" if trained.is_ema else "last",

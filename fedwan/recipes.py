@@ -146,8 +146,7 @@ def _declared(page: ModuleType) -> tuple[Uses, Mapping[str, Any]]:
 
 def _check_schedule(config: Config) -> None:
     """Refuse steps that make no whole rounds, or networks out of step with them."""
-    rest = config.steps % config.h
-    if rest:
+    if rest := config.steps % config.h:
         below, above = config.steps - rest, config.steps - rest + config.h
         nearest = f"{below} or {above}" if below else f"{above}"
         raise ConfigError(

@@ -32,9 +32,7 @@ class Trained:
     """The networks of a run."""
 
     folder: Path
-    """Of the run."""
     config: Config
-    """Resolved."""
     networks: dict[str, State]
     """By name, tensors as the module's `state_dict` names them; parameters in fp32."""
     is_ema: bool
@@ -110,10 +108,9 @@ def _read(folder: Path, prefix: str) -> Mapping[str, torch.Tensor]:
             names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
             return {name[len(prefix) :]: file.get_tensor(name) for name in names}
     except FileNotFoundError:
-        raise CheckpointError(
+        what = (
             f"{str(folder)!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
-        ) from None
+        )
     except (safetensors.SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"checkpoint {path} cannot be read ({error}); copy it again"
-        ) from None
+        what = f"checkpoint {path} cannot be read ({error}); copy it again"
+    raise CheckpointError(what)

@@ -37,9 +37,8 @@ class Shard:
     train: Any
     """A torch `Dataset` that the site trains on, by number or (`IterableDataset`) as a stream."""
     held_out: Any = None
-    """A batch of real data that the site does not train on, on the CPU; None if there is none.
-
-    Of data that all sites could read, it is the same at every site and for every seed."""
+    """A batch of real data that the site does not train on, on the CPU; None if there is none. Of
+    data that all sites could read, it is the same at every site and for every seed."""
     num_classes: int = 1
     """Labels are 0 … num_classes - 1, here or at other sites."""
     public: bool = False

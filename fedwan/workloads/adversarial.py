@@ -1,4 +1,4 @@
-"""Losses of a GAN, and how each network gets the gradient of its own.
+"""Losses of a GAN.
 
     non_saturating   L_D = E softplus(-D(x)) + E softplus(D(G(z)))      Goodfellow et al. 2014
                      L_G = E softplus(-D(G(z)))

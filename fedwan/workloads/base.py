@@ -98,15 +98,14 @@ class Examinable(Protocol):
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """Figures of the present weights, in evaluation mode and without gradients.
 
-        Names that the doctor knows (`fedwan.workloads.examination` helps to make them):
+        Of some dozens of training samples and as many held-out ones of the same classes. Draws
+        depend on the seed. Scalars (no `.item()`), by names that the doctor knows, made with
+        `fedwan.workloads.examination`:
 
             memory/NETWORK       how often the network fits a training sample better than a held-out
                                  one; 0.5 where it has not learnt its shard by heart
             separation/NETWORK   how often it scores a real sample above a generated one
             spread/NETWORK       spread of what it generates over that of real samples
             variety/NETWORK      the same of images made of other images, all alike at the beginning
-
-        Scalars (no `.item()`), of some dozens of training samples and as many held-out ones of the
-        same classes. Draws depend on the seed; the global generators are lent.
         """
         ...

@@ -29,8 +29,8 @@ from fedwan.site.group import local
 from fedwan.workloads.base import Batch, Reduce
 from fedwan.workloads.optim import build_optimizers, clip
 from fedwan.workloads.precision import (
+    HALF,
     LossScale,
-    autocast,
     full_dtype,
     hold_in_half,
     keep_squares_in_full,
@@ -120,13 +120,13 @@ class Descent:
 
     def _compute(self, names: Sequence[str], batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
-        num_parts = self._site.accumulate
+        num_parts, half = self._site.accumulate, HALF.get(self._site.precision)
         self._weight = (1.0 if self._scale is None else self._scale.factor) / num_parts
         mean: dict[str, Tensor] = {}
         for param in self._params(names):
             param.grad = None
         for part in zip(*(tensor.chunk(num_parts) for tensor in batch), strict=True):
-            with autocast(self._site.precision, batch.x.device):
+            with torch.autocast(batch.x.device.type, half, enabled=half is not None):
                 losses = backward(Batch(*part))
             for name, loss in losses.items():
                 share = _full(loss.detach()) / num_parts

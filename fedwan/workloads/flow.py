@@ -192,7 +192,7 @@ class Phases:
 def jump(x: Tensor, velocity: Tensor, sigma: Tensor, edge: Tensor) -> Tensor:
     """Samples at `edge`, (batch, …), by one straight step from `sigma`; exactly x where they agree.
 
-    `velocity` is d x / d sigma at x, (batch, …); `sigma` and `edge` are (batch,).
+    `velocity` is d x / d sigma at x; `sigma` and `edge` are (batch,).
     """
     return x + _per_sample(edge - sigma, x) * velocity
 

@@ -6,8 +6,8 @@
     frozen      parameters that need no gradient, or that the network's optimiser does not hold: a
                 backbone under a trained head. As of frozen networks, every site must have the same.
 
-It is asked once, when a workload was just built: what needs no gradient for a while within a step,
-as one of a GAN's networks in the other's turn, is trained all the same.
+It is asked once, when a workload was just built: what needs no gradient for a while within a step
+is trained all the same.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def staying_home(
     """
     for network in exclude:
         if network not in trained:
-            known = nearest(network, trained)
-            raise ConfigError(f"network.{network}.exclude: trained are {', '.join(trained)}{known}")
+            known = f"{', '.join(trained)}{nearest(network, trained)}"
+            raise ConfigError(f"network.{network}.exclude: trained are {known}")
     home: dict[str, Role] = {}
     for network, module in trained.items():
         for name, param in module.named_parameters():

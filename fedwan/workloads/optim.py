@@ -30,8 +30,7 @@ class Muon(torch.optim.Optimizer):
     """`torch.optim.Muon` for matrices and AdamW for everything else, with one group and one state.
 
     Both follow one learning rate and one decay: a matrix's step is scaled to the size that AdamW's
-    has (Liu et al. 2025, 2502.16982), so that a rate found for AdamW is one to begin with. Products
-    of matrices are in bf16, which a processor without instructions for it does far slower.
+    has (Liu et al. 2025, 2502.16982). Products of matrices are in bf16, slow on some processors.
     """
 
     def __init__(
@@ -84,9 +83,8 @@ def build_optimizers(
 
 
 def clip(params: Iterable[Tensor], max_norm: float) -> None:
-    """Scale gradients in place so that their joint norm is at most `max_norm`; 0 leaves them.
+    """Scale complete gradients in place to a joint norm of at most `max_norm`; 0 leaves them.
 
-    To be called once gradients are complete, after `reduce`: all sites then clip the same mean.
     The order of the parameters does not matter, not even to the last bit.
     """
     params = [param for param in params if param.grad is not None]
@@ -169,10 +167,7 @@ def moment_layout(layout: Layout, inner: Mapping[str, InnerConfig]) -> Layout:
 def begin_moments(
     config: InnerConfig, optimizer: torch.optim.Optimizer, params: Iterable[Tensor]
 ) -> None:
-    """Give parameters that have not stepped yet the moments of zero steps.
-
-    With them an optimiser that was built from `config` steps to the same bits.
-    """
+    """Give parameters that have not stepped yet the moments of zero steps: no bit changes."""
     for param in params:
         if not optimizer.state[param]:
             moments = _moments(config, param.ndim)

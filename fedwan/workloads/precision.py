@@ -18,7 +18,6 @@ kept (activation checkpointing, Chen et al. 2016, 1604.06174).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -28,18 +27,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fedwan.errors import ConfigError, FedwanError
 
-_HALF = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "16-mixed": torch.float16}
+HALF = {"bf16-mixed": torch.bfloat16, "bf16-true": torch.bfloat16, "16-mixed": torch.float16}
+"""What `site.precision` has matrix products computed in."""
 _FIRST = 2.0**16
 _LEAST = 2.0**-10
 _GROWS_AFTER = 2000
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[None]:
-    """Operations that bear it run in half precision inside, where `site.precision` says so."""
-    enabled: AbstractContextManager[None] = torch.autocast(
-        device.type, _HALF.get(precision), enabled=precision in _HALF
-    )
-    return enabled
 
 
 def full_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -66,7 +58,7 @@ def hold_in_half(network: nn.Module) -> None:
 
 def _in_half(kind: type[nn.Module]) -> type[nn.Module]:
     def forward(self: nn.Module, *args: Any, **more: Any) -> Any:
-        with autocast("bf16-true", next(self.parameters()).device):
+        with torch.autocast(next(self.parameters()).device.type, torch.bfloat16):
             out = kind.forward(self, *args, **more)
         return out.float() if isinstance(out, Tensor) else out
 
@@ -111,11 +103,7 @@ class LossScale:
         return not peaks or bool(torch.stack(peaks).isfinite().all())
 
     def update(self, is_finite: bool) -> None:
-        """Adapt the scale once the gradients of all networks that step together were unscaled.
-
-        Raises:
-            FedwanError: they are not finite at any scale.
-        """
+        """Adapt the scale once the gradients of all networks that step together were unscaled."""
         scale, streak = self.state["scale"], self.state["streak"]
         if is_finite:
             streak.add_(1)
@@ -127,17 +115,15 @@ class LossScale:
         scale.div_(2)
         if self.factor < _LEAST:
             raise FedwanError(
-                "gradients in fp16 are not finite at any loss scale: training diverged, or its "
-                "values leave fp16's range; set site.precision=bf16-mixed, or lower the learning "
-                "rates (inner.NETWORK.lr, outer.NETWORK.lr)"
+                "gradients in fp16 are not finite at any loss scale; set site.precision=bf16-mixed "
+                "or lower the learning rates (inner.NETWORK.lr, outer.NETWORK.lr)"
             )
 
 
 def recompute_blocks(networks: Iterable[nn.Module]) -> None:
     """Have networks' blocks compute again in the backward pass; their tensors keep their names.
 
-    A block is a module of several in an `nn.ModuleList` or `nn.Sequential`. It may draw from
-    torch's own random generators, but from no others.
+    A block is a module of several in a list or sequence; it may draw from torch's generators alone.
     """
     blocks = [block for network in networks for block in _blocks(network)]
     if not blocks:

@@ -92,9 +92,8 @@ def build_nowhere(page: ModuleType, config: Config) -> Workload | None:
 def _resolve_model(model: type, given: dict[str, Any]) -> dict[str, Any]:
     """Every setting of the page's `Model`: given ones checked, the others at their default."""
     # Wrapped, so that an error names the key as the user wrote it: model.width.
-    wrapper = dataclasses.make_dataclass(
-        "Recipe", [("model", model, dataclasses.field(default_factory=model))]
-    )
+    default = dataclasses.field(default_factory=model)
+    wrapper = dataclasses.make_dataclass("Recipe", [("model", model, default)])
     settings: Any = getattr(overlay(wrapper(), {"model": given}), "model")  # noqa: B009
     return dataclasses.asdict(settings)
 

@@ -60,8 +60,7 @@ class Processes:
 
     def leaves(self, name: str, network: nn.Module) -> list[Tensor]:
         """Tensors whose gradients a backward pass of one network makes."""
-        trained: list[Tensor] = [p for p in network.parameters() if p.requires_grad]
-        return self._leaves.get(name, trained)
+        return self._leaves.get(name) or [p for p in network.parameters() if p.requires_grad]
 
     def settle(self, params: Sequence[nn.Parameter]) -> None:
         """All backward passes are over: gradients are averaged, and nothing stays whole."""

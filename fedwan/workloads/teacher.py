@@ -1,7 +1,6 @@
 """A trained flow as a teacher: read from the folder of the run that trained it.
 
-Every site reads its own copy. Two files are enough: `config.yaml`, which says what the network is
-made of, and `checkpoint/coordinator.safetensors`, which holds the moving average of its weights.
+Every site has its own copy, of `config.yaml` and `checkpoint/coordinator.safetensors` at least.
 """
 
 from __future__ import annotations

@@ -43,17 +43,6 @@ def test_what_is_announced_is_what_is_loaded_to_the_bit(name: str) -> None:
         assert not rows(train.x) & rows(held_out.x)
 
 
-@pytest.mark.parametrize("name", ["ring8", "grid25"])
-def test_points_scatter_about_the_centre_of_their_label_as_many_of_each(name: str) -> None:
-    source = find_source(name)
-    assert source.mixture is not None
-    centres, sigma = source.mixture()
-    assert len({tuple(centre) for centre in centres.tolist()}) == source.num_classes
-    for part in source.load():
-        assert float((part.x - centres[part.y]).std()) == pytest.approx(sigma, rel=0.05)
-        assert torch.bincount(part.y).unique().numel() == 1
-
-
 def scans(x: Tensor) -> set[bytes]:
     """Every channel of images (N, channels, 8, 8)."""
     return rows(x.flatten(0, 1))
@@ -79,16 +68,6 @@ def test_no_pixel_is_in_a_training_crop_and_in_a_held_out_one() -> None:
     crops, share = _cut(places), _cut(_held_out_blocks(places)).mean(dim=(1, 2, 3))
     trained, held_out = (set(crops[mask].flatten().tolist()) for mask in (share == 0, share == 1))
     assert trained and held_out and not trained & held_out
-
-
-def test_edges_are_where_the_photograph_changes() -> None:
-    train, held_out = find_source("photo_edges").load()
-    edges, photo = train.x[:, 0], train.x[:, 1:].mean(dim=1)
-    assert (float(edges.min()), float(edges.max())) == (-1, 1)
-    steps = (photo[:, :, 2:] - photo[:, :, :-2]).abs()[:, 1:-1]
-    inner = edges[:, 1:-1, 1:-1]
-    assert float(torch.corrcoef(torch.stack([inner.flatten(), steps.flatten()]))[0, 1]) > 0.5
-    assert len(set(held_out.y[:32].tolist())) == 5, "the first are of all photographs"
 
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:

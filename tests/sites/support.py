@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedwan.data import Loader, open_shard
 from fedwan.rng import NamedGenerators
 from fedwan.site.replica import Replica
 from fedwan.state import State, clone
-from fedwan.workloads.base import Reduce, Workload, keep_local
+from fedwan.workloads.base import Batch, Reduce, Workload, keep_local
 from fedwan.workloads.settings import resolve_page
 
 CPU = torch.device("cpu")
@@ -40,6 +41,18 @@ class Run:
             losses = self.workload.step(next(self.stream), self.rng, reduce)
         return losses
 
+    def gradients(self, batch: Batch, rng: NamedGenerators) -> dict[str, tuple[Tensor, ...]]:
+        """That a step's optimisers get, by network."""
+        seen: dict[str, tuple[Tensor, ...]] = {}
+
+        def keep(names: Sequence[str]) -> None:
+            for name in names:
+                grads = [p.grad for p in self.workload.networks[name].parameters()]
+                seen[name] = tuple(grad.clone() for grad in grads if grad is not None)
+
+        self.workload.step(batch, rng, keep)
+        return seen
+
     def pieces(self) -> State:
         """A copy of all tensors of the networks that are not frozen, what never travels too."""
         return clone(self.replica.pieces())
@@ -63,6 +76,6 @@ def weights(run: Run) -> list[Tensor]:
     return [p.detach().clone() for n in run.workload.optimizers for p in networks[n].parameters()]
 
 
-def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     """The same to the bit."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn.utils import parametrize
 
 from fedwan.app import load_run
@@ -43,13 +42,6 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     batch = next(run.stream)
     networks = run.workload.networks
     d, g = networks["discriminator"], networks["generator"]
-    seen: dict[str, list[Tensor]] = {}
-
-    def keep(names: Sequence[str]) -> None:
-        for name in names:
-            params = networks[name].parameters()
-            seen[name] = [p.grad.clone() for p in params if p.grad is not None]
-
     # The two losses apart, each through its own graph: nothing of G's loss may be in D's gradient.
     z = torch.randn(8, 16, generator=NamedGenerators(0, "twin")["latent"])
     real = batch.x.clone().requires_grad_()
@@ -60,9 +52,9 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     loss_g = loss.generator(logits.detach(), d(g(z)))
     expected_g = torch.autograd.grad(loss_g, list(g.parameters()))
 
-    run.workload.step(batch, NamedGenerators(0, "twin"), keep)
-    for name, expected in (("discriminator", expected_d), ("generator", expected_g)):
-        torch.testing.assert_close(tuple(seen[name]), expected, rtol=1e-4, atol=1e-7)
+    seen = run.gradients(batch, NamedGenerators(0, "twin"))
+    expected = {"discriminator": expected_d, "generator": expected_g}
+    torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize(

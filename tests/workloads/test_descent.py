@@ -82,22 +82,6 @@ def test_parts_of_a_batch_have_its_mean_gradient_and_losses(parts: int, precisio
     torch.testing.assert_close(in_parts.weights(), whole.weights(), **close)
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"),
-    [("32-true", torch.float32), ("bf16-mixed", torch.bfloat16), ("16-mixed", torch.float16)],
-)
-def test_mixed_precision_computes_in_half_and_keeps_weights_and_gradients_in_full(
-    precision: str, dtype: torch.dtype
-) -> None:
-    game, full = Game(SiteConfig(precision)), Game()
-    game.step()
-    full.step()
-    assert game.dtypes == {dtype}
-    held = [*game.weights(), *game.reduced[0]["first"]]
-    assert all(value.dtype == torch.float32 for value in held)
-    torch.testing.assert_close(game.reduced, full.reduced, rtol=2e-2, atol=2e-2)
-
-
 def test_a_step_that_overflows_is_repeated_whole_at_half_the_scale_and_reduced_once() -> None:
     game, calm = Game(SiteConfig("16-mixed")), Game(SiteConfig("16-mixed"))
     for each in (game, calm):

@@ -29,8 +29,7 @@ def held_by(workload: TinyWorkload) -> set[str]:
 
 def home(workload: TinyWorkload, *patterns: str) -> dict[str, Role]:
     exclude = {"net": patterns} if patterns else {}
-    held = held_by(workload)
-    return staying_home(workload.networks, held, exclude)
+    return staying_home(workload.networks, held_by(workload), exclude)
 
 
 @pytest.mark.parametrize(
@@ -84,18 +83,11 @@ def test_patterns_that_leave_nothing_or_match_nothing_are_refused() -> None:
     workload.networks["net"].first.requires_grad_(False)  # type: ignore[operator, union-attr]
     assert "matches nothing of it that would travel" in refusal(workload, "first.*")
 
-
-def test_vectors_of_spectral_norm_stay_home_anyway() -> None:
-    workload = tiny()
-    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(2, 2))  # whose vectors stay anyway
     workload.networks["net"] = nn.Sequential(linear)
     workload.optimizers["net"] = torch.optim.SGD(linear.parameters(), lr=0.1)
     assert "matches nothing" in refusal(workload, "*._u")
     assert home(workload, "*.original") == {"net/0.parametrizations.weight.original": Role.EXCLUDED}
-
-
-def test_a_network_that_is_all_frozen_needs_no_optimiser() -> None:
-    workload = tiny()
     workload.networks["net"].requires_grad_(False)
     with pytest.raises(ConfigError, match="'net' has an optimiser but no parameter that it could"):
         home(workload)

@@ -20,14 +20,11 @@ def page(**parts: object) -> ModuleType:
     return cast(ModuleType, SimpleNamespace(**{**given, **parts}))
 
 
-def test_what_the_user_left_open_is_filled_in() -> None:
+def test_what_the_user_left_open_is_filled_in_and_what_was_set_stays() -> None:
     config = Config()
     resolve_page(page(), config)
     assert (config.data.batch, config.steps, config.inner["generator"]) == (32, 2000, DEFAULT)
     assert config.inner["generator"] is not DEFAULT
-
-
-def test_what_the_user_set_stays() -> None:
     config = Config(steps=7, inner={"generator": InnerConfig(lr=0.5)})
     config.data.batch = 3
     resolve_page(page(), config)
@@ -35,15 +32,12 @@ def test_what_the_user_set_stays() -> None:
     assert config.inner["generator"] == InnerConfig(lr=0.5)
 
 
-def test_a_setting_that_the_page_does_not_use_is_refused() -> None:
+def test_a_setting_or_value_that_the_page_does_not_use_is_refused() -> None:
     config = Config()
     config.site.accumulate = 2
     with pytest.raises(ConfigError, match="site.accumulate = 2 has no effect with workload 'gan'"):
         resolve_page(page(), config)
     resolve_page(page(USES=("site.accumulate",)), config)
-
-
-def test_a_value_that_asks_more_of_a_page_is_declared_by_itself() -> None:
     config = Config()
     config.site.precision = "bf16-true"
     with pytest.raises(ConfigError, match="site.precision = 'bf16-true' does not go with"):
@@ -56,9 +50,6 @@ def test_a_setting_whose_condition_does_not_hold_is_refused_with_what_makes_it_h
     config = Config(steps=5, data=DataConfig(labels="site"))
     with pytest.raises(ConfigError, match="data.labels = 'site' needs steps=11; set that, or"):
         resolve_page(page(USES=(needs,)), config)
-
-
-def test_a_warm_up_longer_than_the_run_is_refused() -> None:
     config = Config(steps=100, inner={"generator": InnerConfig(warmup_steps=101)})
     with pytest.raises(ConfigError, match="more than the run's steps; choose 100 or less"):
         resolve_page(page(), config)
