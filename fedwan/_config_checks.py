@@ -57,7 +57,7 @@ def one_of(*choices: str) -> Any:
     """A field that takes one of these words, the first unless somebody sets it."""
 
     def valid(value: Any) -> str:
-        says = f"is none of {', '.join(choices)}{nearest(value, choices)}"
+        says = f"is none of {', '.join(filter(None, choices))}{nearest(value, choices)}"
         return "" if value in choices else says
 
     return field(default=choices[0], metadata={"valid": valid, "choices": choices})

@@ -110,17 +110,12 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
         if typing.get_origin(kind) is list:
             return f"{key} = {value!r} is no list of names; write it like [paris,rome]"
         return f"{key}: {str(error).splitlines()[0]}"
-    inside = kind if _is_section(kind) else typing.get_args(kind)[1]
-    keys = list(_hints(inside)) if _is_section(inside) else ["NAME"]
-    between = "NETWORK." if inside is not kind and _is_section(inside) else ""
     parent, _, name = key.rpartition(".")
-    near = ""
-    if parent and name in keys:  # taken for a network's name
-        near = f"; did you mean '{parent}.NETWORK.{name}'?"
-    elif not parent and f"{key}s" in _hints(schema):
-        near = f"; did you mean '{key}s'?"
-    choices = ", ".join(f"{key}.{between}{each}" for each in keys)
-    return f"{key} = {value!r} is a section, not a setting; it holds {choices}{near}"
+    # A network's name may be left out, or an s.
+    meant = {f"{parent}.NETWORK.{name}", f"{key}s"} & {*keys_of(schema)}
+    near = f"; did you mean {min(meant)!r}?" if meant else ""
+    holds = [each for each in keys_of(schema) if each.startswith(f"{key}.")] or [f"{key}.NAME"]
+    return f"{key} = {value!r} is a section, not a setting; it holds {', '.join(holds)}{near}"
 
 
 def _meant(key: str, schema: type) -> str:

@@ -195,8 +195,6 @@ def resolve(config: Config) -> Config:
     with faults.caught():
         strategy = load_strategy(config.strategy)
     faults.tell()
-    with faults.caught():
-        check_codecs(config)
     # Imported here: these need torch, which the command line does without until it has recipes.
     from fedwan.recipes import check_built, require_followed, require_script, resolve_strategy
 
@@ -225,7 +223,6 @@ def resolve_workload(config: Config) -> Config:
     from fedwan.workloads.settings import resolve_page
 
     config = copy.deepcopy(config)
-    check_codecs(config)
     resolve_page(load_workload(config.workload), config)
     return config
 
@@ -256,17 +253,3 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
 
 def _strategies() -> Mapping[str, ModuleType]:
     return {name: load_strategy(name) for name in strategy_names()}
-
-
-def check_codecs(config: Config) -> None:
-    """Refuse codecs that do not exist."""
-    # Imported here: codecs need torch, which the command line does without until it has recipes.
-    from fedwan.codecs import codec_by_name
-
-    faults = Faults()
-    for key, name in (("codec.up", config.codec.up), ("codec.down", config.codec.down)):
-        try:
-            codec_by_name(name or "fp32")
-        except ConfigError as error:
-            faults.add([f"{key}: {error}"])
-    faults.tell()

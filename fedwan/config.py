@@ -27,6 +27,7 @@ COMMAND = "command"
 """The workload of a training script of the sites' own: its networks are known once it joins."""
 SITE = "{site}"
 """What stands for a site's name in `data.path`, and in a command."""
+CODECS = ("", "fp32", "bf16", "int8", "int4", "float4", "int2", "topk2")
 
 
 @dataclass
@@ -137,11 +138,10 @@ class SiteConfig:
 class CodecConfig:
     """How tensors are written on the wire."""
 
-    up: str = ""
-    """Of contributions, site to coordinator: `fp32`, `bf16`, `int8`, `int4`, `float4`, `int2`,
-    `topk2`; empty takes the strategy's own, which is `fp32` for most."""
-    down: str = ""
-    """Of updates, coordinator to sites: any of the same."""
+    up: str = one_of(*CODECS)
+    """Of contributions, site to coordinator; empty takes the strategy's own, `fp32` for most."""
+    down: str = one_of(*CODECS)
+    """Of updates, coordinator to sites."""
 
 
 @dataclass

@@ -174,7 +174,7 @@ def test_another_optimizer_does_not_inherit_the_settings_of_the_recipes_own(root
         ("model.width=wide", "model.width: Value 'wide' of type 'str' could not be"),
         ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
         ("outer.genrator.lr=1", "did you mean 'generator'?"),
-        ("codec.down=fp23", "codec.down: codec 'fp23' does not exist"),
+        ("codec.down=fp23", "codec.down = 'fp23' is none of fp32, "),
     ],
 )
 def test_settings_of_no_network_model_or_codec_are_refused(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from fedwan._config_tree import keys_of
 from fedwan.config import (
+    CODECS,
     Config,
     DataConfig,
     InnerConfig,
@@ -202,6 +203,12 @@ def test_all_faults_are_told_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         load(None, ["sites=0", "seed=-1", "device=gpu", "link.loss=0.1"])
     assert len(str(caught.value).splitlines()) == 4
+
+
+def test_every_codec_of_the_settings_exists() -> None:
+    from fedwan.codecs import codec_by_name
+
+    assert all(codec_by_name(name).name == name for name in CODECS if name)
 
 
 def test_there_are_at_most_60_settings() -> None:

@@ -199,7 +199,7 @@ def _ask(
     Without a file the model is as the words say. With one it is the workload's, whose steps are
     timed here, and the codecs: after settings that cannot be are refused.
     """
-    from fedwan.app import check_codecs, load_workload, resolve_workload
+    from fedwan.app import load_workload, resolve_workload
     from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
     from fedwan.planner.candidates import NETWORK, Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs
@@ -207,7 +207,6 @@ def _ask(
 
     run, costs = _run_config(config), Costs(packs=link.packs())
     if path is None:
-        check_codecs(run)
         layout, steps = synthetic_layout(round(config.params)), run.steps or DEFAULT_STEPS
         rest = config.step_s, link, steps, config.usd_per_gb, costs
         return Question(run, named, {NETWORK: "regression"}, layout, *rest), None

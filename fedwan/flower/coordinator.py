@@ -28,11 +28,8 @@ from fedwan.flower.processes import (
     free_port,
     last_line,
     listen,
-    log_to,
-    only_one,
-    our_environment,
+    serving,
     stop_all,
-    stop_on_sigterm,
 )
 from fedwan.flower.relay import FrontDoor
 from fedwan.flower.site_file import SiteData, SiteFile
@@ -66,9 +63,11 @@ def serve_coordinator(
                 f"link.{key} = {address!r} has port 0; sites need to know the port: set it, and "
                 "open it"
             )
-    with only_one(Path(config.out), "out"), stop_on_sigterm(stop):
-        with coordinating(config, identity, resume=resume) as coordinator:
-            coordinator.run(stop)
+    with (
+        serving(Path(config.out), "out", "coordinator.log", stop),
+        coordinating(config, identity, resume=resume) as coordinator,
+    ):
+        coordinator.run(stop)
 
 
 @contextmanager
@@ -83,10 +82,7 @@ def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[Co
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
-    with (
-        log_to(out / "logs" / "coordinator.log", echo=False),
-        closing(FrontDoor(identity, *host_and_port(config.link.door))) as door,
-    ):
+    with closing(FrontDoor(identity, *host_and_port(config.link.door))) as door:
         start = Start.begin(config, identity, resume=resume)
         database = folder / "superlink.db"
         for old in [] if resume else folder.glob(f"{database.name}*"):
@@ -178,7 +174,7 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     folders = [out / "sites" / name for name in site_names(config)]
-    with only_one(out, "out"), stop_on_sigterm(stop):
+    with serving(out, "out", "coordinator.log", stop):
         _make_identities(out / "pki", site_names(config), keep=resume)
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
@@ -231,7 +227,7 @@ def _site_services(
             ).write(folder / "site.yaml")
             argv = [sys.executable, "-P", "-m", "fedwan", "site", str(folder / "site.yaml")]
             log = folder / "logs" / "service.log"
-            services.append(Service(f"site {folder.name}", argv, log, our_environment()))
+            services.append(Service(f"site {folder.name}", argv, log, flower_environment(folder)))
         yield services
     finally:
         stop_all(services, _SITES_GRACE_S)

@@ -65,7 +65,7 @@ class Service:
         log.parent.mkdir(parents=True, exist_ok=True)
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid())]
         with log.open("ab") as output:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [*starter, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -74,15 +74,9 @@ class Service:
                 cwd=folder,
                 start_new_session=True,
             )
-
-    @property
-    def pid(self) -> int:
-        """Process id of the service itself."""
-        return self._process.pid
-
-    def poll(self) -> int | None:
+        self.pid = process.pid
+        self.poll = process.poll
         """Exit status once it has ended, None while it runs."""
-        return self._process.poll()
 
     def processes(self) -> list[int]:
         """Ids of its live processes, its own included."""
@@ -142,20 +136,17 @@ def last_line(log: Path) -> str:
     return next((line for line in reversed(lines) if line), "")
 
 
-def our_environment() -> dict[str, str]:
-    """Our variables, such that a Python finds the very package that is running now."""
-    paths = (_PACKAGE_ROOT, os.environ.get("PYTHONPATH", ""))
-    return dict(os.environ) | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
-
-
 def flower_environment(home: Path) -> dict[str, str]:
     """Variables for a Flower process, private and offline, with its own FLWR_HOME.
 
     Flower takes these settings from nowhere else. Variables of the user's that would change its
-    behaviour behind our back (`FLWR_…`) are dropped.
+    behaviour behind our back (`FLWR_…`) are dropped. A Python finds the package that runs now.
     """
-    env = {key: value for key, value in our_environment().items() if not key.startswith("FLWR_")}
+    env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     env |= {
+        "PYTHONPATH": os.pathsep.join([_PACKAGE_ROOT, env.get("PYTHONPATH", "")]).rstrip(
+            os.pathsep
+        ),
         "FLWR_HOME": str(home.absolute()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -210,6 +201,15 @@ def log_to(path: Path, *, echo: bool) -> Iterator[None]:
         for handler in handlers:
             logger.removeHandler(handler)
             handler.close()
+
+
+@contextmanager
+def serving(
+    folder: Path, key: str, log: str, stop: threading.Event, *, echo: bool = False
+) -> Iterator[None]:
+    """Around a service's work: its folder is its own, it logs there, and it can be stopped."""
+    with only_one(folder, key), log_to(folder / "logs" / log, echo=echo), stop_on_sigterm(stop):
+        yield
 
 
 class Backoff:

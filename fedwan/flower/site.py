@@ -22,9 +22,7 @@ from fedwan.flower.processes import (
     flower_environment,
     free_port,
     last_line,
-    log_to,
-    only_one,
-    stop_on_sigterm,
+    serving,
 )
 from fedwan.flower.relay import Forwarder
 from fedwan.flower.site_file import VARIABLE, SiteFile
@@ -46,11 +44,9 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
     """Keep a site at the coordinator's disposal until told to stop, run after run.
 
     Raises:
-        UserError: a setting or a certificate is wrong, another service uses the folder, or the
-            coordinator refused this site.
+        UserError: a setting or a certificate is wrong, or the coordinator refused this site.
     """
     stop = stop or threading.Event()
-    folder = Path(site.dir)
     identity = Identity.load(Path(site.identity), role="site")
     if identity.name != site.site:
         raise IdentityError(
@@ -58,9 +54,7 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
             f"{identity.name!r}; give the folder that was issued to {site.site!r}"
         )
     with (
-        only_one(folder, "dir"),
-        log_to(folder / "logs" / "site.log", echo=True),
-        stop_on_sigterm(stop),
+        serving(Path(site.dir), "dir", "site.log", stop, echo=True),
         closing(Forwarder(Path(site.identity), site.door)) as forwarder,
         closing(_Supervisor(site, forwarder)) as supervisor,
     ):

@@ -36,6 +36,7 @@ RUN = "FEDWAN_RUN"
 
 _log = logging.getLogger(__name__)
 
+_START = Path("flower", "start.json")
 _ORPHAN_S = 5.0
 # Start times of one process differ by less: the kernel tells its boot in whole seconds.
 _SAME_S = 2.0
@@ -49,10 +50,6 @@ def serverapp_files(out: Path) -> tuple[Path, Path]:
 def clientapp_files(state: Path) -> tuple[Path, Path]:
     """Where the ClientApp of a site keeps its log and its status."""
     return state / "logs" / "clientapp.log", state / "clientapp.json"
-
-
-class Signalled(RunStopped):
-    """A signal ended this process; the run may go on without it."""
 
 
 @dataclass(frozen=True)
@@ -114,8 +111,6 @@ class Status:
         kind, outcome = type(error).__name__, "failed"
         if isinstance(error, UserError):
             outcome = "refused"
-        elif isinstance(error, Signalled):
-            kind = RunStopped.__name__
         elif isinstance(error, RunStopped):
             outcome = "stopped"
         text = " ".join(str(error).split()) or f"{kind} without a word"
@@ -166,13 +161,13 @@ class Start:
         out = Path(config.out)
         run_id = cls.read(out).run_id if resume else uuid.uuid4().hex
         start = cls(to_json(config), run_id, str(identity.absolute()), resume)
-        _write_json(_start_path(out), asdict(start))
+        _write_json(out / _START, asdict(start))
         return start
 
     @classmethod
     def read(cls, out: Path) -> Self:
         """The last start; a CheckpointError if there is none in this folder."""
-        path = _start_path(out)
+        path = out / _START
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
@@ -180,10 +175,6 @@ class Start:
                 f"{out} holds no run to go on with ({path.name}: {type(error).__name__}); "
                 "start it without --resume, or give the folder of the run"
             ) from error
-
-
-def _start_path(out: Path) -> Path:
-    return out / "flower" / "start.json"
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
@@ -217,9 +208,8 @@ def reported(log: Path, status_path: Path, run_id: str) -> Iterator[None]:
 def _signals_as_errors() -> Iterator[None]:
     """Raise the first SIGTERM or SIGINT as an error while the block runs, and ignore the others.
 
-    Flower's own handler leaves without an answer, after which its SuperNode waits for ever. And
-    signals come in pairs: ours, and Flower's a moment later when its parent is gone; the second
-    must not cut short how the first is cleaned up after.
+    Flower's own handler leaves without an answer, after which its SuperNode waits for ever. Signals
+    come in pairs, ours and then Flower's: the second must not cut short what the first began.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
     came = threading.Event()
@@ -227,7 +217,7 @@ def _signals_as_errors() -> Iterator[None]:
     def handle(number: int, frame: FrameType | None) -> None:
         if not came.is_set():
             came.set()
-            raise Signalled(f"ended by {signal.Signals(number).name}")
+            raise FedwanError(f"ended by {signal.Signals(number).name}")
 
     before = {number: signal.signal(number, handle) for number in numbers}
     try:

@@ -93,7 +93,7 @@ def test_a_measured_link_takes_the_place_of_a_described_one(
         ((*MODEL, *LINK, "parms=3"), "unknown key 'parms' (= 3); did you mean 'params'?"),
         ((*MODEL, *LINK, "usd=3"), "did you mean 'usd_per_gb'?"),
         ((*MODEL, *LINK, "strategy=dilco"), "did you mean 'diloco'?"),
-        ((*MODEL, *LINK, "codec.up=int5"), "codec.up: codec 'int5' does not exist"),
+        ((*MODEL, *LINK, "codec.up=int5"), "codec.up = 'int5' is none of fp32"),
         ((*MODEL, *LINK, "params=0"), "params = 0.0 is out of range; choose 1 or more"),
         ((*MODEL, *LINK, "step_s=nan"), "step_s = nan is out of range"),
         ((*MODEL, *LINK, "seed=3"), "seed has no effect on a plan without a CONFIG.yaml"),

@@ -12,7 +12,7 @@ import pytest
 
 from fedwan.config import Config, from_json
 from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, RunStopped
-from fedwan.flower.status import Signalled, Start, Status
+from fedwan.flower.status import Start, Status
 
 
 def status_of(pid: int) -> Status:
@@ -57,7 +57,6 @@ def test_another_process_under_the_same_id_is_not_taken_for_it() -> None:
         (None, "done"),
         (JoinRefused("weights differ"), "refused"),
         (RunStopped("enough"), "stopped"),
-        (Signalled("ended by SIGTERM"), "failed"),
         (LinkLost("gone"), "failed"),
         (ValueError("a bug"), "failed"),
     ],
