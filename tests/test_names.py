@@ -10,8 +10,6 @@ from fedwan.names import closest, why_unsafe
 @pytest.mark.parametrize(
     ("wrong", "valid", "right"),
     [
-        ("digit", ["digits", "ring8"], "digits"),
-        ("learning_rate", ["lr", "momentum"], "lr"),
         ("DiLoCo", ["diloco", "sync"], "diloco"),
         ("half_life_samples", ["half_life", "every"], "half_life"),
         ("fedavg", ["diloco", "sync"], None),
@@ -24,13 +22,7 @@ def test_closest_finds_typing_errors_initials_and_parts(
     assert closest(wrong, valid) == right
 
 
-@pytest.mark.parametrize("name", ["s1", "paris", "a", "us-east-1", "0", "a" * 63])
-def test_dns_labels_are_safe_names(name: str) -> None:
-    assert why_unsafe(name) is None
-
-
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "a/b", "a b", "Paris", "é", "-a", "a-", "a" * 64, "a\n", "ca"]
-)
-def test_anything_else_is_not(name: str) -> None:
-    assert why_unsafe(name)
+def test_a_site_s_name_is_a_dns_label() -> None:
+    assert not any(map(why_unsafe, ("s1", "paris", "a", "us-east-1", "0", "a" * 63)))
+    unsafe = ("", ".", "..", "a/b", "a b", "Paris", "é", "-a", "a-", "a" * 64, "a\n", "ca")
+    assert all(map(why_unsafe, unsafe))

@@ -141,6 +141,11 @@ class _Relay(ABC):
             limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
         ) as self._client:
             await self._server.serve(sockets=[self._bound])
+        # Uvicorn closes the connections it has when it stops, not one whose handshake ends later.
+        await asyncio.sleep(0.1)
+        for late in self._server.server_state.connections:
+            late.transport.abort()  # type: ignore[union-attr]
+        await asyncio.sleep(0.01)
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         await (await self._answer(Request(scope, receive)))(scope, receive, send)

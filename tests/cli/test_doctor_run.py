@@ -45,15 +45,9 @@ def test_a_finding_is_told_with_round_site_network_why_and_mend(
     assert lines[2] == "round 3, site s2, all networks: range"
     assert lines[3].split()[0] == "why" and "from 0 to 255" in lines[3]
     assert lines[4].split()[0] == "mend" and "[-1, 1]" in lines[4]
+    assert doctor(capsys, str(tmp_path), "--strict")[0] == 1
     (finding,) = json.loads(path.read_text())
     assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
-
-
-def test_strict_exits_with_1_where_something_is_to_be_mended(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert doctor(capsys, make_run(tmp_path, BYTES), "--strict")[0] == 1
-    assert doctor(capsys, make_run(tmp_path, BYTES))[0] == 0
 
 
 def test_a_killed_run_and_one_without_a_round_are_read_too(

@@ -1,15 +1,13 @@
 from __future__ import annotations
 
-import contextlib
 import http.server
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedwan.flower.processes import free_port
 from fedwan.link import pki
 
 with warnings.catch_warnings():
@@ -46,8 +44,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
 
     def __init__(self, port: int = 0) -> None:
         self.requests: list[tuple[str, bytes, dict[str, str]]] = []
-        self.statuses: list[int] = []
-        """Of the next answers; 200 after them."""
+        self.statuses: list[int | None] = []
+        """Of the next answers, None for none at all; 200 after them."""
         fake = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -56,7 +54,11 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 fake.requests.append((self.path, body, dict(self.headers)))
-                self.send_response(fake.statuses.pop(0) if fake.statuses else 200)
+                status = fake.statuses.pop(0) if fake.statuses else 200
+                if status is None:
+                    self.close_connection = True
+                    return
+                self.send_response(status)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
@@ -73,22 +75,6 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
 
 @pytest.fixture
 def superlink() -> Iterator[FakeSuperLink]:
-    with serving(FakeSuperLink()) as server:
+    with FakeSuperLink() as server:
         yield server
-
-
-@pytest.fixture
-def late_superlink() -> Iterator[tuple[int, Callable[[], FakeSuperLink]]]:
-    """A port, and a function that starts a SuperLink on it."""
-    port = free_port()
-    with contextlib.ExitStack() as stack:
-        yield port, lambda: stack.enter_context(serving(FakeSuperLink(port)))
-
-
-@contextlib.contextmanager
-def serving(server: FakeSuperLink) -> Iterator[FakeSuperLink]:
-    try:
-        yield server
-    finally:
         server.shutdown()
-        server.server_close()

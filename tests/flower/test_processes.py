@@ -134,9 +134,6 @@ def test_a_holder_that_is_killed_holds_nothing(tmp_path: Path) -> None:
         holder.kill()
     with only_one(tmp_path, "dir"):
         pass
-
-
-def test_a_folder_that_cannot_be_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot be written"):
         with only_one(tmp_path / "file" / "state", "dir"):

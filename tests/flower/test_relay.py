@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import logging
-import re
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -15,16 +13,41 @@ import httpx
 import pytest
 
 from fedwan.errors import ConfigError, IdentityError
+from fedwan.flower.processes import free_port
 from fedwan.flower.relay import Forwarder, FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
+from tests.planes import eventually, in_thread
+
+PULL = "/v1/fleet/pull-messages"
+
+
+@contextmanager
+def open_door(identities: Path, superlink: int = 9, port: int = 0) -> Iterator[FrontDoor]:
+    with closing(FrontDoor(identities / "coordinator", "127.0.0.1", port)) as opened:
+        opened.start(f"http://127.0.0.1:{superlink}")
+        yield opened
+
+
+@contextmanager
+def forwarding(identity: Path, door_port: int) -> Iterator[Forwarder]:
+    with closing(Forwarder(identity, f"127.0.0.1:{door_port}")) as forwarder:
+        forwarder.start(f"https://127.0.0.1:{door_port}")
+        yield forwarder
 
 
 @pytest.fixture
 def door(authority: Path, superlink: Any) -> Iterator[FrontDoor]:
-    with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as opened:
-        opened.start(f"http://127.0.0.1:{superlink.server_port}")
+    with open_door(authority, superlink.server_port) as opened:
         yield opened
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Path:
+    """An authority of the test's own, with the site s1."""
+    pki.init(tmp_path, ["127.0.0.1"])
+    pki.issue(tmp_path, "s1")
+    return tmp_path
 
 
 def client_of(identity: Path) -> httpx.Client:
@@ -32,8 +55,14 @@ def client_of(identity: Path) -> httpx.Client:
     return httpx.Client(verify=tls, trust_env=False)
 
 
-def url(door: FrontDoor, path: str) -> str:
+def url(door: FrontDoor, path: str = PULL) -> str:
     return f"https://127.0.0.1:{door.port}{path}"
+
+
+def post(forwarder: Forwarder, path: str = PULL) -> httpx.Response:
+    """A SuperNode's call."""
+    with httpx.Client(trust_env=False) as client:
+        return client.post(f"http://127.0.0.1:{forwarder.port}{path}", content=b"x", timeout=30)
 
 
 def test_a_sites_fleet_call_reaches_superlink_and_back(
@@ -42,135 +71,41 @@ def test_a_sites_fleet_call_reaches_superlink_and_back(
     body = bytes(range(256)) * 4096
     with client_of(authority / "s1") as client:
         headers = {"flwr-signature": "abc", "content-type": "application/x-protobuf"}
-        answer = client.post(url(door, "/v1/fleet/pull-messages"), content=body, headers=headers)
-    assert answer.status_code == 200
-    assert answer.content == body
+        answer = client.post(url(door), content=body, headers=headers)
+    assert (answer.status_code, answer.content) == (200, body)
     assert answer.headers["content-type"] == "application/x-protobuf"
     path, got, sent_headers = superlink.requests[0]
-    assert (path, got) == ("/v1/fleet/pull-messages", body)
+    assert (path, got) == (PULL, body)
     assert {k.lower(): v for k, v in sent_headers.items()}["flwr-signature"] == "abc"
 
 
 @pytest.mark.parametrize(
-    "path",
+    "line",
     [
-        "/",
-        "/v1/control/start-run",
-        "/v1/fleet/",
-        "/v1/fleet/pull-messages/../../control/start-run",
-        "/v1/fleet/../control/start-run",
-        "/v1/fleet/..%2fcontrol/start-run",
-        "/v1/fleet/%2e%2e/control/start-run",
-        "/v1/fleet//control/start-run",
-        "//v1/fleet/pull-messages",
-        "/v1/fleet/pull-messages?x=/v1/control/start-run",
-        "/v1/fleet/pull-messages%00",
-        "/V1/FLEET/pull-messages",
-        "http://127.0.0.1/v1/fleet/pull-messages",
+        "POST /",
+        "POST /v1/control/start-run",
+        "POST /v1/fleet/",
+        "POST /v1/fleet/pull-messages/../../control/start-run",
+        "POST /v1/fleet/../control/start-run",
+        "POST /v1/fleet/..%2fcontrol/start-run",
+        "POST /v1/fleet/%2e%2e/control/start-run",
+        "POST /v1/fleet//control/start-run",
+        "POST //v1/fleet/pull-messages",
+        "POST /v1/fleet/pull-messages?x=/v1/control/start-run",
+        "POST /v1/fleet/pull-messages%00",
+        "POST /V1/FLEET/pull-messages",
+        "POST http://127.0.0.1/v1/fleet/pull-messages",
+        "GET /v1/fleet/pull-messages",
+        "HEAD /v1/fleet/pull-messages",
+        "CONNECT /v1/fleet/pull-messages",
     ],
 )
-def test_nothing_but_a_plain_fleet_path_passes(
-    door: FrontDoor, superlink: Any, authority: Path, path: str
+def test_nothing_but_a_post_to_a_plain_fleet_path_passes(
+    door: FrontDoor, superlink: Any, authority: Path, line: str
 ) -> None:
-    answer = raw_request(door, authority / "s1", f"POST {path} HTTP/1.1")
+    answer = raw_request(door, authority / "s1", f"{line} HTTP/1.1")
     assert answer.split()[1] in (b"404", b"400")
     assert superlink.requests == []
-
-
-@pytest.mark.parametrize("method", ["GET", "HEAD", "CONNECT"])
-def test_no_method_but_post_passes(
-    door: FrontDoor, superlink: Any, authority: Path, method: str
-) -> None:
-    answer = raw_request(door, authority / "s1", f"{method} /v1/fleet/pull-messages HTTP/1.1")
-    assert answer.split()[1] == b"404"
-    assert superlink.requests == []
-
-
-def test_a_refused_request_leaves_one_line_with_the_sites_name(
-    door: FrontDoor, authority: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING), client_of(authority / "s2") as client:
-        assert client.post(url(door, "/v1/control/start-run")).status_code == 404
-    lines = [record.getMessage() for record in caplog.records if "fedwan" in record.name]
-    assert lines == [
-        "site s2 at 127.0.0.1 asked for 'POST /v1/control/start-run'; only Fleet calls pass"
-    ]
-
-
-def test_an_endless_body_is_cut_off(door: FrontDoor, superlink: Any, authority: Path) -> None:
-    def pieces() -> Iterator[bytes]:
-        for _ in range(20):
-            yield bytes(1 << 20)
-
-    with client_of(authority / "s1") as client:
-        try:
-            answer = client.post(url(door, "/v1/fleet/push-object"), content=pieces())
-            assert answer.status_code == 413
-        except httpx.TransportError:
-            pass  # The door hung up while we were still sending.
-    assert superlink.requests == []
-
-
-@pytest.mark.parametrize("who", ["nobody", "a foreign site", "the coordinator"])
-def test_who_shows_no_site_s_certificate_gets_no_session(
-    door: FrontDoor, authority: Path, foreign_authority: Path, who: str
-) -> None:
-    tls = ssl.create_default_context(cafile=str(authority / "ca" / "ca.crt"))
-    if who != "nobody":
-        own = authority / "coordinator" if "coord" in who else foreign_authority / "s1"
-        tls.load_cert_chain(own / "identity.crt", own / "identity.key")
-    with httpx.Client(verify=tls, trust_env=False) as client, pytest.raises(httpx.TransportError):
-        client.post(url(door, "/v1/fleet/pull-messages"))
-
-
-def test_old_tls_is_not_spoken(door: FrontDoor, authority: Path) -> None:
-    tls = Identity.load(authority / "s1").ssl_context(server=False)
-    with pytest.warns(DeprecationWarning):
-        tls.minimum_version = ssl.TLSVersion.TLSv1
-        tls.maximum_version = ssl.TLSVersion.TLSv1_1
-    tls.set_ciphers("ALL:@SECLEVEL=0")
-    with socket.create_connection(("127.0.0.1", door.port)) as plain, pytest.raises(OSError):
-        tls.wrap_socket(plain, server_hostname="127.0.0.1")
-
-
-def test_a_revoked_site_is_refused_on_the_connection_it_has(
-    tmp_path: Path, superlink: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    pki.init(tmp_path, ["127.0.0.1"])
-    pki.issue(tmp_path, "s1")
-    with closing(FrontDoor(tmp_path / "coordinator", "127.0.0.1", 0)) as door:
-        door.start(f"http://127.0.0.1:{superlink.server_port}")
-        with client_of(tmp_path / "s1") as client:
-            assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 200
-            pki.revoke(tmp_path, "s1")
-            answer = client.post(url(door, "/v1/fleet/pull-messages"))
-    assert answer.status_code == 403
-    assert "the certificate of site s1 is revoked" in answer.text
-    assert len(superlink.requests) == 1
-
-
-def test_superlink_away_is_503_and_does_not_hang(authority: Path) -> None:
-    with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door:
-        door.start("http://127.0.0.1:9")
-        with client_of(authority / "s1") as client:
-            assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 503
-
-
-def test_an_error_of_superlink_s_is_503_which_flower_tries_again(
-    authority: Path, superlink: Any
-) -> None:
-    """Its disk is full, or its database locked: a SuperNode that hears 500 asks no more."""
-    superlink.statuses = [500]
-    with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door:
-        door.start(f"http://127.0.0.1:{superlink.server_port}")
-        with client_of(authority / "s1") as client:
-            assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 503
-            assert client.post(url(door, "/v1/fleet/pull-messages")).status_code == 200
-
-
-def test_a_sites_identity_cannot_open_a_door(authority: Path) -> None:
-    with pytest.raises(IdentityError, match="site's certificate"):
-        FrontDoor(authority / "s1", "127.0.0.1", 0)
 
 
 def raw_request(door: FrontDoor, identity: Path, request_line: str) -> bytes:
@@ -185,134 +120,123 @@ def raw_request(door: FrontDoor, identity: Path, request_line: str) -> bytes:
         return connection.recv(4096).splitlines()[0]
 
 
-@contextmanager
-def running(identity: Path, door: str) -> Iterator[Forwarder]:
-    with closing(Forwarder(identity, door)) as forwarder:
-        forwarder.start(f"https://{door}")
-        yield forwarder
+def test_a_refused_request_leaves_one_line_with_the_sites_name(
+    door: FrontDoor, authority: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), client_of(authority / "s2") as client:
+        assert client.post(url(door, "/v1/control/start-run")).status_code == 404
+    lines = [record.getMessage() for record in caplog.records if "fedwan" in record.name]
+    assert lines == [
+        "site s2 at 127.0.0.1 asked for 'POST /v1/control/start-run'; only Fleet calls pass"
+    ]
 
 
-def post(forwarder: Forwarder, path: str = "/v1/fleet/pull-messages") -> httpx.Response:
-    with httpx.Client(trust_env=False) as client:
-        return client.post(f"http://127.0.0.1:{forwarder.port}{path}", content=b"x", timeout=30)
+def test_an_endless_body_is_cut_off(door: FrontDoor, superlink: Any, authority: Path) -> None:
+    with client_of(authority / "s1") as client:
+        try:
+            answer = client.post(url(door), content=(bytes(1 << 20) for _ in range(20)))
+            assert answer.status_code == 413
+        except httpx.TransportError:
+            pass  # The door hung up while we were still sending.
+    assert superlink.requests == []
 
 
-def read_request(connection: socket.socket) -> None:
-    """All of a request: closing before its end would take the answer down with it."""
-    data = b""
-    while b"\r\n\r\n" not in data:
-        if not (part := connection.recv(65536)):
-            return
-        data += part
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = re.search(rb"(?i)content-length: (\d+)", head)
-    missing = int(length[1]) - len(body) if length else 0
-    while missing > 0 and (part := connection.recv(65536)):
-        missing -= len(part)
+@pytest.mark.parametrize("who", ["nobody", "a foreign site", "the coordinator", "old TLS"])
+def test_who_shows_no_site_s_certificate_gets_no_session(
+    door: FrontDoor, authority: Path, foreign_authority: Path, who: str
+) -> None:
+    tls = ssl.create_default_context(cafile=str(authority / "ca" / "ca.crt"))
+    folders = {"a foreign site": foreign_authority / "s1", "the coordinator": "coordinator"}
+    if who != "nobody":
+        own = authority / folders.get(who, "s1")
+        tls.load_cert_chain(own / "identity.crt", own / "identity.key")
+    if who == "old TLS":
+        with pytest.warns(DeprecationWarning):
+            tls.minimum_version = ssl.TLSVersion.TLSv1
+            tls.maximum_version = ssl.TLSVersion.TLSv1_1
+        tls.set_ciphers("ALL:@SECLEVEL=0")
+    with httpx.Client(verify=tls, trust_env=False) as client, pytest.raises(httpx.TransportError):
+        client.post(url(door))
 
 
-def echo_server(listener: socket.socket, identity: Path, answers: list[bytes]) -> None:
-    """Speaks TLS as the door does, and gives each connection the next canned answer."""
-    tls = Identity.load(identity, role="coordinator").ssl_context(server=True)
-    for answer in answers:
-        plain, _ = listener.accept()
-        with tls.wrap_socket(plain, server_side=True) as connection:
-            read_request(connection)
-            if answer:
-                connection.sendall(answer)
-
-
-def test_a_supernodes_call_reaches_superlink_and_back(authority: Path, superlink: Any) -> None:
+def test_a_revoked_site_is_refused_on_the_connection_it_has(
+    federation: Path, superlink: Any
+) -> None:
     with (
-        closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as door,
-        running(authority / "s1", f"127.0.0.1:{door.port}") as forwarder,
+        open_door(federation, superlink.server_port) as door,
+        client_of(federation / "s1") as client,
     ):
-        door.start(f"http://127.0.0.1:{superlink.server_port}")
-        assert post(forwarder).content == b"x"
-        assert [path for path, _, _ in superlink.requests] == ["/v1/fleet/pull-messages"]
-        assert not forwarder.take_lost()
+        assert client.post(url(door)).status_code == 200
+        pki.revoke(federation, "s1")
+        answer = client.post(url(door))
+    assert answer.status_code == 403
+    assert "the certificate of site s1 is revoked" in answer.text
+    assert len(superlink.requests) == 1
 
 
-def test_other_paths_do_not_leave_the_site(authority: Path) -> None:
-    with running(authority / "s1", "127.0.0.1:9") as forwarder:
+def test_superlink_away_is_503_and_does_not_hang(authority: Path) -> None:
+    with open_door(authority) as door, client_of(authority / "s1") as client:
+        assert client.post(url(door)).status_code == 503
+
+
+def test_an_error_of_superlink_s_is_503_which_flower_tries_again(
+    door: FrontDoor, authority: Path, superlink: Any
+) -> None:
+    """Its disk is full, or its database locked: a SuperNode that hears 500 asks no more."""
+    superlink.statuses = [500]
+    with client_of(authority / "s1") as client:
+        assert client.post(url(door)).status_code == 503
+        assert client.post(url(door)).status_code == 200
+
+
+def test_a_sites_identity_opens_no_door_and_a_door_has_a_port(authority: Path) -> None:
+    with pytest.raises(IdentityError, match="site's certificate"):
+        FrontDoor(authority / "s1", "127.0.0.1", 0)
+    with pytest.raises(ConfigError, match=r"door = 'coordinator\.example\.com' is no host:port"):
+        Forwarder(authority / "s1", "coordinator.example.com")
+
+
+def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves_the_site(
+    authority: Path, superlink: Any
+) -> None:
+    port = free_port()
+    with forwarding(authority / "s1", port) as forwarder:
         assert post(forwarder, "/v1/control/start-run").status_code == 404
         assert post(forwarder, "/v1/fleet/%2e%2e/control/start-run").status_code == 404
-
-
-def test_a_call_waits_for_a_door_that_comes_later(authority: Path) -> None:
-    listener = socket.create_server(("127.0.0.1", 0))
-    port = listener.getsockname()[1]
-    listener.close()
-    answers = [b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"]
-    with running(authority / "s1", f"127.0.0.1:{port}") as forwarder:
-        got: list[httpx.Response] = []
-        caller = threading.Thread(target=lambda: got.append(post(forwarder)))
-        caller.start()
-        time.sleep(1.0)
-        with socket.create_server(("127.0.0.1", port)) as late:
-            echo_server(late, authority / "coordinator", answers)
-            caller.join(timeout=10)
-        assert got[0].text == "ok"
+        answer = in_thread(lambda: post(forwarder))
+        time.sleep(0.3)
+        with open_door(authority, superlink.server_port, port):
+            assert answer().content == b"x"
+        assert [path for path, _, _ in superlink.requests] == [PULL]
         assert not forwarder.take_lost()
 
 
 @pytest.mark.parametrize("name", ["pull-messages", "send-node-heartbeat"])
 def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
-    authority: Path, name: str
+    authority: Path, superlink: Any, door: FrontDoor, name: str
 ) -> None:
-    with (
-        socket.create_server(("127.0.0.1", 0)) as listener,
-        running(authority / "s1", f"127.0.0.1:{listener.getsockname()[1]}") as forwarder,
-    ):
-        server = threading.Thread(
-            target=echo_server, args=(listener, authority / "coordinator", [b""])
-        )
-        server.start()
+    superlink.statuses = [None]
+    with forwarding(authority / "s1", door.port) as forwarder:
         assert post(forwarder, f"/v1/fleet/{name}").status_code == 502
-        server.join(timeout=5)
         assert forwarder.take_lost() == (name == "pull-messages")  # a heartbeat carries nothing
         assert not forwarder.take_lost()
         assert forwarder.refusal is None
+    assert len(superlink.requests) == 1
 
 
-def refusal_of(forwarder: Forwarder) -> str:
-    caller = threading.Thread(target=lambda: post(forwarder), daemon=True)
-    caller.start()
-    deadline = time.monotonic() + 10
-    while forwarder.refusal is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert isinstance(forwarder.refusal, IdentityError)
-    assert "\n" not in str(forwarder.refusal)
-    return str(forwarder.refusal)
-
-
-def test_a_door_of_another_authority_is_not_trusted(
-    authority: Path, foreign_authority: Path
+@pytest.mark.parametrize("when", ["another authority", "revoked before", "revoked meanwhile"])
+def test_a_site_that_is_refused_learns_it_in_one_line(
+    federation: Path, foreign_authority: Path, when: str
 ) -> None:
-    with (
-        closing(FrontDoor(foreign_authority / "coordinator", "127.0.0.1", 0)) as door,
-        running(authority / "s1", f"127.0.0.1:{door.port}") as forwarder,
-    ):
-        door.start("http://127.0.0.1:9")
-        assert "did not prove to be this run's coordinator" in refusal_of(forwarder)
-
-
-@pytest.mark.parametrize("when", ["before the door opened", "while it was open"])
-def test_a_revoked_site_learns_it_in_one_line(tmp_path: Path, when: str) -> None:
-    pki.init(tmp_path, ["127.0.0.1"])
-    pki.issue(tmp_path, "s1")
-    if when == "before the door opened":
-        pki.revoke(tmp_path, "s1")
-    with (
-        closing(FrontDoor(tmp_path / "coordinator", "127.0.0.1", 0)) as door,
-        running(tmp_path / "s1", f"127.0.0.1:{door.port}") as forwarder,
-    ):
-        door.start("http://127.0.0.1:9")
-        if when == "while it was open":
-            pki.revoke(tmp_path, "s1")
-        assert "revoked" in refusal_of(forwarder).lower()
-
-
-def test_a_door_without_a_port_is_one_line(authority: Path) -> None:
-    with pytest.raises(ConfigError, match=r"door = 'coordinator\.example\.com' is no host:port"):
-        Forwarder(authority / "s1", "coordinator.example.com")
+    if when == "revoked before":
+        pki.revoke(federation, "s1")
+    theirs = foreign_authority if when == "another authority" else federation
+    with open_door(theirs) as door, forwarding(federation / "s1", door.port) as forwarder:
+        if when == "revoked meanwhile":
+            pki.revoke(federation, "s1")
+        waiting = in_thread(lambda: post(forwarder))
+        eventually(lambda: forwarder.refusal is not None)
+        text = str(forwarder.refusal)
+        says = "did not prove to be this run's coordinator" if when[0] == "a" else "is revoked"
+        assert says in text and "\n" not in text
+    waiting()

@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable
 
 import httpx
 import pytest
@@ -11,6 +11,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedwan.flower.serverapp import ACTION, RECORD, TicketSender
 from fedwan.link.ticket import Ticket
+from tests.planes import eventually
 
 TICKET = Ticket("127.0.0.1:7000", "run-1", '{"seed": 0, "text": "with \\"quotes\\""}')
 
@@ -59,125 +60,84 @@ class FakeGrid:
         return [message.metadata.dst_node_id for message in self.sent]
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
+class Office:
+    """A sender of tickets, with time in the test's hands."""
 
-    def __call__(self) -> float:
-        return self.now
+    def __init__(self, *nodes: int) -> None:
+        self.now = 1000.0
+        self.grid = FakeGrid(*nodes)
+        self._sender = TicketSender(self.grid, TICKET, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.look()
+
+    def look(self, times: int = 1, every_s: float = 0.0) -> list[int]:
+        """The nodes that tickets were sent to so far."""
+        for _ in range(times):
+            self._sender.look()
+            self.now += every_s
+        return self.grid.to()
 
 
 @pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def identity(monkeypatch: pytest.MonkeyPatch) -> None:
     """Messages can be made only inside a task of Flower's."""
     for name in ("_task_id", "_run_id", "_node_id"):
         monkeypatch.setattr(TaskIdentity, name, 1)
-    yield
 
 
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def office(grid: FakeGrid, clock: Clock) -> TicketSender:
-    return TicketSender(grid, TICKET, clock=clock)  # type: ignore[arg-type]
-
-
-def test_every_connected_node_gets_one_ticket_and_no_second(clock: Clock) -> None:
-    grid = FakeGrid(11, 12)
-    tickets = office(grid, clock)
-    for _ in range(5):
-        tickets.look()
-        clock.now += 100
-    assert sorted(grid.to()) == [11, 12]
-
-
-def test_the_ticket_arrives_as_it_was_and_outlives_the_run(clock: Clock) -> None:
-    grid = FakeGrid(11)
-    office(grid, clock).look()
-    message = grid.sent[0]
+def test_every_connected_node_gets_one_ticket_as_it_is_and_no_second() -> None:
+    office = Office(11, 12)
+    assert sorted(office.look(5, every_s=100)) == [11, 12]
+    message = office.grid.sent[0]
     assert Ticket.from_dict(message.content.config_records[RECORD]) == TICKET
     assert message.metadata.message_type == ACTION
     assert message.metadata.ttl >= 30 * 24 * 3600
 
 
-def test_a_crash_is_answered_with_a_new_ticket_at_once(clock: Clock) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.fail(0, 8, "ClientApp stopped responding.")
-    tickets.look()
-    assert grid.to() == [11, 11]
+def test_a_node_that_went_away_gets_its_ticket_when_it_is_back_at_once() -> None:
+    office = Office(11)
+    office.grid.nodes.clear()
+    office.grid.fail(0, 5, "Node Unavailable")
+    assert office.look() == [11]
+    office.grid.nodes.add(11)
+    assert office.look() == [11, 11]
 
 
-def test_a_node_that_went_away_gets_its_ticket_when_it_is_back(clock: Clock) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.nodes.clear()
-    grid.fail(0, 5, "Node Unavailable")
-    tickets.look()
-    assert grid.to() == [11]
-    grid.nodes.add(11)
-    tickets.look()
-    assert grid.to() == [11, 11]
-
-
-def test_repeated_failures_are_slowed_but_never_given_up(clock: Clock) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    waits = []
-    tickets.look()
+def test_repeated_failures_are_slowed_but_never_given_up() -> None:
+    office, waits = Office(11), []
     for index in range(12):
-        grid.fail(index, 2, "ValueError")
-        failed_at = clock.now
-        while len(grid.sent) == index + 1:
-            tickets.look()
-            clock.now += 0.5
-        waits.append(clock.now - failed_at)
+        office.grid.fail(index, 2, "ValueError")
+        failed_at = office.now
+        while len(office.grid.sent) == index + 1:
+            office.look(every_s=0.5)
+        waits.append(office.now - failed_at)
     assert waits[0] <= 1.0
     assert waits == sorted(waits)
     assert 50 < waits[-1] < 70
 
 
-@pytest.mark.parametrize("outcome", ["done", "stopped"])
-def test_a_site_that_is_done_is_left_in_peace(clock: Clock, outcome: str) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.answer(0, site="s1", outcome=outcome, text="")
-    for _ in range(3):
-        tickets.look()
-        clock.now += 100
-    assert grid.to() == [11]
-
-
-def test_a_refusal_is_one_clear_line_and_is_not_retried(
-    clock: Clock, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("outcome", "lines"),
+    [
+        ("done", []),
+        ("stopped", []),
+        ("refused", ["site s1 takes no part: initial weights differ; use seed 0"]),
+    ],
+)
+def test_a_site_that_is_done_or_refused_gets_no_other_ticket(
+    outcome: str, lines: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    grid = FakeGrid(11)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.answer(0, site="s1", outcome="refused", text="initial weights differ; use seed 0")
+    office = Office(11)
+    office.grid.answer(0, site="s1", outcome=outcome, text="initial weights differ; use seed 0")
     with caplog.at_level(logging.WARNING):
-        for _ in range(3):
-            tickets.look()
-            clock.now += 1000
-    assert grid.to() == [11]
-    assert [record.getMessage() for record in caplog.records] == [
-        "site s1 takes no part: initial weights differ; use seed 0"
-    ]
+        assert office.look(3, every_s=1000) == [11]
+    assert [record.getMessage() for record in caplog.records] == lines
 
 
-def test_a_ticket_that_superlink_forgot_hides_no_other_answer(clock: Clock) -> None:
-    grid = FakeGrid(11, 12)
-    tickets = office(grid, clock)
-    tickets.look()
-    grid.forgotten.add(grid.sent[0].metadata.message_id)
-    grid.answer(1, site="s2", outcome="done", text="")
-    tickets.look()
-    assert grid.to() == [11, 12, 11]
+def test_a_ticket_that_superlink_forgot_hides_no_other_answer() -> None:
+    office = Office(11, 12)
+    office.grid.forgotten.add(office.grid.sent[0].metadata.message_id)
+    office.grid.answer(1, site="s2", outcome="done", text="")
+    assert office.look() == [11, 12, 11]
 
 
 def test_tickets_go_out_from_the_thread_and_trouble_is_said_once(
@@ -186,18 +146,10 @@ def test_tickets_go_out_from_the_thread_and_trouble_is_said_once(
     grid = FakeGrid(11)
     with caplog.at_level(logging.WARNING):
         with TicketSender(grid, TICKET, poll_s=0.01):  # type: ignore[arg-type]
-            wait_until(lambda: grid.to() == [11])
+            eventually(lambda: grid.to() == [11])
             grid.away = True
-            threading.Event().wait(0.3)
+            time.sleep(0.2)
             grid.nodes.add(12)
             grid.away = False
-            wait_until(lambda: grid.to() == [11, 12])
+            eventually(lambda: grid.to() == [11, 12])
     assert caplog.text.count("cannot hand out tickets for now") == 1
-
-
-def wait_until(what: object) -> None:
-    for _ in range(500):
-        if callable(what) and what():
-            return
-        threading.Event().wait(0.01)
-    pytest.fail("it never happened")

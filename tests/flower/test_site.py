@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from fedwan.errors import ConfigError, IdentityError
-from fedwan.flower.processes import only_one
 from fedwan.flower.site import serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
 from tests.planes import eventually, in_thread
@@ -23,11 +22,6 @@ def config(tmp_path: Path, identity: Path, **changes: str) -> SiteFile:
 def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, authority: Path) -> None:
     with pytest.raises(IdentityError, match=r"site is 's2' but .* is the identity of 's1'"):
         serve_site(config(tmp_path, authority / "s1", site="s2"))
-
-
-def test_a_second_service_in_the_same_folder_is_refused(tmp_path: Path, authority: Path) -> None:
-    with only_one(tmp_path / "state", "dir"), pytest.raises(ConfigError, match="in use"):
-        serve_site(config(tmp_path, authority / "s1"))
 
 
 @pytest.mark.slow

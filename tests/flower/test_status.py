@@ -15,10 +15,6 @@ from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, R
 from fedwan.flower.status import Start, Status
 
 
-def status_of(pid: int) -> Status:
-    return Status.of("run-1", pid)
-
-
 def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "status.json"
     begun = Status.of("run-1")
@@ -36,7 +32,7 @@ def test_a_broken_status_is_none(tmp_path: Path, text: str) -> None:
 
 def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    status = status_of(child.pid)
+    status = Status.of("run-1", child.pid)
     assert not status.is_killed
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -46,41 +42,26 @@ def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
     assert status.is_killed
 
 
-def test_another_process_under_the_same_id_is_not_taken_for_it() -> None:
-    status = status_of(os.getpid())
-    assert replace(status, started_s=status.started_s - 10).is_killed
-
-
 @pytest.mark.parametrize(
-    ("error", "outcome"),
+    ("error", "outcome", "back"),
     [
-        (None, "done"),
-        (JoinRefused("weights differ"), "refused"),
-        (RunStopped("enough"), "stopped"),
-        (LinkLost("gone"), "failed"),
-        (ValueError("a bug"), "failed"),
+        (JoinRefused("weights\ndiffer"), "refused", JoinRefused("weights differ")),
+        (RunStopped("enough"), "stopped", RunStopped("enough")),
+        (LinkLost("gone"), "failed", LinkLost("gone")),
+        (KeyError("x"), "failed", FedwanError("KeyError: 'x'; the traceback is in logs/a.log")),
     ],
 )
-def test_an_end_has_its_outcome(error: BaseException | None, outcome: str) -> None:
-    assert status_of(os.getpid()).ended(error).outcome == outcome
-
-
-@pytest.mark.parametrize("error", [JoinRefused("weights\ndiffer"), LinkLost("gone")])
-def test_our_errors_come_back_as_they_were_in_one_line(error: FedwanError) -> None:
-    back = status_of(os.getpid()).ended(error).exception(Path("log"))
-    assert type(back) is type(error)
-    assert str(back) == " ".join(str(error).split())
-
-
-def test_a_bug_comes_back_with_the_log_that_holds_its_traceback() -> None:
-    back = status_of(os.getpid()).ended(KeyError("x")).exception(Path("logs/a.log"))
-    assert type(back) is FedwanError
-    assert str(back) == "KeyError: 'x'; the traceback is in logs/a.log"
+def test_an_error_comes_back_as_it_was_in_one_line(
+    error: Exception, outcome: str, back: FedwanError
+) -> None:
+    ended = Status.of("run-1").ended(error)
+    raised = ended.exception(Path("logs/a.log"))
+    assert (ended.outcome, type(raised), str(raised)) == (outcome, type(back), str(back))
 
 
 def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        right = status_of(child.pid)
+        right = Status.of("run-1", child.pid)
         replace(right, started_s=right.started_s + 10).write(tmp_path / "status")
         Status.end_orphan(tmp_path / "status")
         assert child.poll() is None
@@ -90,7 +71,8 @@ def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = status_of(os.getpid())
+    status = Status.of("run-1")
+    assert replace(status, started_s=status.started_s - 10).is_killed  # another one of this id
     boot, create = psutil.boot_time, psutil.Process.create_time
     monkeypatch.setattr(psutil, "boot_time", lambda: boot() + 86400.0)
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: create(self) + 86400.0)
