@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -84,15 +83,11 @@ def refusal(*words: str) -> str:
     return str(caught.value)
 
 
-def test_the_present_folder_is_the_app_if_it_holds_recipes(root: Path) -> None:
-    assert app.app_folders()[0] == root
-    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
-
-
 def test_recipes_that_the_present_folder_lacks_come_from_fedwan(root: Path) -> None:
     own = app.installed_app()
     assert own == Path(app.__file__).resolve().parents[1]
     assert app.app_folders() == [root, own]
+    assert app.load_workload("mine").__file__ == str(root / "sites" / "mine.py")
     assert app.load_strategy("diloco").__file__ == str(own / "strategies" / "diloco.py")
     assert {"gentle", "diloco"} <= set(app.strategy_names())
 
@@ -126,19 +121,29 @@ def test_recipes_of_installed_packages_are_found_by_module_and_by_entry_point(
     assert app.sources(config)[f"workload {name}"] == sha256
 
 
-@pytest.mark.parametrize("name", ["no_pkg.recipe", "my_pkg.no_recipe"])
-def test_a_recipe_that_is_not_installed_says_what_is_missing(package: Path, name: str) -> None:
-    assert "is installed here; install the package that holds it" in refusal(f"workload={name}")
-
-
-def test_an_unknown_recipe_names_the_nearest_one(root: Path) -> None:
-    assert " in sites/; did you mean 'mine'?" in refusal("workload=mind")
-    assert "did you mean 'gentle'?" in refusal("strategy=gently")
-
-
-@pytest.mark.parametrize("name", ["client_app", "_helper", "../strategies/gentle", "__init__"])
-def test_what_is_no_recipe_is_never_imported(root: Path, name: str) -> None:
-    assert "is none of distill, flow, gan, " in refusal(f"workload={name}")
+@pytest.mark.parametrize(
+    ("word", "says"),
+    [
+        ("workload=no_pkg.recipe", "is installed here; install the package that holds it"),
+        ("workload=my_pkg.no_recipe", "is installed here; install the package that holds it"),
+        ("workload=mind", " in sites/; did you mean 'mine'?"),
+        ("strategy=gently", "did you mean 'gentle'?"),
+        ("strategy=lacking", "defines no 'build'"),
+        ("workload=client_app", "is none of distill, flow, gan, "),
+        ("workload=_helper", "is none of distill, flow, gan, "),
+        ("workload=../strategies/gentle", "is none of distill, flow, gan, "),
+        ("workload=__init__", "is none of distill, flow, gan, "),
+        ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),
+        ("model.width=wide", "model.width: Value 'wide' of type 'str' could not be"),
+        ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
+        ("outer.genrator.lr=1", "did you mean 'generator'?"),
+        ("codec.down=fp23", "codec.down = 'fp23' is none of fp32, "),
+    ],
+)
+def test_what_no_recipe_network_model_or_codec_has_is_refused(
+    package: Path, word: str, says: str
+) -> None:
+    assert says in refusal(word)
 
 
 def test_resolving_leaves_nothing_open(root: Path) -> None:
@@ -150,37 +155,15 @@ def test_resolving_leaves_nothing_open(root: Path) -> None:
     assert config.half_life == 100 * 2 * 32 / 10
 
 
-def test_resolving_twice_changes_nothing(root: Path) -> None:
-    once = load_run("model.width=8", "outer.generator.lr=0.3")
-    assert app.resolve(once) == once
-
-
 def test_a_word_changes_its_own_setting_and_keeps_the_recipes_others(root: Path) -> None:
     config = load_run("outer.generator.lr=0.3", "inner.generator.lr=1e-3")
     assert config.outer["generator"] == OuterConfig(lr=0.3, momentum=0.5)
     assert config.inner["generator"] == InnerConfig(lr=1e-3, beta1=0.0)
     assert config.inner["discriminator"] == InnerConfig(lr=2e-4, beta1=0.0)
 
-
-def test_another_optimizer_does_not_inherit_the_settings_of_the_recipes_own(root: Path) -> None:
+    # Another optimiser does not inherit the settings of the recipe's own.
     config = load_run("inner.generator.name=sgd", "inner.generator.lr=0.1")
     assert config.inner["generator"] == InnerConfig(name="sgd", lr=0.1)
-
-
-@pytest.mark.parametrize(
-    ("word", "says"),
-    [
-        ("model.widht=3", "unknown key 'model.widht' (= 3); did you mean 'model.width'?"),
-        ("model.width=wide", "model.width: Value 'wide' of type 'str' could not be"),
-        ("inner.genrator.lr=1", "inner.genrator: workload 'mine' trains generator, discriminator"),
-        ("outer.genrator.lr=1", "did you mean 'generator'?"),
-        ("codec.down=fp23", "codec.down = 'fp23' is none of fp32, "),
-    ],
-)
-def test_settings_of_no_network_model_or_codec_are_refused(
-    root: Path, word: str, says: str
-) -> None:
-    assert says in refusal(word)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +177,7 @@ def test_settings_of_no_network_model_or_codec_are_refused(
 )
 def test_what_a_run_was_resolved_to_reads_back_exactly(tmp_path: Path, words: list[str]) -> None:
     config = app.load_run(None, words)
+    assert app.resolve(config) == config
     dump(config, tmp_path / "config.yaml")
     assert app.load_run(tmp_path / "config.yaml", []) == config
 
@@ -247,11 +231,6 @@ def test_a_module_that_hides_a_recipe_is_named(
     importlib.import_module("sites.mine")
     with pytest.raises(ConfigError, match="mine.py is hidden by .*/other"):
         app.load_workload("mine")
-
-
-def test_looking_for_an_app_does_not_load_torch() -> None:
-    code = "import sys, fedwan.app; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 BARE = """

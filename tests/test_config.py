@@ -22,7 +22,6 @@ from fedwan.config import (
     dump,
     from_json,
     load,
-    site_names,
     to_json,
 )
 from fedwan.errors import ConfigError
@@ -44,6 +43,12 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
     assert config.outer == {"generator": OuterConfig(lr=0.3, momentum=0.5)}
     assert config.data == DataConfig()
     assert isinstance(config.link.rtt_ms, float)
+    # Text is taken as it was typed, also where YAML would see a number or a truth value.
+    config = load(None, ["out=2024", "data.split=dirichlet:0.5", "log.wandb=online", "workload=on"])
+    assert (config.out, config.data.split, config.workload) == ("2024", "dirichlet:0.5", "on")
+    path.write_text("log:\n  wandb: false\n")
+    with pytest.raises(ConfigError, match="log.wandb = 'False' is none of disabled"):
+        load(path)
 
 
 @pytest.mark.parametrize(
@@ -84,21 +89,6 @@ def test_an_unknown_key_names_the_nearest_valid_one(word: str, names: str) -> No
 )
 def test_a_value_of_the_wrong_type_is_named_with_its_key(word: str, says: str) -> None:
     assert says in refusal(word)
-
-
-def test_text_is_taken_as_it_was_typed() -> None:
-    config = load(None, ["out=2024", "data.split=dirichlet:0.5", "log.wandb=online", "workload=on"])
-    assert (config.out, config.data.split) == ("2024", "dirichlet:0.5")
-    assert (config.log.wandb, config.workload) == ("online", "on")
-
-
-def test_a_word_that_yaml_takes_for_a_truth_value_is_refused_where_text_belongs(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text("log:\n  wandb: false\n")
-    with pytest.raises(ConfigError, match="log.wandb = 'False' is none of disabled"):
-        load(path, [])
 
 
 @pytest.mark.parametrize(
@@ -150,11 +140,6 @@ def test_a_file_that_is_no_configuration_is_named(
         load(path, [])
     assert "run.yaml" in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_sites_are_named_by_number_unless_named() -> None:
-    assert site_names(Config(sites=3)) == ["s1", "s2", "s3"]
-    assert site_names(Config(sites=2, site_names=["paris", "rome"])) == ["paris", "rome"]
 
 
 positive = st.floats(min_value=1e-300, max_value=1e300, allow_nan=False)
@@ -216,5 +201,5 @@ def test_there_are_at_most_60_settings() -> None:
 
 
 def test_reading_a_configuration_does_not_load_torch() -> None:
-    code = "import sys, fedwan.config; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
+    code = "import sys, fedwan.app; sys.exit('torch' in sys.modules or 'flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

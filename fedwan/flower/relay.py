@@ -144,7 +144,7 @@ class _Relay(ABC):
         # Uvicorn closes the connections it has when it stops, not one whose handshake ends later.
         await asyncio.sleep(0.1)
         for late in self._server.server_state.connections:
-            late.transport.abort()  # type: ignore[union-attr]
+            late.transport.abort()
         await asyncio.sleep(0.01)
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:

@@ -61,25 +61,25 @@ def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(
     assert list(tmp_path.iterdir()) == []
 
 
-def raising(error: BaseException) -> object:
-    def app(words: object, prog_name: str, standalone_mode: bool) -> None:
+@pytest.mark.parametrize(
+    ("error", "code", "says"),
+    [
+        (LinkLost("a.b:1 is gone; call again"), 1, "fedwan: a.b:1 is gone; call again\n"),
+        (KeyboardInterrupt(), 130, "fedwan: stopped by Ctrl-C\n"),
+    ],
+)
+def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    code: int,
+    says: str,
+) -> None:
+    def app(words: object, **_: object) -> None:
         raise error
 
-    return app
-
-
-def test_an_error_that_is_not_the_users_exits_with_1(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main_module, "app", raising(LinkLost("a.b:1 is gone; call again")))
-    assert run_main(capsys) == (1, "", "fedwan: a.b:1 is gone; call again\n")
-
-
-def test_ctrl_c_exits_with_130_and_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(main_module, "app", raising(KeyboardInterrupt()))
-    assert run_main(capsys) == (130, "", "fedwan: stopped by Ctrl-C\n")
+    monkeypatch.setattr(main_module, "app", app)
+    assert run_main(capsys) == (code, "", says)
 
 
 def test_the_command_line_starts_without_torch_flower_grpc_and_plots() -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from fedwan.cli import run as commands
 from fedwan.cli.main import main
-from fedwan.cli.run import choose_folder, holds_run, load_config, start
+from fedwan.cli.run import choose_folder, load_config, start
 from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError, RunStopped
 from fedwan.output.outputs import Outputs
@@ -27,15 +27,6 @@ def finish(config: Config, stop: threading.Event) -> None:
     """Services of a run that ends well."""
     with Outputs(config, Path(config.out)) as outputs:
         write_run(outputs, finish=True)
-
-
-def test_a_run_that_ends_well_shows_its_summary(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    start(make_config(tmp_path), finish)
-    shown = capsys.readouterr().out
-    assert "done, round 2, step 20/20" in shown
-    assert "Fréchet distance 0.9; real data itself 0.4" in shown
 
 
 def test_once_a_run_has_failed_what_its_end_brings_is_not_shown(
@@ -108,52 +99,31 @@ def test_ctrl_c_ends_the_services_and_then_exits_with_130(tmp_path: Path) -> Non
     assert (tmp_path / "ended").exists()
 
 
-def make_run(folder: Path) -> Path:
-    (folder / "checkpoint").mkdir(parents=True)
-    (folder / "checkpoint" / "coordinator.safetensors").touch()
-    return folder
-
-
-def test_what_a_start_that_failed_left_behind_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").mkdir()
-    for name in ("metrics.jsonl", "config.yaml", "checkpoint/.coordinator.safetensors.tmp"):
-        (tmp_path / name).touch()
-    assert not holds_run(tmp_path)
-    (tmp_path / "summary.json").touch()
-    assert holds_run(tmp_path)
-
-
-def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(tmp_path: Path) -> None:
-    default = tmp_path / "demo"
-    with pytest.raises(ConfigError, match="holds no run to go on with; leave --resume out"):
-        choose_folder(default, [], resume=True)
-    (default / "logs").mkdir(parents=True)  # what a failed start left is used again
-    assert choose_folder(default, ["h=3"], resume=False) == default
-    make_run(default)
-    make_run(tmp_path / "demo-2")
-    (tmp_path / "demo-3").mkdir()
-    assert choose_folder(default, [], resume=False) == tmp_path / "demo-3"
-    assert choose_folder(default, [], resume=True) == tmp_path / "demo-2"
-    named = ["out=x", "outer.generator.lr=3", "out=here"]
-    assert choose_folder(default, named, resume=False) == Path("here")
-
-
-def test_a_demo_goes_to_a_folder_of_its_own_or_on_with_the_latest(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    default = Path("runs/demo")
+    with pytest.raises(ConfigError, match="holds no run to go on with; leave --resume out"):
+        choose_folder(default, [], resume=True)
+    (default / "checkpoint").mkdir(parents=True)  # what a failed start left is used again
+    (default / "checkpoint" / ".coordinator.safetensors.tmp").touch()
+    assert choose_folder(default, ["h=3"], resume=False) == default
+    for folder in (default, Path("runs/demo-2")):
+        (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
+        (folder / "checkpoint" / "coordinator.safetensors").touch()
+        (folder / "config.yaml").touch()
+    Path("runs/demo-3").mkdir()
     calls: list[Any] = []
     monkeypatch.setattr(commands, "run_here", lambda *words, resume: calls.append((*words, resume)))
     commands.demo(["sites=2"])
-    run = make_run(Path("runs/demo"))
-    (run / "config.yaml").touch()
-    commands.demo()
     commands.demo(resume=True)
     assert calls == [
-        (None, ["sites=2", "out=runs/demo"], False),
-        (None, ["out=runs/demo-2"], False),
-        (Path("runs/demo/config.yaml"), ["out=runs/demo"], True),
+        (None, ["sites=2", "out=runs/demo-3"], False),
+        (Path("runs/demo-2/config.yaml"), ["out=runs/demo-2"], True),
     ]
+    named = ["out=x", "outer.generator.lr=3", "out=here"]
+    assert choose_folder(default, named, resume=False) == Path("here")
 
 
 def test_a_new_run_gets_an_absolute_folder_and_nothing_left_open(
@@ -184,7 +154,7 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
     out = tmp_path / "run"
     finish(load_config(None, [f"out={out}", "sites=2"], resume=False), threading.Event())
     for words, code, says in (
-        (("run", str(out / "config.yaml"), "--resume"), 0, "Fréchet distance"),
+        (("run", str(out / "config.yaml"), "--resume"), 0, "Fréchet distance 0.9; real data it"),
         (("run", str(out / "config.yaml")), 2, "holds a run already"),
         (("report", str(out)), 0, f"{out / 'report.html'}\n"),
     ):
