@@ -53,7 +53,7 @@ lint: install
 
 # `transport` makes network namespaces, as root; `timed` and `sync_vs_local` can do without.
 # `check` has bounds, and ends with 1 where one does not hold.
-BENCH ?= round_trip codecs transport timed planner scale strategies unequal quality \
+BENCH ?= simulation round_trip codecs transport timed planner scale strategies unequal quality \
     sync_vs_local site doctor check
 
 bench: install
