@@ -30,8 +30,7 @@ from fedwan.output.units import sites_text
 
 if TYPE_CHECKING:
     from fedwan.doctor.diagnosis import Finding
-    from fedwan.link.advice import Advice
-    from fedwan.link.measure import Measurement, Way
+    from fedwan.link.measure import Advice, Measurement, Way
     from fedwan.output.records import Record
 
 KEYS = ("link.congestion", "link.pace_mbit")
@@ -155,8 +154,7 @@ def link(
             raise ConfigError(f"{name} = {value:g} is out of range; choose {least:g} to {most:g}")
     write_option("--json", json_path)  # told before the measurement, not after it
     # Imported late, so that a wrong word is told at once.
-    from fedwan.link.advice import advise
-    from fedwan.link.measure import measure
+    from fedwan.link.measure import advise, measure
     from fedwan.link.tls import Identity
 
     found = measure(address, Identity.load(identity), settings, seconds)

@@ -27,14 +27,9 @@ __all__ = [
 
 
 def codec_by_name(name: str) -> Codec:
-    """The codec that `codec.up` or `codec.down`, or a network's own setting, names.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
-    codecs = {
-        codec.name: codec for codec in (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
-    }
+    """The codec that `codec.up`, `codec.down` or a network names; else a `ConfigError`."""
+    every = (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
+    codecs = {codec.name: codec for codec in every}
     if name not in codecs:
         near = nearest(name, codecs)
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}{near}")

@@ -101,11 +101,9 @@ def spans(num_values: int, size: int) -> Iterator[slice]:
 
 
 class Plain(Coded):
-    """A tensor whose coded form is its values in some dtype: fp32, bf16 and raw records.
+    """A tensor whose coded form is its values in some dtype, which may share the payload's memory.
 
-    Args:
-        value: may share the payload's memory.
-        dtype: of the decoded tensor; as the value's if None.
+    The decoded one has `dtype`, or the value's own.
     """
 
     def __init__(self, value: Tensor, dtype: torch.dtype | None = None) -> None:
@@ -168,14 +166,9 @@ class Codec(NamedTuple):
     def encode(
         self, tensors: Mapping[str, Tensor], residual: State, layout: Layout
     ) -> tuple[Payload, State]:
-        """Encode the tensors of a layout, taking them from the mapping one at a time.
+        """Encode a layout's tensors, of any device and float dtype; `residual` starts as {}.
 
-        A lazy mapping thus never holds more than one unencoded tensor. Inputs are not mutated.
-
-        Args:
-            tensors: at least the layout's names; parameters on any device, in any float dtype.
-            residual: what earlier calls still owe; start with {}.
-            layout: names, shapes, dtypes and roles, known to the receiver too.
+        They are taken one at a time: a lazy mapping holds no more than one. None is mutated.
         """
         payload = self.grow(layout)
         owed = self.encode_into(payload, tensors, residual, layout)
@@ -191,8 +184,7 @@ class Codec(NamedTuple):
     ) -> State:
         """As `encode`, into what `grow` made; readers get each tensor as soon as it is coded.
 
-        Raises:
-            Exception: whatever stopped the encoding; readers are told too.
+        They are told, too, of whatever stops the encoding.
         """
         owed: State = {}
         try:

@@ -48,9 +48,8 @@ class _Format(NamedTuple):
 
     bits: int
     """Of a code: 8, or 4 with two codes to a byte, or 2 with four."""
-    peak: float
-    """What the largest value of a block is in units of its scale; 0 if that is the values' root
-    mean square."""
+    scales: Callable[[Tensor], Tensor]
+    """Of magnitudes [rows, width], which may be spoilt: [rows, 1]."""
     min_scale: float
     pack: Callable[[Tensor, Tensor], None]
     """(values in units of the scale [rows, width], codes [rows, bytes], int8, written); may spoil
@@ -58,26 +57,15 @@ class _Format(NamedTuple):
     unpack: Callable[[Tensor, Tensor], None]
     """The inverse: (codes, values, written). Every byte means something finite."""
 
-    def scales(self, values: Tensor) -> Tensor:
-        """Of magnitudes [rows, width], which may be spoilt: [rows, 1]."""
-        largest = values.amax(1, keepdim=True)
-        if self.peak:
-            return largest / self.peak
-        shares = values.div_(
-            largest.clamp(min=self.min_scale)
-        )  # squares neither over- nor underflow
-        return shares.square_().mean(1, keepdim=True).sqrt_().mul_(largest)
-
     def code_bytes(self, num_values: int) -> int:
-        """Bytes of the codes of a block of so many values."""
+        """Of a block."""
         return -(-num_values * self.bits // 8)
 
     def padded(self, num_values: int) -> int:
-        """Values of such a block once its last byte is full."""
+        """Values of a block once its last byte is full."""
         return self.code_bytes(num_values) * 8 // self.bits
 
     def record_bytes(self, num_values: int) -> int:
-        """Exact bytes of a tensor's record."""
         num_full, rest = divmod(num_values, BLOCK)
         codes = num_full * self.code_bytes(BLOCK) + self.code_bytes(rest)
         return 2 * (num_full + (rest > 0)) + codes
@@ -86,24 +74,24 @@ class _Format(NamedTuple):
 class _Part(NamedTuple):
     """Equal blocks of a record: all the full ones, or the short one behind them."""
 
-    values: slice
-    """Of the flat tensor."""
-    width: int
-    """Values of a block; odd at most for the last."""
-    scales: Tensor
-    """bf16 [blocks, 1]."""
-    codes: Tensor
-    """int8 [blocks, bytes]."""
+    values: slice  # of the flat tensor
+    width: int  # values of a block; odd at most for the last
+    scales: Tensor  # bf16 [blocks, 1]
+    codes: Tensor  # int8 [blocks, bytes]
 
 
 def int8() -> Codec:
     """8.125 bits a value: code = value / scale, -127 … 127, an error of half a scale at most."""
-    return _block_codec("int8", 3, _Format(8, 127.0, MIN_SCALE, _pack_bytes, _unpack_bytes))
+    return _block_codec(
+        "int8", 3, _Format(8, _largest_over(127.0), MIN_SCALE, _pack_bytes, _unpack_bytes)
+    )
 
 
 def int4() -> Codec:
     """4.125 bits a value: code -7 … 7, an error of 1/14 of the block's largest value at most."""
-    return _block_codec("int4", 4, _Format(4, 7.0, MIN_SCALE, _pack_int4, _unpack_halves))
+    return _block_codec(
+        "int4", 4, _Format(4, _largest_over(7.0), MIN_SCALE, _pack_int4, _unpack_halves)
+    )
 
 
 def float4() -> Codec:
@@ -115,7 +103,9 @@ def float4() -> Codec:
     1/3, and what is below 3/4 of the smallest power becomes zero. Code: bit 3 is the sign; the
     others are 0 for zero and e + 7 for 2^e.
     """
-    return _block_codec("float4", 5, _Format(4, 1.0, 2.0**-120, _pack_float4, _unpack_float4))
+    return _block_codec(
+        "float4", 5, _Format(4, _largest_over(1.0), 2.0**-120, _pack_float4, _unpack_float4)
+    )
 
 
 def int2() -> Codec:
@@ -125,7 +115,9 @@ def int2() -> Codec:
     square error of 0.119 of the values' own. What is lost is added to the next delta.
     """
     return with_feedback(
-        _block_codec("int2", 7, _Format(2, 0.0, MIN_SCALE, _pack_quarters, _unpack_quarters))
+        _block_codec(
+            "int2", 7, _Format(2, _root_mean_square, MIN_SCALE, _pack_quarters, _unpack_quarters)
+        )
     )
 
 
@@ -137,6 +129,16 @@ def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
         lambda data, spec: _BlockCoded(form, data, spec),
         lambda spec: form.record_bytes(spec.num_values),
     )
+
+
+def _largest_over(units: float) -> Callable[[Tensor], Tensor]:
+    return lambda magnitudes: magnitudes.amax(1, keepdim=True) / units
+
+
+def _root_mean_square(magnitudes: Tensor) -> Tensor:
+    largest = magnitudes.amax(1, keepdim=True)
+    shares = magnitudes.div_(largest.clamp(min=MIN_SCALE))  # squares neither over- nor underflow
+    return shares.square_().mean(1, keepdim=True).sqrt_().mul_(largest)
 
 
 # Codes -------------------------------------------------------------------------------------------
@@ -202,18 +204,17 @@ def _unpack_quarters(packed: Tensor, values: Tensor) -> None:
 def _parts(record: Tensor, num_values: int, form: _Format) -> list[_Part]:
     """The blocks of a record; its tensors share the record's memory."""
     num_full, rest = divmod(num_values, BLOCK)
-    num_blocks = num_full + (rest > 0)
+    num_blocks, end = num_full + (rest > 0), num_full * BLOCK
     scales = record[: 2 * num_blocks].view(torch.bfloat16).unsqueeze(1)
     codes = record[2 * num_blocks :].view(torch.int8)
     cut = num_full * form.code_bytes(BLOCK)
     parts = []
     if num_full:
-        full = slice(0, num_full * BLOCK)
         rows = codes[:cut].view(num_full, -1)
-        parts.append(_Part(full, BLOCK, scales[:num_full], rows))
+        parts.append(_Part(slice(0, end), BLOCK, scales[:num_full], rows))
     if rest:
-        short = slice(num_full * BLOCK, num_values)
-        parts.append(_Part(short, rest, scales[num_full:], codes[cut:].view(1, -1)))
+        rows = codes[cut:].view(1, -1)
+        parts.append(_Part(slice(end, num_values), rest, scales[num_full:], rows))
     return parts
 
 
@@ -245,11 +246,7 @@ def _encode_part(form: _Format, flat: Tensor, part: _Part) -> None:
 
 
 def check_scales(scales: Tensor) -> None:
-    """Refuse scales, bf16 seen as int16 [num], that no sender of finite values would make.
-
-    Raises:
-        PayloadError: one is negative or not finite.
-    """
+    """Refuse scales, bf16 seen as int16 [num], of which one is negative or not finite."""
     bad = ((scales < 0) | (scales >= _INFINITY)).nonzero()
     if len(bad):
         at = int(bad[0])
@@ -261,12 +258,6 @@ def check_scales(scales: Tensor) -> None:
 
 
 class _BlockCoded(Coded):
-    """A record.
-
-    Raises:
-        PayloadError: a scale is negative or not finite.
-    """
-
     def __init__(self, form: _Format, data: Bytes, spec: TensorSpec) -> None:
         self._form = form
         self._spec = spec

@@ -73,10 +73,8 @@ class Payload:
 
     One thread encodes, any number of others read, and wait for what is not coded yet.
 
-    Args:
-        buffers: what there is of it, in order.
-        checksum: tells two attempts at a transfer apart; random if None.
-        num_bytes: of the whole, where more is to come.
+    `checksum` tells two attempts at a transfer apart, random if None; `num_bytes` is that of the
+    whole, where more is to come than `buffers`.
     """
 
     def __init__(
@@ -92,7 +90,6 @@ class Payload:
         for buffer in buffers:
             self._put(buffer, is_hashed=num_bytes is not None)
         self.num_bytes: int = self._num_present if num_bytes is None else num_bytes
-        """Length of the payload."""
 
     def _put(self, buffer: Bytes, is_hashed: bool = True) -> None:
         if is_hashed:
@@ -128,8 +125,7 @@ class Payload:
     def read(self, offset: int, size: int) -> Bytes:
         """A view where one buffer holds these bytes, else a copy; waits until they are coded.
 
-        Raises:
-            FedwanError: they never will be, since encoding failed.
+        A `FedwanError` if they never will be, since encoding failed.
         """
         end = offset + size
         assert 0 <= offset and end <= self.num_bytes

@@ -54,14 +54,10 @@ def topk2(beta: float = 0.95) -> Codec:
         record, owed = _encode(value, residual, beta)
         return tensor_bytes(record), owed
 
-    return Codec(
-        "topk2",
-        6,
-        encode,
-        _SparseCoded,
-        lambda spec: _record_bytes(spec.num_values),
-        has_feedback=True,
-    )
+    def record_bytes(spec: TensorSpec) -> int:
+        return _record_bytes(spec.num_values)
+
+    return Codec("topk2", 6, encode, _SparseCoded, record_bytes, has_feedback=True)
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -70,18 +66,12 @@ def topk2(beta: float = 0.95) -> Codec:
 class _Part(NamedTuple):
     """Equal chunks of a record: all the full ones, or the short one behind them."""
 
-    values: slice
-    """Of the flat tensor."""
-    width: int
-    """Values of a chunk."""
-    magnitudes: Tensor
-    """bf16 [chunks, 2]: of the lesser and of the larger values."""
-    upper: Tensor
-    """uint8 [chunks, k / 4]: the upper parts of the indices."""
-    low: Tensor
-    """uint8 [chunks, 3 k / 4]: the lower 6 bits of the indices."""
-    codes: Tensor
-    """uint8 [chunks, k / 4]: per value, 1 for the larger magnitude and 2 for a minus."""
+    values: slice  # of the flat tensor
+    width: int  # values of a chunk
+    magnitudes: Tensor  # bf16 [chunks, 2]: of the lesser and of the larger values
+    upper: Tensor  # uint8 [chunks, k / 4]: the upper parts of the indices
+    low: Tensor  # uint8 [chunks, 3 k / 4]: the lower 6 bits of the indices
+    codes: Tensor  # uint8 [chunks, k / 4]: 1 for the larger magnitude, and 2 for a minus
 
 
 def _num_kept(num_values: int) -> int:
@@ -267,20 +257,13 @@ def _two_magnitudes(found: Tensor) -> tuple[Tensor, Tensor]:
 def _values(code: Tensor, magnitudes: Tensor) -> Tensor:
     """What codes stand for, fp32."""
     value = magnitudes.float().gather(1, code & 1)
-    # The zero turns -0 into 0.
-    return value.mul_(1 - (code & 2)).add_(0.0)
+    return value.mul_(1 - (code & 2)).add_(0.0)  # the zero turns -0 into 0
 
 
 # Reading -----------------------------------------------------------------------------------------
 
 
 class _SparseCoded(Coded):
-    """A record.
-
-    Raises:
-        PayloadError: a magnitude is negative or not finite, or indices are out of range or order.
-    """
-
     def __init__(self, data: Bytes, spec: TensorSpec) -> None:
         self._spec = spec
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))

@@ -54,14 +54,8 @@ class _Descriptor:
 class FileBuffer:
     """A payload in a file that has no name, so that no crash leaves it behind.
 
-    The page cache holds it while it is fresh; it does not count towards the process's memory.
-
-    Args:
-        num_bytes: length of the payload; the space is reserved at once.
-        folder: where the file lies; a disk with room for a payload per site.
-
-    Raises:
-        OSError: the disk is full.
+    The page cache holds it while it is fresh; it does not count towards the process's memory. The
+    space is reserved at once, an `OSError` where the disk is full.
     """
 
     def __init__(self, num_bytes: int, folder: Path) -> None:
@@ -80,11 +74,7 @@ class FileBuffer:
             view, offset = view[written:], offset + written
 
     def read(self, offset: int, size: int) -> Bytes:
-        """A copy of a part, good until this thread reads the next one.
-
-        Raises:
-            PayloadError: the buffer is closed.
-        """
+        """A copy of a part, good until this thread reads the next one; as `Buffer.read`."""
         file = self._file
         if file is None:
             raise PayloadError(_DROPPED)

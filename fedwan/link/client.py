@@ -30,7 +30,6 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 1 << 20
 """Of payload in one message."""
 HEARTBEAT_S = 2.0
-"""Seconds between heartbeats."""
 LEAVE_PATIENCE_S = 5.0
 """How long a site tries to say farewell."""
 REDIAL_S = 0.5
@@ -55,18 +54,9 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
-    Memory: an upload copies one chunk per stripe at a time; a download holds its payload once.
-
-    Args:
-        address: `host:port` of the coordinator's data plane.
-        identity: this site's.
-        channels: TCP connections for payloads, beside the one for Control; 0 as `num_channels`.
-        chunk_bytes: of payload in one message.
-        heartbeat_s: between heartbeats.
-        patience_s: how long to keep trying while nothing comes through.
-        congestion: `auto`, `bbr`, `cubic` or `system`.
-        compression: of chunks: `auto`, `zstd` or `none`.
-        pace_mbit: most that all may carry up together, Mbit/s with all headers; 0 for no limit.
+    `channels` are TCP connections for payloads, beside the one for Control (0 as `num_channels`);
+    `pace_mbit` is what all may carry up together, with all headers (0: no limit). Memory: an upload
+    copies one chunk per stripe at a time; a download holds its payload once.
     """
 
     def __init__(
@@ -90,7 +80,6 @@ class GrpcLink:
         self._counter = ByteCounter()
         tcp = Congestion(congestion)
         self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
-        """For payloads."""
         tcp.pace_mbit = pace_mbit / self.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
         self._stub, *stubs = [Stub(channel, self._counter) for channel in self._channels]
@@ -192,7 +181,6 @@ class _ControlStream:
         self._thread.start()
 
     def close(self) -> None:
-        """End the stream and its thread."""
         self._closing.set()
         if self._call is not None:
             self._call.cancel()

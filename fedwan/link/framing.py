@@ -26,8 +26,6 @@ from fedwan.link import wire_pb2 as wire
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
 
-COMPRESSIONS = ("auto", "zstd", "none")
-"""What a link may be told."""
 LEVEL = 1
 """Zstandard's lowest that codes entropy; higher ones look longer for repeats that are not there."""
 WORTH = 0.97
@@ -69,10 +67,7 @@ def serialize(part: Part[H]) -> bytes:
 
 
 def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
-    """What reads messages with this header; a chunk's data is a view of the message.
-
-    It raises `DecodeError` for bytes that are no such message.
-    """
+    """What reads messages with this header, or raises `DecodeError`; chunks are views of them."""
 
     def parse(message: bytes) -> Part[H]:
         if len(message) < _PREFIX.size:
@@ -93,14 +88,9 @@ def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
 
 
 class Packing:
-    """Whether transfers in one direction are packed.
-
-    Args:
-        compression: `zstd`, `none`, or `auto`: while the link is slow enough for it to pay.
-    """
+    """Whether transfers in one direction are packed; under `auto`, while the link is slow."""
 
     def __init__(self, compression: str) -> None:
-        assert compression in COMPRESSIONS
         self.is_on = compression != "none"
         self._is_open = compression == "auto"
 
@@ -130,9 +120,8 @@ def pack(offset: int, data: Bytes) -> Chunk:
 def unpack(chunk: Chunk, most_bytes: int) -> Bytes:
     """An arrived chunk's data as it was before it was packed; costs a copy if it was.
 
-    Raises:
-        PayloadError: it was damaged, or is not what its packing claims, or has more than
-            `most_bytes`, which are not even allocated.
+    A `PayloadError` if it was damaged, is not what its packing claims, or has more than
+    `most_bytes`, which are not even allocated.
     """
     if xxhash.xxh3_64_intdigest(chunk.data) != chunk.checksum:
         raise PayloadError(f"chunk at {chunk.offset} was damaged on the way; resume the run")

@@ -17,13 +17,7 @@ from fedwan.link.buffer import Buffer
 
 
 class LoopbackLink:
-    """The site's end of a link to a hub in the same process.
-
-    Args:
-        hub: the coordinator.
-        site: this site's name, which nothing proves here.
-        chunk_bytes: bytes copied at a time.
-    """
+    """The site's end of a link to a hub in the same process; nothing proves its name here."""
 
     def __init__(self, hub: Hub, site: str, chunk_bytes: int = 1 << 20) -> None:
         self._hub = hub

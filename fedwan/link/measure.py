@@ -1,7 +1,10 @@
 """A site's measurement of its link: round trip, and the goodput of real transfers each way.
 
 A payload of noise is uploaded, and one downloaded, by the calls, channels and settings of a run.
-They grow until one takes long enough. `fedwan.link.advice` says what the figures mean.
+They grow until one takes long enough. Advice is the command that would speed the link up most. Two
+things can be mended from outside: congestion control (bbr follows the rate at which packets arrive,
+Cardwell et al. 2016, where others halve theirs for each loss), and socket buffers: a flow has no
+more under way than they hold, about half of their size in data, in a round trip.
 """
 
 from __future__ import annotations
@@ -9,7 +12,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from fedwan.config import LinkConfig
@@ -18,6 +21,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
 from fedwan.link.retry import handshake_complaint
 from fedwan.link.server import MAX_NOISE_BYTES, Noise
+from fedwan.link.shaped import flow_mbit
 from fedwan.link.tcp import TcpSettings, TcpState, read_settings, read_state
 from fedwan.link.tls import Identity
 
@@ -26,6 +30,21 @@ PATIENCE_S = 10.0
 NUM_TRIES = 3
 """Round trips of which the shortest counts."""
 FIRST_BYTES = 1 << 20
+LEAST_GAIN = 1.3
+"""Below it, a measurement of seconds cannot tell a gain from chance."""
+LEAST_LOSS = 1e-5
+HELD = 2.0
+"""How far above theory a flow may be that loss holds back: losses come in bursts."""
+QUEUED = 1.5
+"""Above this many idle round trips packets wait in a queue: the path is full."""
+FILLED = 0.7
+"""Share of what the buffers can carry, from which on they are said to limit."""
+GROWTH = 4
+"""How much larger buffers are proposed where the rate of the path is not known."""
+LARGEST_BUFFER = 1 << 30
+TCP_SHARE = 0.5
+"""Of a socket buffer, what holds data; the rest is the kernel's book-keeping."""
+_ALLOWED = "net.ipv4.tcp_allowed_congestion_control"
 
 
 @dataclass(frozen=True)
@@ -62,18 +81,9 @@ class Measurement:
 def measure(
     address: str, identity: Identity, settings: LinkConfig, seconds: float = 3.0
 ) -> Measurement:
-    """Measure the link to a coordinator.
+    """Measure the link to a data plane, under the settings' `congestion` and `pace_mbit`.
 
-    Args:
-        address: `host:port` of its data plane.
-        identity: the site's.
-        settings: of the run; `congestion` and `pace_mbit` are looked at.
-        seconds: that the transfer which counts takes, each way; at most 256 MiB are sent.
-
-    Raises:
-        ConfigError: nothing answers there, or no data plane that can be measured.
-        IdentityError: either side refuses the other's certificate.
-        LinkLost: the link broke meanwhile.
+    The transfers which count take so many seconds, each way; at most 256 MiB are sent.
     """
     rtt_ms = min(_connect_ms(address) for _ in range(NUM_TRIES))
     if complaint := handshake_complaint(address, identity):
@@ -164,3 +174,110 @@ def _goodput(transfer: Callable[[int], object], seconds: float) -> float:
 def _share_again(before: TcpState, after: TcpState) -> float | None:
     sent = after.sent - before.sent
     return (after.again - before.again) / sent if sent > 0 else None
+
+
+# Advice ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to do, where, and what for."""
+
+    machine: str
+    """`site` or `coordinator`."""
+    command: str
+    """For a shell of that machine, or a setting."""
+    gain: float
+    """How many times the goodput of `way` may be expected; 1 if that is not known."""
+    way: str
+    """`up` or `down`."""
+    text: str
+    """One line: why, and the gain."""
+
+
+def advise(found: Measurement, rate_mbit: float = 0.0) -> Advice | None:
+    """The command with the largest gain, or None where there is nothing to mend.
+
+    `rate_mbit` is what the path is known to carry, as by contract; 0 if that is not known.
+    """
+    candidates = [
+        *_bbr_up(found, rate_mbit),
+        *_bbr_down(found, rate_mbit),
+        *_buffers(found, rate_mbit),
+    ]
+    return max(candidates, key=lambda candidate: candidate.gain, default=None)
+
+
+def _goes_by_loss(way: Way) -> bool:
+    return bool(way.congestion) and not way.congestion.startswith("bbr")
+
+
+def _bbr_up(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+    """Where loss holds the site's uploads back."""
+    way, loss = found.up, found.up.again or 0.0
+    command = _allow_bbr(found.machine)
+    if not _goes_by_loss(way) or loss < LEAST_LOSS or not command:
+        return
+    bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, loss)
+    is_full = found.loaded_ms > QUEUED * found.rtt_ms
+    gain = rate_mbit / way.mbit if rate_mbit else 1.0
+    if gain < LEAST_GAIN if rate_mbit else is_full or way.mbit > HELD * bound:
+        return
+    hope = f"expect up to {gain:.1f} times that" if rate_mbit else "expect more than that"
+    why = (
+        f"{loss:.2%} of the upload is sent again, and {way.congestion} takes that for a full link: "
+        f"{_mbit(way.mbit)}, where theory gives {_mbit(bound)}; {hope}"
+    )
+    yield Advice("site", command, gain, "up", why)
+
+
+def _bbr_down(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+    """Where the coordinator, whose losses are not seen here, sends more slowly than it might."""
+    way, reach = found.down, rate_mbit or found.up.mbit
+    gain = reach / way.mbit
+    if not _goes_by_loss(way) or gain < LEAST_GAIN:
+        return
+    source = "the path should carry" if rate_mbit else "the upload gets"
+    command = f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'"
+    why = (
+        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where {source} "
+        f"{_mbit(reach)}; expect up to {gain:.1f} times that under bbr"
+    )
+    yield Advice("coordinator", command, gain, "down", why)
+
+
+def _allow_bbr(machine: TcpSettings) -> str:
+    if "bbr" in machine.allowed:
+        return "link.congestion=auto"
+    if "bbr" in machine.available:
+        return f"sudo sysctl -w {_ALLOWED}='{' '.join((*machine.allowed, 'bbr'))}'"
+    # Once loaded, any user may take it. Without a list the kernel is none that has modules.
+    return "sudo modprobe tcp_bbr" if machine.available else ""
+
+
+def _buffers(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+    """Larger limits of the site's socket buffers, where transfers fill them."""
+    cases = (
+        ("up", found.up, "tcp_wmem", found.machine.send),
+        ("down", found.down, "tcp_rmem", found.machine.receive),
+    )
+    for name, way, key, sizes in cases:
+        if len(sizes) != 3 or not found.rtt_ms:
+            continue
+        limit = found.channels * sizes[2] * TCP_SHARE * 8 / 1e6 / (found.rtt_ms / 1e3)
+        size = round(sizes[2] * rate_mbit / limit) if rate_mbit else sizes[2] * GROWTH
+        size = min(1 << (size - 1).bit_length(), LARGEST_BUFFER)
+        gain = min(size / sizes[2], rate_mbit / way.mbit if rate_mbit else GROWTH)
+        if not FILLED * limit <= way.mbit <= limit / FILLED or gain < LEAST_GAIN:
+            continue
+        command = f"sudo sysctl -w net.ipv4.{key}='{sizes[0]} {sizes[1]} {size}'"
+        why = (
+            f"socket buffers of {sizes[2] / 1e6:.1f} MB carry {_mbit(limit)} on {found.channels} "
+            f"channels at {found.rtt_ms:.0f} ms, and the {name}load gets {_mbit(way.mbit)}; "
+            f"expect up to {gain:.1f} times that"
+        )
+        yield Advice("site", command, gain, name, why)
+
+
+def _mbit(rate: float) -> str:
+    return f"{rate:.3g} Mbit/s" if rate < 1000 else f"{rate:.0f} Mbit/s"

@@ -45,15 +45,9 @@ class _Authority(NamedTuple):
 
 
 def init(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> None:
-    """Make an authority in a folder, and the coordinator's identity.
+    """Make an authority in a folder, which must have none, and the coordinator's identity.
 
-    Args:
-        directory: made where it does not exist.
-        hosts: DNS names and IP addresses that sites dial; `localhost` and `127.0.0.1` are added.
-        days: that the coordinator's identity lasts.
-
-    Raises:
-        IdentityError: the folder holds an authority already, or a host is no name or address.
+    `hosts` are DNS names and IP addresses that sites dial, beside `localhost` and `127.0.0.1`.
     """
     names = _alternative_names(hosts)
     _check_days(days, CA_DAYS)
@@ -84,21 +78,14 @@ def init(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> No
 
 
 def renew(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> None:
-    """Give the coordinator a new identity from the same authority; sites keep theirs.
-
-    Raises:
-        IdentityError: there is no authority, or a host is no name or address.
-    """
+    """Give the coordinator a new identity from the same authority; sites keep theirs."""
     _issue_coordinator(directory, _alternative_names(hosts), days)
 
 
 def issue(directory: Path, name: str, days: int = IDENTITY_DAYS) -> None:
-    """Make a site's identity in `directory/name`.
+    """Make a site's identity in `directory/name`; the name is a DNS label.
 
-    A name, which is a DNS label, can be issued again once what it had is revoked or expired.
-
-    Raises:
-        IdentityError: no authority here, an unsafe name, or a name that has a valid identity.
+    It can be issued again once what it had is revoked or expired.
     """
     if reason := why_unsafe(name):
         raise IdentityError(f"site name {name!r} {reason}; choose another")
@@ -118,9 +105,6 @@ def revoke(directory: Path, name: str) -> None:
 
     A coordinator that runs from `directory/coordinator` takes notice at once; one that runs
     elsewhere needs the new `crl.pem` copied into its identity folder.
-
-    Raises:
-        IdentityError: no authority here, or no identity of that name was issued.
     """
     authority = _read_authority(directory)
     if why_unsafe(name) or not (certificates := _issued(directory, name)):

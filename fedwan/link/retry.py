@@ -32,11 +32,7 @@ _REFUSED = "our certificate is not accepted there"
 class Patience:
     """Counts how long a link has been failing; any success starts the count anew.
 
-    Args:
-        address: of the other side.
-        patience_s: longest time without a success.
-        diagnose: says what a TLS handshake complains about, if it does.
-        sleep: waits; a test's clock may differ.
+    `diagnose` says what a TLS handshake complains about, if it does.
     """
 
     def __init__(
@@ -60,14 +56,7 @@ class Patience:
         self._wait_s = FIRST_WAIT_S
 
     def failed(self, error: grpc.RpcError) -> None:
-        """Wait before the next attempt.
-
-        Raises:
-            IdentityError: no attempt can succeed with these certificates.
-            SessionLost: the coordinator does not know this session.
-            PayloadError: the payload is refused as it is.
-            LinkLost: patience ran out.
-        """
+        """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
         code, text = error.code(), str(error.details())
         if code is grpc.StatusCode.UNAUTHENTICATED:
             raise IdentityError(text) from None
@@ -98,16 +87,13 @@ class Patience:
 
 
 def handshake_complaint(address: str, identity: Identity) -> str | None:
-    """Why there is no TLS session: gRPC only says `unavailable`, the TLS library knows more.
+    """One line for the user if either side refuses the other's certificate, else None.
 
-    A refusal is final, so only TLS's own words count: a certificate that is not accepted here, or
-    an alert from there. A connection that is merely closed may be a coordinator that ends, or the
-    path. A gRPC server closes it, too, without an alert, where it refuses a site's certificate. But
-    if its own certificate is accepted here, both are of one authority, and only expiry is left.
-
-    Returns:
-        One line for the user if either side refuses the other's certificate; None if a handshake
-        with this site's identity succeeds, or `host:port` cannot be reached at all.
+    gRPC only says `unavailable`, the TLS library knows more. A refusal is final, so only TLS's own
+    words count: a certificate that is not accepted here, or an alert from there. A connection that
+    is merely closed may be a coordinator that ends, or the path. A gRPC server closes it, too,
+    without an alert, where it refuses a site's certificate. But if its own certificate is accepted
+    here, both are of one authority, and only expiry is left.
     """
     reason = _try_handshake(address, identity)
     if reason is None:

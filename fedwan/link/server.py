@@ -51,22 +51,11 @@ _BLOCK_BYTES = 1 << 22
 
 
 class DataPlane:
-    """Serves a hub over mutual TLS.
+    """Serves a hub over mutual TLS; port 0 takes a free one, a port in use is a `ConfigError`.
 
-    Args:
-        hub: the coordinator.
-        identity: its own.
-        host: to listen on.
-        port: 0 takes a free one.
-        num_threads: calls served at once; every stripe, waiting download and Control stream is one.
-        heartbeat_s: between heartbeats.
-        congestion: of the sites' connections: `auto`, `bbr`, `cubic` or `system`.
-        pace_mbit: most that those of one site may carry down together; 0 for no limit.
-        num_sites: how many share the memory for what arrives; their kernels are taken to be like
-            this one.
-
-    Raises:
-        ConfigError: the port is in use.
+    `num_threads` are calls served at once: every stripe, waiting download and Control stream is
+    one. `pace_mbit` is what the connections of one site may carry down together (0: no limit), and
+    `num_sites` how many share the memory for what arrives; their kernels are taken to be like ours.
     """
 
     def __init__(
@@ -127,7 +116,6 @@ class DataPlane:
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
 
     def _handler(self, name: str, method: Method) -> Any:
-        """GRPC's handler of a call: it names the site, and errors become statuses."""
         call = getattr(self, f"_{name.lower()}")
         takes_stream, gives_stream = (part == "stream" for part in method.kind.split("_"))
 
@@ -326,19 +314,17 @@ def _noise_block() -> memoryview:
 
 
 class Noise:
-    """A payload that cannot be packed: one block of noise again and again."""
+    """A payload that cannot be packed: a block of noise again and again, read by the chunk."""
 
     def __init__(self, num_bytes: int) -> None:
         self.num_bytes = num_bytes
 
-    def read(self, offset: int, size: int) -> Bytes:
-        """A view of the block; `size` is that of a chunk at most."""
+    def read(self, offset: int, size: int) -> Bytes:  # noqa: D102
         at = offset % _BLOCK_BYTES
         return _noise_block()[at : at + size]
 
 
 def _noise_delivery(request: wire.DownloadRequest, congestion: str) -> Delivery:
-    """As many bytes of noise as the request's version says."""
     num_bytes = request.version
     if not 0 < num_bytes <= MAX_NOISE_BYTES:
         raise PayloadError(f"a measurement of {num_bytes} bytes; ask for 1 to {MAX_NOISE_BYTES}")

@@ -38,14 +38,11 @@ _RTT, _SENT, _AGAIN = ("=I", 68), ("=Q", 200), ("=Q", 208)
 
 
 class Congestion:
-    """Chooses a congestion control once, and sets up sockets as they appear.
+    """Chooses a congestion control once, and sets up sockets as they appear, from any thread.
 
-    Safe to use from several threads, and cheap to repeat.
-
-    Args:
-        setting: `auto` takes bbr where this user may, `system` leaves what there is; a name that
-            this machine refuses is logged once, with what would allow it.
-        pace_mbit: most that one connection may send, Mbit/s with all headers; 0 sets no limit.
+    `auto` takes bbr where this user may, `system` leaves what there is; a name that this machine
+    refuses is logged once, with what would allow it. `pace_mbit` is the most that one connection
+    may send, with all headers; 0 sets no limit.
     """
 
     def __init__(self, setting: str, pace_mbit: float = 0.0) -> None:

@@ -25,11 +25,7 @@ class Ticket:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object]) -> Ticket:
-        """Rebuild a ticket; fields that a newer coordinator added are ignored.
-
-        Raises:
-            WireError: a field is missing, empty, or no string.
-        """
+        """The inverse; fields that a newer coordinator added are ignored, missing ones refused."""
         found: dict[str, str] = {}
         for field in fields(cls):
             value = values.get(field.name)

@@ -51,13 +51,9 @@ def _common_name(certificate: x509.Certificate) -> str:
 
 
 class RevocationList:
-    """The coordinator's `crl.pem`, read again whenever the file changes.
+    """An identity folder's `crl.pem`, if it has one, read again whenever the file changes.
 
-    Args:
-        folder: an identity folder; without a `crl.pem` in it nothing is revoked.
-
-    Raises:
-        IdentityError: the list cannot be read, or the folder's `ca.crt` did not sign it.
+    An `IdentityError` at first if it cannot be read, or the folder's `ca.crt` did not sign it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -119,13 +115,7 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path, role: Role = "site") -> Identity:
-        """Read and check a folder that holds `ca.crt`, `identity.crt` and `identity.key`.
-
-        Raises:
-            IdentityError: a file is missing, unreadable, or readable by others; the key does not
-                belong to the certificate; the certificate is of another authority, of the other
-                role, not yet valid, or expired.
-        """
+        """Read and check a folder that holds `ca.crt`, `identity.crt` and `identity.key`."""
         pems = [_read(folder / name) for name in ("ca.crt", "identity.crt", "identity.key")]
         ca = _parse(pems[0], folder / "ca.crt")
         certificate = _parse(pems[1], folder / "identity.crt")
@@ -168,9 +158,6 @@ class Identity:
 
         A server's context refuses whom the folder's `crl.pem` names at this moment; ask
         `revocations` about those who are revoked later.
-
-        Args:
-            server: whether it accepts connections; else it opens them.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

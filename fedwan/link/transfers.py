@@ -34,7 +34,7 @@ class Direction:
     stubs: Sequence[Stub]
     """One for each channel."""
     threads: ThreadPoolExecutor
-    """They run stripes; one is made when none is idle."""
+    """They run stripes."""
     packing: Packing
     on_connected: Callable[[], object]
     """Called when a stripe's connection is known to stand."""
@@ -47,13 +47,9 @@ class Direction:
 def upload(
     up: Direction, patience: Patience, header: wire.UploadHeader, payload: Source
 ) -> wire.Receipt:
-    """Send until the coordinator's receipt is final.
+    """Send until the coordinator's receipt is final; errors are `Patience.failed`'s, or a read's.
 
     One chunk per stripe is in memory at a time, packed and not; the payload itself is only read.
-
-    Raises:
-        LinkLost, SessionLost, IdentityError, PayloadError: as `Patience.failed` does.
-        FedwanError: the payload cannot be read, as when encoding it failed.
     """
     began = time.monotonic()
     sender = _Sender(up, header, payload)
@@ -175,11 +171,7 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
 
 
 class Incoming:
-    """What has arrived of one payload.
-
-    Raises:
-        PayloadError: the header announces what no payload can be.
-    """
+    """What has arrived of one payload."""
 
     def __init__(self, header: wire.DownloadHeader) -> None:
         if not header.chunk_bytes:

@@ -10,7 +10,7 @@ import pytest
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
-from fedwan.link.shaped import ShapedLink, goodput_mbit
+from fedwan.link.shaped import ShapedLink, flow_mbit, goodput_mbit
 
 
 class Clock:
@@ -102,3 +102,5 @@ def test_loss_lowers_the_rate_as_mathis_says() -> None:
     assert goodput_mbit(1000.0, 100.0, 0.01) < goodput_mbit(1000.0, 10.0, 0.01)
     assert goodput_mbit(1.0, 100.0, 0.01) == 1.0
     assert goodput_mbit(0.0, 0.0, 0.5) == math.inf
+    assert flow_mbit("cubic", 100.0, 1e-4) > flow_mbit("reno", 100.0, 1e-4)
+    assert flow_mbit("cubic", 100.0, 0.0) == math.inf

@@ -11,8 +11,8 @@ import pytest
 
 from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
-from fedwan.link.advice import flow_mbit
 from fedwan.link.measure import Measurement, Way
+from fedwan.link.shaped import flow_mbit
 from fedwan.link.tcp import TcpSettings
 from fedwan.planner.links import Pipe, measured_link, modelled_link, read_measurement
 

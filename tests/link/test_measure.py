@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from fedwan.link.advice import advise, flow_mbit
-from fedwan.link.measure import Measurement, Way
+from fedwan.link.measure import Measurement, Way, advise
 from fedwan.link.tcp import TcpSettings
 
 MB = 1 << 20
@@ -87,8 +86,3 @@ def test_buffers_that_are_filled_are_to_grow_with_the_rate(way: str, key: str) -
     known = advise(found, rate_mbit=2 * limit)
     assert known is not None and known.command.endswith(f" {2 * MB}'")
     assert advise(replace(found, **{way: replace(full, mbit=0.3 * limit)})) is None
-
-
-def test_theory_gives_cubic_more_than_reno_and_no_loss_no_bound() -> None:
-    assert flow_mbit("cubic", 100.0, 1e-4) > flow_mbit("reno", 100.0, 1e-4)
-    assert flow_mbit("cubic", 100.0, 0.0) == float("inf")
