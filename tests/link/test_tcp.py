@@ -174,7 +174,7 @@ def test_an_upload_and_its_server_run_with_the_wish(
         link.join(bench.hello("s1"))
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         served, dialled = [], []
-        for found in tcp._sockets(lambda connection: True):
+        for found in tcp._open_sockets():
             try:
                 peer = found.getpeername()[1]
             except OSError:
