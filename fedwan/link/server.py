@@ -231,8 +231,10 @@ class DataPlane:
             raise PayloadError(
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
-        shown: wire.DownloadHeader | None = header
-        for index in self._share(site, request, request.chunks or range(num_chunks), context):
+        chunks = self._share(site, request, request.chunks or range(num_chunks), context)
+        # By itself: the site's other channels begin when it comes, not a chunk later.
+        yield Part(header, None)
+        for index in chunks:
             offset = index * size
             length = min(size, payload.num_bytes - offset)
             if length <= 0:
@@ -244,10 +246,7 @@ class DataPlane:
                 chunk = self._packed.chunk(header.checksum, offset, read)
             else:
                 chunk = pack(offset, read())
-            yield Part(shown, chunk)
-            shown = None
-        if shown is not None:
-            yield Part(shown, None)
+            yield Part(None, chunk)
 
     def _share(
         self, site: str, request: wire.DownloadRequest, chunks: Iterable[int], context: Any

@@ -187,9 +187,9 @@ def test_chunks_that_do_not_exist_or_were_sent_already_bring_nothing(setting: Se
     request = update_request()
     request.transfer = 2**64 - 1
     for num_chunks in (1, 0):
-        (part,) = setting.stub.Download(request, timeout=10)
-        assert part.header.status == wire.DownloadHeader.READY
-        assert (part.chunk is not None) == num_chunks
+        first, *others = setting.stub.Download(request, timeout=10)
+        assert first.header.status == wire.DownloadHeader.READY and first.chunk is None
+        assert [part.header for part in others] == [None] * num_chunks
     request = update_request()
     request.chunks.extend([77])
     (part,) = setting.stub.Download(request, timeout=10)

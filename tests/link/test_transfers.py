@@ -328,6 +328,32 @@ def test_a_download_does_not_wait_for_uploads(
             upload()
 
 
+def test_all_channels_fetch_before_the_first_chunk_has_come(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, num_values=200_000)
+    bench.set_model()
+    payload = random_payload(1, bench.layout)
+    bench.publish(1, payload)
+    others, read = threading.Event(), payload.read
+
+    def first_comes_last(offset: int, size: int) -> Bytes:
+        if not offset:
+            assert others.wait(20)
+        elif offset >= CHUNK:
+            others.set()
+        return read(offset, size)
+
+    monkeypatch.setattr(payload, "read", first_comes_last)
+    with (
+        serving(bench.hub, identities) as plane,
+        dialling(plane.port, identities / "s1", channels=2) as link,
+    ):
+        link.join(bench.hello("s1"))
+        delivery = in_thread(lambda: link.download(update_request()))(10)
+        assert delivery.payload is not None and delivery.payload.num_bytes == payload.num_bytes
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_a_slow_connection_is_given_fewer_chunks(
     tmp_path: Path, identities: Path, way: str
