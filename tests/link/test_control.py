@@ -39,7 +39,7 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
     ):
         slow.join(bench.hello("s1"))
         upload = in_thread(lambda: slow.upload(header_of(payload), payload))
-        for step in range(1, 20):
+        for step in range(1, 13):
             slow.heartbeat(step)
             eventually(lambda step=step: bench.registry.sites["s1"].step == step, within_s=2.0)
             with bench.hub.changed:
@@ -131,7 +131,7 @@ def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
         link.report(wire.QualityReport(run_id="run-1", figures_json='{"fd": 1.0}'))
         proxy.cut()
         with pytest.raises(Empty):
-            link.signals.get(timeout=2.0)
+            link.signals.get(timeout=1.2)
 
 
 def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_connections_to_the_coordinator_change_and_no_others(
     ):
         before = control_of(foreign)
         assert Congestion(other).apply_to_peer(f"localhost:{port}") == 1
+        assert Congestion(other).apply_to_peer(f"localhost:{port}") == 0  # it is set up
         assert control_of(ours) == other
         assert [control_of(s) for s in (foreign, far_end, listener)] == [before] * 3
         ours.sendall(b"still open")
