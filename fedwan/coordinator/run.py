@@ -265,9 +265,12 @@ class CoordinatedRun:
         self.checkpoint(model)
         policy = self._strategy.policy
         with self.hub.changed:
-            live = self._live()
+            live, sites = self._live(), self._registry.sites
             owing = self.hub.rounds.owing(live)
-            at = [f"{n} at step {self._registry.sites[n].step}" for n in owing if n in live]
+            # One that joined meanwhile has had no time to come round.
+            since_s = time.monotonic() - policy.patience_s
+            here = [name for name in owing if name in live and sites[name].joined_s <= since_s]
+            at = [f"{name} at step {sites[name].step}" for name in here]
         waited = f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
         if len(at) == len(owing):
             text = (

@@ -20,6 +20,9 @@ class SiteEntry:
     name: str
     session: str = ""
     """Of its present process; empty before its first Join."""
+    replaced: set[str] = field(default_factory=set)
+    """Sessions that another one has replaced: a Join of theirs that the network held back is late,
+    and what it says of checkpoints is not true any more."""
     signals: Signals = field(default_factory=SimpleQueue)
     """Of its present Control stream."""
     owed: dict[int, wire.CoordinatorSignal] = field(default_factory=dict)
@@ -27,6 +30,8 @@ class SiteEntry:
     stream that breaks may swallow it."""
     heard_s: float = 0.0
     """Time of its last heartbeat."""
+    joined_s: float = 0.0
+    """Time at which its present process joined."""
     step: int = 0
     joins: int = 0
     has_left: bool = False
@@ -49,17 +54,24 @@ class Registry:
         """A session joins; whether it is a new one.
 
         A session that asks twice, since the first answer was lost on the way, is admitted once.
+
+        Raises:
+            SessionLost: another session has joined in place of this one.
         """
         site = self.sites[name]
+        text = f"another process of {name} has joined in place of this one"
+        if session in site.replaced:
+            raise SessionLost(text)
         site.heard_s = now_s
         site.has_left = site.is_lost = False
         self.first = self.first or name
         self.settle(name, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
         if site.session == session:
             return False
-        text = f"another process of {name} has joined in place of this one"
         site.signals.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
+        site.replaced.add(site.session)
         site.session = session
+        site.joined_s = now_s
         site.signals = SimpleQueue()
         site.joins += 1
         self.rejoins += site.joins > 1

@@ -53,7 +53,17 @@ def test_old_sessions_are_not_heard(registry: Registry) -> None:
 def test_admission_is_idempotent_by_session(registry: Registry) -> None:
     assert not registry.admit("s1", "a", 0.0)
     assert registry.admit("s1", "b", 0.0) and registry.sites["s1"].joins == 2
-    assert not registry.admit("s1", "b", 0.0) and registry.rejoins == 1
+    assert not registry.admit("s1", "b", 9.0) and registry.rejoins == 1
+    assert registry.sites["s1"].joined_s == 0.0
+
+
+def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
+    registry: Registry,
+) -> None:
+    registry.admit("s1", "b", 0.0)
+    with pytest.raises(SessionLost, match="another process of s1 has joined"):
+        registry.admit("s1", "a", 1.0)
+    assert registry.sites["s1"].session == "b" and registry.rejoins == 1
 
 
 def test_a_replaced_session_is_told(registry: Registry) -> None:

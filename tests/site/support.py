@@ -216,6 +216,7 @@ class Served:
     def __init__(self, config: Config, folder: Path, identities: Path) -> None:
         self.config, self.folder, self.identities = config, folder, identities
         self.assignment = folder / "assignment.json"
+        self.stderr = folder.with_suffix(".stderr")
         self.run = CoordinatedRun(
             *(config, "run-1", folder / "hub", lambda row: None, lambda *_: None, lambda *_: None),
             silence_s=1.0,
@@ -249,7 +250,8 @@ class Served:
         ).write(self.assignment)
         env = os.environ | {VARIABLE: str(self.assignment), "PYTHONPATH": str(ROOT)}
         words = [sys.executable, *map(str, argv)]
-        return subprocess.Popen(words, cwd=ROOT, env=env, stderr=subprocess.DEVNULL)
+        with self.stderr.open("ab") as stderr:
+            return subprocess.Popen(words, cwd=ROOT, env=env, stderr=stderr)
 
 
 # Processes ---------------------------------------------------------------------------------------
