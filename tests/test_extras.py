@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedwan.errors import ConfigError
-from fedwan.extras import require
+from fedwan.extras import folder_of, require
 from fedwan.output.samples import draw_samples
 
 
@@ -28,6 +28,11 @@ def test_what_a_package_itself_lacks_is_not_mistaken_for_it(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
         require("needy", "demo")
+
+
+def test_a_package_that_is_only_read_names_its_extra_too() -> None:
+    with pytest.raises(ConfigError, match=r"needs not_there.*pip install 'fedwan\[demo\]'"):
+        folder_of("not_there", "demo")
 
 
 class Without:

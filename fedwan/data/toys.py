@@ -21,11 +21,12 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool2d, conv2d, pad
 
-from fedwan.extras import require
+from fedwan.extras import folder_of, require
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
@@ -84,9 +85,10 @@ def _generator(name: str, part: str) -> torch.Generator:
 
 def load_digits() -> tuple[Batch, Batch]:
     """1397 training and 400 held-out images (N, 1, 8, 8) in [-1, 1], 40 of each digit held out."""
-    bundled = require("sklearn.datasets", "demo").load_digits()
-    x = torch.tensor(bundled.images, dtype=torch.float32).unsqueeze(1) * (2 / _MAX_INK) - 1
-    y = torch.tensor(bundled.target, dtype=torch.int64)
+    # The file itself: to import scikit-learn takes a second in every process of a run.
+    path = folder_of("sklearn", "demo") / "datasets" / "data" / "digits.csv.gz"
+    table = torch.from_numpy(np.loadtxt(path, dtype=np.float32, delimiter=","))
+    x, y = table[:, :-1].reshape(-1, 1, 8, 8) * (2 / _MAX_INK) - 1, table[:, -1].long()
     generator = _generator("digits", "held out")
     held_out = torch.zeros(len(y), dtype=torch.bool)
     for label in range(10):

@@ -78,9 +78,9 @@ def kill(mark: Path) -> None:
     os.kill(json.loads(mark.read_text())["pid"], signal.SIGKILL)
 
 
-def kill_second_site(out: Path) -> None:
+def kill_site(out: Path, name: str) -> None:
     wait_for_version(out, 3)
-    kill(out / "sites" / "s2" / "clientapp.json")
+    kill(out / "sites" / name / "clientapp.json")
 
 
 @pytest.fixture(scope="module")
@@ -107,51 +107,45 @@ def test_a_demo_leaves_everything_that_is_promised(undisturbed: Path) -> None:
     }
 
 
-def test_a_killed_site_and_a_killed_coordinator_cost_no_bit(
+def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
     process = fedwan("demo", f"out={out}", *SMALL, "checkpoint.every=3")
-    kill_second_site(out)
-    wait_for_version(out, 8)
-    kill(out / "flower" / "serverapp.json")
-    output = finish(process)
-    assert process.returncode == 1
-    assert output.strip().splitlines()[-1].startswith("fedwan: ") and "--resume" in output
-    assert "Traceback" not in output
-    assert sum(row.get("event") == "rejoin" for row in rows(out)) == 1
-
-    process = fedwan("run", str(out / "config.yaml"), "--resume")
-    output = finish(process)
-    assert process.returncode == 0, output
-    assert summary(out)["global_sha256"] == summary(undisturbed)["global_sha256"]
-
-
-def test_a_run_that_was_stopped_by_ctrl_c_goes_on_with_resume(
-    undisturbed: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run"
-    process = fedwan("demo", f"out={out}", *SMALL)
-    wait_for_version(out, 3)
+    kill_site(out, "s2")
+    wait_for_version(out, 6)
     process.send_signal(signal.SIGINT)
     assert "fedwan: stopped by Ctrl-C" in finish(process)
     assert process.returncode == 130
     assert not (out / "summary.json").exists()
+    assert sum(row.get("event") == "rejoin" for row in rows(out)) == 1
+    run_id = json.loads((out / "flower" / "start.json").read_text())["run_id"]
 
-    again = fedwan("run", str(out / "config.yaml"))
-    assert "--resume" in finish(again) and again.returncode == 2
+    process = fedwan("run", str(out / "config.yaml"))
+    assert "--resume" in finish(process) and process.returncode == 2
 
-    resumed = fedwan("demo", f"out={out}", "--resume")
-    output = finish(resumed)
-    assert resumed.returncode == 0, output
+    process = fedwan("demo", f"out={out}", "--resume")
+    wait_for_version(out, 9)
+    kill(out / "flower" / "serverapp.json")
+    output = finish(process)
+    assert process.returncode == 1
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("fedwan: ")
+    assert "was killed; go on from the last checkpoint with --resume" in last
+    assert "Traceback" not in output
+
+    process = fedwan("run", str(out / "config.yaml"), "--resume")
+    output = finish(process)
+    assert process.returncode == 0, output
     assert "resumed at version" in output
+    assert json.loads((out / "flower" / "start.json").read_text())["run_id"] == run_id
     assert summary(out)["global_sha256"] == summary(undisturbed)["global_sha256"]
 
 
 def test_a_site_of_two_processes_that_is_killed_costs_no_bit(tmp_path: Path) -> None:
-    words = ("site.processes=2", "steps=100")
+    words = ("site.processes=2", "sites=1", "steps=100", "threads=1")
     whole = demo(tmp_path / "whole", *words)
-    killed = demo(tmp_path / "killed", *words, sabotage=kill_second_site)
+    killed = demo(tmp_path / "killed", *words, sabotage=lambda out: kill_site(out, "s1"))
     assert killed["rejoins"] == 1
     assert killed["global_sha256"] == whole["global_sha256"]
 
