@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from fedwan.simulation import simulate
     from fedwan.site.joining import join
     from fedwan.site.site import Site
-    from fedwan.trained import load
+    from fedwan.weights import load
 
 __all__ = ["Site", "__version__", "join", "load", "simulate"]
 
@@ -20,7 +20,7 @@ __version__ = "0.1.0"
 _PLACES = {
     "Site": "fedwan.site.site",
     "join": "fedwan.site.joining",
-    "load": "fedwan.trained",
+    "load": "fedwan.weights",
     "simulate": "fedwan.simulation",
 }
 

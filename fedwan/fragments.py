@@ -18,19 +18,6 @@ from dataclasses import dataclass
 from fedwan.errors import ConfigError
 from fedwan.state import Layout, Role, TensorSpec, network_of
 
-__all__ = [
-    "Fragment",
-    "Fragmentation",
-    "due_step",
-    "most_fragments",
-    "next_due",
-    "often",
-    "reached_step",
-    "rounds_done",
-    "strided",
-    "whole",
-]
-
 
 @dataclass(frozen=True)
 class Fragment:

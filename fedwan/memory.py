@@ -16,8 +16,6 @@ import os
 import time
 from collections.abc import Callable
 
-__all__ = ["Tidier", "tune_allocator"]
-
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8

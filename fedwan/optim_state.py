@@ -1,86 +1,129 @@
-"""A torch optimiser's state as a flat dict of tensors, for safetensors checkpoints.
+"""Torch optimisers tensor by tensor: moments by the names of their parameters.
 
-Fields are kept under their parameter's name, not its position: the coordinator and the sites may
-list the same parameters in different orders.
+A moment's name is `optimizer:field|parameter`, as in `velocity:exp_avg|velocity/net.0.weight`: the
+coordinator and the sites may list the same parameters in different orders. Under FSDP2 a moment
+lies in pieces like its parameter, and each process has its own.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from fedwan.errors import CheckpointError
-from fedwan.state import State
-
-__all__ = ["load_optimizer", "optimizer_state", "parameter_names"]
-
-
-def parameter_names(optimizer: torch.optim.Optimizer, tensors: State) -> list[str]:
-    """Names of the optimiser's parameters in its own order, found by memory address.
-
-    Raises:
-        ValueError: the optimiser holds a parameter that is not among the tensors.
-    """
-    by_address = {value.data_ptr(): name for name, value in tensors.items() if value.numel()}
-    # All tensors without elements lie at address 0: they are told apart by their order alone.
-    empty = iter([name for name, value in tensors.items() if not value.numel()])
-    names: list[str] = []
-    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
-        name = by_address.get(parameter.data_ptr()) if parameter.numel() else next(empty, None)
-        if name is None:
-            raise ValueError(
-                f"an optimiser holds a parameter of shape {tuple(parameter.shape)} that its "
-                "network does not have; build it from network.parameters()"
-            )
-        names.append(name)
-    return names
+from fedwan.config import InnerConfig
+from fedwan.errors import CheckpointError, UserError
+from fedwan.site.group import is_cut, local, piece_like
+from fedwan.state import State, network_of
+from fedwan.workloads.optim import begin_moments
 
 
-def optimizer_state(optimizer: torch.optim.Optimizer, names: Sequence[str]) -> State:
-    """The optimiser's tensors as `field|parameter name`; no copies.
+class NamedOptimizers:
+    """Optimisers by name, over named parameters; a `UserError` if they hold any other."""
 
-    Raises:
-        ValueError: a field is neither a tensor nor None, so it would be lost.
-    """
-    flat: State = {}
-    for index, fields in optimizer.state_dict()["state"].items():
-        for field, value in fields.items():
-            if isinstance(value, Tensor):
-                flat[f"{field}|{names[index]}"] = value
-            elif value is not None:
-                raise ValueError(
-                    f"optimiser field {field!r} is a {type(value).__name__}, not a tensor; "
-                    "use an optimiser whose state is made of tensors"
+    def __init__(
+        self, params: Mapping[str, Tensor], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> None:
+        self.optimizers = optimizers
+        self.params = params
+        self._names = {param: name for name, param in params.items()}
+        for key, optimizer in optimizers.items():
+            for param in _held(optimizer):
+                if param not in self._names:
+                    networks = ", ".join(dict.fromkeys(map(network_of, params)))
+                    raise UserError(
+                        f"optimizers[{key!r}] holds a parameter of shape {tuple(param.shape)} that "
+                        f"is in none of the networks {networks}; build it from their parameters(), "
+                        "after they were wrapped or sharded"
+                    )
+
+    @classmethod
+    def of(
+        cls, networks: Mapping[str, nn.Module], optimizers: Mapping[str, torch.optim.Optimizer]
+    ) -> NamedOptimizers:
+        """Over all parameters of networks."""
+        named = ((key, net.named_parameters()) for key, net in networks.items())
+        return cls({f"{key}/{n}": p for key, params in named for n, p in params}, optimizers)
+
+    def held(self) -> set[str]:
+        """Names of the parameters that some optimiser steps."""
+        return {self._names[p] for o in self.optimizers.values() for p in _held(o)}
+
+    def state(self) -> State:
+        """All moments by name, sharing memory; a `UserError` if one is no tensor."""
+        flat: State = {}
+        for key, optimizer in self.optimizers.items():
+            for param in _held(optimizer):
+                for field, value in optimizer.state.get(param, {}).items():
+                    if isinstance(value, Tensor):
+                        flat[f"{key}:{field}|{self._names[param]}"] = value
+                    elif value is not None:
+                        raise UserError(
+                            f"optimizers[{key!r}] keeps {field!r} as a {type(value).__name__}, not "
+                            "a tensor; use an optimiser whose state is made of tensors"
+                        )
+        return flat
+
+    def load(self, flat: Mapping[str, Tensor], *, is_whole: bool = True) -> None:
+        """Have these moments and no others; learning rates stay as they are."""
+        self.forget()
+        for name, value in flat.items():
+            head, _, parameter = name.partition("|")
+            key, _, field = head.rpartition(":")
+            if parameter not in self.params or key not in self.optimizers:
+                raise CheckpointError(
+                    f"optimiser state {name!r} is of no parameter of this model; resume with the "
+                    "networks and optimisers that the run began with"
                 )
-    return flat
+            param = self.params[parameter]
+            self.optimizers[key].state[param][field] = _placed(field, value, param, is_whole)
+
+    def groups(self) -> dict[str, list[dict[str, Any]]]:
+        """Settings of each optimiser's parameter groups, learning rates among them."""
+        return {
+            key: [{k: v for k, v in group.items() if k != "params"} for group in o.param_groups]
+            for key, o in self.optimizers.items()
+        }
+
+    def load_groups(self, groups: Mapping[str, list[dict[str, Any]]]) -> None:
+        """Put back what `groups` gave."""
+        for key, saved in groups.items():
+            for group, values in zip(self.optimizers[key].param_groups, saved, strict=True):
+                group.update(values)
+
+    def forget(self, parameters: Collection[str] | None = None) -> None:
+        """Drop the moments of these parameters, or all, as if they had never stepped."""
+        for optimizer in self.optimizers.values():
+            for param in list(optimizer.state):
+                if parameters is None or self._names[param] in parameters:
+                    del optimizer.state[param]
+
+    def begin(self, inner: Mapping[str, InnerConfig]) -> None:
+        """Give the parameters of these networks moments of zero steps where they have none."""
+        for optimizer in self.optimizers.values():
+            for network, config in inner.items():
+                mine = [p for p in _held(optimizer) if network_of(self._names[p]) == network]
+                begin_moments(config, optimizer, [p for p in mine if p.requires_grad])
 
 
-def load_optimizer(optimizer: torch.optim.Optimizer, names: Sequence[str], flat: State) -> None:
-    """Put back what `optimizer_state` gave, in its dtypes; learning rates stay as they are.
+def _held(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [param for group in optimizer.param_groups for param in group["params"]]
 
-    Raises:
-        CheckpointError: the state names a parameter that the optimiser does not have.
-    """
-    positions = {name: index for index, name in enumerate(names)}
-    state: dict[int, dict[str, Any]] = defaultdict(dict)
-    for key, value in flat.items():
-        field, _, name = key.partition("|")
-        if name not in positions:
-            raise CheckpointError(
-                f"optimiser state is of parameter {name!r}, which this model does not have; "
-                "resume with the model and optimiser that the run began with"
-            )
-        state[positions[name]][field] = value.clone()
-    content = optimizer.state_dict()
-    content["state"] = dict(state)
-    optimizer.load_state_dict(content)
-    # Which has cast them to their parameter's.
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    for index, fields in state.items():
-        for field, value in fields.items():
-            if optimizer.state[params[index]][field].dtype != value.dtype:
-                optimizer.state[params[index]][field] = value.to(params[index].device)
+
+def _placed(field: str, value: Tensor, param: Tensor, is_whole: bool) -> Tensor:
+    """A copy of a moment: an optimiser writes to it, and what it came from must not change."""
+    value = value.detach().clone()
+    if field == "step":  # stays where it is, as torch's own `load_state_dict` has it
+        return value
+    value = value.to(param.device)
+    if not is_cut(param) or value.shape != (param.shape if is_whole else local(param).shape):
+        return value
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(param, DTensor)
+    piece = piece_like(value, param) if is_whole else value
+    return DTensor.from_local(
+        piece, param.device_mesh, param.placements, shape=param.shape, stride=param.stride()
+    )

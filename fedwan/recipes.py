@@ -15,12 +15,12 @@ from fedwan.codecs import Codec, codec_by_name
 from fedwan.config import Config, OuterConfig
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
-from fedwan.initial import check_initial
+from fedwan.optim_state import NamedOptimizers
 from fedwan.protocol.policy import RoundPolicy, barrier
-from fedwan.site.inner import InnerOptimizers
 from fedwan.state import layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
+from fedwan.weights import check_initial
 from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import is_matrix
@@ -211,7 +211,7 @@ def _cut(config: Config, strategy: Strategy, built: Workload) -> None:
     trained = {name: built.networks[name] for name in built.optimizers}
     # Without memory some recipes make no optimisers: then all parameters count as held.
     is_known = all(built.optimizers.values())
-    held = InnerOptimizers(built.networks, built.optimizers).held() if is_known else None
+    held = NamedOptimizers.of(built.networks, built.optimizers).held() if is_known else None
     strategy.fragments(layout_of(trained, staying_home(trained, held, config.excluded)))
 
 

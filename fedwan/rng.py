@@ -14,8 +14,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-__all__ = ["NamedGenerators", "derive_seed", "lent_generators", "seed_torch", "seeded_init"]
-
 
 def derive_seed(*parts: object) -> int:
     """A 63-bit seed from any printable parts, the same on every machine and Python.

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedwan.codecs import Codec
+from fedwan.codecs.payload import Source
 from fedwan.coordinator.server_step import ServerStep
-from fedwan.fragments import Fragmentation
+from fedwan.fragments import Fragment, Fragmentation
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.state import Layout, State
 
 if TYPE_CHECKING:
-    from fedwan.site.hook import SiteHook
     from fedwan.site.replica import Replica
 
 
@@ -40,6 +40,54 @@ class Overlap:
     """Share of its own weights that a site keeps when an update lands."""
 
 
+class Landing(NamedTuple):
+    """An update that is about to land: the global weights have moved, the local ones have not."""
+
+    steps: int
+    """Taken since the fragment landed last."""
+    is_merged: bool
+    """Whether this site's latest contribution is in the update."""
+    is_replaced: bool
+    """Whether the local weights will simply become the global ones."""
+    residual: State
+    """What error feedback added to that contribution: whole tensors, at rank 0 alone."""
+    owed: State
+    """What it owed afterwards: as above."""
+
+
+class SiteHook:
+    """What a strategy keeps and does at a site: nothing, but for what a subclass overrides.
+
+    So `strategies/scaffnew.py` corrects steps. All methods run in the step loop's thread. Where a
+    network lies in pieces, a hook works on this process's own. Tensors of `state` go into the
+    site's checkpoints, and are put back by writing into them.
+    """
+
+    state: State
+
+    def __init__(self) -> None:
+        self.state = {}
+
+    def after_step(self) -> None:
+        """A step is complete, and no contribution has left yet."""
+
+    def before_send(self, fragment: Fragment) -> None:
+        """A fragment's Δ was taken and is about to leave; local weights may be changed."""
+
+    def on_update(self, fragment: Fragment, payload: Source, codec: Codec) -> None:
+        """The global weights were moved by this update; may be called in another thread."""
+
+    def on_land(self, fragment: Fragment, landing: Landing) -> bool:
+        """An update lands; True if the hook has written the local weights itself."""
+        return False
+
+    def on_adopt(self) -> None:
+        """The global weights were taken over whole, at whatever versions they are."""
+
+    def forget(self, fragment: Fragment) -> None:
+        """Begin anew: another site has lost its state."""
+
+
 class Strategy(NamedTuple):
     """One way of training together."""
 
@@ -49,7 +97,6 @@ class Strategy(NamedTuple):
     h: int
     """Steps between two uploads of the same fragment; 1 for gradients."""
     fragments: Fragmentation
-    """Which tensors travel together."""
     server_step: Callable[[State, Layout], ServerStep]
     """Makes what turns merged contributions into new global weights, from the initial ones."""
     up: Codec
@@ -59,7 +106,6 @@ class Strategy(NamedTuple):
     policy: RoundPolicy
     """When a round closes."""
     overlap: Overlap = Overlap()
-    """How sites go on stepping while bytes travel."""
     clock: Literal["versions", "samples"] = "versions"
     """What ends a run: `versions`, as many rounds as the steps of a site make; `samples`, as many
     samples as the steps of all sites make, whoever took them. Sites then keep their own pace."""
@@ -67,8 +113,7 @@ class Strategy(NamedTuple):
     """Where the clock is `samples`: fewest steps of a site between two uploads, others take more by
     their speed and the fastest takes H; 0 leaves H to all of them."""
     hook: Callable[[Replica], SiteHook] | None = None
-    """Makes what the strategy keeps and does at a site (`fedwan.site.hook`); for deltas, not at a
-    pace of the sites' own."""
+    """What it keeps and does at a site; for deltas, not at a pace of the sites' own."""
     owes: Literal["residual", "weights"] = "residual"
     """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the

@@ -40,10 +40,9 @@ from fedwan.recipes import (
     overlap,
 )
 from fedwan.site.group import is_cut, local, piece_like
-from fedwan.site.hook import Landing, SiteHook
 from fedwan.site.replica import Replica
 from fedwan.state import Role, State, network_of
-from fedwan.strategy import Strategy
+from fedwan.strategy import Landing, SiteHook, Strategy
 
 USES = (*LOCAL_STEPS, APART, "outer.*", "stream.fragments", "stream.tau", *WAITS)
 DEFAULTS = {"h": 20, **STREAM, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}

@@ -12,7 +12,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 from fedwan.app import load_run
 from fedwan.errors import ConfigError
-from fedwan.initial import load_initial
+from fedwan.weights import load_initial
 from tests.trained_runs import POINTS
 
 

@@ -15,7 +15,7 @@ from torch import nn
 import fedwan
 from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, FedwanError, UserError
-from fedwan.export import export
+from fedwan.weights import export
 from tests.trained_runs import save_checkpoint, write_run
 
 KEPT = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")

@@ -9,8 +9,8 @@ import torch
 
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, dump
-from fedwan.initial import load_initial
 from fedwan.state import Role, State, add_prefix, state_of, write_tensors
+from fedwan.weights import load_initial
 
 POINTS = ("workload=gan", "data.name=ring8", "model.width=4", "steps=100")
 

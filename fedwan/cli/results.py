@@ -65,7 +65,7 @@ def export(
 ) -> None:
     """Write a run's networks into DIR, with a README on how to load them without fedwan."""
     import fedwan
-    from fedwan.export import export as export_networks
+    from fedwan.weights import export as export_networks
 
     export_networks(fedwan.load(run, ema=not last), to, folder)
     typer.echo(folder)

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedwan.codecs import Coded, plain
 from fedwan.config import InnerConfig
 from fedwan.errors import CheckpointError, ConfigError
-from fedwan.optim_state import load_optimizer, optimizer_state
+from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
 from fedwan.workloads.optim import build_optimizer, clip, set_rates
@@ -140,6 +140,8 @@ class _Mirror:
             params = {n: model[n] for n in _parameters(layout, network)}
             self._params[network] = params
             self._optimizers[network] = build_optimizer(config, list(params.values()))
+        everything = {name: p for params in self._params.values() for name, p in params.items()}
+        self._named = NamedOptimizers(everything, self._optimizers)
 
     def begin(self, run_step: int) -> None:
         set_rates(self._optimizers, self._inner, run_step, self._num_steps)
@@ -161,16 +163,10 @@ class _Mirror:
             optimizer.zero_grad(set_to_none=True)
 
     def state(self) -> State:
-        flat: State = {}
-        for network, optimizer in self._optimizers.items():
-            names = list(self._params[network])
-            flat |= add_prefix(network, optimizer_state(optimizer, names))
-        return flat
+        return self._named.state()
 
     def load_state(self, state: State) -> None:
-        for network, optimizer in self._optimizers.items():
-            names = list(self._params[network])
-            load_optimizer(optimizer, names, select_prefix(network, state))
+        self._named.load(state)
 
 
 class _Inner:

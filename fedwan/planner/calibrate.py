@@ -18,9 +18,9 @@ from fedwan.config import Config, InnerConfig, site_names
 from fedwan.data import data_at_site, open_shard
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
+from fedwan.optim_state import NamedOptimizers
 from fedwan.planner.costs import CODECS, Speed
 from fedwan.rng import NamedGenerators
-from fedwan.site.inner import InnerOptimizers
 from fedwan.site.joining import choose_device
 from fedwan.state import Layout, Role, State, layout_of
 from fedwan.workloads.base import Workload, keep_local
@@ -54,7 +54,7 @@ def trained_layout(
     """Of what will travel, moments too where `inner` has them averaged."""
     networks, optimizers = workload.networks, workload.optimizers
     trained = {name: networks[name] for name in networks if name in optimizers}
-    home = staying_home(trained, InnerOptimizers(networks, optimizers).held(), exclude or {})
+    home = staying_home(trained, NamedOptimizers.of(networks, optimizers).held(), exclude or {})
     layout = layout_of(trained, home)
     return dict(sorted((layout | moment_layout(layout, inner)).items()))
 

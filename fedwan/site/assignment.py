@@ -21,8 +21,6 @@ import psutil
 from fedwan import errors
 from fedwan.errors import FedwanError, UserError
 
-__all__ = ["VARIABLE", "Assignment", "Outcome", "end_with", "read_outcome"]
-
 VARIABLE = "FEDWAN_ASSIGNMENT"
 """Environment variable with the path of the file."""
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from fedwan.state import State
 
-__all__ = ["BufferPool", "Buffers", "background_threads"]
-
 NICENESS = 8
 """About a sixth of the step loop's share where both want the same processor."""
 KEPT = 2

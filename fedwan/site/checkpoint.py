@@ -39,8 +39,6 @@ from fedwan.state import (
     write_tensors,
 )
 
-__all__ = ["Ledger", "Residuals", "SiteCheckpoints"]
-
 log = logging.getLogger(__name__)
 
 _GROUPS = "an optimiser's param_groups"

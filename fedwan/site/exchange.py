@@ -35,14 +35,11 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.site.background import BufferPool, background_threads
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
-from fedwan.site.hook import Landing, SiteHook
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub, PendingUpdate, is_merged, is_superseded
 from fedwan.state import Role, State
-from fedwan.strategy import Strategy
-
-__all__ = ["Exchange"]
+from fedwan.strategy import Landing, SiteHook, Strategy
 
 log = logging.getLogger(__name__)
 

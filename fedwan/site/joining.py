@@ -23,7 +23,6 @@ from torch import Tensor, nn
 
 from fedwan.config import Config, from_json, site_names
 from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
-from fedwan.initial import load_initial
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
 from fedwan.link.shaped import ShapedLink
@@ -35,9 +34,8 @@ from fedwan.site.assignment import Assignment, Outcome, end_with
 from fedwan.site.group import open_group
 from fedwan.site.site import Membership, Script, Site
 from fedwan.site.stateful import Stateful
+from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
-
-__all__ = ["Alone", "as_member", "choose_device", "given_membership", "join"]
 
 SAY_EVERY_S = 10.0
 KINDS: tuple[NetworkKind, ...] = ("adversarial", "regression")
@@ -229,6 +227,7 @@ def _print_in_a_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """End a script for an error of fedwan's tree with one line and its exit code, no traceback."""
+    Outcome.leave(error, 0)  # of an error outside of the loop nobody has left word
     if not isinstance(error, FedwanError):
         sys.__excepthook__(kind, error, trace)
         return

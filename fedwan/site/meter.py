@@ -17,8 +17,6 @@ from torch import Tensor
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
 
-__all__ = ["Meter", "Work"]
-
 
 class Work(NamedTuple):
     """Steps and samples, of a contribution or of all so far."""

@@ -18,18 +18,16 @@ from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import FedwanError, UserError
-from fedwan.initial import load_initial
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import Outcome
 from fedwan.site.group import Group, open_group
 from fedwan.site.joining import given_membership
 from fedwan.site.site import Membership, Script, Site
 from fedwan.site.vitals import Vitals
+from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.optim import set_rates
 from fedwan.workloads.settings import networks_of
-
-__all__ = ["take_part", "train"]
 
 
 def take_part(member: Membership, group: Group) -> None:

@@ -22,8 +22,8 @@ from fedwan.codecs.payload import Source
 from fedwan.config import InnerConfig
 from fedwan.errors import UserError
 from fedwan.fragments import Fragment
+from fedwan.optim_state import NamedOptimizers
 from fedwan.site.group import Group, is_cut, local, piece_like, reshard, whole
-from fedwan.site.inner import InnerOptimizers
 from fedwan.state import (
     Layout,
     OnDemand,
@@ -38,8 +38,6 @@ from fedwan.state import (
 )
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import averaged, is_moment, model_name, moment_layout
-
-__all__ = ["Replica"]
 
 _OWN = "own:"
 """Before the name of a tensor that never travels, in a checkpoint."""
@@ -61,7 +59,7 @@ class Replica:
         group: Group | None = None,
     ) -> None:
         self.group = group or Group()
-        self.inner = InnerOptimizers(networks, optimizers)
+        self.inner = NamedOptimizers.of(networks, optimizers)
         self._config = inner or {}
         held = self.inner.held()
         names = {network_of(name) for name in held}
@@ -275,7 +273,7 @@ class Replica:
         self._share_moments()
 
     def load_optimizers(self, flat: State, *, is_whole: bool = False) -> None:
-        """Have these moments and no others, as `InnerOptimizers.state` names them."""
+        """Have these moments and no others, as `NamedOptimizers.state` names them."""
         self.inner.load(flat, is_whole=is_whole)
         self._share_moments()
 

@@ -39,16 +39,13 @@ from fedwan.site.assignment import Outcome
 from fedwan.site.checkpoint import SiteCheckpoints
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
-from fedwan.site.hook import SiteHook
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stateful import Stateful
 from fedwan.site.stub import CoordinatorStub, is_merged
 from fedwan.state import State, add_prefix, layout_to_json
-from fedwan.strategy import Strategy
+from fedwan.strategy import SiteHook, Strategy
 from fedwan.workloads.base import NetworkKind
-
-__all__ = ["Membership", "Script", "Site"]
 
 log = logging.getLogger(__name__)
 

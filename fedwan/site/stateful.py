@@ -20,8 +20,6 @@ from torch import Tensor
 from fedwan.errors import CheckpointError, UserError
 from fedwan.state import State
 
-__all__ = ["Stateful", "load_random_state", "pack", "random_state", "unpack"]
-
 
 class Stateful(Protocol):
     """As torch names it (`torch.distributed.checkpoint.stateful`)."""

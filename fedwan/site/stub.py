@@ -24,8 +24,6 @@ from fedwan.link.client import HEARTBEAT_S
 from fedwan.site.group import Group
 from fedwan.state import Layout, State
 
-__all__ = ["CoordinatorStub", "PendingUpdate", "is_merged", "is_superseded"]
-
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
 LISTEN_S = 0.2

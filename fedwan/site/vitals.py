@@ -40,8 +40,6 @@ from fedwan.rng import derive_seed, lent_generators
 from fedwan.workloads.base import Batch, Examinable, Workload
 from fedwan.workloads.optim import full_norm
 
-__all__ = ["Vitals", "data_figures", "distinct_share", "pixel_keys"]
-
 log = logging.getLogger(__name__)
 
 EVERY = 16

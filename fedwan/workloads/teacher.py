@@ -13,7 +13,7 @@ from torch import nn
 from fedwan.config import load
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.models.velocity import VelocitySizes
-from fedwan.trained import load as load_trained
+from fedwan.weights import load as load_trained
 
 
 class Teacher(NamedTuple):

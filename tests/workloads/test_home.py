@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fedwan.errors import ConfigError
-from fedwan.site.inner import InnerOptimizers
+from fedwan.optim_state import NamedOptimizers
 from fedwan.state import Role, layout_of, state_of
 from fedwan.workloads.home import staying_home
 from tests.support import SGD, TinyWorkload
@@ -24,7 +24,7 @@ def tiny() -> TinyWorkload:
 
 
 def held_by(workload: TinyWorkload) -> set[str]:
-    return InnerOptimizers(workload.networks, workload.optimizers).held()
+    return NamedOptimizers.of(workload.networks, workload.optimizers).held()
 
 
 def home(workload: TinyWorkload, *patterns: str) -> dict[str, Role]:

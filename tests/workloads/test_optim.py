@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedwan.codecs import plain
 from fedwan.config import Config, InnerConfig
-from fedwan.optim_state import optimizer_state, parameter_names
+from fedwan.optim_state import NamedOptimizers
 from fedwan.recipes import resolve_strategy
-from fedwan.state import Role, TensorSpec, layout_of, state_of
+from fedwan.state import Role, TensorSpec, layout_of
 from fedwan.workloads.optim import (
     Muon,
     begin_moments,
@@ -173,12 +173,12 @@ def test_moments_of_zero_steps_lead_to_the_same_bits_and_are_tensors_of_the_layo
     one = TinyNetwork(norm=False)
     other = copy.deepcopy(one)
     stepped(one, build_optimizer(config, one.parameters()))
-    optimizer, tensors = build_optimizer(config, other.parameters()), state_of({"net": other})
+    optimizer = build_optimizer(config, other.parameters())
+    named = NamedOptimizers.of({"net": other}, {"net": optimizer})
 
     def moments() -> dict[str, Tensor]:
         begin_moments(config, optimizer, other.parameters())
-        flat = optimizer_state(optimizer, parameter_names(optimizer, tensors))
-        return {model_name(f"net:{name}"): value for name, value in flat.items()}
+        return {model_name(name): value for name, value in named.state().items()}
 
     begun = moments()
     layout = layout_of({"net": other, "more": TinyNetwork(norm=False)})

@@ -1,0 +1,330 @@
+"""Weights in files: what a run starts from (`init.NETWORK=path.safetensors`), and what it leaves.
+
+Of a run's folder two files are read: `config.yaml`, and the coordinator's checkpoint. That holds
+what travels between sites; what stays there (`fedwan.workloads.home`, spectral norm's vectors) it
+lacks. Initial weights each site reads from its own copy; that all are the same is seen at Join.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import fedwan
+from fedwan.config import COMMAND, Config
+from fedwan.config import load as load_config
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
+from fedwan.names import nearest
+from fedwan.output.units import subject
+from fedwan.state import Role, State, network_of, refresh_spectral_norm, role_of_buffer
+from fedwan.workloads.optim import is_moment
+
+if TYPE_CHECKING:
+    from fedwan.workloads.base import Workload
+
+Shape = tuple[int, ...]
+FORMATS = ("safetensors",)
+"""Of `export`."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The networks of a run."""
+
+    folder: Path
+    config: Config
+    networks: dict[str, State]
+    """By name, tensors as the module's `state_dict` names them; parameters in fp32."""
+    is_ema: bool
+    """Whether they are the moving average."""
+
+    def load_into(self, module: nn.Module, network: str) -> list[str]:
+        """Put the weights of the run's `network` into a module of its class and sizes, in place.
+
+        Returns names of the module's tensors that the run's folder lacks, since they stayed at the
+        sites: they are as they were, but for spectral norm's vectors, which follow. A `UserError`
+        if the run has no such network, or it does not fit.
+        """
+        if network not in self.networks:
+            raise UserError(
+                f"{self.folder} has no network {network!r}, but {', '.join(self.networks)}"
+                f"{nearest(network, self.networks)}"
+            )
+        tensors = self.networks[network]
+        shapes = {name: tuple(value.shape) for name, value in tensors.items()}
+        missing = _absent(module, shapes, f"network {network!r} of {self.folder}")
+        _put(module, tensors)
+        refresh_spectral_norm({network: module})
+        return missing
+
+    def workload(self, device: torch.device | str = "cpu") -> Workload:
+        """The recipe's workload with these weights, in evaluation mode.
+
+        Frozen networks and layers are as the recipe builds them, or `init` has them; layers of the
+        sites' own (`network.NETWORK.exclude`) are as they were before the first step. A `UserError`
+        if the run was of a script, or the recipe no longer fits.
+        """
+        if self.config.workload == COMMAND:
+            raise UserError(
+                f"{self.folder} is a run of a script, which has no recipe to build; build the "
+                "networks as the script does, and call load_into(module, network) with each"
+            )
+        from fedwan.app import load_workload
+
+        built: Workload = load_workload(self.config.workload).build(self.config, device)
+        load_initial(built.networks, self.config.init, self.config.excluded)
+        for network in self.networks:
+            self.load_into(built.networks[network], network)
+            built.networks[network].eval()
+        return built
+
+
+def load(run: str | Path, *, ema: bool = True) -> Trained:
+    """The networks of the last checkpoint in a run's folder: their moving average, or the last.
+
+        trained = fedwan.load("runs/demo")
+        trained.load_into(generator, "generator")       into a module of your own
+        trained.workload().sample(num=16, seed=0)       or as the recipe builds it
+
+    Raises:
+        CheckpointError: the folder holds no run, or no checkpoint yet, or one that is damaged.
+    """
+    folder = Path(run)
+    if not (folder / "config.yaml").is_file():
+        raise CheckpointError(f"{str(folder)!r} holds no run; give the folder with its config.yaml")
+    tensors = _read(folder, "ema:" if ema else "global:")
+    networks: dict[str, State] = {}
+    for name in sorted(tensors):
+        if not is_moment(name):
+            network = network_of(name)
+            networks.setdefault(network, {})[name[len(network) + 1 :]] = tensors[name]
+    return Trained(folder, load_config(folder / "config.yaml"), networks, ema)
+
+
+def _read(folder: Path, prefix: str) -> State:
+    path = folder / "checkpoint" / "coordinator.safetensors"
+    try:
+        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
+            return {name[len(prefix) :]: file.get_tensor(name) for name in names}
+    except FileNotFoundError:
+        what = (
+            f"{str(folder)!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
+        )
+    except (safetensors.SafetensorError, OSError) as error:
+        what = f"checkpoint {path} cannot be read ({error}); copy it again"
+    raise CheckpointError(what)
+
+
+# Initial weights ---------------------------------------------------------------------------------
+
+
+def load_initial(
+    networks: Mapping[str, nn.Module],
+    init: Mapping[str, str],
+    exclude: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Put initial weights from files into networks, plain or sharded, in place.
+
+    `exclude` has, by network, patterns of names that a file may lack, as it may what is frozen.
+    """
+    check_initial(networks, init, exclude)
+    for network, path in init.items():
+        _put(networks[network], load_file(path))
+
+
+def check_initial(
+    networks: Mapping[str, nn.Module],
+    init: Mapping[str, str],
+    exclude: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Refuse files that do not fit networks, which may be on torch's meta device."""
+    for network, path in init.items():
+        key = f"init.{network}"
+        if network not in networks:
+            raise ConfigError(
+                f"{key}: networks are {', '.join(networks)}{nearest(network, networks)}"
+            )
+        module, key = networks[network], f"{key} = {path!r}"
+        missing = _absent(module, _shapes(key, Path(path)), key)
+        patterns = (exclude or {}).get(network, ())
+        frozen = {name for name, value in module.named_parameters() if not value.requires_grad}
+        spectral = {n for n, v in module.named_buffers() if role_of_buffer(n, v) is Role.SPECTRAL}
+        for name in missing:
+            if name not in frozen | spectral and not any(fnmatchcase(name, p) for p in patterns):
+                raise ConfigError(
+                    f"{key} lacks {name!r}, which is trained; give a file with all trained tensors"
+                )
+
+
+def _shapes(key: str, path: Path) -> dict[str, Shape]:
+    if not path.is_file():
+        raise ConfigError(f"{key} is no file on this machine; give the path of a safetensors file")
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ConfigError(
+            f"{key} is no safetensors file ({error}); write one with "
+            "safetensors.torch.save_file(module.state_dict(), path)"
+        ) from None
+
+
+def _absent(module: nn.Module, shapes: Mapping[str, Shape], what: str) -> list[str]:
+    """Names of a module's tensors that are not among the given ones; tied ones count as one.
+
+    A `ConfigError` if the module has no tensor of a name, or one of another shape.
+    """
+    tensors = _tensors(module)
+    for name, shape in shapes.items():
+        if name not in tensors:
+            raise ConfigError(
+                f"{what} holds {name!r}, which the module has not{nearest(name, tensors)}"
+            )
+        if shape != (wanted := tuple(tensors[name].shape)):
+            raise ConfigError(
+                f"{what}: {name!r} is of shape {shape}, and the module's of {wanted}; both "
+                "are to have the same sizes"
+            )
+    given = {id(tensors[name]) for name in shapes}
+    return [name for name, value in tensors.items() if id(value) not in given]
+
+
+@torch.no_grad()
+def _put(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Write tensors into a module by name, in its own dtypes, on its own devices."""
+    targets = _tensors(module)
+    for name, value in tensors.items():
+        target = targets[name]
+        if hasattr(target, "device_mesh"):
+            from torch.distributed.tensor import DTensor, distribute_tensor
+
+            assert isinstance(target, DTensor)
+            value = distribute_tensor(value.to(target), target.device_mesh, target.placements)
+        target.copy_(value)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and persistent buffers themselves, not detached."""
+    state = module.state_dict(keep_vars=True)
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+# Plain files that need no fedwan -----------------------------------------------------------------
+
+
+def export(trained: Trained, to: str, folder: Path) -> None:
+    """Write one file per network, `config.json`, and a README on loading, into a new folder.
+
+    A `UserError` if there is no such format, or the folder holds something.
+    """
+    if to not in FORMATS:
+        raise UserError(f"--to {to} is none of {', '.join(FORMATS)}{nearest(to, FORMATS)}")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{str(folder)!r} holds something already; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        modules = dict(trained.workload().networks)
+    except FedwanError:  # there is no recipe, or it has moved on
+        modules = {}
+    for network, tensors in trained.networks.items():
+        whole = {name: value.contiguous() for name, value in tensors.items()}
+        save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
+    both = [network for network in trained.networks if network in modules]
+    missing = {network: trained.load_into(modules[network], network) for network in both}
+    about = {
+        "fedwan": fedwan.__version__,
+        "weights": "ema" if trained.is_ema else "last",
+        "files": {network: f"{network}.safetensors" for network in trained.networks},
+        "missing": missing,
+        "config": dataclasses.asdict(trained.config),
+    }
+    (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
+    (folder / "README.md").write_text(_readme(trained, modules, missing))
+
+
+_README = """\
+# Weights of {subject}, trained with fedwan {version}
+
+These files hold {weights}, one file per network, by the names of the module's
+`state_dict()`, parameters in float32. `config.json` holds the run's settings.
+
+| file | tensors | values | first |
+| --- | --- | --- | --- |
+{rows}
+
+## Loading
+
+Into modules of the same classes and sizes:
+
+```python
+from safetensors.torch import load_file
+
+{loading}
+```
+
+## What is not here
+
+{stayed}
+{modules}"""
+_STAYED = """
+These never left the sites: frozen tensors are the same everywhere, excluded
+ones are each site's own, and spectral norm's vectors follow from the weights."""
+_SPECTRAL = ("._u", "._v", "weight_u", "weight_v")
+_SPECTRAL_NOTE = """
+A few forward passes bring spectral norm's vectors about, before `module.eval()`:
+
+```python
+module.train()
+with torch.no_grad():
+    for _ in range(20):
+        module(example)
+```"""
+
+
+def _readme(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
+    rows, loading = [], []
+    for name, tensors in trained.networks.items():
+        num_values, first = sum(value.numel() for value in tensors.values()), next(iter(tensors))
+        rows.append(f"| `{name}.safetensors` | {len(tensors)} | {num_values:,} | `{first}` |")
+        strict = "" if missing.get(name) == [] else ", strict=False"
+        loading.append(f'{name}.load_state_dict(load_file("{name}.safetensors"){strict})')
+    printed = [f"\n`{name}`:\n\n```\n{module}\n```" for name, module in modules.items()]
+    return _README.format(
+        subject=subject(trained.config),
+        version=fedwan.__version__,
+        weights=f"the {'moving average of the global' if trained.is_ema else 'last'} weights",
+        rows="\n".join(rows),
+        loading="\n".join(loading),
+        stayed=_stayed(trained, modules, missing),
+        modules="\n".join(["\n## The modules, as torch prints them", *printed]) if modules else "",
+    )
+
+
+def _stayed(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
+    """What the files lack, and why."""
+    named = missing if modules else trained.config.excluded
+    lines = [
+        f"- `{network}`: {', '.join(f'`{name}`' for name in names)}"
+        for network, names in named.items()
+        if names
+    ]
+    lines += [f"- all of `{network}`, which is frozen" for network in modules.keys() - missing]
+    if not modules:
+        lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
+    elif not lines:
+        return "Nothing: the files hold all parameters and buffers."
+    lines.append(_STAYED)
+    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
+        lines.append(_SPECTRAL_NOTE)
+    return "\n".join(lines)
