@@ -89,7 +89,7 @@ def _fill_disk(world: World) -> None:
 
 
 def _rot(world: World) -> None:
-    world.disk.rot_next.add("coordinator")
+    world.disk.rot_next.add(world.random.choice(["coordinator", *world.names]))
 
 
 KINDS: tuple[Callable[[World], None], ...] = (

@@ -49,7 +49,7 @@ CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
 STEP_S = 0.5
-FAULTS = 40
+FAULTS = 46
 MEMORY = Path("/dev/shm")
 SGD = " ".join(
     f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
@@ -130,6 +130,8 @@ class World:
         self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
         self._has_died = False
+        self._has_lost = False
+        """Whether a site lost a checkpoint: what it held may be of a contribution that counts."""
 
     # What is noted -------------------------------------------------------------------------
 
@@ -216,7 +218,8 @@ class World:
         self.kernel.kill(process)
         self.kernel.sleep(0.0)
         if not isinstance(outcome[0], str):
-            self.disk.rot(process.name)
+            has_rotted = self.disk.rot(process.name)
+            self._has_lost |= has_rotted and process.name != "coordinator"
         return outcome[0]
 
     def _keep_coordinator(self) -> None:
@@ -333,7 +336,7 @@ class World:
         """Whether the weights have to be those of the undisturbed run."""
         same = SCENARIOS[self.report.scenario].same_bits
         is_bound = same == "always" or (same == "until a death" and not self._has_died)
-        return bool(self.report.num_faults) and is_bound
+        return bool(self.report.num_faults) and is_bound and not self._has_lost
 
     def _check_end(self) -> None:
         mine = self._ended.get("coordinator", "nothing")

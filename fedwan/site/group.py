@@ -115,6 +115,11 @@ class Group:
                 "in every process, and have their gradients averaged (DDP, FSDP)"
             )
 
+    def close(self) -> None:
+        """End the group's threads: one that still drops a tensor while Python ends aborts it."""
+        if self.size > 1:
+            torch.distributed.destroy_process_group(self._handle)
+
 
 def open_group() -> Group:
     """The group of the processes that torchrun started; of this one alone if it did not."""

@@ -256,6 +256,8 @@ class Site:
         self._checkpoints.close()
         if self._link is not None:
             self._link.close()
+        if error is None:  # else a process may have died in a collective that would be waited for
+            self._group.close()
 
     # Joining -------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_sa
         with served.serving():
             if way:
                 assert served.start(*TORCHRUN, SCRIPT, way).wait(120) != 0
-            assert served.start(*TORCHRUN, SCRIPT).wait(120) == 0
+            assert served.start(*TORCHRUN, SCRIPT).wait(120) == 0, served.stderr.read_text()
         outcome, has_joined = read_outcome(served.assignment)
         assert has_joined and outcome is not None and not outcome.error
         shas.add(served.sha256)
