@@ -119,6 +119,7 @@ class Group:
         """End the group's threads: one that still drops a tensor while Python ends aborts it."""
         if self.size > 1:
             torch.distributed.destroy_process_group(self._handle)
+            self._handle = None
 
 
 def open_group() -> Group:

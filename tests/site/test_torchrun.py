@@ -23,7 +23,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_sa
 ) -> None:
     shas = set()
     for way in ("", "rank_0_dies", "rank_1_dies"):
-        served = Served(asked("h=2", "round.patience_s=60"), tmp_path / f"{way}run", identities)
+        served = Served(asked("h=2", "round.patience_s=150"), tmp_path / f"{way}run", identities)
         with served.serving():
             if way:
                 assert served.start(*TORCHRUN, SCRIPT, way).wait(120) != 0
