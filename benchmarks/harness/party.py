@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +38,11 @@ def coordinate(folder: Path) -> None:
     """Serve the run and write its outputs."""
     from fedwan.config import load
     from fedwan.coordinator.service import run_coordinator
-    from fedwan.link.ticket import Ticket
+    from fedwan.link.base import Ticket
 
     @contextmanager
     def announce(ticket: Ticket) -> Iterator[None]:
-        save_json(folder / "ticket.json", ticket.to_dict() | {"pid": os.getpid()})
+        save_json(folder / "ticket.json", asdict(ticket) | {"pid": os.getpid()})
         yield
 
     config = load(folder / "config.yaml")

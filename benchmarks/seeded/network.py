@@ -23,7 +23,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub
 from fedwan.link.buffer import Buffer
 from fedwan.link.client import LEAVE_PATIENCE_S
-from fedwan.link.retry import Patience
+from fedwan.link.rpc import Patience
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import World

@@ -13,10 +13,10 @@ from fedwan.config import Config, host_and_port, to_json
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
+from fedwan.link.base import Ticket
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.rpc import threads_per_site
 from fedwan.link.server import DataPlane
-from fedwan.link.ticket import Ticket
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.output.outputs import Outputs

@@ -20,7 +20,7 @@ from fedwan.flower.processes import Service, last_line
 from fedwan.flower.serverapp import RECORD
 from fedwan.flower.site_file import SiteFile, find_command, given_site
 from fedwan.flower.status import Status, clientapp_files, reported
-from fedwan.link.ticket import Ticket
+from fedwan.link.base import Ticket
 from fedwan.site.assignment import VARIABLE, Assignment, read_outcome
 
 _POLL_S = 0.1

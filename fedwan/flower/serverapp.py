@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Self
 
@@ -30,7 +30,7 @@ from flwr.serverapp import Grid
 from fedwan.errors import ConfigError
 from fedwan.flower.processes import Backoff
 from fedwan.flower.status import RUN, Start, reported, serverapp_files
-from fedwan.link.ticket import Ticket
+from fedwan.link.base import Ticket
 
 ACTION = "train.ticket"
 """Flower's message type of a ticket, handled by `@app.train("ticket")`."""
@@ -160,7 +160,7 @@ class TicketSender:
         due = {number: node for number, node in due.items() if node.due_at <= now}
         if not due:
             return
-        content = RecordDict({RECORD: ConfigRecord(dict(self._ticket.to_dict()))})
+        content = RecordDict({RECORD: ConfigRecord(asdict(self._ticket))})
         messages = [Message(content, number, message_type=ACTION, ttl=_TTL_S) for number in due]
         ids = self._grid.push_messages(messages)
         for (number, node), ticket in zip(due.items(), ids, strict=True):

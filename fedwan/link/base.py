@@ -7,10 +7,13 @@ of them down. Payloads are `Source`s: random access, so that a transfer can resu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
 from fedwan.codecs.payload import Bytes, Source
+from fedwan.errors import WireError
 from fedwan.link import wire_pb2 as wire
 
 PROTOCOL = 6
@@ -101,3 +104,29 @@ class Hub(Protocol):
 
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """A site's last word."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """The one message that a site gets per run, through Flower, and all it needs to take part."""
+
+    address: str
+    """`host:port` of the data plane, as sites dial it."""
+    run_id: str
+    """The same after a resume, so that a site still alive rejoins without a new ticket."""
+    config: str
+    """The resolved configuration, as JSON."""
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, object]) -> Ticket:
+        """From its fields; those that a newer coordinator added are ignored."""
+        found: dict[str, str] = {}
+        for field in fields(cls):
+            value = values.get(field.name)
+            if not isinstance(value, str) or not value:
+                raise WireError(
+                    f"ticket field {field.name!r} is {value!r}, not a non-empty string; "
+                    "run the same fedwan version on the coordinator and on every site"
+                )
+            found[field.name] = value
+        return cls(**found)

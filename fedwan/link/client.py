@@ -19,10 +19,9 @@ from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.framing import Packing
-from fedwan.link.retry import Patience, handshake_complaint
-from fedwan.link.rpc import OPTIONS, ByteCounter, Stub, num_channels
+from fedwan.link.rpc import OPTIONS, ByteCounter, Patience, Stub, num_channels
 from fedwan.link.tcp import Congestion
-from fedwan.link.tls import Identity
+from fedwan.link.tls import Identity, handshake_complaint
 from fedwan.link.transfers import Direction, download, upload
 
 log = logging.getLogger(__name__)

@@ -1,23 +1,26 @@
-"""A link within one process: the site calls the coordinator's hub directly.
-
-Payloads are copied: what a site does to its tensors afterwards cannot reach the coordinator.
-"""
+"""Links within a process: one calls the hub itself, one is as slow as a link of the wide area."""
 
 # ruff: noqa: D102 (methods are those of `fedwan.link.base.Link`)
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 from fedwan.codecs.payload import Source
 from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import Delivery, Hub, Signals
+from fedwan.link.base import Delivery, Hub, Link, Signals
 from fedwan.link.buffer import Buffer
+from fedwan.link.tcp import goodput_mbit
 
 
 class LoopbackLink:
-    """The site's end of a link to a hub in the same process; nothing proves its name here."""
+    """Calls a hub in the same process; nothing proves the site's name here.
+
+    Payloads are copied: what a site does to its tensors afterwards cannot reach the coordinator.
+    """
 
     def __init__(self, hub: Hub, site: str, chunk_bytes: int = 1 << 20) -> None:
         self._hub = hub
@@ -71,3 +74,72 @@ class LoopbackLink:
 
     def close(self) -> None:
         self._hub.detach(self._site, self._session)
+
+
+class ShapedLink:
+    """Wraps a link; `rate_mbit` is that of each direction (0: no limit), `loss` from 0 to 1.
+
+    What a call would have taken on the wide area is waited out after it, less what it really took.
+    """
+
+    def __init__(
+        self,
+        inner: Link,
+        rate_mbit: float = 0.0,
+        rtt_ms: float = 0.0,
+        loss: float = 0.0,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._inner = inner
+        self._bytes_per_s = goodput_mbit(rate_mbit, rtt_ms, loss) * 1e6 / 8
+        self._rtt_s = rtt_ms / 1e3
+        self._sleep = sleep
+        self._clock = clock
+
+    @property
+    def signals(self) -> Signals:
+        return self._inner.signals
+
+    @property
+    def bytes_up(self) -> int:
+        return self._inner.bytes_up
+
+    @property
+    def bytes_down(self) -> int:
+        return self._inner.bytes_down
+
+    def join(self, hello: wire.Hello) -> wire.Welcome:
+        return self._inner.join(hello)
+
+    def heartbeat(self, step: int) -> None:
+        self._inner.heartbeat(step)
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        began = self._clock()
+        receipt = self._inner.upload(header, payload)
+        self._wait_out(self._rtt_s + payload.num_bytes / self._bytes_per_s, began)
+        return receipt
+
+    def download(self, request: wire.DownloadRequest) -> Delivery:
+        delivery = self._inner.download(request)
+        if delivery.payload is not None:
+            # What was waited for before the payload existed is no part of its transfer.
+            self._wait_out(
+                self._rtt_s + delivery.payload.num_bytes / self._bytes_per_s, self._clock()
+            )
+        return delivery
+
+    def report(self, report: wire.QualityReport) -> None:
+        self._inner.report(report)
+
+    def leave(self, farewell: wire.Farewell) -> None:
+        self._inner.leave(farewell)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _wait_out(self, duration_s: float, began: float) -> None:
+        remaining = duration_s - (self._clock() - began)
+        if remaining > 0:
+            self._sleep(remaining)

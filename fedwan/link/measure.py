@@ -19,11 +19,9 @@ from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError, IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
-from fedwan.link.retry import handshake_complaint
 from fedwan.link.server import MAX_NOISE_BYTES, Noise
-from fedwan.link.shaped import flow_mbit
-from fedwan.link.tcp import TcpSettings, TcpState, read_settings, read_state
-from fedwan.link.tls import Identity
+from fedwan.link.tcp import TcpSettings, TcpState, flow_mbit, read_settings, read_state
+from fedwan.link.tls import Identity, handshake_complaint
 
 DIAL_S = 5.0
 PATIENCE_S = 10.0

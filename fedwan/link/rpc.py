@@ -1,4 +1,4 @@
-"""The data plane's calls as both ends see them: methods, options, channels, bytes counted.
+"""The data plane's calls: methods, options, channels, bytes counted, and what to do if one fails.
 
 The service is the one of wire.proto; only chunks are read and written by `fedwan.link.framing`.
 Each channel is a TCP connection. Where a lost packet slows one down, four get more than one. Under
@@ -9,11 +9,13 @@ is paced below the link's rate needs no others (docs/log.md). So it is four, or 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import grpc
 
+from fedwan.errors import IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
 
@@ -150,3 +152,76 @@ def threads_per_site(channels: int, num_fragments: int = 0) -> int:
     Control, words, downloads that wait for a round, and the stripes of two transfers each way.
     """
     return 2 + max(MAX_WAITING, num_fragments) + 4 * (channels or NUM_CHANNELS)
+
+
+# Failed calls -------------------------------------------------------------------------------------
+
+_PASSING = {
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNKNOWN,
+}
+
+FIRST_WAIT_S = 0.05
+LONGEST_WAIT_S = 5.0
+MAX_DAMAGED = 3
+
+
+class Patience:
+    """Counts how long a link has been failing; any success starts the count anew.
+
+    `diagnose` says what a TLS handshake complains about, if it does.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        patience_s: float,
+        diagnose: Callable[[], str | None],
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._address = address
+        self._patience_s = patience_s
+        self._diagnose = diagnose
+        self._sleep = sleep
+        self._failing_since: float | None = None
+        self._wait_s = FIRST_WAIT_S
+        self._damaged = 0
+
+    def succeeded(self) -> None:
+        """Something came through."""
+        self._failing_since = None
+        self._wait_s = FIRST_WAIT_S
+
+    def failed(self, error: grpc.RpcError) -> None:
+        """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
+        code, text = error.code(), str(error.details())
+        if code is grpc.StatusCode.UNAUTHENTICATED:
+            raise IdentityError(text) from None
+        if code is grpc.StatusCode.FAILED_PRECONDITION:
+            raise SessionLost(text) from None
+        if code is grpc.StatusCode.INVALID_ARGUMENT:
+            self._damaged += 1
+            if "damaged" not in text or self._damaged > MAX_DAMAGED:
+                raise PayloadError(text) from None
+        elif code not in _PASSING:
+            raise LinkLost(f"the coordinator at {self._address} answers {code.name}: {text}")
+        now_s = time.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now_s
+        if self._wait_s in (FIRST_WAIT_S, LONGEST_WAIT_S):
+            # Again later too: a certificate may expire while the coordinator is away.
+            complaint = self._diagnose()
+            if complaint:
+                raise IdentityError(complaint) from None
+        if now_s - self._failing_since > self._patience_s:
+            raise LinkLost(
+                f"the coordinator at {self._address} could not be reached for "
+                f"{self._patience_s:g} s ({text}); check its address, its service and the "
+                "firewall, or raise round.patience_s"
+            ) from None
+        self._sleep(self._wait_s)
+        self._wait_s = min(2 * self._wait_s, LONGEST_WAIT_S)

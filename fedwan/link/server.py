@@ -36,9 +36,9 @@ from fedwan.link.rpc import (
     num_channels,
     window_options,
 )
-from fedwan.link.scheduler import SharedQueues, TransferQueue
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
+from fedwan.link.transfers import SharedQueues, TransferQueue
 
 log = logging.getLogger(__name__)
 

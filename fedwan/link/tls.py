@@ -7,6 +7,7 @@ not a field in a message, says which site it is.
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,9 @@ USAGE = {
     "coordinator": ExtendedKeyUsageOID.SERVER_AUTH,
 }
 """The one extended key usage that a role's certificate holds."""
+TIMEOUT_S = 5.0
+GREETING_S = 2.0
+_REFUSED = "our certificate is not accepted there"
 
 
 def now() -> datetime:
@@ -247,3 +251,49 @@ def _check_role(path: Path, certificate: x509.Certificate, role: Role) -> None:
         raise IdentityError(f"{path} is {what} certificate; give the folder of a {role}")
     if not _common_name(certificate):
         raise IdentityError(f"{path} names nobody; issue it with: fedwan pki issue SITE")
+
+
+# Why a connection fails ---------------------------------------------------------------------------
+
+
+def handshake_complaint(address: str, identity: Identity) -> str | None:
+    """One line for the user if either side refuses the other's certificate, else None.
+
+    gRPC only says `unavailable`, the TLS library knows more. A refusal is final, so only TLS's own
+    words count: a certificate that is not accepted here, or an alert from there. A connection that
+    is merely closed may be a coordinator that ends, or the path. A gRPC server closes it, too,
+    without an alert, where it refuses a site's certificate. But if its own certificate is accepted
+    here, both are of one authority, and only expiry is left.
+    """
+    reason = _try_handshake(address, identity)
+    if reason is None:
+        return None
+    if identity.expires < now():
+        reason += f" (it expired on {identity.expires:%Y-%m-%d %H:%M} UTC)"
+    return (
+        f"no TLS session with {address}, {reason}; "
+        "use an identity folder that this run's authority issued and that has not expired"
+    )
+
+
+def _try_handshake(address: str, identity: Identity) -> str | None:
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")  # of an IPv6 address
+    context = identity.ssl_context(server=False)
+    context.set_alpn_protocols(["h2"])  # without it the server would close for that reason
+    try:
+        with (
+            socket.create_connection((host, int(port)), timeout=TIMEOUT_S) as raw,
+            context.wrap_socket(raw, server_hostname=host) as tls,
+        ):
+            tls.settimeout(GREETING_S)
+            is_closed = not tls.recv(1)
+            return _REFUSED if is_closed and identity.expires < now() else None
+    except ssl.SSLCertVerificationError as error:
+        return f"its certificate is not accepted here: {error.verify_message}"
+    except ssl.SSLError as error:
+        if error.reason is None or "ALERT" not in error.reason:
+            return None
+        return f"{_REFUSED}: " + error.reason.lower().replace("_", " ")
+    except OSError:
+        return None

@@ -9,7 +9,7 @@ Of a link's rate payloads get
     0.97    at 100 ms: every ten seconds bbr empties the link to see the round trip, for 200 ms or
             a round trip, whichever is longer, and takes another to fill it (Cardwell et al. 2016)
 
-bbr takes losses for what they are. Reno and cubic get what theory gives them (`fedwan.link.shaped`)
+bbr takes losses for what they are. Reno and cubic get what theory gives them (`fedwan.link.tcp`)
 times the channels, and after a pause their window starts small: halved for every timeout that they
 stood idle (RFC 2861, RFC 9293), it doubles in each round trip until the link is full.
 
@@ -28,8 +28,7 @@ from fedwan.errors import ConfigError
 from fedwan.link.framing import FAST
 from fedwan.link.measure import Measurement, Way
 from fedwan.link.rpc import num_channels
-from fedwan.link.shaped import MSS_BYTES, flow_mbit
-from fedwan.link.tcp import TcpSettings
+from fedwan.link.tcp import MSS_BYTES, TcpSettings, flow_mbit
 
 __all__ = ["ACK_SHARE", "Pipe", "WireLink", "measured_link", "modelled_link", "read_measurement"]
 

@@ -65,7 +65,7 @@ class Course:
 
 
 class _Line:
-    """One direction of a link: transfers go one after the other (`fedwan.link.scheduler`)."""
+    """One direction of a link: transfers go one after the other (`fedwan.link.transfers`)."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe

@@ -25,7 +25,7 @@ from fedwan.config import Config, from_json, site_names
 from fedwan.errors import ConfigError, FedwanError, IdentityError, UserError
 from fedwan.link.base import Link
 from fedwan.link.client import GrpcLink
-from fedwan.link.shaped import ShapedLink
+from fedwan.link.loopback import ShapedLink
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.names import nearest

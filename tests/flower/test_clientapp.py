@@ -17,7 +17,7 @@ from fedwan.errors import ConfigError, FedwanError, JoinRefused, UserError
 from fedwan.flower.clientapp import train
 from fedwan.flower.site_file import SiteFile
 from fedwan.flower.status import Status
-from fedwan.link.ticket import Ticket
+from fedwan.link.base import Ticket
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -30,7 +30,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedwan.errors import JoinRefused, RunStopped
 from fedwan.flower import clientapp
 from fedwan.flower.site_file import SiteFile
-from fedwan.link.ticket import Ticket
+from fedwan.link.base import Ticket
 
 TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1
 folder, what = Path(sys.argv[1]), sys.argv[2]
@@ -58,7 +58,7 @@ settings.write(folder / "site.yaml")
 os.environ["FEDWAN_SITE"] = str(folder / "site.yaml")
 clientapp.train = run
 ticket = Ticket("127.0.0.1:1", "run-1", "{}")
-content = RecordDict({"fedwan": ConfigRecord(ticket.to_dict())})
+content = RecordDict({"fedwan": ConfigRecord(vars(ticket))})
 message = Message(content, 1, "train.ticket")
 answer = clientapp.answer_ticket(message)
 (folder / "answer.json").write_text(json.dumps(dict(answer.content.config_records["fedwan"])))

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedwan.flower.serverapp import ACTION, RECORD, TicketSender
-from fedwan.link.ticket import Ticket
+from fedwan.link.base import Ticket
 from tests.planes import eventually
 
 TICKET = Ticket("127.0.0.1:7000", "run-1", '{"seed": 0, "text": "with \\"quotes\\""}')

@@ -18,9 +18,8 @@ from fedwan.errors import IdentityError, JoinRefused
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
-from fedwan.link.retry import handshake_complaint
 from fedwan.link.rpc import ByteCounter, Stub
-from fedwan.link.tls import Identity, now
+from fedwan.link.tls import Identity, handshake_complaint, now
 from tests.planes import Bench, dialling, header_of, payload_of, serving, stub_of
 
 SECONDS = 8.0

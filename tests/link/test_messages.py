@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from fedwan.errors import WireError
-from fedwan.link.ticket import Ticket
+from fedwan.link.base import Ticket
 
 ROOT = Path(__file__).resolve().parents[2]
 PROTO = "fedwan/link/wire.proto"
@@ -31,7 +32,7 @@ def test_generated_code_matches_the_proto(tmp_path: Path) -> None:
 
 def test_a_ticket_survives_a_carrier_of_strings_and_a_missing_field_is_named() -> None:
     ticket = Ticket("coordinator.example.com:7444", "run-1", '{"seed": 0}')
-    values = ticket.to_dict()
+    values = asdict(ticket)
     assert Ticket.from_dict(values | {"of a newer coordinator": "red"}) == ticket
     for field in values:
         for value in (None, "", 3):

@@ -6,8 +6,8 @@ import grpc
 import pytest
 
 from fedwan.errors import FedwanError, IdentityError, LinkLost, PayloadError, SessionLost
-from fedwan.link import retry
-from fedwan.link.retry import LONGEST_WAIT_S, Patience
+from fedwan.link import rpc
+from fedwan.link.rpc import LONGEST_WAIT_S, Patience
 
 Code = grpc.StatusCode
 
@@ -27,7 +27,7 @@ class Failure(grpc.RpcError):
 def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Waits, on a clock that moves by them alone."""
     waits: list[float] = []
-    monkeypatch.setattr(retry.time, "monotonic", lambda: sum(waits))
+    monkeypatch.setattr(rpc.time, "monotonic", lambda: sum(waits))
     return waits
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from fedwan.codecs.payload import Bytes
-from fedwan.link import scheduler
+from fedwan.link import transfers
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.scheduler import ChunkQueue, SharedQueues, TransferQueue
+from fedwan.link.transfers import ChunkQueue, SharedQueues, TransferQueue
 from tests.planes import (
     Bench,
     dialling,
@@ -68,8 +68,8 @@ def test_a_place_that_several_share_is_free_when_all_have_left() -> None:
 def test_a_transfer_that_stalls_holds_nobody_up_and_one_that_progresses_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(scheduler, "RECHECK_S", 0.01)
-    monkeypatch.setattr(scheduler, "STALL_S", 0.3)
+    monkeypatch.setattr(transfers, "WAKE_S", 0.01)
+    monkeypatch.setattr(transfers, "STALL_S", 0.3)
     queue = TransferQueue()
     with queue.first() as first, ThreadPoolExecutor(1) as pool:
         queue.enter("second")

@@ -10,7 +10,8 @@ import pytest
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
-from fedwan.link.shaped import ShapedLink, flow_mbit, goodput_mbit
+from fedwan.link.loopback import ShapedLink
+from fedwan.link.tcp import flow_mbit, goodput_mbit
 
 
 class Clock:

@@ -12,8 +12,7 @@ import pytest
 from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
 from fedwan.link.measure import Measurement, Way
-from fedwan.link.shaped import flow_mbit
-from fedwan.link.tcp import TcpSettings
+from fedwan.link.tcp import TcpSettings, flow_mbit
 from fedwan.planner.links import Pipe, measured_link, modelled_link, read_measurement
 
 
