@@ -344,14 +344,14 @@ def _header(rows: Mapping[str, Any], said: str, checksums: Mapping[str, str]) ->
     return len(table).to_bytes(8, "little") + table
 
 
-def read_tensors(path: Path) -> tuple[State, dict[str, Any]]:
-    """Read what `write_tensors` wrote.
+def read_tensors(path: Path, prefix: str = "") -> tuple[State, dict[str, Any]]:
+    """Read what `write_tensors` wrote; tensors whose names begin with a prefix.
 
     Raises:
         CheckpointError: the file is missing, truncated, damaged, or not one of fedwan's.
     """
     state: State = {}
-    meta = _read(path, state.__setitem__)
+    meta = _read(path, state.__setitem__, prefix)
     return state, meta
 
 
@@ -365,7 +365,9 @@ def read_tensors_meta(path: Path) -> dict[str, Any]:
     return _read(path, None)
 
 
-def _read(path: Path, take: Callable[[str, Tensor], None] | None) -> dict[str, Any]:
+def _read(
+    path: Path, take: Callable[[str, Tensor], None] | None, prefix: str = ""
+) -> dict[str, Any]:
     try:
         with safetensors.safe_open(path, framework="pt", device="cpu") as file:
             metadata = file.metadata() or {}
@@ -377,7 +379,7 @@ def _read(path: Path, take: Callable[[str, Tensor], None] | None) -> dict[str, A
                 or names != checksums.keys()
             ):
                 raise ValueError("its header is damaged")
-            for name in sorted(names) if take else ():
+            for name in sorted(n for n in names if n.startswith(prefix)) if take else ():
                 value = file.get_tensor(name)
                 if _checksum(_described(name, value), tensor_bytes(value)) != checksums[name]:
                     raise ValueError(f"tensor {name!r} is damaged")

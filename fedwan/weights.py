@@ -26,7 +26,15 @@ from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
 from fedwan.output.units import subject
-from fedwan.state import Role, State, network_of, refresh_spectral_norm, role_of_buffer
+from fedwan.state import (
+    Role,
+    State,
+    network_of,
+    read_tensors,
+    refresh_spectral_norm,
+    role_of_buffer,
+    select_prefix,
+)
 from fedwan.workloads.optim import is_moment
 
 if TYPE_CHECKING:
@@ -102,28 +110,19 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
     folder = Path(run)
     if not (folder / "config.yaml").is_file():
         raise CheckpointError(f"{str(folder)!r} holds no run; give the folder with its config.yaml")
-    tensors = _read(folder, "ema:" if ema else "global:")
+    path = folder / "checkpoint" / "coordinator.safetensors"
+    if not path.exists():
+        raise CheckpointError(
+            f"{run!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
+        )
+    which = "ema" if ema else "global"
+    tensors = select_prefix(which, read_tensors(path, f"{which}:")[0])
     networks: dict[str, State] = {}
     for name in sorted(tensors):
         if not is_moment(name):
             network = network_of(name)
             networks.setdefault(network, {})[name[len(network) + 1 :]] = tensors[name]
     return Trained(folder, load_config(folder / "config.yaml"), networks, ema)
-
-
-def _read(folder: Path, prefix: str) -> State:
-    path = folder / "checkpoint" / "coordinator.safetensors"
-    try:
-        with safetensors.safe_open(path, framework="pt", device="cpu") as file:
-            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118
-            return {name[len(prefix) :]: file.get_tensor(name) for name in names}
-    except FileNotFoundError:
-        what = (
-            f"{str(folder)!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
-        )
-    except (safetensors.SafetensorError, OSError) as error:
-        what = f"checkpoint {path} cannot be read ({error}); copy it again"
-    raise CheckpointError(what)
 
 
 # Initial weights ---------------------------------------------------------------------------------

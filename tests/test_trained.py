@@ -96,7 +96,10 @@ def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
     says = "'weight' is of shape (2, 1), and the module's of (1, 1)"
     refused(lambda: fedwan.load(run).load_into(linear, "net"), UserError, says)
     path = run / "checkpoint" / "coordinator.safetensors"
-    path.write_bytes(path.read_bytes()[:50])
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    refused(lambda: fedwan.load(run, ema=False), CheckpointError, "is damaged")
+    path.write_bytes(whole[:50])
     refused(lambda: fedwan.load(run), CheckpointError, "cannot be read")
     path.unlink()
     refused(lambda: fedwan.load(run), CheckpointError, "holds no checkpoint yet")

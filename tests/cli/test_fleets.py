@@ -22,6 +22,7 @@ STEPS, ROUNDS = 240, 12
 """As few as the claims need, since most of a run is the start of its processes."""
 SMALL = ("sites=1", "site.processes=2", "threads=1", "eval.every=0", f"steps={STEPS}")
 
+
 def fedwan(*words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "fedwan", *words],
