@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 
 from fedwan.output.records import RoundRecord
 
-__all__ = ["FEWEST_OTHERS", "PAST", "Chart"]
-
 PAST = 8
 """Values of each name that are remembered."""
 FEWEST_OTHERS = 2
@@ -74,14 +72,11 @@ class Chart:
             return None
         return mine / statistics.median(others)
 
-    def names(self, site: str, what: str) -> list[str]:
-        """What follows `what/` in the names that a site has values of: networks, or losses."""
-        prefix = f"{what}/"
-        return sorted(n.removeprefix(prefix) for n in self._values[site] if n.startswith(prefix))
-
-    def everywhere(self, what: str) -> list[str]:
-        """What follows `what/` at any site."""
-        return sorted({name for site in self.sites for name in self.names(site, what)})
+    def names(self, site: str, *whats: str) -> list[str]:
+        """What follows `what/` in the names that a site has values of, or any where it is empty."""
+        known = {name for one in ([site] if site else self._values) for name in self._values[one]}
+        pairs = [(f"{what}/", name) for what in whats for name in known]
+        return sorted({name.removeprefix(start) for start, name in pairs if name.startswith(start)})
 
     def past(self, site: str, name: str, rounds: int = PAST) -> list[float]:
         """A site's latest values, oldest first."""

@@ -8,10 +8,8 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from fedwan.doctor.chart import Chart
-from fedwan.doctor.rules import RUN_RULES, SITE_RULES
+from fedwan.doctor.rules import RUN_RULES, SITE_RULES, Rule
 from fedwan.output.records import EventRecord, Record, RoundRecord, finite, to_record
-
-__all__ = ["Doctor", "Finding", "LiveDoctor", "diagnose"]
 
 _log = logging.getLogger(__name__)
 
@@ -58,27 +56,28 @@ class Doctor:
         for site in dict.fromkeys(record.site for record in records):
             found += self._of_site(site)
         if not self._rank:
-            for kind, rule, is_warning in RUN_RULES:
-                told = rule(self._chart)
-                found += [Finding(kind, None, n, 0, w, m, is_warning) for n, w, m in told]
-        return self._new(found)
+            found += [finding for rule in RUN_RULES for finding in self._told_by(rule)]
+        new = []
+        for finding in found:
+            if finding[:3] not in self._told:
+                self._told.add(finding[:3])
+                new.append(finding)
+        return new
 
     def _of_site(self, site: str) -> list[Finding]:
         highest = self._rank.get(site, len(SITE_RULES) - 1)
-        for rank, (kind, rule) in enumerate(list(SITE_RULES.items())[: highest + 1]):
-            if found := [Finding(kind, site, n, 0, w, m) for n, w, m in rule(self._chart, site)]:
+        for rank, rule in enumerate(SITE_RULES[: highest + 1]):
+            if found := self._told_by(rule, site):
                 self._rank[site] = rank
                 return found
         return []
 
-    def _new(self, findings: Iterable[Finding]) -> list[Finding]:
-        """Those that were not told before."""
-        new = []
-        for finding in findings:
-            if finding[:3] not in self._told:
-                self._told.add(finding[:3])
-                new.append(finding._replace(version=self._chart.version))
-        return new
+    def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
+        version, told = self._chart.version, rule.told(self._chart, site or "")
+        return [
+            Finding(rule.kind, site, network, version, why, mend, rule.is_warning)
+            for network, why, mend in told
+        ]
 
 
 def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
@@ -134,14 +133,13 @@ class LiveDoctor:
         for finding in findings:
             level = logging.WARNING if finding.is_warning else logging.INFO
             _log.log(level, "round %d: %s", finding.version, finding.text)
-        return [_to_row(finding) for finding in findings]
-
-
-def _to_row(finding: Finding) -> dict[str, Any]:
-    row = finding._asdict()
-    return row | {
-        "kind": "event",
-        "event": "finding" if finding.is_warning else "note",
-        "text": f"round {finding.version}: {finding.text}",
-        "finding": finding.kind,
-    }
+        return [
+            finding._asdict()
+            | {
+                "kind": "event",
+                "event": "finding" if finding.is_warning else "note",
+                "text": f"round {finding.version}: {finding.text}",
+                "finding": finding.kind,
+            }
+            for finding in findings
+        ]

@@ -25,8 +25,6 @@ from fedwan.codecs import Coded
 from fedwan.rng import derive_seed
 from fedwan.state import Layout, Role, network_of
 
-__all__ = ["Direction", "Directions", "Sample", "Sampler", "bounded"]
-
 NUM_PLACES = 4096
 """Of each network's part of a fragment, at most."""
 _RUN = 8
