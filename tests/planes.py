@@ -31,6 +31,7 @@ from fedwan.protocol.registry import Registry
 from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
 from fedwan.strategy import Strategy
+from tests.proxies import FlakyProxy, flaky_proxy
 from tests.support import read_all as read_all  # for tests of the link
 
 RUN = "run-1"
@@ -87,6 +88,7 @@ class Bench:
         )
         self.rounds = CoordinatorRounds(self.strategy, fragments, sites, 1000, 4)
         self.hub.start(self.layout, self.rounds, self.intake)
+        self.set_model()
 
     def set_model(self) -> GlobalModel:
         (spec,) = self.layout.values()
@@ -205,6 +207,31 @@ def dialling(
         yield link
     finally:
         link.close()
+
+
+@contextmanager
+def joined(bench: Bench, identities: Path, **settings: Any) -> Iterator[GrpcLink]:
+    """The link of s1, which has joined a served coordinator; settings as in `dialling`."""
+    with (
+        serving(bench.hub, identities) as plane,
+        dialling(plane.port, identities / "s1", **settings) as link,
+    ):
+        link.join(bench.hello("s1"))
+        yield link
+
+
+@contextmanager
+def joined_through_proxy(
+    bench: Bench, identities: Path, **settings: Any
+) -> Iterator[tuple[GrpcLink, FlakyProxy]]:
+    """As `joined`, with a proxy on the way."""
+    with (
+        serving(bench.hub, identities) as plane,
+        flaky_proxy(plane.port) as proxy,
+        dialling(proxy.port, identities / "s1", **settings) as link,
+    ):
+        link.join(bench.hello("s1"))
+        yield link, proxy
 
 
 def await_control(bench: Bench, link: GrpcLink, site: str) -> None:

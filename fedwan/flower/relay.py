@@ -32,7 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedwan._config_checks import check_address
 from fedwan.errors import IdentityError
 from fedwan.flower.processes import listen
-from fedwan.link.tls import Identity, certificate_name, now
+from fedwan.link.tls import Identity, RevocationList, common_name, now
 
 # A call carries a ticket or its answer, a few kilobytes.
 _MAX_BODY_BYTES = 16 << 20
@@ -73,11 +73,7 @@ class _Relay(ABC):
     """For how long calls that cannot leave us are held."""
 
     def __init__(
-        self,
-        bound: socket.socket,
-        *,
-        serves: ssl.SSLContext | None = None,
-        dials: ssl.SSLContext | None = None,
+        self, bound: socket.socket, serves: ssl.SSLContext | None, dials: ssl.SSLContext | None
     ) -> None:
         self._bound = bound
         self._dials = dials
@@ -222,14 +218,13 @@ class FrontDoor(_Relay):
         tls = credentials.ssl_context(server=True)
         # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
         # alert, and the site could not tell that from a broken line.
-        tls.verify_flags &= ~ssl.VERIFY_CRL_CHECK_LEAF
-        self._revocations = credentials.revocations()
-        super().__init__(listen(host, port, "the front door", "link.door"), serves=tls)
+        self._revocations = RevocationList(identity)
+        super().__init__(listen(host, port, "the front door", "link.door"), tls, None)
 
     def _check(self, request: Request) -> tuple[str, str]:
         # Asked each time, as connections live long.
-        der = request.scope["state"]["peer"]
-        certificate, name = x509.load_der_x509_certificate(der), certificate_name(der)
+        certificate = x509.load_der_x509_certificate(request.scope["state"]["peer"])
+        name = common_name(certificate)
         host = request.client.host if request.client else "an unknown address"
         who, expires, why = f"site {name} at {host}", certificate.not_valid_after_utc, ""
         if self._revocations.is_revoked(certificate.serial_number):
@@ -264,7 +259,7 @@ class Forwarder(_Relay):
         self.refusal: IdentityError | None = None
         """Set once the two ends do not accept each other's certificates: trying again is vain."""
         bound = listen("127.0.0.1", 0, "the forwarder", "port")
-        super().__init__(bound, dials=credentials.ssl_context(server=False))
+        super().__init__(bound, None, credentials.ssl_context(server=False))
 
     def take_lost(self) -> bool:
         """Whether an answer was lost since the last question.

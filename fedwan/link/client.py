@@ -32,6 +32,8 @@ HEARTBEAT_S = 2.0
 LEAVE_PATIENCE_S = 5.0
 """How long a site tries to say farewell."""
 REDIAL_S = 0.5
+HANDSHAKE_MS = 8_000
+"""How long one may take; gRPC's own limit is 20 s."""
 
 _FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED)
 """The coordinator knows this session no more, or its certificate was revoked."""
@@ -43,7 +45,7 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
         *OPTIONS,
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.min_reconnect_backoff_ms", 8_000),  # how long a handshake may take; else 20 s
+        ("grpc.min_reconnect_backoff_ms", HANDSHAKE_MS),
         ("grpc.initial_reconnect_backoff_ms", 200),
         ("grpc.max_reconnect_backoff_ms", 5_000),
     ]

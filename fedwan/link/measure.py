@@ -20,7 +20,7 @@ from fedwan.errors import ConfigError, IdentityError, LinkLost, PayloadError, Se
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
 from fedwan.link.server import MAX_NOISE_BYTES, Noise
-from fedwan.link.tcp import TcpSettings, TcpState, flow_mbit, read_settings, read_state
+from fedwan.link.tcp import TcpSettings, flow_mbit, read_settings, read_state
 from fedwan.link.tls import Identity, handshake_complaint
 
 DIAL_S = 5.0
@@ -95,18 +95,26 @@ def measure(
         pace_mbit=settings.pace_mbit,
     )
     try:
-        _check_is_data_plane(address, link)
+        try:
+            _upload(link, 1)
+        except (LinkLost, SessionLost, PayloadError):
+            raise ConfigError(
+                f"{address} answers, but not as a data plane of this version of fedwan; give the "
+                "address of link.listen, not of the front door (link.door)"
+            ) from None
         before = read_state(address)
         up_mbit = _goodput(lambda num: _upload(link, num), seconds)
         after = read_state(address)
         down_mbit = _goodput(lambda num: _download(link, num), seconds)
+        sent = after.sent - before.sent
+        again = (after.again - before.again) / sent if sent > 0 else None
         return Measurement(
             address=address,
             site=identity.name,
             channels=link.num_channels,
             rtt_ms=rtt_ms,
             loaded_ms=after.rtt_us / 1e3,
-            up=Way(up_mbit, after.congestion, _share_again(before, after)),
+            up=Way(up_mbit, after.congestion, again),
             down=Way(down_mbit, _download(link, 1), None),
             machine=read_settings(),
             pace_mbit=settings.pace_mbit,
@@ -137,16 +145,6 @@ def _connect_ms(address: str) -> float:
     raise ConfigError(reason)
 
 
-def _check_is_data_plane(address: str, link: GrpcLink) -> None:
-    try:
-        _upload(link, 1)
-    except (LinkLost, SessionLost, PayloadError):
-        raise ConfigError(
-            f"{address} answers, but not as a data plane of this version of fedwan; give the "
-            "address of link.listen, not of the front door (link.door)"
-        ) from None
-
-
 def _upload(link: GrpcLink, num_bytes: int) -> None:
     link.upload(wire.UploadHeader(kind=wire.UploadHeader.MEASUREMENT), Noise(num_bytes))
 
@@ -167,11 +165,6 @@ def _goodput(transfer: Callable[[int], object], seconds: float) -> float:
         if took_s >= seconds / 2 or num_bytes >= MAX_NOISE_BYTES:
             return num_bytes * 8 / 1e6 / took_s
         num_bytes = min(MAX_NOISE_BYTES, math.ceil(num_bytes * max(2.0, seconds / took_s)))
-
-
-def _share_again(before: TcpState, after: TcpState) -> float | None:
-    sent = after.sent - before.sent
-    return (after.again - before.again) / sent if sent > 0 else None
 
 
 # Advice ------------------------------------------------------------------------------------------
@@ -198,12 +191,9 @@ def advise(found: Measurement, rate_mbit: float = 0.0) -> Advice | None:
 
     `rate_mbit` is what the path is known to carry, as by contract; 0 if that is not known.
     """
-    candidates = [
-        *_bbr_up(found, rate_mbit),
-        *_bbr_down(found, rate_mbit),
-        *_buffers(found, rate_mbit),
-    ]
-    return max(candidates, key=lambda candidate: candidate.gain, default=None)
+    rules = (_bbr_up, _bbr_down, _buffers)
+    found_all = (advice for rule in rules for advice in rule(found, rate_mbit))
+    return max(found_all, key=lambda advice: advice.gain, default=None)
 
 
 def _goes_by_loss(way: Way) -> bool:

@@ -49,7 +49,7 @@ def init(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> No
 
     `hosts` are DNS names and IP addresses that sites dial, beside `localhost` and `127.0.0.1`.
     """
-    names = _alternative_names(hosts)
+    _alternative_names(hosts)  # refused before anything is made
     _check_days(days, CA_DAYS)
     folder = directory / "ca"
     if folder.exists():
@@ -74,12 +74,14 @@ def init(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> No
         raise IdentityError(f"{directory} cannot be written: {error}; choose another") from None
     finally:
         shutil.rmtree(building, ignore_errors=True)
-    _issue_coordinator(directory, names, days)
+    renew(directory, hosts, days)
 
 
 def renew(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> None:
     """Give the coordinator a new identity from the same authority; sites keep theirs."""
-    _issue_coordinator(directory, _alternative_names(hosts), days)
+    names, authority = _alternative_names(hosts), _read_authority(directory)
+    _issue(directory, "coordinator", "coordinator", names, days, authority)
+    _write(directory / "coordinator" / "crl.pem", (directory / "ca" / "crl.pem").read_bytes())
 
 
 def issue(directory: Path, name: str, days: int = IDENTITY_DAYS) -> None:
@@ -123,12 +125,6 @@ def revoke(directory: Path, name: str) -> None:
 # Certificates ------------------------------------------------------------------------------------
 
 
-def _issue_coordinator(directory: Path, names: list[x509.GeneralName], days: int) -> None:
-    _issue(directory, "coordinator", "coordinator", names, days, _read_authority(directory))
-    crl = (directory / "ca" / "crl.pem").read_bytes()
-    _write(directory / "coordinator" / "crl.pem", crl)
-
-
 def _issue(
     directory: Path,
     name: str,
@@ -167,16 +163,13 @@ def _builder(
     is_ca: bool,
 ) -> x509.CertificateBuilder:
     """What every certificate has. An authority signs certificates and CRLs, and nothing else."""
+    unused = dict.fromkeys(
+        "content_commitment key_encipherment data_encipherment key_agreement "
+        "encipher_only decipher_only".split(),
+        False,
+    )
     usage = x509.KeyUsage(
-        digital_signature=not is_ca,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=is_ca,
-        crl_sign=is_ca,
-        encipher_only=False,
-        decipher_only=False,
+        digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **unused
     )
     public, path_length = key.public_key(), 0 if is_ca else None
     return (

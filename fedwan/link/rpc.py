@@ -89,8 +89,7 @@ class ByteCounter:
 
         def counted(message: Any) -> bytes:
             data = write(message)
-            with self._lock:
-                self.up += len(data) + PREFIX_BYTES
+            self._add(up=len(data) + PREFIX_BYTES)
             return data
 
         return counted
@@ -99,11 +98,15 @@ class ByteCounter:
         """The same, each message counted as it is read."""
 
         def counted(data: bytes) -> Any:
-            with self._lock:
-                self.down += len(data) + PREFIX_BYTES
+            self._add(down=len(data) + PREFIX_BYTES)
             return read(data)
 
         return counted
+
+    def _add(self, up: int = 0, down: int = 0) -> None:
+        with self._lock:
+            self.up += up
+            self.down += down
 
 
 class Stub:
@@ -156,13 +159,10 @@ def threads_per_site(channels: int, num_fragments: int = 0) -> int:
 
 # Failed calls -------------------------------------------------------------------------------------
 
+Code = grpc.StatusCode
 _PASSING = {
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED,
-    grpc.StatusCode.INTERNAL,
-    grpc.StatusCode.UNKNOWN,
+    *(Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED),
+    *(Code.RESOURCE_EXHAUSTED, Code.INTERNAL, Code.UNKNOWN),
 }
 
 FIRST_WAIT_S = 0.05
@@ -199,11 +199,11 @@ class Patience:
     def failed(self, error: grpc.RpcError) -> None:
         """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
         code, text = error.code(), str(error.details())
-        if code is grpc.StatusCode.UNAUTHENTICATED:
+        if code is Code.UNAUTHENTICATED:
             raise IdentityError(text) from None
-        if code is grpc.StatusCode.FAILED_PRECONDITION:
+        if code is Code.FAILED_PRECONDITION:
             raise SessionLost(text) from None
-        if code is grpc.StatusCode.INVALID_ARGUMENT:
+        if code is Code.INVALID_ARGUMENT:
             self._damaged += 1
             if "damaged" not in text or self._damaged > MAX_DAMAGED:
                 raise PayloadError(text) from None

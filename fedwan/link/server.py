@@ -37,7 +37,7 @@ from fedwan.link.rpc import (
     window_options,
 )
 from fedwan.link.tcp import Congestion
-from fedwan.link.tls import Identity
+from fedwan.link.tls import Identity, RevocationList
 from fedwan.link.transfers import SharedQueues, TransferQueue
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class DataPlane:
         num_sites: int = 1,
     ) -> None:
         self._hub = hub
-        self._revocations = identity.revocations()
+        self._revocations = RevocationList(identity.folder)
         self._heartbeat_s = heartbeat_s
         self._chunk_queues = SharedQueues()
         self._packed = PackedOnce()
@@ -105,8 +105,7 @@ class DataPlane:
 
     def start(self) -> None:
         """Begin to serve."""
-        # What is accepted inherits it.
-        self._congestion.apply_to_listener(self.port)
+        self._congestion.apply_to_listener(self.port)  # what is accepted inherits it
         self._server.start()
 
     def stop(self, grace_s: float = 2.0) -> None:
@@ -119,18 +118,18 @@ class DataPlane:
         call = getattr(self, f"_{name.lower()}")
         takes_stream, gives_stream = (part == "stream" for part in method.kind.split("_"))
 
-        def checked(request: Any, context: Any) -> Any:
-            if takes_stream:
-                return (_refuse_garbage(message, context) for message in request)
-            return _refuse_garbage(request, context)
+        def arguments(request: Any, context: Any) -> tuple[str, Any, Any]:
+            check = partial(_refuse_garbage, context)
+            request = map(check, request) if takes_stream else check(request)
+            return self._site(context), request, context
 
         def reply(request: Any, context: Any) -> Any:
             with _errors_as_status(context):
-                return call(self._site(context), checked(request, context), context)
+                return call(*arguments(request, context))
 
         def reply_stream(request: Any, context: Any) -> Iterator[Any]:
             with _errors_as_status(context):
-                yield from call(self._site(context), checked(request, context), context)
+                yield from call(*arguments(request, context))
 
         return getattr(grpc, f"{method.kind}_rpc_method_handler")(
             reply_stream if gives_stream else reply,
@@ -218,11 +217,11 @@ class DataPlane:
             header, payload = _noise_delivery(request, self._congestion.in_use)
         else:
             header, payload = self._hub.download(site, request)
-        if payload is None or (request.checksum and request.checksum != header.checksum):
+        if payload is not None and request.checksum not in (0, header.checksum):
             # A transfer that resumes must go on with the same bytes; otherwise the site asks anew.
-            if payload is not None:
-                status = wire.DownloadHeader.SUPERSEDED
-                header = wire.DownloadHeader(status=status, version=header.version)
+            status, payload = wire.DownloadHeader.SUPERSEDED, None
+            header = wire.DownloadHeader(status=status, version=header.version)
+        if payload is None:
             yield Part(header, None)
             return
         size = header.chunk_bytes
@@ -236,10 +235,9 @@ class DataPlane:
         yield Part(header, None)
         for index in chunks:
             offset = index * size
-            length = min(size, payload.num_bytes - offset)
-            if length <= 0:
+            if offset >= payload.num_bytes:
                 continue
-            read = partial(payload.read, offset, length)
+            read = partial(payload.read, offset, min(size, payload.num_bytes - offset))
             if not request.packed:
                 chunk = plain(offset, read())
             elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
@@ -298,7 +296,7 @@ def _tolerant(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parse_or_mark
 
 
-def _refuse_garbage(message: Any, context: Any) -> Any:
+def _refuse_garbage(context: Any, message: Any) -> Any:
     if message is False:
         context.abort(grpc.StatusCode.INVALID_ARGUMENT, "what arrived is no message of fedwan's")
     return message

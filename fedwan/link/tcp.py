@@ -36,8 +36,8 @@ _SYSCTLS = Path("/proc/sys/net/ipv4")
 _FILES = "/proc/self/fd"
 _NAME_BYTES = 16  # TCP_CA_NAME_MAX of Linux
 _INFO_BYTES = 255
-_RTT, _SENT, _AGAIN = ("=I", 68), ("=Q", 200), ("=Q", 208)
-"""Formats and offsets in struct tcp_info (linux/tcp.h), which only ever grows at its end."""
+_RTT_AT, _SENT_AT, _AGAIN_AT = 68, 200, 208
+"""Offsets in struct tcp_info (linux/tcp.h), which only ever grows at its end."""
 
 
 class Congestion:
@@ -69,11 +69,11 @@ class Congestion:
 
     def apply_to_listener(self, port: int) -> int:
         """Set up the socket that listens on `port`, and so all that it will accept."""
+        level, option = socket.SOL_SOCKET, socket.SO_ACCEPTCONN
         return sum(
             self._apply(found)
             for found in _open_sockets()
-            if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-            and found.getsockname()[1] == port
+            if found.getsockopt(level, option) and found.getsockname()[1] == port
         )
 
     def _apply(self, found: socket.socket) -> bool:
@@ -108,11 +108,8 @@ def _choose(setting: str) -> str:
             reason, mend = "the kernel has no such module loaded", f"sudo modprobe tcp_{name}"
     if setting != "auto":
         log.warning(
-            "link.congestion = %r is not to be had here (%s), the system's is used instead; "
-            "to allow it: %s",
-            setting,
-            reason,
-            mend,
+            f"link.congestion = {setting!r} is not to be had here ({reason}), the system's is used "
+            f"instead; to allow it: {mend}"
         )
     return ""
 
@@ -138,13 +135,10 @@ def read_state(address: str) -> TcpState:
             name = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _NAME_BYTES)
             info = found.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
             info = info.ljust(_INFO_BYTES, b"\0")  # what an older kernel does not tell stays 0
-            rtt_us, sent, again = (
-                struct.unpack_from(code, info, offset)[0] for code, offset in (_RTT, _SENT, _AGAIN)
-            )
             total.congestion = name.split(b"\0")[0].decode()
-            total.rtt_us = max(total.rtt_us, rtt_us)
-            total.sent += sent
-            total.again += again
+            total.rtt_us = max(total.rtt_us, struct.unpack_from("=I", info, _RTT_AT)[0])
+            total.sent += struct.unpack_from("=Q", info, _SENT_AT)[0]
+            total.again += struct.unpack_from("=Q", info, _AGAIN_AT)[0]
     return total
 
 

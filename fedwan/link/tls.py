@@ -44,12 +44,8 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def certificate_name(certificate: bytes) -> str:
-    """The common name in a certificate, PEM or DER: the site that it stands for."""
-    return _common_name(_parse(certificate, "a certificate"))
-
-
-def _common_name(certificate: x509.Certificate) -> str:
+def common_name(certificate: x509.Certificate) -> str:
+    """The party that a certificate stands for; empty if it names none."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
@@ -68,17 +64,15 @@ class RevocationList:
         self._serials: frozenset[int] = frozenset()
         self._refresh()
 
-    def is_revoked(self, certificate: bytes | int) -> bool:
-        """Whether a certificate (PEM, DER, or its serial number) is on the list as it is now."""
-        if isinstance(certificate, bytes):
-            certificate = _parse(certificate, "a certificate").serial_number
+    def is_revoked(self, serial: int) -> bool:
+        """Whether a certificate's serial number is on the list as it is now."""
         with self._lock:
             try:
                 self._refresh()
             except IdentityError as error:
                 # A broken list must neither admit who was revoked nor end a run of weeks.
                 _log.warning("keeping the last good revocation list: %s", error)
-            return certificate in self._serials
+            return serial in self._serials
 
     def _refresh(self) -> None:
         try:
@@ -135,7 +129,7 @@ class Identity:
         _check_dates(folder / "identity.crt", certificate)
         _check_role(folder / "identity.crt", certificate, role)
         expires = certificate.not_valid_after_utc
-        return cls(_common_name(certificate), role, folder, expires, *pems)
+        return cls(common_name(certificate), role, folder, expires, *pems)
 
     def grpc_server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server that admits only certificates of the run's authority."""
@@ -158,27 +152,14 @@ class Identity:
         )
 
     def ssl_context(self, server: bool) -> ssl.SSLContext:
-        """For everything that is not gRPC: uvicorn, httpx, asyncio.
-
-        A server's context refuses whom the folder's `crl.pem` names at this moment; ask
-        `revocations` about those who are revoked later.
-        """
+        """For everything that is not gRPC; whom `RevocationList` names is not refused by itself."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
         context.load_verify_locations(cadata=self.ca_pem.decode())
         # The module loads keys from files alone.
         context.load_cert_chain(self.folder / "identity.crt", self.folder / "identity.key")
-        crl = self.folder / "crl.pem"
-        if server and crl.exists():
-            self.revocations()  # The signature first: OpenSSL would only fail each handshake.
-            context.load_verify_locations(cafile=crl)
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
         return context
-
-    def revocations(self) -> RevocationList:
-        """The folder's revocation list, which notices changes."""
-        return RevocationList(self.folder)
 
 
 def _read(path: Path) -> bytes:
@@ -201,14 +182,12 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _parse(data: bytes, what: Path | str) -> x509.Certificate:
+def _parse(data: bytes, path: Path) -> x509.Certificate:
     try:
-        if data.lstrip().startswith(b"-----BEGIN"):
-            return x509.load_pem_x509_certificate(data)
-        return x509.load_der_x509_certificate(data)
+        return x509.load_pem_x509_certificate(data)
     except ValueError as error:
         raise IdentityError(
-            f"{what} cannot be parsed: {error}; issue it again: fedwan pki issue SITE"
+            f"{path} cannot be parsed: {error}; issue it again: fedwan pki issue SITE"
         ) from None
 
 
@@ -249,7 +228,7 @@ def _check_role(path: Path, certificate: x509.Certificate, role: Role) -> None:
     if USAGE[role] not in usage:
         what = f"a {other}'s" if USAGE[other] in usage else "no fedwan"
         raise IdentityError(f"{path} is {what} certificate; give the folder of a {role}")
-    if not _common_name(certificate):
+    if not common_name(certificate):
         raise IdentityError(f"{path} names nobody; issue it with: fedwan pki issue SITE")
 
 

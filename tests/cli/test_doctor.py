@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedwan.cli.main import main
-from fedwan.link import measure, tls
+from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
 from tests.planes import Bench, serving
 
@@ -106,9 +106,9 @@ def test_a_foreign_identity_is_one_clear_line(
 def test_a_listener_that_says_nothing_is_given_up(
     identities: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(measure, "DIAL_S", 1.0)
-    monkeypatch.setattr(measure, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(tls, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(measure, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(tls, "TIMEOUT_S", 0.2)
+    monkeypatch.setattr(client, "HANDSHAKE_MS", 200)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
         text = error_of(capsys, address, "--identity", str(identities / "s1"))

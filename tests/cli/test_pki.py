@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from fedwan.cli.main import main
 from fedwan.link.tls import Identity, RevocationList
@@ -26,7 +27,9 @@ def test_init_issue_and_revoke_work_in_the_default_folder(
     site = Identity.load(Path("pki/paris"))
     assert site.name == "paris"
     assert fedwan("pki", "revoke", "paris") == 0
-    assert RevocationList(Path("pki/coordinator")).is_revoked(site.cert_pem)
+    assert RevocationList(Path("pki/coordinator")).is_revoked(
+        x509.load_pem_x509_certificate(site.cert_pem).serial_number
+    )
     out = capsys.readouterr().out
     assert "pki/coordinator  (valid for 90 days)" in out
     assert "pki/paris  (valid for 30 days)" in out

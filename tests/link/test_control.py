@@ -17,6 +17,7 @@ from tests.planes import (
     eventually,
     header_of,
     in_thread,
+    joined_through_proxy,
     payload_of,
     random_payload,
     serving,
@@ -30,14 +31,8 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path, num_values=1_500_000, silence_s=1.0)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        flaky_proxy(plane.port) as bulk,
-        dialling(bulk.port, identities / "s1") as slow,
-    ):
-        slow.join(bench.hello("s1"))
+    with joined_through_proxy(bench, identities) as (slow, bulk):
         upload = in_thread(lambda: slow.upload(header_of(payload), payload))
         for step in range(1, 13):
             slow.heartbeat(step)
@@ -50,13 +45,7 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
 
 def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities: Path) -> None:
     bench = Bench(tmp_path, silence_s=0.6)
-    bench.set_model()
-    with (
-        serving(bench.hub, identities) as plane,
-        flaky_proxy(plane.port) as proxy,
-        dialling(proxy.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined_through_proxy(bench, identities) as (link, proxy):
         eventually(lambda: bench.is_live("s1"))
         proxy.black_hole()
         eventually(lambda: bench.registry.newly_lost(time.monotonic()) == ["s1"], within_s=3.0)
@@ -69,7 +58,6 @@ def test_a_replaced_session_is_told_and_can_do_nothing_more(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path)
-    bench.set_model()
     payload = payload_of(1.0, bench.layout)
     with (
         serving(bench.hub, identities) as plane,
@@ -93,13 +81,7 @@ def test_a_word_said_while_the_stream_is_broken_arrives_once_it_is_back(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path)
-    bench.set_model()
-    with (
-        serving(bench.hub, identities) as plane,
-        flaky_proxy(plane.port) as proxy,
-        dialling(proxy.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined_through_proxy(bench, identities) as (link, proxy):
         eventually(lambda: bench.registry.sites["s1"].step == 0)
         proxy.black_hole()
         time.sleep(0.3)
@@ -115,13 +97,7 @@ def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path)
-    bench.set_model()
-    with (
-        serving(bench.hub, identities) as plane,
-        flaky_proxy(plane.port) as proxy,
-        dialling(proxy.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined_through_proxy(bench, identities) as (link, proxy):
         with bench.hub.changed:
             bench.registry.tell("s1", Signal.EVALUATE)
         assert link.signals.get(timeout=5).kind == Signal.EVALUATE
@@ -138,7 +114,6 @@ def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> N
     pki.init(tmp_path / "pki", [])
     pki.issue(tmp_path / "pki", "s1")
     bench = Bench(tmp_path)
-    bench.set_model()
     with (
         serving(bench.hub, tmp_path / "pki") as plane,
         flaky_proxy(plane.port) as proxy,

@@ -44,7 +44,6 @@ def refused(bench: Bench, port: int, folder: Path, as_site: str = "s1") -> str:
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     bench = Bench(tmp_path)
-    bench.set_model()
     return bench
 
 
@@ -62,12 +61,14 @@ def test_no_certificate_is_no_entry(bench: Bench, identities: Path) -> None:
     assert not bench.events
 
 
-def test_a_certificate_of_another_authority_is_no_entry(
+def test_another_authority_s_certificate_and_another_site_s_are_no_entry(
     bench: Bench, identities: Path, foreign_identities: Path
 ) -> None:
     with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, foreign_identities / "s1")
-    assert "no TLS session with 127.0.0.1" in text and "this run's authority issued" in text
+        assert "no TLS session with 127.0.0.1" in text and "this run's authority issued" in text
+        text = refused(bench, plane.port, identities / "s2", as_site="s1")
+        assert "calls itself 's1' but its certificate says 's2'" in text
 
 
 def test_a_connection_that_is_merely_closed_after_the_handshake_is_no_complaint(
@@ -160,17 +161,8 @@ def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: 
     assert bench.contribution("s1") is None and not model.state["net/w"].any()
 
 
-def test_a_name_in_hello_that_is_not_the_certificate_s_is_refused(
-    bench: Bench, identities: Path
-) -> None:
-    with serving(bench.hub, identities) as plane:
-        text = refused(bench, plane.port, identities / "s2", as_site="s1")
-    assert "calls itself 's1' but its certificate says 's2'" in text
-
-
 def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities: Path) -> None:
     bench = Bench(tmp_path, sites=("s1", "s2"))
-    bench.set_model()
     with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, identities / "s3", as_site="s3")
         assert "site 's3' is not in this run, which has s1, s2; add it to site_names" in text

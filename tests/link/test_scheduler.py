@@ -21,6 +21,7 @@ from tests.planes import (
     eventually,
     header_of,
     in_thread,
+    joined,
     random_payload,
     read_all,
     serving,
@@ -130,7 +131,6 @@ def test_uploads_go_one_after_the_other(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, num_values=200_000)
-    bench.set_model()
     opened, open_upload = [], bench.hub.open_upload
 
     def note(site: str, header: wire.UploadHeader) -> Any:
@@ -139,11 +139,7 @@ def test_uploads_go_one_after_the_other(
 
     monkeypatch.setattr(bench.hub, "open_upload", note)
     payloads = [Paused(random_payload(seed, bench.layout)) for seed in range(3)]
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1", channels=2) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities, channels=2) as link:
         uploads = []
         for version, payload in enumerate(payloads):
             uploads.append(
@@ -164,7 +160,6 @@ def test_updates_go_out_one_after_the_other(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, num_values=2_000_000)
-    bench.set_model()
     bench.publish(1, random_payload(1, bench.layout))
     sent: list[int] = []
     calls = iter(range(10))
@@ -184,11 +179,7 @@ def test_updates_go_out_one_after_the_other(
         return Delivery(header, Noted(payload))  # type: ignore[arg-type]
 
     monkeypatch.setattr(bench.hub, "download", noting)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1", channels=1) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities, channels=1) as link:
         downloads = [in_thread(lambda: link.download(update_request())) for _ in range(4)]
         bodies = {read_all(download(20).payload) for download in downloads}
     assert len(bodies) == 1 and set(sent) == {0, 1, 2, 3}
@@ -201,7 +192,6 @@ def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identitie
     from tests.planes import stub_of
 
     bench = Bench(tmp_path, num_values=8_000_000)
-    bench.set_model()
     bench.publish(1, random_payload(1, bench.layout))
     with (
         serving(bench.hub, identities) as plane,

@@ -65,7 +65,6 @@ class Setting:
 @pytest.fixture
 def setting(tmp_path: Path, identities: Path) -> Iterator[Setting]:
     bench = Bench(tmp_path)
-    bench.set_model()
     with (
         serving(bench.hub, identities) as plane,
         stub_of(plane.port, identities / "s1") as stub,

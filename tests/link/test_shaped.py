@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from queue import SimpleQueue
+from typing import Any
 
 import pytest
 
@@ -27,73 +27,41 @@ class Clock:
         self.now += duration_s
 
 
-class InstantLink:
-    """Takes `takes_s` of the clock for everything, and counts what it is asked."""
+class InnerLink:
+    """Takes `takes_s` of the clock for each transfer."""
 
-    def __init__(self, clock: Clock, takes_s: float = 0.0) -> None:
-        self.clock = clock
-        self.takes_s = takes_s
-        self.calls: list[str] = []
-        self.signals: SimpleQueue[wire.CoordinatorSignal] = SimpleQueue()
-        self.bytes_up = 11
-        self.bytes_down = 22
-        self.payload: Buffer | None = Buffer(1_000_000)
-
-    def _call(self, name: str) -> None:
-        self.calls.append(name)
-        self.clock.now += self.takes_s
-
-    def join(self, hello: wire.Hello) -> wire.Welcome:
-        self._call("join")
-        return wire.Welcome()
-
-    def heartbeat(self, step: int) -> None:
-        self._call("heartbeat")
+    def __init__(self, clock: Clock, takes_s: float) -> None:
+        self.clock, self.takes_s = clock, takes_s
 
     def upload(self, header: wire.UploadHeader, payload: Buffer) -> wire.Receipt:
-        self._call("upload")
+        self.clock.now += self.takes_s
         return wire.Receipt(status=wire.Receipt.ACCEPTED)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        self._call("download")
-        return Delivery(wire.DownloadHeader(), self.payload)
-
-    def report(self, report: wire.QualityReport) -> None:
-        self._call("report")
-
-    def leave(self, farewell: wire.Farewell) -> None:
-        self._call("leave")
-
-    def close(self) -> None:
-        self._call("close")
+        self.clock.now += self.takes_s
+        return Delivery(wire.DownloadHeader(), Buffer(1_000_000))
 
 
-def shaped(clock: Clock, inner: InstantLink, rate_mbit: float, rtt_ms: float) -> ShapedLink:
-    return ShapedLink(inner, rate_mbit, rtt_ms, 0.0, clock.sleep, clock)
-
-
-def test_an_upload_takes_a_round_trip_and_its_bytes() -> None:
+@pytest.mark.parametrize(
+    ("way", "takes_s", "waits"),
+    [
+        ("up", 0.0, [0.1 + 0.5]),
+        ("up", 0.4, [0.2]),  # what it really took is part of what it takes
+        ("up", 4.0, []),
+        ("down", 5.0, [0.1 + 1.0]),  # waiting for an update is no part of its transfer
+    ],
+)
+def test_a_transfer_takes_a_round_trip_and_its_bytes(
+    way: str, takes_s: float, waits: list[float]
+) -> None:
     clock = Clock()
-    link = shaped(clock, InstantLink(clock), rate_mbit=8.0, rtt_ms=100.0)
-    link.upload(wire.UploadHeader(), Buffer(500_000))
-    assert clock.slept == [pytest.approx(0.1 + 0.5)]
-
-
-def test_what_an_upload_really_took_is_part_of_what_it_takes() -> None:
-    clock = Clock()
-    link = shaped(clock, InstantLink(clock, takes_s=0.4), rate_mbit=8.0, rtt_ms=100.0)
-    link.upload(wire.UploadHeader(), Buffer(500_000))
-    assert clock.slept == [pytest.approx(0.2)]
-    link = shaped(clock, InstantLink(clock, takes_s=4.0), rate_mbit=8.0, rtt_ms=100.0)
-    link.upload(wire.UploadHeader(), Buffer(500_000))
-    assert len(clock.slept) == 1
-
-
-def test_waiting_for_an_update_that_is_not_there_yet_is_no_part_of_its_transfer() -> None:
-    clock = Clock()
-    link = shaped(clock, InstantLink(clock, takes_s=5.0), rate_mbit=8.0, rtt_ms=100.0)
-    link.download(wire.DownloadRequest())
-    assert clock.slept == [pytest.approx(0.1 + 1.0)]
+    inner: Any = InnerLink(clock, takes_s)
+    link = ShapedLink(inner, 8.0, 100.0, 0.0, clock.sleep, clock)
+    if way == "up":
+        link.upload(wire.UploadHeader(), Buffer(500_000))
+    else:
+        link.download(wire.DownloadRequest())
+    assert clock.slept == pytest.approx(waits)
 
 
 def test_loss_lowers_the_rate_as_mathis_says() -> None:

@@ -166,7 +166,6 @@ def test_an_upload_and_its_server_run_with_the_wish(
 ) -> None:
     """Both ends are in this process, so its sockets tell: to the port, from it, and listening."""
     bench = Bench(tmp_path, num_values=1_000_000)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
     with (
         serving(bench.hub, identities, congestion=other) as plane,

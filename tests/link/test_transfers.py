@@ -33,6 +33,8 @@ from tests.planes import (
     eventually,
     header_of,
     in_thread,
+    joined,
+    joined_through_proxy,
     payload_of,
     random_payload,
     read_all,
@@ -62,13 +64,8 @@ def test_payloads_arrive_as_they_are_and_bytes_are_counted(
     tmp_path: Path, identities: Path, channels: int, num_values: int, packed: str
 ) -> None:
     bench = Bench(tmp_path, num_values=num_values)
-    bench.set_model()
     up, down = random_payload(1, bench.layout), random_payload(2, bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1", channels=channels, compression=packed) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities, channels=channels, compression=packed) as link:
         assert link.upload(header_of(up), up).status == wire.Receipt.ACCEPTED
         contribution = bench.contribution("s1")
         assert contribution is not None and read_all(contribution.payload) == read_all(up)
@@ -93,14 +90,8 @@ def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
 ) -> None:
     is_up = way == "up"
     bench = Bench(tmp_path, num_values=2_000_000 if is_up else 1_000_000)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        flaky_proxy(plane.port) as proxy,
-        dialling(proxy.port, identities / "s1", channels=channels) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined_through_proxy(bench, identities, channels=channels) as (link, proxy):
         proxy.cut_after(payload.num_bytes // 4, times=3, upwards=is_up)
         moved = payload.num_bytes + slack(2 * payload.num_bytes)
         if is_up:
@@ -124,14 +115,8 @@ def test_a_network_that_swallows_everything_is_noticed_by_keepalive(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path, num_values=500_000)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        flaky_proxy(plane.port) as proxy,
-        dialling(proxy.port, identities / "s1", patience_s=120.0) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined_through_proxy(bench, identities, patience_s=120.0) as (link, proxy):
         proxy.black_hole()
         result = in_thread(lambda: link.upload(header_of(payload), payload))
         time.sleep(25.0)  # longer than keepalive's time and timeout: the connections are given up
@@ -154,8 +139,6 @@ def test_a_coordinator_started_anew_ends_old_sessions_with_a_clear_line(
     tmp_path: Path, identities: Path
 ) -> None:
     first, second = Bench(tmp_path / "1"), Bench(tmp_path / "2")
-    first.set_model()
-    second.set_model()
     payload = payload_of(1.0, first.layout)
     with serving(first.hub, identities) as plane:
         port = plane.port
@@ -191,7 +174,6 @@ def test_a_farewell_to_nobody_is_short(
 
 def test_a_closed_link_leaves_no_thread_behind(tmp_path: Path, identities: Path) -> None:
     bench = Bench(tmp_path, num_values=500_000)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
     with serving(bench.hub, identities) as plane:
 
@@ -216,13 +198,8 @@ def test_a_chunk_of_a_download_that_is_damaged_is_refused(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path)
-    bench.set_model()
     bench.publish(1, payload_of(1.0, bench.layout))
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities) as link:
         monkeypatch.setattr("fedwan.link.framing.xxhash.xxh3_64_intdigest", lambda data: id(data))
         with pytest.raises(PayloadError, match="damaged"):
             link.download(update_request())
@@ -232,14 +209,9 @@ def test_an_upload_goes_out_while_its_payload_is_still_being_encoded(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path, num_values=200_000)
-    bench.set_model()
     value = torch.arange(200_000, dtype=torch.float32)
     growing = fp32().grow(bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities) as link:
         receipt = in_thread(lambda: link.upload(header_of(growing), growing))
         time.sleep(0.2)  # the stream is open and waits for bytes
         fp32().encode_into(growing, {"net/w": value}, {}, bench.layout)
@@ -255,13 +227,8 @@ def test_an_upload_whose_payload_cannot_be_encoded_ends_at_once_with_the_reason(
     tmp_path: Path, identities: Path
 ) -> None:
     bench = Bench(tmp_path, num_values=200_000)
-    bench.set_model()
     growing = fp32().grow(bench.layout)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities) as link:
         receipt = in_thread(lambda: link.upload(header_of(growing), growing))
         time.sleep(0.1)
         growing.fail(MemoryError("no room"))
@@ -286,7 +253,6 @@ def test_a_download_does_not_wait_for_uploads(
 ) -> None:
     channels = 2
     bench = Bench(tmp_path, num_values=200_000)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
     bench.publish(1, payload)
     may, open_upload = threading.Event(), bench.hub.open_upload
@@ -297,11 +263,7 @@ def test_a_download_does_not_wait_for_uploads(
         return opened[-1]
 
     monkeypatch.setattr(bench.hub, "open_upload", hold)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1", channels=channels) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities, channels=channels) as link:
         uploads = [
             in_thread(lambda v=v: link.upload(header_of(payload, version=v), payload))
             for v in (1, 2, 3)
@@ -318,7 +280,6 @@ def test_all_channels_fetch_before_the_first_chunk_has_come(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, num_values=200_000)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
     bench.publish(1, payload)
     others, read = threading.Event(), payload.read
@@ -331,11 +292,7 @@ def test_all_channels_fetch_before_the_first_chunk_has_come(
         return read(offset, size)
 
     monkeypatch.setattr(payload, "read", first_comes_last)
-    with (
-        serving(bench.hub, identities) as plane,
-        dialling(plane.port, identities / "s1", channels=2) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities, channels=2) as link:
         delivery = in_thread(lambda: link.download(update_request()))(10)
         assert delivery.payload is not None and delivery.payload.num_bytes == payload.num_bytes
 
@@ -345,7 +302,6 @@ def test_a_slow_connection_is_given_fewer_chunks(
     tmp_path: Path, identities: Path, way: str
 ) -> None:
     bench = Bench(tmp_path, num_values=NUM_VALUES)
-    bench.set_model()
     payload = random_payload(1, bench.layout)
     with (
         serving(bench.hub, identities) as plane,
