@@ -49,7 +49,7 @@ CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
 STEP_S = 0.5
-FAULTS = 46
+FAULTS = 48
 MEMORY = Path("/dev/shm")
 SGD = " ".join(
     f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
