@@ -28,8 +28,6 @@ from fedwan.site.site import Site
 from fedwan.site.stateful import Stateful, load_random_state, random_state
 from fedwan.workloads.base import NetworkKind
 
-__all__ = ["FedwanCallback"]
-
 
 def _callback_class() -> Any:
     """The base of callbacks in the package that is there; first the one that is in use."""

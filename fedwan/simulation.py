@@ -30,8 +30,6 @@ from fedwan.site.recipe import take_part
 from fedwan.site.site import Membership
 from fedwan.strategy import Strategy
 
-__all__ = ["Absence", "SimulatedRun", "simulate"]
-
 RUN_ID = "simulated"
 SILENCE_S = 600.0
 POLL_S = 0.1

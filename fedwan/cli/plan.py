@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from fedwan.planner.candidates import Candidate, Question
     from fedwan.planner.links import WireLink
 
-__all__ = ["KEYS", "plan"]
-
 WITHOUT_WORKLOAD = (
     "params step_s usd_per_gb strategy sites steps h codec.up codec.down stream.fragments "
     "stream.tau round.quorum round.patience_s link.rate_mbit link.rtt_ms link.loss "

@@ -26,8 +26,6 @@ from fedwan.link.buffer import Buffer, FileBuffer
 from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, network_of
 
-__all__ = ["Contribution", "Intake", "Reception", "Upload", "inspect"]
-
 SPOOL_BYTES = 8 << 20
 """Payloads from this size on are spooled to a file, so that memory does not grow with the sites."""
 MIN_CHUNK_BYTES = 1 << 10

@@ -31,8 +31,6 @@ from fedwan.codecs import Coded
 from fedwan.doctor.sampling import Sample, Sampler
 from fedwan.state import Layout, Role, State
 
-__all__ = ["Merger"]
-
 
 def _mean_of_variance(name: str) -> str:
     return name.removesuffix("running_var") + "running_mean"

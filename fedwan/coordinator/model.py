@@ -41,8 +41,6 @@ from fedwan.state import (
 from fedwan.strategy import Strategy
 from fedwan.workloads.optim import is_moment
 
-__all__ = ["GlobalModel", "find_checkpoint", "update_ema"]
-
 CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
 

@@ -19,8 +19,6 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.evaluation import Answers
 from fedwan.state import State, select_prefix
 
-__all__ = ["Finding", "find"]
-
 
 class Finding(NamedTuple):
     """The quality of a version."""

@@ -12,8 +12,6 @@ from fedwan.doctor.sampling import Direction, Directions, Sample, bounded
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.rounds import Merge, Round
 
-__all__ = ["RoundRows", "Totals"]
-
 _LOOK_EVERY = 8
 """Rounds between two looks of the doctor."""
 

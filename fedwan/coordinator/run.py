@@ -42,8 +42,6 @@ from fedwan.protocol.rounds import Merge, Round
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 
-__all__ = ["CoordinatedRun"]
-
 TICK_S = 0.5
 """How often the run looks for lost sites while nothing arrives."""
 PAST_VERSIONS = 1000

@@ -22,8 +22,6 @@ from fedwan.outer import Transform
 from fedwan.state import Layout, Role, State, add_prefix, network_of, select_prefix
 from fedwan.workloads.optim import build_optimizer, clip, set_rates
 
-__all__ = ["ServerStep", "mirror_inner", "step_inner", "step_outer"]
-
 
 class ServerStep(Protocol):
     """Turns merged contributions into new global weights."""

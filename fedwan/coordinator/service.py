@@ -22,8 +22,6 @@ from fedwan.memory import tune_allocator
 from fedwan.output.outputs import Outputs
 from fedwan.state import hash_state
 
-__all__ = ["run_coordinator"]
-
 log = logging.getLogger(__name__)
 
 SILENT_HEARTBEATS = 5

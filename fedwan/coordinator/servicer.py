@@ -26,8 +26,6 @@ from fedwan.protocol.registry import Registry
 from fedwan.protocol.rounds import Key, Merge, Rounds
 from fedwan.state import Layout
 
-__all__ = ["CoordinatorRounds", "Servicer"]
-
 MAX_WAIT_S = 10.0
 """Longest that a download waits here before the site must ask again."""
 

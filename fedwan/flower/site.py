@@ -29,8 +29,6 @@ from fedwan.flower.site_file import VARIABLE, SiteFile
 from fedwan.flower.status import Status, clientapp_files
 from fedwan.link.tls import Identity
 
-__all__ = ["serve_site"]
-
 _TICK_S = 0.5
 _GRACE_S = 4.0
 _LONGEST_WAIT_S = 30.0

@@ -19,8 +19,6 @@ from fedwan.errors import PayloadError
 from fedwan.metrics.distances import Moments, frechet_distance, merge_moments, moments
 from fedwan.state import State
 
-__all__ = ["Comparison", "compare", "merge_comparisons", "pack_comparisons", "unpack_comparisons"]
-
 SMALLEST_DEVIATION = 1e-3
 """Added to the deviation of each feature, some of which hardly vary."""
 _MOST = 64  # comparisons in a report

@@ -16,8 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["count_modes", "count_stacked_modes", "density_coverage", "precision_recall", "radii_of"]
-
 _CONFIDENT = 0.7
 """Least probability of the likeliest class in a good channel. The built-in classifier is so sure of
 92 % of held-out digits, 16 % of averages of two digits, and 1 % of noise."""

@@ -25,8 +25,6 @@ from fedwan.rng import derive_seed, seeded_init
 from fedwan.state import clone, hash_state, read_tensors, write_tensors
 from fedwan.workloads.base import Batch
 
-__all__ = ["Classifier", "load_classifier", "one_thread", "see_images", "train_classifier"]
-
 NUM_FEATURES = 32
 _VERSION = 1  # raise it with any change to the network or its training: old caches are left alone
 _STEPS = 600

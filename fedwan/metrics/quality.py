@@ -33,8 +33,6 @@ from fedwan.metrics.features import load_classifier, one_thread, see_images
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
-__all__ = ["LEAST_PAIRS", "NUM_DRAWS", "Seen", "measure_quality", "measure_translation", "see"]
-
 NUM_DRAWS = 3
 """Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
 LEAST_PAIRS = 4

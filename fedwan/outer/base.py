@@ -11,8 +11,6 @@ from typing import NamedTuple, Protocol
 
 from fedwan.state import State, add_prefix, select_prefix
 
-__all__ = ["Init", "Transform", "Update", "chain"]
-
 
 class Init(Protocol):
     """Makes a transform's first state from the global parameters."""

@@ -14,8 +14,6 @@ import torch
 from fedwan.outer.base import Transform
 from fedwan.state import State, add_prefix, select_prefix
 
-__all__ = ["clip_by_norm", "delayed_nesterov", "nesterov", "sgd"]
-
 _MOMENTUM, _SUM, _COUNT = "momentum", "sum", "count"
 
 

@@ -6,8 +6,6 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["HEIGHT", "WIDTH", "Chart", "Points", "Series", "line_chart", "stacked_bars"]
-
 WIDTH, HEIGHT = 560, 240
 NUM_COLORS = 8
 """Classes `c0` … `c7` of the page's style sheet; more series begin again."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["replace_bytes", "replace_text"]
-
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """Write a file beside `path`, sync it, and rename it over `path`; makes the folder."""

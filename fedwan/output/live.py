@@ -37,8 +37,6 @@ from fedwan.output.units import (
     subject,
 )
 
-__all__ = ["Board", "Follower", "render_board", "watch"]
-
 _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "silent": "bold red"}

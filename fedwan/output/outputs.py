@@ -21,8 +21,6 @@ from fedwan.output.wandb_log import WandbLog
 if TYPE_CHECKING:
     from fedwan.coordinator.records import Totals
 
-__all__ = ["Outputs"]
-
 
 class Outputs:
     """`config.yaml`, `metrics.jsonl`, `samples.png`, `summary.json` and `report.html` of a run.

@@ -22,18 +22,6 @@ from typing import Any, TextIO
 from fedwan.errors import ConfigError
 from fedwan.output.files import replace_text
 
-__all__ = [
-    "NOT_A_RECORD",
-    "EventRecord",
-    "QualityRecord",
-    "Record",
-    "Recorder",
-    "RoundRecord",
-    "finite",
-    "read_records",
-    "to_record",
-]
-
 
 @dataclass(frozen=True)
 class RoundRecord:

@@ -28,8 +28,6 @@ from fedwan.output.units import (
     subject,
 )
 
-__all__ = ["write_report"]
-
 _MOST_EVENTS = 200
 _FIRST_EVENTS = 20
 

@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from fedwan.extras import require
 from fedwan.output.files import replace_bytes
 
-__all__ = ["SAMPLES_KEPT", "draw_samples"]
-
 SAMPLES_KEPT = (
     "pictures are made of the sites' own inputs and stay with them, unless an owner sets "
     "data.show_samples (docs/data.md)"

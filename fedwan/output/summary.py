@@ -19,8 +19,6 @@ from fedwan.output.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, finite
 from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, sites_text
 
-__all__ = ["Summary", "read_summary", "render_summary", "sync_bytes", "write_summary"]
-
 
 @dataclass(frozen=True)
 class Summary:

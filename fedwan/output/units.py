@@ -6,8 +6,6 @@ import math
 
 from fedwan.config import COMMAND, Config
 
-__all__ = ["bytes_text", "duration_text", "number_text", "percent_text", "sites_text", "subject"]
-
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 
 

@@ -16,8 +16,6 @@ from fedwan.extras import require
 from fedwan.output.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record
 
-__all__ = ["WandbLog", "metrics_of"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -27,8 +27,6 @@ from fedwan.workloads.base import Workload, keep_local
 from fedwan.workloads.home import staying_home
 from fedwan.workloads.optim import moment_layout
 
-__all__ = ["coding_costs", "coding_speed", "open_workload", "step_seconds", "trained_layout"]
-
 WARM_UP_STEPS = 3
 LEAST_STEPS = 5
 BUDGET_S = 2.0

@@ -29,8 +29,6 @@ from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import NetworkKind
 
-__all__ = ["NETWORK", "Candidate", "Question", "candidate", "candidates", "synthetic_layout"]
-
 ALL = "all"
 """As `strategy`: every one that the app holds."""
 NETWORK = "model"

@@ -17,8 +17,6 @@ from fedwan.fragments import Fragment, whole
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
-__all__ = ["CODECS", "Costs", "Load", "Speed", "global_bytes", "loads_of"]
-
 
 class Speed(NamedTuple):
     """Of a codec, seconds per value."""

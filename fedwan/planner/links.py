@@ -30,8 +30,6 @@ from fedwan.link.measure import Measurement, Way
 from fedwan.link.rpc import num_channels
 from fedwan.link.tcp import MSS_BYTES, TcpSettings, flow_mbit
 
-__all__ = ["ACK_SHARE", "Pipe", "WireLink", "measured_link", "modelled_link", "read_measurement"]
-
 PACKET_BYTES = 1500
 ACK_BYTES = 52
 ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))

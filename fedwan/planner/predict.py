@@ -16,8 +16,6 @@ from fedwan.planner.candidates import Candidate, Question, candidate
 from fedwan.planner.costs import global_bytes, loads_of
 from fedwan.planner.virtual import Course, run_virtually
 
-__all__ = ["Prediction", "predict"]
-
 ROUNDS = 14
 SKIPPED = 6
 """Rounds at the beginning that do not count."""

@@ -17,8 +17,6 @@ from fedwan.output.units import bytes_text, duration_text
 from fedwan.planner.candidates import Question
 from fedwan.planner.predict import Prediction
 
-__all__ = ["ENOUGH", "rank", "row_of", "summary_of", "table_lines", "why"]
-
 ENOUGH = 0.95
 MOST_H = 50
 MOST_CORRECTED_H = 20

@@ -26,8 +26,6 @@ from fedwan.protocol.rounds import Answer, Key, Round, Rounds, Told
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
-__all__ = ["Course", "run_virtually"]
-
 TICK_S = 0.5
 """The machine is asked whenever something arrives, and so often: `coordinator.run.TICK_S`."""
 UNKNOWN = math.inf

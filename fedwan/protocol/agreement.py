@@ -16,8 +16,6 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.state import Layout, layout_from_json
 
-__all__ = ["Agreement", "Claim"]
-
 
 class Claim(NamedTuple):
     """What one site says of itself; compared in this order: causes before effects."""

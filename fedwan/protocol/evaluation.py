@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from fedwan.link import wire_pb2 as wire
 
-__all__ = ["Answers", "Evaluation"]
-
 
 class Answers(NamedTuple):
     """On one version."""

@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple
 
 from fedwan.link import wire_pb2 as wire
 
-__all__ = ["Paces", "RoundPolicy", "Verdict", "balanced_steps", "barrier", "on_arrival"]
-
 Verdict = Literal["wait", "close", "stop"]
 
 LEAST_ROUNDS = 5

@@ -10,8 +10,6 @@ from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
 
-__all__ = ["Registry", "SiteEntry"]
-
 
 @dataclass
 class SiteEntry:

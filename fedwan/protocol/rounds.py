@@ -24,8 +24,6 @@ from fedwan.protocol.policy import Paces, Verdict
 if TYPE_CHECKING:
     from fedwan.strategy import Strategy
 
-__all__ = ["Answer", "Key", "Merge", "Round", "Rounds", "Told"]
-
 PAST_ROUNDS = 50
 """Rounds whose times a deadline is drawn from."""
 

@@ -21,8 +21,6 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Buffer
 
-__all__ = ["Group", "is_cut", "local", "open_group", "piece_like", "reshard", "whole"]
-
 T = TypeVar("T")
 
 TIMEOUT = datetime.timedelta(minutes=10)

@@ -29,8 +29,6 @@ from torch import Tensor, nn
 
 from fedwan.rng import NamedGenerators
 
-__all__ = ["Batch", "Examinable", "NetworkKind", "Reduce", "Workload", "keep_local"]
-
 NetworkKind = Literal["adversarial", "regression"]
 """How a network learns, which decides the outer optimiser it bears: a GAN's two networks chase each
 other (`adversarial`), a flow's velocity has a fixed target (`regression`)."""

@@ -38,8 +38,6 @@ from fedwan.workloads.precision import (
 )
 from fedwan.workloads.sharding import Processes
 
-__all__ = ["Descent", "Generating", "Simple"]
-
 Backward = Callable[[Batch], dict[str, Tensor]]
 """Computes the losses of a part of the batch, hands each network's gradient over with
 `Descent.add_gradients`, and returns losses to report."""
