@@ -18,17 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedwan.codecs import Codec, fp32
-from fedwan.codecs.payload import Bytes, Source
+from fedwan.codecs.payload import Source
 from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.buffer import Buffer, FileBuffer
+from fedwan.link.buffer import UploadReception
 from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, network_of
 
-SPOOL_BYTES = 8 << 20
-"""Payloads from this size on are spooled to a file, so that memory does not grow with the sites."""
-MIN_CHUNK_BYTES = 1 << 10
 MAX_CHECKS = 8
 """Payloads checked at once, at most; as many as there are cores if these are fewer."""
 
@@ -40,74 +37,11 @@ class Upload(NamedTuple):
     key: Key
 
 
-class Reception:
-    """Collects the chunks of one payload, in any order, from any number of stripes."""
-
-    def __init__(self, header: wire.UploadHeader, folder: Path) -> None:
-        if header.chunk_bytes < MIN_CHUNK_BYTES:
-            raise PayloadError(
-                f"chunks of {header.chunk_bytes} bytes are too small; the least are "
-                f"{MIN_CHUNK_BYTES}"
-            )
-        self.header = header
-        self._missing = set(range(-(-header.num_bytes // header.chunk_bytes)))
-        self._writing: set[int] = set()
-        self._lock = threading.Lock()
-        self._buffer: Buffer | FileBuffer = (
-            Buffer(header.num_bytes)
-            if header.num_bytes < SPOOL_BYTES
-            else FileBuffer(header.num_bytes, folder)
-        )
-        self._is_claimed = False
-
-    def write(self, offset: int, data: Bytes) -> None:
-        """See `fedwan.link.base.Reception`."""
-        chunk_bytes, num_bytes = self.header.chunk_bytes, self.header.num_bytes
-        index, rest = divmod(offset, chunk_bytes)
-        if rest or len(data) != min(chunk_bytes, num_bytes - offset):
-            raise PayloadError(
-                f"chunk of {len(data)} bytes at {offset} does not fit a payload of "
-                f"{num_bytes} bytes in chunks of {chunk_bytes}; refused"
-            )
-        with self._lock:
-            if index not in self._missing:
-                return
-            # One writer a chunk: a late one must not touch bytes that were checked meanwhile.
-            self._missing.discard(index)
-            self._writing.add(index)
-        try:
-            self._buffer.write(offset, data)
-        except BaseException:
-            with self._lock:
-                self._missing.add(index)
-            raise
-        finally:
-            with self._lock:
-                self._writing.discard(index)
-
-    def missing(self) -> list[int]:
-        """Numbers of the chunks that are not here yet."""
-        with self._lock:
-            return sorted(self._missing | self._writing)
-
-    def claim(self) -> Source | None:
-        """The whole payload, for the first caller after the last chunk; None for all others."""
-        with self._lock:
-            if self._missing or self._writing or self._is_claimed:
-                return None
-            self._is_claimed = True
-            return self._buffer
-
-    def close(self) -> None:
-        """Drop the payload."""
-        self._buffer.close()
-
-
 class Contribution(NamedTuple):
     """A whole, checked payload, ready to be merged."""
 
     payload: Source
-    reception: Reception
+    reception: UploadReception
     work: wire.Work
     norms: dict[str, float]
 
@@ -126,7 +60,7 @@ class Intake:
         self._fragments = fragments
         self._up = up
         self._folder = folder
-        self._open: dict[Upload, Reception] = {}
+        self._open: dict[Upload, UploadReception] = {}
         # Few at once: each holds a record, and all sites' payloads come together. The first to be
         # whole is the first to be checked, so that merging begins while others wait.
         self._checks = threading.Semaphore(min(MAX_CHECKS, os.cpu_count() or 1))
@@ -148,7 +82,7 @@ class Intake:
                 "this run has; start site and coordinator from the same app"
             )
 
-    def open(self, upload: Upload, header: wire.UploadHeader) -> Reception:
+    def open(self, upload: Upload, header: wire.UploadHeader) -> UploadReception:
         """The reception for a payload; a new attempt with other bytes replaces the old one.
 
         Raises:
@@ -173,7 +107,7 @@ class Intake:
             if same and present.header.chunk_bytes == header.chunk_bytes:
                 return present
             self.close(upload)
-        reception = self._open[upload] = Reception(header, self._folder)
+        reception = self._open[upload] = UploadReception(header, self._folder)
         return reception
 
     def _codec_and_layout(self, upload: Upload) -> tuple[Codec, Layout]:
@@ -182,7 +116,7 @@ class Intake:
             return fp32(), whole(self._layout)[0].layout
         return self._up, self._fragments[upload.key.fragment].layout
 
-    def find(self, upload: Upload) -> Reception | None:
+    def find(self, upload: Upload) -> UploadReception | None:
         """The reception that is open."""
         return self._open.get(upload)
 

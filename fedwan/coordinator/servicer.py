@@ -15,11 +15,12 @@ from queue import SimpleQueue
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
-from fedwan.coordinator.intake import Contribution, Intake, Reception, Upload
+from fedwan.coordinator.intake import Contribution, Intake, Upload
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
+from fedwan.link.buffer import UploadReception
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry
@@ -185,7 +186,7 @@ class Servicer:
 
     # Uploads -------------------------------------------------------------------------------
 
-    def open_upload(self, site: str, header: wire.UploadHeader) -> Reception | wire.Receipt:
+    def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
         """See `Hub`."""
         upload = _upload(site, header)
         with self.changed:
@@ -227,7 +228,7 @@ class Servicer:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
         return self._take_in(upload, reception, payload)
 
-    def _take_in(self, upload: Upload, reception: Reception, payload: Source) -> wire.Receipt:
+    def _take_in(self, upload: Upload, reception: UploadReception, payload: Source) -> wire.Receipt:
         """Check a whole payload, and lay it out for merging unless it was replaced meanwhile."""
         problem, norms = "", {}
         try:

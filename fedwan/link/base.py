@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 from queue import SimpleQueue
 from typing import NamedTuple, Protocol
 
-from fedwan.codecs.payload import Bytes, Source
+from fedwan.codecs.payload import Source
 from fedwan.errors import WireError
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import UploadReception
 
 PROTOCOL = 6
 """Version of the wire protocol; Join refuses any other."""
@@ -68,13 +69,6 @@ class Link(Protocol):
         """Release sockets and threads; nothing can be called afterwards."""
 
 
-class Reception(Protocol):
-    """A payload on its way in; stripes may write to it at the same time."""
-
-    def write(self, offset: int, data: Bytes) -> None:
-        """Store a chunk; a `PayloadError` if none of this payload lies there. May be repeated."""
-
-
 class Hub(Protocol):
     """The coordinator's end. Every call names the site, whose certificate proved the name."""
 
@@ -90,7 +84,7 @@ class Hub(Protocol):
     def detach(self, site: str, session: str) -> None:
         """The Control stream of a session ended."""
 
-    def open_upload(self, site: str, header: wire.UploadHeader) -> Reception | wire.Receipt:
+    def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
         """Where to put a payload's chunks, or a receipt if none are wanted."""
 
     def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:

@@ -6,12 +6,19 @@ import os
 import tempfile
 import threading
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import numpy as np
 
-from fedwan.codecs.payload import Bytes
+from fedwan.codecs.payload import Bytes, Source
 from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
 
+H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
+
+SPOOL_BYTES = 8 << 20
+"""Uploads from this size on are spooled to a file, so that memory does not grow with the sites."""
+MIN_CHUNK_BYTES = 1 << 10
 _DROPPED = "the payload was dropped while it was read; send it again"
 
 
@@ -93,3 +100,73 @@ class FileBuffer:
     def close(self) -> None:
         """Give the disk space back, once nobody reads or writes any more."""
         self._file = None
+
+
+class Reception(Generic[H]):
+    """Collects the chunks of one payload, in any order, from any number of threads.
+
+    In memory, or in a file of `folder` if it is large and there is a folder.
+    """
+
+    def __init__(self, header: H, folder: Path | None = None) -> None:
+        num_bytes = header.num_bytes
+        if header.chunk_bytes < MIN_CHUNK_BYTES:
+            raise PayloadError(
+                f"chunks of {header.chunk_bytes} bytes are too small; the least are "
+                f"{MIN_CHUNK_BYTES}"
+            )
+        self.header: H = header
+        self._missing = set(range(-(-num_bytes // header.chunk_bytes)))
+        self._writing: set[int] = set()
+        self._lock = threading.Lock()
+        self._buffer: Buffer | FileBuffer = (
+            FileBuffer(num_bytes, folder)
+            if folder is not None and num_bytes >= SPOOL_BYTES
+            else Buffer(num_bytes)
+        )
+        self._is_claimed = False
+
+    def write(self, offset: int, data: Bytes) -> None:
+        """Store a chunk; a `PayloadError` if none of this payload lies there. May be repeated."""
+        chunk_bytes, num_bytes = self.header.chunk_bytes, self.header.num_bytes
+        index, rest = divmod(offset, chunk_bytes)
+        if rest or len(data) != min(chunk_bytes, num_bytes - offset):
+            raise PayloadError(
+                f"chunk of {len(data)} bytes at {offset} does not fit a payload of "
+                f"{num_bytes} bytes in chunks of {chunk_bytes}; refused"
+            )
+        with self._lock:
+            if index not in self._missing:
+                return
+            # One writer a chunk: a late one must not touch bytes that were checked meanwhile.
+            self._missing.discard(index)
+            self._writing.add(index)
+        try:
+            self._buffer.write(offset, data)
+        except BaseException:
+            with self._lock:
+                self._missing.add(index)
+            raise
+        finally:
+            with self._lock:
+                self._writing.discard(index)
+
+    def missing(self) -> list[int]:
+        """Numbers of the chunks that are not here yet."""
+        with self._lock:
+            return sorted(self._missing | self._writing)
+
+    def claim(self) -> Source | None:
+        """The whole payload, for the first caller after the last chunk; None for all others."""
+        with self._lock:
+            if self._missing or self._writing or self._is_claimed:
+                return None
+            self._is_claimed = True
+            return self._buffer
+
+    def close(self) -> None:
+        """Drop the payload."""
+        self._buffer.close()
+
+
+UploadReception = Reception[wire.UploadHeader]

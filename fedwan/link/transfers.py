@@ -24,8 +24,8 @@ from fedwan.codecs.payload import Source
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.buffer import Buffer
-from fedwan.link.framing import Chunk, Packing, Part, pack, plain, unpack
+from fedwan.link.buffer import Reception
+from fedwan.link.framing import Packing, Part, pack, plain, unpack
 from fedwan.link.rpc import Patience, Stub
 
 T = TypeVar("T")
@@ -258,7 +258,7 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
     Memory: one block of the payload's size. Errors are those of `Patience.failed`. Of the request,
     `transfer`, `packed`, `chunks` and `checksum` are filled in here.
     """
-    incoming: Incoming | None = None
+    incoming: Reception[wire.DownloadHeader] | None = None
     began = 0.0
     while True:
         wanted = wire.DownloadRequest()
@@ -275,81 +275,55 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
                     return Delivery(first.header, None)
                 # What was waited for before the payload existed is no part of its transfer.
                 began = time.monotonic()
-                incoming = Incoming(first.header)
+                incoming = Reception(first.header)
                 wanted.checksum = first.header.checksum
-                is_held = incoming.fetch(down, wanted, chain([first], parts))
+                is_held = _fetch(down, incoming, wanted, chain([first], parts))
             else:
                 wanted.checksum = incoming.header.checksum
                 wanted.chunks.extend(incoming.missing())
-                is_held = incoming.fetch(down, wanted)
+                is_held = _fetch(down, incoming, wanted)
             patience.succeeded()
             if not is_held:
                 incoming = None
-            elif not incoming.missing():
-                down.packing.note(incoming.header.num_bytes, time.monotonic() - began)
-                return Delivery(incoming.header, incoming.buffer)
+            elif (payload := incoming.claim()) is not None:
+                down.packing.note(payload.num_bytes, time.monotonic() - began)
+                return Delivery(incoming.header, payload)
         except grpc.RpcError as error:
             patience.failed(error)
 
 
-class Incoming:
-    """What has arrived of one payload."""
+def _fetch(
+    down: Direction,
+    incoming: Reception[wire.DownloadHeader],
+    wanted: wire.DownloadRequest,
+    begun: Iterable[Part[wire.DownloadHeader]] | None = None,
+) -> bool:
+    """Store a transfer's chunks from every channel; False if they are held no more.
 
-    def __init__(self, header: wire.DownloadHeader) -> None:
-        if not header.chunk_bytes:
-            raise PayloadError("a download announces chunks of 0 bytes; refused")
-        self.header = header
-        self.buffer = Buffer(header.num_bytes)
-        self._num_chunks = -(-header.num_bytes // header.chunk_bytes)
-        self._received: set[int] = set()
+    The request is the same on every channel; `begun` is what the first one brings already.
+    """
+    num_begun = int(begun is not None)
+    most = max(0, len(incoming.missing()) - num_begun)
+    futures = [
+        down.threads.submit(lambda stub: _store(stub.Download(wanted), incoming), stub)
+        for stub in down.stubs[num_begun:][:most]
+    ]
+    try:
+        is_held = begun is None or _store(begun, incoming)
+    finally:  # a stripe that still ran would store what the next attempt asks for again
+        wait(futures)
+    return all([is_held, *_all_done(futures)])
 
-    def fetch(
-        self,
-        down: Direction,
-        wanted: wire.DownloadRequest,
-        begun: Iterable[Part[wire.DownloadHeader]] | None = None,
-    ) -> bool:
-        """Store a transfer's chunks from every channel; False if they are held no more.
 
-        The request is the same on every channel; `begun` is what the first one brings already.
-        """
-        num_begun = int(begun is not None)
-        most = max(0, len(self.missing()) - num_begun)
-        stubs = down.stubs[num_begun:][:most]
-        futures = [
-            down.threads.submit(lambda stub: self._store_all(stub.Download(wanted)), stub)
-            for stub in stubs
-        ]
-        try:
-            is_held = begun is None or self._store_all(begun)
-        finally:  # a stripe that still ran would store what the next attempt asks for again
-            wait(futures)
-        return all([is_held, *_all_done(futures)])
-
-    def _store_all(self, parts: Iterable[Part[wire.DownloadHeader]]) -> bool:
-        for part in parts:
-            if part.header is not None and part.header.status != READY:
-                return False
-            if part.chunk is not None:
-                self.store(part.chunk)
-        return True
-
-    def store(self, chunk: Chunk) -> None:
-        """Put a chunk in its place; a `PayloadError` if it is damaged or none can lie there."""
-        size, num_bytes = self.header.chunk_bytes, self.header.num_bytes
-        data = unpack(chunk, size)
-        index, rest = divmod(chunk.offset, size)
-        if rest or len(data) != min(size, num_bytes - chunk.offset):
-            raise PayloadError(
-                f"chunk of {len(data)} bytes at {chunk.offset} does not fit a payload of "
-                f"{num_bytes} bytes; refused"
-            )
-        self.buffer.write(chunk.offset, data)
-        self._received.add(index)
-
-    def missing(self) -> list[int]:
-        """Chunks that have not come, in order."""
-        return [index for index in range(self._num_chunks) if index not in self._received]
+def _store(
+    parts: Iterable[Part[wire.DownloadHeader]], incoming: Reception[wire.DownloadHeader]
+) -> bool:
+    for part in parts:
+        if part.header is not None and part.header.status != READY:
+            return False
+        if part.chunk is not None:
+            incoming.write(part.chunk.offset, unpack(part.chunk, incoming.header.chunk_bytes))
+    return True
 
 
 def _all_done(futures: Iterable[Future[T]]) -> list[T]:

@@ -17,17 +17,14 @@ from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.coordinator import intake as intake_module
 from fedwan.coordinator.intake import (
     MAX_CHECKS,
-    MIN_CHUNK_BYTES,
-    SPOOL_BYTES,
     Intake,
-    Reception,
     Upload,
     inspect,
 )
 from fedwan.errors import PayloadError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.buffer import Buffer
+from fedwan.link.buffer import MIN_CHUNK_BYTES, SPOOL_BYTES, Buffer, UploadReception
 from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, State
 from tests.support import StrictSource, encoded, read_all, spec
@@ -40,9 +37,9 @@ CONTRIBUTION, INITIAL = wire.UploadHeader.CONTRIBUTION, wire.UploadHeader.INITIA
 # Chunks ------------------------------------------------------------------------------------------
 
 
-def reception_of(folder: Path, num_bytes: int, chunk_bytes: int = CHUNK) -> Reception:
+def reception_of(folder: Path, num_bytes: int, chunk_bytes: int = CHUNK) -> UploadReception:
     header = wire.UploadHeader(num_bytes=num_bytes, chunk_bytes=chunk_bytes)
-    return Reception(header, folder)
+    return UploadReception(header, folder)
 
 
 def chunks_of(data: bytes, chunk_bytes: int = CHUNK) -> list[tuple[int, bytes]]:

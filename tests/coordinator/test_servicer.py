@@ -14,10 +14,11 @@ import torch
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
-from fedwan.coordinator.intake import Reception, Upload
+from fedwan.coordinator.intake import Upload
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
+from fedwan.link.buffer import Reception
 from fedwan.state import layout_to_json
 from tests.planes import (
     Bench,

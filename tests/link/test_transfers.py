@@ -15,7 +15,6 @@ from fedwan.codecs.payload import Bytes
 from fedwan.errors import FedwanError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import LEAVE_PATIENCE_S
-from fedwan.link.framing import Chunk, plain
 from fedwan.link.rpc import (
     FEW_SITES,
     MIN_WINDOW_BYTES,
@@ -25,7 +24,6 @@ from fedwan.link.rpc import (
 )
 from fedwan.link.server import MAX_NOISE_BYTES, Noise
 from fedwan.link.tcp import Congestion
-from fedwan.link.transfers import Incoming
 from tests.planes import (
     Bench,
     await_control,
@@ -366,18 +364,3 @@ def test_noise_goes_both_ways_without_a_session_and_leaves_nothing_at_the_run(
             with pytest.raises(PayloadError, match="ask for 1 to"):
                 link.download(request)
     assert not bench.events and not bench.registry.sites["s1"].session
-
-
-def test_chunks_in_any_order_make_the_payload_and_misplaced_ones_are_refused() -> None:
-    transfer = Incoming(wire.DownloadHeader(num_bytes=10, chunk_bytes=4))
-    bad = [Chunk(0, 1, b"abcd"), plain(0, b"a")]
-    for chunk in [*bad, *(plain(offset, data) for offset, data in ((1, b"abcd"), (8, b"abcd")))]:
-        with pytest.raises(PayloadError):
-            transfer.store(chunk)
-    assert transfer.missing() == [0, 1, 2]
-    transfer.store(plain(8, b"ij"))
-    transfer.store(plain(0, b"abcd"))
-    assert transfer.missing() == [1]
-    transfer.store(plain(4, b"efgh"))
-    assert transfer.missing() == []
-    assert bytes(transfer.buffer.read(0, 10)) == b"abcdefghij"
