@@ -22,7 +22,6 @@ MODULES["peers"] = "peers.compare"
 
 
 def read_arguments(module: ModuleType, name: str, words: list[str]) -> argparse.Namespace:
-    """The command line of one benchmark."""
     parser = argparse.ArgumentParser(
         prog=f"python -m benchmarks {name}",
         description=module.__doc__,
@@ -48,7 +47,6 @@ def run(module: ModuleType, args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """The command."""
     name, *words = sys.argv[1:] or ["--help"]
     if name not in MODULES:
         print(f"no benchmark {name!r}; choose from {', '.join(MODULES)}", file=sys.stderr)

@@ -39,7 +39,6 @@ Bounds = Iterator[tuple[str, float, float, float]]
 
 
 def rows_of(module: Any, *words: str) -> list[Row]:
-    """All rows of a benchmark."""
     return list(module.measure(read_arguments(module, "check", list(words))))
 
 

@@ -74,7 +74,6 @@ def seconds(work: Callable[[], object], device: torch.device, passes: int) -> fl
 
 
 def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> Row:
-    """One row."""
     device = next(iter(values.values())).device
     num_values = sum(spec.num_values for spec in layout.values())
     # A payload is written with what is owed from the last one, as in every round but the first.

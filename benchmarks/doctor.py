@@ -1,8 +1,8 @@
 """The doctor's hits and false alarms: nine faults planted at one of four sites, and clean runs.
 
 Whole runs in one process (`fedwan.simulate`) on digits, ten rounds of 20 steps, `diloco`; the
-faults of `harness/faults.py` are planted from outside, each at a site that the seed picks. What
-counts are the live findings of the coordinator, as they stand in `metrics.jsonl`.
+faults are planted from outside, in the data or around the workload, at a site that the seed picks.
+What counts are the live findings of the coordinator, as they stand in `metrics.jsonl`.
 `--quick`: one seed, flow alone.
 
 Row: fault workload split seed site network named within_rounds false_alarms. `named`: the right
@@ -13,12 +13,194 @@ that was told as wrong. Clean runs have the fault `none`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import copy
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks.harness.faults import FAULTS, Fault, Unmeasured
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss, softplus
+
 from benchmarks.harness.simulated import describe, run_simulated
+from benchmarks.harness.stopwatch import Ungenerative
 from benchmarks.harness.table import Row, over_seeds, select
+from fedwan.data import InMemory, Shard
+from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.workloads.base import Batch, Reduce, Workload
+
+NUM_TINY, NUM_LEARNT = 8, 48
+"""Images that are left of a shard."""
+NUM_COPIES = 10
+"""Of each image that is left."""
+ROUNDS_BEHIND = 3
+EXTRA_STEPS = 4
+
+
+class Fault(NamedTuple):
+    name: str
+    kinds: tuple[str, ...]
+    """Findings that name it."""
+    networks: tuple[str, ...]
+    """The networks that it is in, one of which must be named; empty for a site as a whole."""
+    workloads: tuple[str, ...] = ("flow", "gan")
+    shard: Callable[[Shard, int], Shard] = lambda shard, _: shard
+    """(shard, seed) to what the site has instead."""
+    workload: Callable[[Any, int], Workload] = lambda workload, _: workload
+    """(workload, H) to what the site trains instead."""
+
+
+class Unmeasured(Ungenerative):
+    """A workload whose quality is not measured, to save time; the base of those with faults."""
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner.networks, inner.optimizers)
+        self.inner = inner
+        self.examine = inner.examine
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = self.inner.step(batch, rng, reduce)
+        return losses
+
+
+# In the data ---------------------------------------------------------------------------------
+
+
+def _with_images(shard: Shard, x: Tensor) -> Shard:
+    return dataclasses.replace(shard, train=InMemory(Batch(x, shard.train.batch.y[: len(x)])))
+
+
+def _noise(shard: Shard, seed: int) -> Shard:
+    generator = torch.Generator().manual_seed(derive_seed(seed, "noise"))
+    return _with_images(shard, torch.rand(shard.train.batch.x.shape, generator=generator) * 2 - 1)
+
+
+def _range(shard: Shard, seed: int) -> Shard:
+    """Pixels of 0 to 255 or of 0 to 1, as loaders give them that nobody told of -1 to 1."""
+    peak = 1.0 if seed % 2 else 255.0
+    return _with_images(shard, (shard.train.batch.x + 1) / 2 * peak)
+
+
+def _tiny(shard: Shard, seed: int) -> Shard:
+    return _with_images(shard, shard.train.batch.x[:NUM_TINY])
+
+
+def _short(shard: Shard, seed: int) -> Shard:
+    return _with_images(shard, shard.train.batch.x[:NUM_LEARNT])
+
+
+def _copied(shard: Shard, seed: int) -> Shard:
+    """As large as it was, in no order, but of a tenth of its images."""
+    num = shard.num_samples
+    generator = torch.Generator().manual_seed(derive_seed(seed, "copies"))
+    chosen = torch.randperm(num, generator=generator) % max(1, num // NUM_COPIES)
+    return dataclasses.replace(shard, train=InMemory(shard.train.take(chosen)))
+
+
+# Around the workload -------------------------------------------------------------------------
+
+
+def _fast(workload: Workload, h: int) -> Workload:
+    for optimizer in workload.optimizers.values():
+        for group in optimizer.param_groups:
+            group["lr"] *= 10
+    return workload
+
+
+def _ascending(workload: Workload, h: int) -> Workload:
+    """A generator whose loss has the wrong sign."""
+
+    def flip(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.grad.neg_()
+
+    workload.optimizers["generator"].register_step_pre_hook(flip)
+    return workload
+
+
+class _Extra(Unmeasured):
+    """Takes further steps of one network, against another loss, after each step of all."""
+
+    def __init__(
+        self, inner: Workload, network: str, loss: Callable[[Batch, NamedGenerators], Tensor]
+    ) -> None:
+        super().__init__(inner)
+        self._network = network
+        self._loss = loss
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        losses = super().step(batch, rng, reduce)
+        params = list(self.networks[self._network].parameters())
+        for _ in range(EXTRA_STEPS):
+            gradients = torch.autograd.grad(self._loss(batch, rng), params)
+            for param, gradient in zip(params, gradients, strict=True):
+                param.grad = gradient
+            self.optimizers[self._network].step()
+        return losses
+
+
+def _memorising(workload: Any, h: int) -> Workload:
+    """A discriminator of many steps and no penalty, on few images."""
+
+    def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
+        latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
+        with torch.no_grad():
+            fake = workload.networks["generator"](latents, batch.y)
+        discriminator = workload.networks["discriminator"]
+        real_logits, fake_logits = discriminator(batch.x, batch.y), discriminator(fake, batch.y)
+        return softplus(-real_logits).mean() + softplus(fake_logits).mean()
+
+    model = dataclasses.replace(workload.model, gamma=0.0)
+    return _Extra(dataclasses.replace(workload, model=model), "discriminator", loss)
+
+
+def _collapsing(workload: Any, h: int) -> Workload:
+    """A generator that is drawn to one image: the mean of what it makes."""
+
+    def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
+        latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
+        fake = workload.networks["generator"](latents, batch.y)
+        return mse_loss(fake, fake.mean(0, keepdim=True).detach().expand_as(fake))
+
+    return _Extra(workload, "generator", loss)
+
+
+class _Stale(Unmeasured):
+    """Begins every round with the weights of some rounds before."""
+
+    def __init__(self, inner: Workload, h: int) -> None:
+        super().__init__(inner)
+        self._h = h
+        self._steps = 0
+        self._past: deque[dict[str, dict[str, Tensor]]] = deque(maxlen=ROUNDS_BEHIND + 1)
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        if self._steps % self._h == 0:
+            present = {n: network.state_dict() for n, network in self.networks.items()}
+            self._past.append(copy.deepcopy(present))
+            for name, network in self.networks.items():
+                network.load_state_dict(self._past[0][name])
+        self._steps += 1
+        return super().step(batch, rng, reduce)
+
+
+NETWORKS = ("velocity", "generator", "discriminator")
+FAULTS = (
+    Fault("noise", ("noise",), (), shard=_noise),
+    Fault("range", ("range",), (), shard=_range),
+    Fault("tiny_shard", ("small_shard",), (), shard=_tiny),
+    Fault("copies", ("small_shard",), (), shard=_copied),
+    Fault("lr_x10", ("learning_rate",), NETWORKS, workload=_fast),
+    Fault("memorising", ("memorising",), NETWORKS[2:], ("gan",), _short, _memorising),
+    Fault("diverging", ("diverging",), NETWORKS[1:2], ("gan",), workload=_ascending),
+    Fault("stale", ("stale",), (), workload=_Stale),
+    Fault("collapse", ("collapse",), NETWORKS[1:2], ("gan",), workload=_collapsing),
+)
+"""The nine."""
+
+# The table -------------------------------------------------------------------------------------
 
 SITES = 4
 H = 20
@@ -29,8 +211,6 @@ SPLITS = ("iid", "dirichlet:0.3", "by_label")
 
 
 class Case(NamedTuple):
-    """One run but for its seed."""
-
     fault: Fault
     workload: str
     split: str = "iid"
@@ -91,7 +271,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case over seeds."""
     names = {f"{case.fault.name} {case.workload} {case.split}": case for case in CASES}
     cases = select(names, args.only)
     if args.quick:
@@ -100,7 +279,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """Hits and false alarms."""
     named = [row["named"] for row in rows if row["named"] is not None]
     quiet = sum(row["false_alarms"] == "none" for row in rows)
     yield f"{sum(named)} of {len(named)} faults named, {quiet} of {len(rows)} runs quiet"

@@ -33,7 +33,6 @@ TOLERANCE = 0.15
 
 
 def cases(is_quick: bool) -> list[Case]:
-    """Four settings on every link; one link in quick form."""
     found: list[Case] = []
     for rate, rtt, loss in LINKS[1:2] if is_quick else LINKS:
         on = {"rate_mbit": rate, "rtt_ms": rtt, "loss": loss}
@@ -65,7 +64,6 @@ def predict(case: Case, layout: Layout) -> float:
 
 
 def pix2pix_layout() -> Layout:
-    """Of the timed workload."""
     shapes = {"generator": unet_shapes(WIDTH), "discriminator": patchgan_shapes(WIDTH)}
     return layout_of({network: Layers(layers) for network, layers in shapes.items()})
 
@@ -86,7 +84,6 @@ def _predict_pix2pix(case: Case) -> float:
 
 
 def compare(case: Case, predicted: float) -> Row:
-    """One point, as a row."""
     row = measure_case(case)
     measured = row["utilisation"]
     return {
@@ -102,7 +99,6 @@ def compare(case: Case, predicted: float) -> Row:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case."""
     wanted = select({str(case): case for case in cases(args.quick)}, args.only)
     for case, predicted in zip(wanted, predict_apart(wanted), strict=True):
         yield compare(case, predicted)

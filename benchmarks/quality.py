@@ -43,8 +43,6 @@ TEACHER = "{teacher}"
 
 
 class Case(NamedTuple):
-    """One line of the table."""
-
     workload: str
     data: str
     split: str
@@ -59,7 +57,6 @@ class Case(NamedTuple):
     """Words of synchronous training alone."""
 
     def words(self, is_sync: bool) -> list[str]:
-        """The run's settings, but for its seed."""
         own = ["strategy=sync", *self.sync]
         if not is_sync:
             own = [f"strategy={self.strategy}", f"h={self.h}", f"data.split={self.split}"]
@@ -113,8 +110,6 @@ CASES = (
 
 
 class Outcome(NamedTuple):
-    """Of one run."""
-
     fd: float
     fd_floor: float
     modes: int | None
@@ -257,7 +252,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case."""
     seeds, share = (2, 0.05) if args.quick else (args.seeds, args.share)
     with tempfile.TemporaryDirectory() as made:
         runs = Runs(args.runs.with_suffix(".teachers") if args.runs else Path(made), args.runs)

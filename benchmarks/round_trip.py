@@ -25,13 +25,11 @@ WARM_UP = 3
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every size."""
     for size, rounds in select({str(pair[0]): pair for pair in SIZES.items()}, args.only):
         yield measure_size(size, max(8, rounds // 4) if args.quick else rounds)
 
 
 def measure_size(payload_bytes: int, rounds: int) -> Row:
-    """One run, as a row."""
     words = ["workload=weights", f"model.num_bytes={payload_bytes}", "strategy=diloco", "h=1"]
     words += [f"sites={SITES}", f"steps={rounds}", "eval.every=0"]
     # Checkpoints are no part of a round.

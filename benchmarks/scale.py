@@ -42,7 +42,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """A run for every number of sites."""
     if args.rounds <= WARM_UP:
         raise UserError(f"--rounds={args.rounds} leaves none to measure; take {WARM_UP + 1}")
     for sites in args.sites or ((4, 16) if args.quick else SIZES):
@@ -50,7 +49,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def measure_size(sites: int, model_mb: float, rounds: int) -> Row:
-    """One run, as a row."""
     words = ["workload=weights", f"model.num_bytes={int(model_mb * 1e6)}", "strategy=diloco"]
     words += ["h=1", f"sites={sites}", f"steps={rounds}", "eval.every=0", f"codec.up={CODEC}"]
     words += [f"codec.down={CODEC}"]

@@ -66,7 +66,6 @@ def _quiet(seed: int) -> Report:
 
 
 def scenario_of(seed: int) -> str:
-    """Which scenario a seed runs."""
     names = list(SCENARIOS)
     return names[seed % len(names)]
 

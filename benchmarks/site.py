@@ -32,8 +32,6 @@ NUM_SAMPLES = 2496
 
 
 class Variant(NamedTuple):
-    """A row of the table."""
-
     name: str
     words: tuple[str, ...] = ()
     times: int = 1
@@ -59,7 +57,6 @@ VARIANTS = (
 
 
 def measure_variant(variant: Variant, *, is_quick: bool) -> Row:
-    """One variant, as a row."""
     batch = BATCH * variant.times
     epoch = NUM_SAMPLES // batch
     steps = max(2, epoch // QUICK) if is_quick else epoch
@@ -88,6 +85,5 @@ def measure_variant(variant: Variant, *, is_quick: bool) -> Row:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every variant."""
     for variant in select({v.name: v for v in VARIANTS}, args.only):
         yield measure_variant(variant, is_quick=args.quick)

@@ -64,7 +64,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case with a seed, undisturbed and with an absence."""
     steps = args.steps or STEPS[args.workload] // (10 if args.quick else 1)
 
     def measure_one(case: tuple[str, bool], seed: int) -> Row:
@@ -76,7 +75,6 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
 
 
 def measure_case(workload: str, case: str, seed: int, steps: int, is_disturbed: bool) -> Row:
-    """One run, as a row."""
     own, times, _ = CODED[case] if case in CODED else (CASES[case], 1, "")
     words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps * times}", *own]
     row = describe(*run_simulated(words, absence=ABSENCE if is_disturbed else None))
@@ -86,7 +84,6 @@ def measure_case(workload: str, case: str, seed: int, steps: int, is_disturbed: 
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """Each strategy with and without the absence, or coding; means over seeds."""
     for case in dict.fromkeys(row["strategy"] for row in rows):
         whole, absent = (mean_of(rows, "fd", strategy=case, absent=a) for a in (False, True))
         if case in CODED:

@@ -42,8 +42,6 @@ LINKS = {
 
 @dataclass(frozen=True)
 class Strategy:
-    """A line of the table."""
-
     name: str
     words: tuple[str, ...]
     codec: str = "fp32"
@@ -135,7 +133,6 @@ def quality_over_time(run: FleetRun) -> list[tuple[float, float]]:
 
 
 def time_to(curve: Iterable[tuple[float, float]], distance: float) -> float | None:
-    """The first time at which the distance was reached, or None."""
     return next((round(seconds, 1) for seconds, fd in curve if fd <= distance), None)
 
 
@@ -166,7 +163,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every workload and seed."""
     links = ["loopback", "200 Mbit/s, 100 ms"] if args.quick else list(LINKS)
     for workload in select({name: name for name in args.workloads.split(",")}, args.only):
         for seed in range(args.seeds):

@@ -31,8 +31,6 @@ NUM_FRAGMENTS = 10
 
 @dataclass(frozen=True)
 class Case:
-    """One run."""
-
     strategy: str
     codec: str
     h: int
@@ -50,17 +48,14 @@ class Case:
 
     @property
     def streams(self) -> bool:
-        """Whether it overlaps."""
         return self.strategy in ("streaming_diloco", "eager_diloco")
 
     @property
     def tau(self) -> int:
-        """Steps between departure and landing."""
         return (self.overlap or self.h - max(1, self.h // 5)) if self.streams else 0
 
     @property
     def words(self) -> list[str]:
-        """The run's settings."""
         words = [
             "workload=timed",
             f"strategy={self.strategy}",
@@ -83,7 +78,6 @@ class Case:
 
 
 def cases(is_quick: bool) -> list[Case]:
-    """The table's lines, the ones that the project promises first."""
     first = [
         Case("streaming_diloco", "int4", 50, 4),
         # The sites find out how many channels they need in the first rounds.
@@ -115,14 +109,12 @@ def cases(is_quick: bool) -> list[Case]:
 
 
 def measure_case(case: Case) -> Row:
-    """One run, as a row."""
     link = WanLink(case.rate_mbit, case.rtt_ms, case.loss)
     with linked(case.sites, link) as (star, emulation, words):
         return _row(case, run_fleet([*case.words, *words], star), emulation)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case."""
     named = {str(case): case for case in cases(args.quick)}
     return (measure_case(case) for case in select(named, args.only))
 

@@ -14,18 +14,26 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.harness.processes import Process, module
 from benchmarks.harness.table import Row, columns_of
 from benchmarks.wan import Star, WanLink, tcp_mbit
 from fedwan.errors import FedwanError
 from fedwan.link import pki
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.client import GrpcLink
+from fedwan.link.rpc import threads_per_site
+from fedwan.link.server import MAX_NOISE_BYTES, DataPlane, Noise
+from fedwan.link.tls import Identity
+from fedwan.memory import tune_allocator
 
 RTT_MS = 100.0
 WARM_UPS = 8
@@ -38,8 +46,6 @@ TCP_SHARE = 1448 / 1500
 
 @dataclass(frozen=True)
 class Case:
-    """A row to be measured."""
-
     link: WanLink
     congestion: str
     way: str
@@ -48,7 +54,6 @@ class Case:
     repeats: int
 
     def num_bytes(self, rate_mbit: float) -> int:
-        """Of a payload that takes as long as it should at this rate."""
         return max(LEAST_BYTES, int(self.seconds * rate_mbit * 1e6 / 8))
 
 
@@ -60,14 +65,13 @@ class Ends:
         pki.init(folder, [host])
         pki.issue(folder, "s1")
         pipes = {"stdin": -1, "stdout": -1, "text": True}
-        words = module("harness.transport_ends", folder, case.congestion)
+        words = module("transport", folder, case.congestion)
         self._server = Process("server", [*words, host], star.coordinator).start(**pipes)
         address = f"{host}:{self._server.stdout.readline().strip()}"  # type: ignore[union-attr]
         words += [address, str(case.channels)]
         self._site = Process("site", words, star.sites[0]).start(**pipes)
 
     def transfer(self, way: str, num_bytes: int) -> tuple[float, int]:
-        """Mbit/s of a transfer, and its number of channels."""
         assert self._site.stdin is not None and self._site.stdout is not None
         self._site.stdin.write(json.dumps({"way": way, "num_bytes": num_bytes}) + "\n")
         self._site.stdin.flush()
@@ -78,7 +82,6 @@ class Ends:
         return answer["mbit"], answer["channels"]
 
     def close(self) -> None:
-        """End both."""
         for child in (self._site, self._server):
             child.communicate(timeout=30)
 
@@ -95,7 +98,6 @@ def opened(star: Star, case: Case) -> Iterator[Ends]:
 
 
 def flow_mbit(star: Star, case: Case) -> float:
-    """What one TCP flow gets."""
     receiver, sender = star.coordinator, star.sites[0]
     if case.way == "down":
         receiver, sender = sender, receiver
@@ -103,7 +105,6 @@ def flow_mbit(star: Star, case: Case) -> float:
 
 
 def measure_case(star: Star, case: Case) -> Row:
-    """One row, both in turns."""
     star.change(0, case.link)
     ours: list[float] = []
     theirs: list[float] = []
@@ -143,7 +144,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every row that was asked for."""
     seconds, repeats = (4, 1) if args.quick else (8, 3)
     cases = [
         Case(link, cc, args.way, args.channels, args.seconds or seconds, repeats)
@@ -154,3 +154,46 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     with Star(1, cases[0].link) as star:
         for case in cases:
             yield measure_case(star, case)
+
+
+# The two ends, each in a process of its own: `FOLDER CONGESTION HOST` is the coordinator's,
+# `FOLDER CONGESTION ADDRESS CHANNELS` the site's. Payloads are as in `fedwan doctor link`. A line
+# of JSON on standard input orders a transfer, one on standard output says how long it took.
+
+
+def serve(folder: Path, congestion: str, host: str) -> None:
+    """The coordinator's end, until standard input closes."""
+    identity = Identity.load(folder / "coordinator", "coordinator")
+    hub: Any = None  # the data plane takes and gives noise by itself
+    plane = DataPlane(hub, identity, host, 0, 8 + threads_per_site(0), 2.0, congestion)
+    plane.start()
+    print(plane.port, flush=True)
+    sys.stdin.read()
+    plane.stop(0.1)
+
+
+def transfer(folder: Path, congestion: str, address: str, channels: int) -> None:
+    """A site's end: transfers as they are ordered, until standard input closes."""
+    identity = Identity.load(folder / "s1")
+    link = GrpcLink(address, identity, channels=channels, congestion=congestion, compression="none")
+    for line in sys.stdin:
+        order = json.loads(line)
+        num_bytes = min(order["num_bytes"], MAX_NOISE_BYTES)
+        began = time.monotonic()
+        if order["way"] == "up":
+            link.upload(wire.UploadHeader(kind=wire.UploadHeader.MEASUREMENT), Noise(num_bytes))
+        else:
+            kind = wire.DownloadRequest.MEASUREMENT
+            link.download(wire.DownloadRequest(kind=kind, version=num_bytes))
+        mbit = num_bytes * 8e-6 / (time.monotonic() - began)
+        print(json.dumps({"mbit": mbit, "channels": link.num_channels}), flush=True)
+    link.close()
+
+
+if __name__ == "__main__":
+    folder, congestion, address, *rest = sys.argv[1:]
+    tune_allocator()  # as both services do
+    if rest:
+        transfer(Path(folder), congestion, address, int(rest[0]))
+    else:
+        serve(Path(folder), congestion, address)

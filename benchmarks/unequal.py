@@ -43,7 +43,6 @@ class PacedWorkload:
         return getattr(self._inner, name)
 
     def step(self, *args: Any) -> Any:
-        """One step, and a rest for what is left of its time."""
         began = time.monotonic()
         losses = self._inner.step(*args)
         time.sleep(max(0.0, self._step_s - (time.monotonic() - began)))
@@ -56,14 +55,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every case over seeds."""
     steps = STEPS[args.workload] // (10 if args.quick else 1)
     names = select({name: name for name in CASES}, args.only)
     return over_seeds(args, names, lambda n, seed: measure_case(args.workload, n, seed, steps))
 
 
 def measure_case(workload: str, case: str, seed: int, steps: int) -> Row:
-    """One run, as a row."""
     words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
 
     def paced(index: int, inner: Any) -> Any:
@@ -77,7 +74,6 @@ def measure_case(workload: str, case: str, seed: int, steps: int) -> Row:
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
-    """Each case beside the barrier, means over seeds."""
     base_s, base = (mean_of(rows, key, strategy="diloco") for key in ("wall_s", "fd"))
     for case in list(CASES)[1:]:
         wall_s, fd = (mean_of(rows, key, strategy=case) for key in ("wall_s", "fd"))

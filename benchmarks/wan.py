@@ -31,8 +31,6 @@ from typing import Any, Self
 from benchmarks.wan_tun import ip, remove
 from fedwan.errors import FedwanError, UserError
 
-__all__ = ["BARE", "Place", "Star", "WanLink", "WanUnavailable", "available", "tcp_mbit"]
-
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path("/run/netns")
 COORDINATOR = "198.18.0.1"  # RFC 2544 keeps 198.18.0.0/15 for benchmarks
@@ -123,7 +121,6 @@ class Place:
         self._routes: list[list[str]] = []
 
     def make(self) -> None:
-        """Make the namespace."""
         ip("netns", "add", self.name)
         ip("-n", self.name, "link", "set", "lo", "up")
         # A child of its own, since a namespace is entered by a process as a whole.
@@ -147,7 +144,6 @@ class Place:
             ip("-n", self.name, "route", "change", *route, "congctl", name)
 
     def command(self, words: Sequence[str]) -> list[str]:
-        """A command that runs another one here."""
         return ["ip", "netns", "exec", self.name, *words]
 
     def popen(self, words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
@@ -157,7 +153,6 @@ class Place:
         return child
 
     def run(self, words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-        """Run a process here to its end."""
         return subprocess.run(self.command(words), **options)
 
     def reap(self) -> None:

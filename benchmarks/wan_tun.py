@@ -36,8 +36,6 @@ from typing import Any
 
 from fedwan.errors import FedwanError
 
-__all__ = ["VNET_BYTES", "Direction", "cut", "ip", "keep", "num_segments", "remove", "wire_bytes"]
-
 TUNSETIFF, TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 IFF_TUN, IFF_NO_PI, IFF_VNET_HDR = 0x0001, 0x1000, 0x4000
 TUN_F_CSUM, TUN_F_TSO4 = 0x01, 0x02
@@ -64,7 +62,6 @@ _FIN, _PSH, _CWR = 0x01, 0x08, 0x80
 
 
 def num_segments(packet: bytes) -> int:
-    """Packets that the wire would see."""
     return _cut_points(packet)[2] if packet[1] else 1
 
 
@@ -85,11 +82,7 @@ def _cut_points(packet: bytes) -> tuple[int, int, int]:
 
 
 def keep(packet: bytes, lost: Sequence[int]) -> list[bytes]:
-    """What is left of a packet when some of its segments, by ascending index, are lost.
-
-    Returns:
-        A packet for every run of segments in between; none if nothing is left.
-    """
+    """What is left of a packet when some of its segments, by ascending index, are lost."""
     edges = [-1, *lost, num_segments(packet)]
     runs = [(a + 1, b - a - 1) for a, b in zip(edges, edges[1:], strict=False) if b - a > 1]
     return [cut(packet, first, count) for first, count in runs]
@@ -208,7 +201,6 @@ class Direction:
         return lost
 
     def deliver(self, until: float) -> None:
-        """Send what is due."""
         queue = self._queue
         while queue and queue[0][0] <= until:
             # A device that is not up, or full, loses the packet as a network card would.
@@ -230,7 +222,6 @@ class Wire:
         self.spaces: list[str] = []
 
     def run(self) -> None:
-        """Carry packets until standard input ends."""
         directions = self._by_device
         while True:
             now = time.monotonic()
@@ -275,7 +266,6 @@ class Wire:
         self.spaces = spaces
 
     def do_add(self, ends: list[tuple[str, str]]) -> None:
-        """Add a link between two devices, each named by its namespace and itself."""
         near, far = (_open_tun(*end) for end in ends)
         pair = []
         for source, target in ((near, far), (far, near)):
@@ -285,12 +275,10 @@ class Wire:
         self._links.append((pair[0], pair[1]))
 
     def do_shape(self, link: int, **shape: float) -> None:
-        """Set both ways of a link."""
         for direction in self._links[link]:
             direction.shape(**shape)
 
     def do_counts(self, link: int) -> dict[str, Any]:
-        """What a link has carried and dropped, down (towards the site) and up."""
         down, up = self._links[link]
         return {"down": down.counts, "up": up.counts}
 
@@ -320,11 +308,7 @@ def _enter(libc: Any, namespace: int) -> None:
 
 
 def ip(*words: str) -> str:
-    """Run `ip`, and give what it printed.
-
-    Raises:
-        FedwanError: it failed; the text says how.
-    """
+    """Run `ip`, and give what it printed."""
     result = subprocess.run(["ip", *words], capture_output=True, text=True)
     if result.returncode:
         raise FedwanError(f"`ip {' '.join(words)}` failed: {result.stderr.strip()}")

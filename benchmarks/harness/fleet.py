@@ -25,13 +25,9 @@ from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
 from fedwan.link import pki
 
-__all__ = ["FleetRun", "lay_app", "linked", "run_fleet"]
-
 
 @dataclass(frozen=True)
 class FleetRun:
-    """What a run left."""
-
     config: Config
     summary: dict[str, Any]
     """As `summary.json`."""
@@ -47,7 +43,6 @@ class FleetRun:
 
     @property
     def rounds(self) -> list[dict[str, Any]]:
-        """The records of contributions."""
         return [record for record in self.records if record["kind"] == "round"]
 
 

@@ -30,8 +30,6 @@ from fedwan.site.stub import CoordinatorStub
 from fedwan.state import hash_state, layout_of, layout_to_json, state_of
 from fedwan.workloads.settings import networks_of
 
-__all__ = ["run_sites"]
-
 POLL_S = 2.0
 WAIT_S = 0.1
 
@@ -47,8 +45,6 @@ def run_sites(folder: Path, ticket: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Host:
-    """What the sites share."""
-
     def __init__(self, folder: Path, ticket: dict[str, Any]) -> None:
         self._folder, self._ticket = folder, ticket
         self.config = from_json(ticket["config"])

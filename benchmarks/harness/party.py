@@ -27,15 +27,12 @@ import torch
 
 from benchmarks.harness.processes import load_json, peak_rss_mb, save_json
 
-__all__ = ["ROLE_OF_LIGHT_SITES", "await_ticket", "coordinate", "take_part"]
-
 RUN_ID = "benchmark"
 START_S = 120.0
 ROLE_OF_LIGHT_SITES = "sites"
 
 
 def coordinate(folder: Path) -> None:
-    """Serve the run and write its outputs."""
     from fedwan.config import load
     from fedwan.coordinator.service import run_coordinator
     from fedwan.link.base import Ticket
@@ -114,7 +111,6 @@ def _held_bytes(site: Any) -> int:
 
 
 def main(role: str, folder: Path) -> None:
-    """Run one role to its end."""
     os.chdir(folder / "app")
     result: dict[str, Any] = {}
     if role == "coordinator":

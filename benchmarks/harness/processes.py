@@ -15,13 +15,9 @@ from typing import Any
 from benchmarks.wan import ROOT, Place
 from fedwan.errors import FedwanError
 
-__all__ = ["Process", "load_json", "module", "peak_rss_mb", "run_processes", "save_json"]
-
 
 @dataclass(frozen=True)
 class Process:
-    """One process of a run."""
-
     name: str
     words: Sequence[str]
     place: Place | None = None
@@ -38,7 +34,6 @@ class Process:
 
 
 def module(name: str, *words: object) -> list[str]:
-    """A command that runs a module of the benchmarks."""
     return [sys.executable, "-m", f"benchmarks.{name}", *map(str, words)]
 
 
@@ -93,7 +88,6 @@ def save_json(path: Path, content: object) -> None:
 
 
 def load_json(path: Path) -> Any:
-    """Read a JSON file."""
     return json.loads(path.read_text())
 
 

@@ -27,8 +27,6 @@ from fedwan.state import State, read_tensors, select_prefix
 from fedwan.workloads.base import Workload
 from fedwan.workloads.settings import networks_of
 
-__all__ = ["average_of", "describe", "evaluate", "run_simulated"]
-
 
 def run_simulated(
     words: Sequence[str],

@@ -18,12 +18,8 @@ from torch import Tensor, nn
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, Reduce, Workload
 
-__all__ = ["STOPWATCH", "Stopwatch", "Ungenerative", "Watched"]
-
 
 class Stopwatch:
-    """One process's steps."""
-
     def __init__(self) -> None:
         self.nominal_s: float | None = None
         """Seconds that a step counts as, where a workload fixes them; else what was measured."""
@@ -33,7 +29,6 @@ class Stopwatch:
         """When this site was done; the end of the last step if not said otherwise."""
 
     def watch(self, workload: Workload) -> Watched:
-        """The workload, with this stopwatch around its steps."""
         return Watched(workload, self)
 
     def count(self, began: float, seconds: float) -> None:
@@ -62,7 +57,6 @@ class Stopwatch:
         self.began, self.computed = [], []
 
     def result(self) -> dict[str, Any]:
-        """JSON-ready."""
         return {"began": self.began, "computed": self.computed, "ended": self.ended}
 
 
@@ -78,11 +72,9 @@ class Ungenerative:
     optimizers: Mapping[str, torch.optim.Optimizer]
 
     def sample(self, num: int, seed: int) -> Tensor:
-        """Nothing to look at."""
         return torch.zeros(num, 1, 8, 8)
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """Nothing to measure."""
         return {"fd": 0.0, "fd_floor": 0.0}
 
 
@@ -97,7 +89,6 @@ class Watched:
         self.sample, self.evaluate = inner.sample, inner.evaluate
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step, timed."""
         waited = 0.0
 
         def timed_reduce(networks: Sequence[str]) -> None:

@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 
 from fedwan.errors import UserError
 
-__all__ = ["Row", "columns_of", "mean_of", "over_seeds", "print_row", "select", "write_rows"]
-
 Row = dict[str, Any]
 Case = TypeVar("Case")
 
@@ -47,11 +45,7 @@ def columns_of(case: object, names: str) -> Row:
 
 
 def select(cases: Mapping[str, Case], text: str) -> list[Case]:
-    """Those cases whose name holds a text.
-
-    Raises:
-        UserError: none does.
-    """
+    """Those cases whose name holds a text."""
     found = [case for name, case in cases.items() if text in name]
     if not found:
         raise UserError(f"--only {text!r} is in none of: {'; '.join(cases)}")

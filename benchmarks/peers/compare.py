@@ -26,11 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.table import Row
+from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.rows import borrow_curve, make_row, summarise
-from benchmarks.peers.run import run
-from benchmarks.peers.spec import Spec
-from benchmarks.peers.systems import SYSTEMS
-from benchmarks.peers.workload import WORKLOADS
+from benchmarks.peers.run import SYSTEMS, run
 from benchmarks.wan import BARE, WanLink
 from fedwan.errors import UserError
 
@@ -150,11 +148,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def check(args: argparse.Namespace) -> None:
-    """Fill in what is left to the workload.
-
-    Raises:
-        UserError: something does not fit.
-    """
+    """Fill in what is left to the workload."""
     args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
     args.h = args.h or H[args.workload]
     args.starts = 1 if args.quick else args.starts

@@ -3,7 +3,7 @@
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `bucket_cap_mb`; `flows`, see `spec.name_interface`.
+parameters. Options: `bucket_cap_mb`; `flows`, see `part.name_interface`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,16 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.curve import Curve, save_site
-from benchmarks.peers.spec import Spec, enter, name_interface
-from benchmarks.peers.workload import Part, measure_local_step, open_part
+from benchmarks.peers.part import (
+    Curve,
+    Part,
+    Spec,
+    enter,
+    measure_local_step,
+    name_interface,
+    open_part,
+    save_site,
+)
 from fedwan.state import hash_state
 
 TIMEOUT = timedelta(seconds=600)
@@ -38,12 +45,10 @@ class Both(nn.Module):
         self.networks = nn.ModuleDict(networks)
 
     def forward(self, seconds_per_value: float) -> Tensor:
-        """The sum of what they give."""
         return torch.stack([n(seconds_per_value) for n in self.networks.values()]).sum()
 
 
 def wrap(module: nn.Module, spec: Spec) -> DistributedDataParallel:
-    """The module, reducing its gradients."""
     return DistributedDataParallel(
         module,
         bucket_cap_mb=spec.options.get("bucket_cap_mb", 25),
@@ -54,7 +59,6 @@ def wrap(module: nn.Module, spec: Spec) -> DistributedDataParallel:
 
 
 def timed_step(part: Part, spec: Spec) -> Callable[[], None]:
-    """A step of the timed workload."""
     timed = part.workload.inner
     both = wrap(Both(dict(timed.networks)), spec)
 
@@ -79,7 +83,6 @@ def flow_step(part: Part, spec: Spec, site: int) -> Callable[[], None]:
 
 
 def train(spec: Spec, site: int, folder: Path) -> None:
-    """One rank's training."""
     name_interface(spec, site)
     part = open_part(spec, site)
     dist.init_process_group(

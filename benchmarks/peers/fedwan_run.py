@@ -7,22 +7,18 @@ coordinator, and changes nothing: its average is looked at after each of its upd
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.party import coordinate, take_part
 from benchmarks.harness.processes import load_json, save_json
-from benchmarks.peers.curve import Curve, save_site
-from benchmarks.peers.spec import Spec, enter
-from benchmarks.peers.workload import config_of, open_part
+from benchmarks.peers.part import Curve, Spec, config_of, enter, open_part, save_site
 from fedwan.config import Config, dump, merge
 from fedwan.coordinator.model import GlobalModel
 from fedwan.link import pki
 
 
 def prepare(spec: Spec, folder: Path) -> None:
-    """Issue the run's certificates."""
     pki.init(folder / "pki", [spec.hosts[0]])
     for index in range(spec.sites):
         pki.issue(folder / "pki", f"s{index + 1}")
@@ -30,14 +26,11 @@ def prepare(spec: Spec, folder: Path) -> None:
 
 def settle(spec: Spec, folder: Path) -> Config:
     """The run's configuration: where it listens, and no evaluation on the training's time."""
-    port = spec.ports[0]
-    link = {"host": "0.0.0.0", "port": port, "address": f"{spec.hosts[0]}:{port}"}
-    config = merge(config_of(spec), {"out": str(folder / "out"), "eval": {"every": 0}})
-    return dataclasses.replace(config, link=dataclasses.replace(config.link, **link))
+    link = {"listen": f"{spec.hosts[0]}:{spec.ports[0]}"}
+    return merge(config_of(spec), {"out": str(folder / "out"), "eval": {"every": 0}, "link": link})
 
 
 def serve(spec: Spec, folder: Path) -> None:
-    """The coordinator's process."""
     config = settle(spec, folder)
     dump(config, folder / "config.yaml")
     curve = Curve(open_part(spec, 0, config), spec)

@@ -30,9 +30,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.harness.processes import load_json, save_json
 from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.curve import Curve
-from benchmarks.peers.spec import Spec, enter
-from benchmarks.peers.workload import Part, open_part
+from benchmarks.peers.part import Curve, Part, Spec, enter, open_part
 from fedwan.errors import FedwanError
 from fedwan.flower.control import Control, build_fab
 from fedwan.flower.processes import flower_environment
@@ -55,7 +53,6 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def tool(name: str) -> str:
-    """One of Flower's commands, of this Python's environment."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -66,7 +63,6 @@ def superlink_command(spec: Spec) -> list[str]:
 
 
 def supernode_command(spec: Spec, site: int, folder: Path) -> list[str]:
-    """A site's SuperNode."""
     words = ["--insecure", "--superlink", f"{spec.hosts[0]}:{spec.ports[0]}"]
     words += ["--host", "127.0.0.1", "--port", str(spec.ports[1 + site])]
     return [tool("flower-supernode"), *words, "--node-config", f"site={site} folder='{folder}'"]
@@ -76,11 +72,7 @@ def supernode_command(spec: Spec, site: int, folder: Path) -> list[str]:
 
 
 def submit(spec: Spec, folder: Path) -> None:
-    """Start the run and wait for its end.
-
-    Raises:
-        FedwanError: SuperLink did not take it, or it failed.
-    """
+    """Start the run and wait for its end."""
     fab = build_fab(APP)
     deadline = time.monotonic() + 60
     while True:
@@ -92,10 +84,10 @@ def submit(spec: Spec, folder: Path) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
-    while not (state := control.state(run)).finished:
+    while not (ended := control.failure(run)):
         time.sleep(0.5)
-    if state.outcome != "completed":
-        raise FedwanError(f"Flower's run {state.outcome}: {state.details}; see the logs beside it")
+    if not (folder / "coordinator.json").exists():
+        raise FedwanError(f"Flower's run ended: {ended}; see the logs beside it")
 
 
 def serve(grid: Grid, folder_name: str) -> None:
@@ -150,11 +142,7 @@ def take_round(message: Message, context: Context) -> Message:
 
 
 def remember(part: Part, context: Context) -> None:
-    """Keep what a site's process would keep if it lived on: moments, draws, the place in the data.
-
-    Raises:
-        FedwanError: it is more than Flower keeps.
-    """
+    """Keep what a living process of a site would: moments, draws, the place in the data."""
     content = {
         "optimizers": {n: o.state_dict() for n, o in part.workload.optimizers.items()},
         "rng": part.rng.state(),

@@ -12,8 +12,6 @@ from benchmarks.peers.run import Outcome
 from benchmarks.wan import BARE, WanLink
 from fedwan.errors import FedwanError
 
-__all__ = ["COLUMNS", "borrow_curve", "make_row", "summarise"]
-
 COLUMNS = (
     "system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd "
     "time_to_fd_s"
@@ -107,9 +105,6 @@ def borrow_curve(row: Row, fast: Row) -> Row:
     Synchronous training takes the same steps on any link, to the bit: both runs have the same hash
     after the steps that both took, or this refuses. Times are steps of the curve times the seconds
     per step that the short run measured.
-
-    Raises:
-        FedwanError: the two runs are not the same training.
     """
     if not row["hash"] or row["hash"] != fast["hash"] or row["seed"] != fast["seed"]:
         raise FedwanError(

@@ -1,11 +1,16 @@
-"""One run of one system on one link: processes in namespaces, and what came out."""
+"""One run of one system on one link: processes in namespaces, and what came out.
+
+Systems whose sites talk to each other have rank 0 at the star's hub and the others at its sites,
+so that one link lies between two ranks. Systems with a coordinator have that at the hub, and every
+site behind a link of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +19,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.fleet import lay_app
-from benchmarks.harness.processes import load_json, run_processes
-from benchmarks.peers.spec import Spec
-from benchmarks.peers.systems import SYSTEMS
-from benchmarks.wan import Star, WanLink
+from benchmarks.harness.processes import Process, load_json, module, run_processes
+from benchmarks.peers.part import Spec
+from benchmarks.wan import Place, Star, WanLink
+from benchmarks.wan_tun import ip
 from fedwan.errors import FedwanError
-
-__all__ = ["Outcome", "Traffic", "run"]
 
 PORTS = tuple(range(29500, 29510))
 SAMPLE_S = 0.25
@@ -28,13 +31,11 @@ SAMPLE_S = 0.25
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run left."""
-
     spec: Spec
     emulation: str
     congestion: str
     sites: list[dict[str, Any]]
-    """See `curve.save_site`; the first also has the curve."""
+    """See `part.save_site`; the first also has the curve."""
     traffic: Traffic
 
 
@@ -71,6 +72,66 @@ class Traffic:
         seen = [row[link][way] for row in self._bytes]
         before, after = np.interp([began, ended], self._times, seen)
         return float(after - before)
+
+
+@dataclass(frozen=True)
+class System:
+    plan: Callable[[Spec, Path, Star], list[Process]]
+    """What to start."""
+    exchanges: str = "weights"
+    """`weights` after H steps, or `gradients` in each."""
+    is_star: bool = False
+    """Whether it has a coordinator besides its sites."""
+
+
+def _ranks(name: str) -> Callable[[Spec, Path, Star], list[Process]]:
+    def plan(spec: Spec, folder: Path, star: Star) -> list[Process]:
+        # gloo listens on an interface's own address, and the hub's lies on its loopback.
+        hub = star.coordinator
+        ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", spec.interfaces[0])
+        return [
+            Process(f"site{rank}", module(name, folder, rank), place)
+            for rank, place in enumerate([hub, *star.sites])
+        ]
+
+    return plan
+
+
+def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
+    from benchmarks.peers import flower_fedavg as flower
+
+    def service(name: str, place: Place, words: list[str]) -> Process:
+        (folder / name).mkdir()
+        return Process(name, words, place, True, flower.environment(folder / name))
+
+    submit = module("peers.flower_fedavg", folder, "submit")
+    return [
+        service("superlink", star.coordinator, flower.superlink_command(spec)),
+        *[
+            service(f"supernode{site}", place, flower.supernode_command(spec, site, folder))
+            for site, place in enumerate(star.sites)
+        ],
+        Process("submit", submit, star.coordinator),
+    ]
+
+
+def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
+    from benchmarks.peers.fedwan_run import prepare
+
+    prepare(spec, folder)
+    places = {"coordinator": star.coordinator} | {f"{n}": p for n, p in enumerate(star.sites)}
+    return [
+        Process(who, module("peers.fedwan_run", folder, who), place)
+        for who, place in places.items()
+    ]
+
+
+SYSTEMS = {
+    "ddp": System(_ranks("peers.ddp"), exchanges="gradients"),
+    "torchft": System(_ranks("peers.torchft_diloco")),
+    "flower": System(_flower, is_star=True),
+    "fedwan": System(_fedwan, is_star=True),
+}
 
 
 def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:

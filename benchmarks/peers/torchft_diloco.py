@@ -13,7 +13,7 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `flows`, see `spec.name_interface`.
+Options: `bucketize`; `flows`, see `part.name_interface`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,7 @@ from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 
 from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.curve import Curve, save_site
-from benchmarks.peers.spec import Spec, enter, name_interface
-from benchmarks.peers.workload import Part, open_part
+from benchmarks.peers.part import Curve, Part, Spec, enter, name_interface, open_part, save_site
 from fedwan.errors import FedwanError
 from fedwan.state import State, hash_state
 
@@ -98,7 +96,6 @@ def global_weights(part: Part, diloco: DiLoCo) -> State:
 
 
 def train(spec: Spec, site: int, folder: Path) -> None:
-    """One site's training."""
     name_interface(spec, site)
     part = open_part(spec, site)
     model = nn.ModuleList(part.workload.networks.values())

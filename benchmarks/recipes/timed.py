@@ -42,8 +42,6 @@ FORWARD_SHARE = 1 / 3
 
 @dataclass
 class Model:
-    """Settings under `model.*`."""
-
     width: int = 64
     """Channels of the first layers; 64 is pix2pix."""
     step_s: float = 0.1
@@ -55,12 +53,10 @@ DEFAULTS = {"data.batch": 1, "steps": 300, "inner.*": InnerConfig(name="sgd", lr
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be built."""
     require_each(Model(**config.model), width=1, step_s=0)
 
 
 def build(config: Config, device: torch.device | str) -> Watched:
-    """Both networks, the same at every site of a run."""
     model = Model(**config.model)
     with seeded_init(config.seed):
         networks = {
@@ -148,8 +144,6 @@ class _Touch(torch.autograd.Function):
 
 @dataclass
 class Timed(Ungenerative):
-    """Such a workload."""
-
     step_s: float
     slices: int
     exchanges_gradients: bool

@@ -20,8 +20,6 @@ NUM_TENSORS = 16
 
 @dataclass
 class Model:
-    """Settings under `model.*`."""
-
     num_bytes: int = 1_000
     """Of all values."""
 
@@ -31,19 +29,15 @@ DEFAULTS = {"data.batch": 1, "steps": 100, "inner.*": InnerConfig(name="sgd", lr
 
 
 def check(config: Config) -> None:
-    """Refuse what cannot be built."""
     require_each(Model(**config.model), num_bytes=4)
 
 
 def build(config: Config, device: torch.device | str) -> Watched:
-    """The network, at zero."""
     networks = {"model": Network(Model(**config.model).num_bytes // 4).to(device)}
     return STOPWATCH.watch(Weights(networks, build_optimizers(config.inner, networks)))
 
 
 class Network(nn.Module):
-    """One tensor, or several where they are large."""
-
     def __init__(self, num_values: int) -> None:
         super().__init__()
         num = NUM_TENSORS if num_values > 100_000 else 1
@@ -53,10 +47,7 @@ class Network(nn.Module):
 
 
 class Weights(Ungenerative):
-    """Such a workload."""
-
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """Move every value a little."""
         for parameter in self.networks["model"].parameters():
             parameter.data.add_(1e-3)
         return {}

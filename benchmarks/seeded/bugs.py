@@ -18,8 +18,6 @@ from fedwan.site.checkpoint import Residuals, SiteCheckpoints
 from fedwan.site.site import Site
 from fedwan.site.stub import CoordinatorStub
 
-__all__ = ["BUGS", "planted"]
-
 
 def _forget_residual(restore: Any) -> Any:
     return lambda self, fragments, versions, ledger: restore(self, fragments, versions, None)

@@ -1,16 +1,111 @@
-"""Faults of processes, paths and disks, in a seed's order and at its times."""
+"""Faults of processes, paths and disks, in a seed's order and at its times.
+
+The disk is under the real writes of `fedwan.state`: files are real and small, and what
+`write_atomically` asks of the operating system passes through here. At each such effect its process
+may be killed, and then what was not yet synchronised is lost or torn; or there is no space left.
+"""
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.seeded.kernel import Process
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import Report, World
 
-__all__ = ["cause_faults"]
+
+class Disk:
+    """Stands for `os` in `fedwan.state`; the rest of `os` is as it is."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._files: dict[int, Path] = {}
+        self._renamed: dict[str, tuple[Path, bytes | None]] = {}
+        """By process: the last rename whose folder is not synchronised, and what it replaced."""
+        self.full_until: dict[str, float] = {}
+        """By name of a process."""
+        self.crash_next: set[str] = set()
+        """Names of processes that are killed at their next effect."""
+
+        self.rot_next: set[str] = set()
+        """Names of processes of whose newest checkpoint a bit flips once they have died."""
+        self._rotted: set[str] = set()
+
+    def rot(self, name: str) -> bool:
+        """A process has died: flip the bit, if there is an older checkpoint; whether it did."""
+        kept = sorted((self._world.folder / name).rglob("[cs]*.safetensors"))
+        if name not in self.rot_next or name in self._rotted or len(kept) < 2:
+            return False
+        self._rotted.add(name)  # once: two checkpoints are kept, and one may be lost
+        self._world.count("bit flipped")
+        data = bytearray(kept[-1].read_bytes())
+        at = self._world.random.randrange(8 * len(data))
+        data[at // 8] ^= 1 << at % 8
+        kept[-1].write_bytes(data)
+        return True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: Any, flags: int) -> int:
+        number = os.open(path, flags)
+        self._files[number] = Path(path)
+        return number
+
+    def close(self, number: int) -> None:
+        self._files.pop(number, None)
+        os.close(number)
+
+    def fsync(self, number: int) -> None:
+        process = self._world.kernel.current.process
+        if number in self._files:
+            self._effect(self._lose_rename)
+            _, replaced = self._renamed.pop(process.name, (None, None))
+            self._world.on_durable(process, self._files[number])
+            return
+        path = Path(os.readlink(f"/proc/self/fd/{number}"))
+        if self.full_until.get(process.name, 0.0) > self._world.kernel.now:
+            self._world.count("disk full")
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        self._effect(lambda: self._tear(path))
+        self._world.kernel.sleep(0.01)
+
+    def replace(self, source: Path, target: Path) -> None:
+        """Rename; a kill before the folder is synchronised may undo it."""
+        process = self._world.kernel.current.process
+        self._effect(lambda: self._tear(source))
+        old = target.read_bytes() if target.exists() else None
+        os.replace(source, target)
+        self._renamed[process.name] = (target, old)
+
+    def _effect(self, spoil: Callable[[], None]) -> None:
+        """A moment at which the process may be killed; what is left of its effect then."""
+        process = self._world.kernel.current.process
+        if process.name in self.crash_next:
+            self.crash_next.discard(process.name)
+            self._world.count("killed while writing")
+            spoil()
+            self._world.kernel.kill(process)
+
+    def _lose_rename(self) -> None:
+        target, old = self._renamed.pop(self._world.kernel.current.process.name)
+        if self._world.random.random() < 0.5:
+            if old is None:
+                target.unlink(missing_ok=True)
+            else:
+                target.write_bytes(old)
+
+    def _tear(self, path: Path) -> None:
+        """What a kill leaves in the temporary file, which nobody will clean away."""
+        whole = path.read_bytes()
+        left = path.with_name(path.name.replace(str(os.getpid()), "12345"))
+        left.write_bytes(whole[: self._world.random.randrange(len(whole) + 1)])
+
 
 MEAN_PAUSE_S = 1.0
 """Between two faults."""

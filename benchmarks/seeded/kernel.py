@@ -16,8 +16,6 @@ import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 
-__all__ = ["Kernel", "Killed", "Process", "Standstill", "Task"]
-
 PREEMPTION = 0.1
 """Share of the locks at which another task may run first."""
 MAX_PAUSES = 20_000
@@ -33,8 +31,6 @@ class Standstill(Exception):  # noqa: N818
 
 
 class Process:
-    """Tasks that die together."""
-
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_dead = False
@@ -43,8 +39,6 @@ class Process:
 
 
 class Task:
-    """Something that waits for its turn."""
-
     def __init__(self, process: Process, name: str) -> None:
         self.process = process
         self.name = name
@@ -130,11 +124,7 @@ class Kernel:
         return task
 
     def run(self) -> None:
-        """Let tasks take turns until all have ended.
-
-        Raises:
-            Standstill: some wait for what will not come.
-        """
+        """Let tasks take turns until all have ended."""
         self._go_on()
         if self._tasks:
             waiting = ", ".join(sorted({task.name for task in self._tasks}))
@@ -167,11 +157,7 @@ class Kernel:
     # Turns ---------------------------------------------------------------------------------
 
     def park(self, timeout: float | None = None) -> bool:
-        """Give up the turn until woken; whether that came before the timeout, in seconds.
-
-        Raises:
-            Killed: this task's process was.
-        """
+        """Give up the turn until woken; whether that came before the timeout, in seconds."""
         task = self.current
         if task.process.is_dead:
             raise Killed
@@ -193,7 +179,6 @@ class Kernel:
             self._make_ready(task)
 
     def sleep(self, seconds: float) -> None:
-        """Let virtual time pass."""
         self.park(seconds)
 
     def pause(self) -> None:

@@ -6,8 +6,6 @@ the site as gRPC tells it, so that the real `Patience` decides what to do. A cal
 still be served, and be served twice.
 """
 
-# ruff: noqa: D102 (methods are those of `fedwan.link.base.Link`)
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from benchmarks.seeded.kernel import Killed, Process
+from benchmarks.seeded.threads import Future, SimpleQueue
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, JoinRefused, PayloadError
 from fedwan.link import wire_pb2 as wire
@@ -28,8 +27,6 @@ from fedwan.link.rpc import Patience
 if TYPE_CHECKING:
     from benchmarks.seeded.world import World
 
-__all__ = ["Path", "SeededLink"]
-
 HEARTBEAT_S = 4.0
 REDIAL_S = 0.5
 SILENT_S = 20.0
@@ -38,8 +35,6 @@ CHUNK_BYTES = 1024
 
 
 class Broken(grpc.RpcError):  # type: ignore[misc]
-    """What gRPC raises for a call."""
-
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         self._code, self._text = code, text
 
@@ -86,7 +81,6 @@ class SeededLink:
     def __init__(self, world: World, site: str, process: Process) -> None:
         self._world = world
         self._kernel = world.kernel
-        self._primitives = world.primitives
         self._site = site
         self._process = process
         self._path = world.paths[site]
@@ -95,7 +89,7 @@ class SeededLink:
         self._is_closed = False
         self._stream = 0
         """Of the Control streams, the present one."""
-        self.signals: Any = self._primitives.SimpleQueue()
+        self.signals: Any = SimpleQueue()
         self.bytes_up = 0
         self.bytes_down = 0
 
@@ -111,7 +105,7 @@ class SeededLink:
         if path.breaks("up"):
             kernel.sleep(world.random.choice((path.delay_s(), SILENT_S)))
             raise _unavailable("connection reset")
-        outcome = self._primitives.Future()
+        outcome = Future()
         hub = coordinator.hub
 
         def handle() -> None:
@@ -173,7 +167,7 @@ class SeededLink:
         if welcome.refusal:
             raise JoinRefused(welcome.refusal)
         if not welcome.is_waiting:
-            self.signals = self._primitives.SimpleQueue()
+            self.signals = SimpleQueue()
             self._stream += 1
             self._kernel.spawn(self._process, self._control, f"{self._site} control")
         return welcome

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from fedwan.site.group import Group
 from fedwan.site.site import Membership, Script, Site
 
-__all__ = ["KINDS", "train"]
-
 KINDS = {"generator": "adversarial", "discriminator": "adversarial"}
 
 
@@ -38,8 +36,6 @@ class _Network(nn.Module):
 
 
 class _Data:
-    """A place in a site's data."""
-
     def __init__(self) -> None:
         self.place = 0
 

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.seeded import script
-from benchmarks.seeded.disk import Disk
-from benchmarks.seeded.faults import cause_faults
+from benchmarks.seeded.faults import Disk, cause_faults
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
-from benchmarks.seeded.threads import installed
+from benchmarks.seeded.threads import TIME, Event, installed
 from fedwan import state
 from fedwan.app import load_run
 from fedwan.config import Config, site_names
@@ -39,8 +38,6 @@ from fedwan.protocol.rounds import Key
 from fedwan.site import meter, site, stub
 from fedwan.site.site import Membership
 from fedwan.state import hash_state, read_tensors_meta
-
-__all__ = ["SCENARIOS", "Report", "World", "simulate_seed"]
 
 Versions = tuple[int, ...]
 """By fragment."""
@@ -81,8 +78,6 @@ SCENARIOS = {
 
 @dataclass
 class Report:
-    """How the run of one seed went."""
-
     seed: int
     scenario: str
     violations: list[str] = field(default_factory=list)
@@ -105,8 +100,6 @@ class _Coordinator:
 
 
 class World:
-    """One run, as its report says."""
-
     def __init__(self, report: Report, undisturbed: Mapping[Versions, str], folder: Path) -> None:
         self.report = report
         self._undisturbed = undisturbed
@@ -136,24 +129,20 @@ class World:
     # What is noted -------------------------------------------------------------------------
 
     def count(self, fault: str) -> None:
-        """A fault has happened."""
         self.report.faults[fault] += 1
         self.note(f"FAULT {fault}")
 
     def note(self, text: str) -> None:
-        """A line of the trace."""
         self.report.trace.append(f"{self.kernel.now:10.3f} {text}")
 
     def violated(self, text: str) -> None:
-        """An invariant does not hold."""
         self.report.violations.append(text)
         self.note(f"VIOLATION {text}")
 
     # Processes -----------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """Live through it."""
-        with installed(self.kernel) as self.primitives, self._patched():
+        with installed(self.kernel), self._patched():
             self.kernel.spawn(self._supervisors, self._keep_coordinator, "supervisor")
             for index, name in enumerate(self.names):
                 self.kernel.spawn(
@@ -177,10 +166,9 @@ class World:
     @contextmanager
     def _patched(self) -> Iterator[None]:
         """The disk below, virtual clocks in default arguments, and waits that poll less often."""
-        monotonic = self.primitives.time.monotonic
         new: list[tuple[Any, str, Any]] = [
             (state, "os", self.disk),
-            (meter.Meter.__init__, "__defaults__", (monotonic,)),
+            (meter.Meter.__init__, "__defaults__", (TIME.monotonic,)),
             (Tidier, "tidy", lambda self: False),
             (stub, "LISTEN_S", 2.0),
             (site, "HEARTBEAT_S", HEARTBEAT_S),
@@ -200,7 +188,7 @@ class World:
     def _live(self, process: Process, main: Callable[[], Any]) -> Any:
         """Run a process to its end; what it returned, the error that ended it, or `Killed`."""
         outcome: list[Any] = [Killed()]
-        ended = self.primitives.Event()
+        ended = Event()
 
         def body() -> None:
             try:

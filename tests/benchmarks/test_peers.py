@@ -18,10 +18,8 @@ from benchmarks.harness.fleet import lay_app
 from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch
 from benchmarks.peers import compare
 from benchmarks.peers import rows as table
-from benchmarks.peers.curve import Curve
+from benchmarks.peers.part import Curve, Part, Spec, open_part
 from benchmarks.peers.run import Outcome, Traffic
-from benchmarks.peers.spec import Spec
-from benchmarks.peers.workload import Part, open_part
 from benchmarks.wan import BARE, WanLink
 from fedwan.coordinator.model import update_ema
 from fedwan.data.shard import open_shard

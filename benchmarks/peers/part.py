@@ -1,0 +1,225 @@
+"""One process of a run of one system: what it is told, what it trains, and the files it leaves.
+
+The very model, data, batches and inner optimiser are fedwan's. `digits_flow` is the recipe
+`sites/flow.py` on its digits, `timed` a workload of pix2pix's size with steps of exactly 0.1 s
+(`benchmarks/recipes`). Every system trains what `open_part` gives: the same initial weights, the
+same shard, the same batches in the same order, the same noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness.processes import load_json, save_json
+from benchmarks.harness.stopwatch import STOPWATCH, Watched
+from fedwan.app import load_run, load_workload
+from fedwan.config import Config, site_names
+from fedwan.coordinator.model import update_ema
+from fedwan.data.loader import Loader
+from fedwan.data.shard import Shard, open_shard
+from fedwan.rng import NamedGenerators
+from fedwan.state import State, clone, hash_state, layout_of, state_of
+from fedwan.workloads.base import keep_local
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A run; every process of it gets the folder that this lies in."""
+
+    system: str
+    """`ddp`, `torchft`, `flower` or `fedwan`."""
+    workload: str
+    """A recipe of `benchmarks/recipes`: `digits_flow` or `timed`."""
+    steps: int
+    """Of the whole training; schedules such as the average's half-life follow from it."""
+    h: int
+    """Steps between two exchanges; 1 for a system that exchanges gradients."""
+    seed: int = 0
+    sites: int = 2
+    stop_at: int = 0
+    """Steps after which this run ends, a multiple of `h`; 0 for `steps`."""
+    points: int = 40
+    """Looks at the moving average of the weights, evenly over `steps`."""
+    hosts: tuple[str, ...] = ("127.0.0.1", "127.0.0.1")
+    """Address of each rank, for systems whose sites talk to each other; the first is the hub's."""
+    interfaces: tuple[str, ...] = ("lo", "lo")
+    """Network interface of each rank, towards the others."""
+    ports: tuple[int, ...] = ()
+    """Free ports; what they are for is the system's affair."""
+    words: tuple[str, ...] = ()
+    """Settings of fedwan's configuration, `key=value`, for every system."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """Settings of this system alone."""
+
+    @property
+    def num_steps(self) -> int:
+        return self.stop_at or self.steps
+
+    def save(self, folder: Path) -> None:
+        save_json(folder / "spec.json", dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, folder: Path) -> Spec:
+        values = load_json(folder / "spec.json")
+        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+
+
+def enter() -> tuple[Spec, Path, str]:
+    """A process's part in a run, `FOLDER ROLE` on its command line; goes where the recipes are."""
+    folder = Path(sys.argv[1]).resolve()
+    os.chdir(folder / "app")
+    return Spec.load(folder), folder, sys.argv[2]
+
+
+def name_interface(spec: Spec, site: int) -> None:
+    """Tell gloo which network interface to use, `flows` times.
+
+    It opens a connection, and two threads, for each name in its list, and deals operations out to
+    them in turn: under a long round trip, several connections carry more than one.
+    """
+    flows = spec.options.get("flows", 1)
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([spec.interfaces[site]] * flows)
+
+
+WORKLOADS = ("digits_flow", "timed")
+LOCAL_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Part:
+    config: Config
+    workload: Watched
+    shard: Shard
+    rng: NamedGenerators
+    stream: Loader
+
+    @property
+    def state(self) -> State:
+        """The live weights, by fedwan's names."""
+        return state_of(self.workload.networks)
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.config.data.batch * self.config.sites
+
+    def step(self) -> None:
+        self.workload.step(next(self.stream), self.rng, keep_local)
+
+
+def config_of(spec: Spec) -> Config:
+    """The run as fedwan's configuration says it; to be called in the app's folder."""
+    words = [
+        f"workload={spec.workload}",
+        f"sites={spec.sites}",
+        f"steps={spec.steps}",
+        f"seed={spec.seed}",
+        "device=cpu",
+        "threads=1",
+        *([f"h={spec.h}"] if spec.h > 1 else ["strategy=sync"]),
+        *spec.words,
+    ]
+    return load_run(None, words)
+
+
+def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
+    """A site's part, with torch on one thread; to be called in the app's folder.
+
+    Args:
+        spec: the run.
+        site: which site, from 0.
+        config: resolved, if it is at hand.
+    """
+    torch.set_num_threads(1)
+    config = config or config_of(spec)
+    workload = load_workload(spec.workload).build(config, "cpu")
+    shard = open_shard(config.data, site, spec.sites, spec.seed)
+    rng = NamedGenerators(spec.seed, site_names(config)[site])
+    stream = shard.loader(config.data.batch, rng["data"])
+    return Part(config, workload, shard, rng, stream)
+
+
+def measure_local_step(spec: Spec, site: int) -> float:
+    """Median seconds of a step without any exchange, on a copy: what a step computes.
+
+    For a system that exchanges inside every step, whose own steps do not tell it from waiting.
+    """
+    if STOPWATCH.nominal_s is not None:  # the workload says it
+        return STOPWATCH.nominal_s
+    scratch = open_part(spec, site)
+    for _ in range(LOCAL_STEPS):
+        scratch.step()
+    seconds = statistics.median(STOPWATCH.computed)
+    STOPWATCH.forget()
+    return seconds
+
+
+class Curve:
+    """Follows the global weights of a run.
+
+    Args:
+        part: of the process that looks; its weights are the initial ones.
+        spec: the run.
+    """
+
+    def __init__(self, part: Part, spec: Spec) -> None:
+        self._part = part
+        self._layout = layout_of(part.workload.networks)
+        self._ema = clone(part.state)
+        self._step = 0
+        self._every = max(1, spec.steps // max(1, spec.points))
+        self._is_wanted = spec.points > 0
+        self._hash_at = spec.options.get("hash_at", 0)
+        self._looks: list[tuple[int, float, State]] = []
+        self._hash = ""
+
+    def update(self, step: int, weights: State) -> None:
+        """The global weights after so many steps, one outer update later than at the last call."""
+        if self._is_wanted:
+            samples = (step - self._step) * self._part.samples_per_step
+            half_life = self._part.config.half_life
+            update_ema(self._ema, weights, self._layout, samples, half_life)
+            self.look(step, self._ema)
+        self.check(step, weights)
+
+    def look(self, step: int, ema: State) -> None:
+        """The average after so many steps, where another keeps it; copied if it is time."""
+        if self._is_wanted and step // self._every > self._step // self._every:
+            self._looks.append((step, time.monotonic(), clone(ema)))
+        self._step = step
+
+    def check(self, step: int, weights: State) -> None:
+        """Hash the weights if this is the step at which two runs are to agree."""
+        if step == self._hash_at:
+            self._hash = hash_state(weights)
+
+    def measure(self) -> dict[str, Any]:
+        """Quality of every copy, JSON-ready; overwrites the part's weights."""
+        rows = []
+        for step, at, weights in self._looks:
+            figures = self._evaluate(weights)
+            rows.append({"step": step, "at": at, "fd": figures["fd"]})
+        floor = figures["fd_floor"] if rows else None
+        return {"curve": rows, "fd_floor": floor, "hash": self._hash}
+
+    @torch.no_grad()
+    def _evaluate(self, weights: State) -> dict[str, Any]:
+        live = self._part.state
+        for name, value in weights.items():
+            live[name].copy_(value)
+        held_out, seed = self._part.shard.held_out, self._part.config.seed
+        return self._part.workload.evaluate(held_out, seed)
+
+
+def save_site(folder: Path, site: int, sha256: str, curve: Curve | None = None) -> None:
+    """Write what a site has to say, and what it saw of the global weights; measures quality now."""
+    result = STOPWATCH.result() | {"sha256": sha256} | (curve.measure() if curve else {})
+    save_json(folder / f"site{site}.json", result)
