@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedwan.errors import ConfigError
-from fedwan.state import Layout, Role, TensorSpec, network_of
+from fedwan.state import Layout, Role, network_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Fragment:
     @property
     def num_bytes(self) -> int:
         """Bytes of its tensors as fp32 parameters and raw buffers, before any framing."""
-        return sum(map(_num_bytes, self.layout.values()))
+        return _num_bytes(self.layout)
 
 
 Fragmentation = Callable[[Layout], tuple[Fragment, ...]]
@@ -52,27 +52,40 @@ def whole(layout: Layout) -> tuple[Fragment, ...]:
 
 
 def strided(count: int, h: int) -> Fragmentation:
-    """Modules dealt out in turn, each to the fragment that is lightest so far.
+    """Modules dealt out in turn, each to the lightest of `count` fragments; rounds take `h` steps.
 
-    Every fragment thus holds early and late layers, and all weigh about the same, so that the link
-    is busy all the time.
-
-    Args:
-        count: number of fragments, at least 1.
-        h: steps of a round, at least `count`.
-
-    Returns:
-        A function that raises a `ConfigError` for a model of fewer than `count` modules.
+    So every fragment holds early and late layers, and all weigh about the same: the link is busy
+    all the time. What is returned raises a `ConfigError` for a model of fewer modules.
     """
-    return lambda layout: _cut(layout, count, h)
+
+    def cut(layout: Layout) -> tuple[Fragment, ...]:
+        if count > (most := most_fragments(layout)):
+            raise ConfigError(
+                f"stream.fragments={count} where the largest network has {most} modules to cut "
+                f"between; set stream.fragments={most} or less"
+            )
+        parts: list[Layout] = [{} for _ in range(count)]
+        total = [0] * count
+        # The network of most modules first: the others fill up what it left uneven.
+        for modules in sorted(_modules(layout).values(), key=len, reverse=True):
+            own = [0] * count
+            for module in modules:
+                index = min(range(count), key=lambda i: (own[i], total[i], i))  # noqa: B023
+                parts[index] |= module
+                own[index] += _num_bytes(module)
+                total[index] += _num_bytes(module)
+        return tuple(
+            Fragment(index, dict(sorted(part.items())), index * h // count)
+            for index, part in enumerate(parts)
+        )
+
+    return cut
 
 
 def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
     """Networks that travel several times a round, those of a kind whole; others as `rest` cuts.
 
-    Args:
-        times: by network, above 1; at least one network of the model is not among them.
-        rest: for the others.
+    `times` are by network, above 1; at least one network of the model is not among them.
     """
 
     def cut(layout: Layout) -> tuple[Fragment, ...]:
@@ -84,6 +97,37 @@ def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
         return tuple(fragments)
 
     return cut
+
+
+def most_fragments(layout: Layout) -> int:
+    """Into how many a model can be cut: the modules of its largest network."""
+    return max(map(len, _modules(layout).values()), default=0)
+
+
+def _modules(layout: Layout) -> dict[str, list[Layout]]:
+    """Each network's modules in natural order, `layer.2` before `layer.10`: their own tensors."""
+    found: dict[str, dict[str, Layout]] = {}
+    for name, spec in layout.items():
+        module = name.rpartition(".")[0] or name
+        found.setdefault(network_of(name), {}).setdefault(module, {})[name] = spec
+    return {
+        network: [modules[name] for name in sorted(modules, key=_natural)]
+        for network, modules in found.items()
+    }
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", name)]
+
+
+def _num_bytes(layout: Layout) -> int:
+    return sum(
+        spec.num_values * (4 if spec.role is Role.PARAMETER else spec.dtype.itemsize)
+        for spec in layout.values()
+    )
+
+
+# The schedule ------------------------------------------------------------------------------------
 
 
 def due_step(fragment: Fragment, version: int, h: int, num_steps: int) -> int:
@@ -103,11 +147,11 @@ def due_step(fragment: Fragment, version: int, h: int, num_steps: int) -> int:
 def next_due(
     fragments: Sequence[Fragment], versions: Sequence[int], h: int, num_rounds: int
 ) -> Fragment:
-    """The fragment whose next contribution leaves first, of those that have one to come.
+    """The first fragment of those whose next contribution leaves first.
 
-    Of several that are due after the same step, it is the first. The order in which a coordinator
-    takes rounds: with any other it could wait for a contribution that waits for the update of
-    another fragment. Beyond the last round, where sites keep their own pace, all have one to come.
+    The order in which a coordinator takes rounds: with any other it could wait for a contribution
+    that waits for the update of another fragment. Beyond the last round, where sites keep their own
+    pace, all have one to come.
     """
     to_come = [f for f in fragments if versions[f.index] < num_rounds * f.times]
 
@@ -138,69 +182,3 @@ def reached_step(
         if version < num_steps // h * fragment.times
     ]
     return min([latest, *(step - 1 for step in to_come)])
-
-
-def most_fragments(layout: Layout) -> int:
-    """Into how many a model can be cut: the modules of its largest network."""
-    return max(map(len, _units(layout).values()), default=0)
-
-
-_Unit = list[tuple[str, TensorSpec]]
-"""A module's own tensors, which stay together."""
-
-
-def _cut(layout: Layout, count: int, h: int) -> tuple[Fragment, ...]:
-    by_network = _units(layout)
-    most = most_fragments(layout)
-    if count > most:
-        raise ConfigError(
-            f"stream.fragments={count} where the largest network has {most} modules to cut "
-            f"between; set stream.fragments={most} or less"
-        )
-    parts: list[Layout] = [{} for _ in range(count)]
-    loads = [0] * count
-    # The network of most modules first: the others fill up what it left uneven.
-    for units in sorted(by_network.values(), key=len, reverse=True):
-        for unit, index in zip(units, _deal_in_turn(units, count, loads), strict=True):
-            parts[index].update(unit)
-            loads[index] += _unit_bytes(unit)
-    return tuple(
-        Fragment(index, dict(sorted(part.items())), index * h // count)
-        for index, part in enumerate(parts)
-    )
-
-
-def _units(layout: Layout) -> dict[str, list[_Unit]]:
-    """Each network's modules in natural order: `layer.2` before `layer.10`."""
-    units: dict[str, dict[str, _Unit]] = {}
-    for name, spec in layout.items():
-        module = name.rpartition(".")[0] or name
-        units.setdefault(network_of(name), {}).setdefault(module, []).append((name, spec))
-    return {
-        network: [modules[name] for name in sorted(modules, key=_natural)]
-        for network, modules in units.items()
-    }
-
-
-def _natural(name: str) -> list[tuple[int, str]]:
-    return [(int(p), "") if p.isdigit() else (-1, p) for p in re.split(r"(\d+)", name)]
-
-
-def _deal_in_turn(units: list[_Unit], count: int, loads: list[int]) -> list[int]:
-    own = [0] * count
-    total = list(loads)
-    dealt = []
-    for unit in units:
-        index = min(range(count), key=lambda i: (own[i], total[i], i))
-        own[index] += _unit_bytes(unit)
-        total[index] += _unit_bytes(unit)
-        dealt.append(index)
-    return dealt
-
-
-def _unit_bytes(unit: _Unit) -> int:
-    return sum(_num_bytes(spec) for _, spec in unit)
-
-
-def _num_bytes(spec: TensorSpec) -> int:
-    return spec.num_values * (4 if spec.role is Role.PARAMETER else spec.dtype.itemsize)

@@ -59,15 +59,13 @@ class NamedGenerators:
     """CPU generators by name, made on first use: `rng["latent"]`; two owners share no stream."""
 
     def __init__(self, seed: int, owner: str) -> None:
-        self._seed = seed
-        self._owner = owner
+        self._origin = (seed, owner)
         self._generators: dict[str, torch.Generator] = {}
 
     def __getitem__(self, name: str) -> torch.Generator:
         if name not in self._generators:
-            generator = torch.Generator()
-            generator.manual_seed(derive_seed(self._seed, self._owner, name))
-            self._generators[name] = generator
+            seed = derive_seed(*self._origin, name)
+            self._generators[name] = torch.Generator().manual_seed(seed)
         return self._generators[name]
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -78,6 +76,6 @@ class NamedGenerators:
         """Restore generators from `state_dict()`; those it does not name start afresh."""
         # In place: whoever holds a generator goes on drawing from it.
         for name in self._generators.keys() - state.keys():
-            self._generators[name].manual_seed(derive_seed(self._seed, self._owner, name))
+            self._generators[name].manual_seed(derive_seed(*self._origin, name))
         for name, value in state.items():
             self[name].set_state(value)

@@ -130,11 +130,7 @@ def _travelling(
 def state_of(networks: Mapping[str, nn.Module], home: Mapping[str, Role] | None = None) -> State:
     """The tensors that travel, in name order, sharing memory with the modules (no copy).
 
-    Spectral-norm vectors are left out: see `refresh_spectral_norm`.
-
-    Args:
-        networks: by name.
-        home: tensors that have another role than their kind's: those that stay home.
+    `home` has those of another role than their kind's, which stay home, as spectral norm's do.
     """
     return {name: value for name, (value, _) in _travelling(networks, home or {}).items()}
 
@@ -290,8 +286,8 @@ def write_tensors(
     """Write a state and a JSON-ready `meta` to one safetensors file, atomically.
 
     Each tensor has a checksum, and so has all that is said about them. What the file replaces is
-    kept as `previous`, if given. Costs one host copy of the largest tensor;
-    `safetensors.torch.save_file` wants all at once.
+    kept as `previous`, if given. Costs one host copy of the largest tensor; safetensors' own wants
+    all at once.
     """
     in_order = sorted(state, key=lambda name: (-state[name].element_size(), name))  # aligned
     rows: dict[str, Any] = {}

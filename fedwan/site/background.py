@@ -24,8 +24,7 @@ ALIGNMENT = 64
 def background_threads(num: int, name: str) -> ThreadPoolExecutor:
     """Threads of lower priority than their maker's, where threads have one of their own.
 
-    Coding a fragment takes a processor for a second or so in every round; where they are few, the
-    step loop, and the GPU with it, would otherwise wait for its turn each time that it wakes.
+    Where processors are few, the step loop, and the GPU with it, would else wait for its turn.
     """
     return ThreadPoolExecutor(num, name, _lower_priority)
 
@@ -47,8 +46,7 @@ class BufferPool:
     """Lends host memory for tensors again and again; any thread may ask and give back.
 
     Fresh memory costs more than what is written to it: the kernel has to clear it first. Memory:
-    two blocks, and more while more are lent, each as large as the largest. One that is forgotten
-    instead of given back is freed.
+    two blocks, and more while more are lent, each as large as the largest.
     """
 
     def __init__(self, *, is_pinned: bool = False) -> None:

@@ -101,10 +101,9 @@ class Residuals:
 class SiteCheckpoints:
     """Checkpoints of one process of a site in one run.
 
-    With `is_beside` they are written beside the steps, one at a time, and cost the step loop a copy
-    of what goes into them. Memory: that copy, as large as the file, kept until `close`; and while
-    the file is written, what error feedback owed when it was taken. A disk that takes longer than
-    the time between two makes the next `save` wait: none is left out, so that it depends on
+    With `is_beside` they are written beside the steps, one at a time. Memory: a copy as large as
+    the file, kept until `close`; and while the file is written, what error feedback owed when it
+    was taken. A slow disk makes the next `save` wait: none is left out, so that it depends on
     versions alone what a successor finds. The state of the strategy's hook is put back in place.
     """
 
@@ -142,11 +141,7 @@ class SiteCheckpoints:
                 self._path(version).unlink()
 
     def versions(self) -> list[int]:
-        """Versions that all processes have whole checkpoints of, in order; collective.
-
-        Raises:
-            CheckpointError: they are of another number of processes.
-        """
+        """Versions that all processes have whole checkpoints of, in order; collective."""
         own = self._group.collect(self._own_versions())
         if own[0]:
             self._group.lead(lambda: self._check_processes(max(own[0])))
@@ -171,12 +166,8 @@ class SiteCheckpoints:
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """Write the checkpoint that completed steps lead to, if one is due by `every`.
 
-        It drops those nobody can need: before `durable_version`, which the coordinator would resume
-        from as far as is known.
-
-        Raises:
-            OSError: it cannot be written; or the one before could not, beside the steps.
-            UserError: a `state_dict` of the script cannot be kept; processes of the site differ.
+        Those before `durable_version`, which the coordinator would resume from, are dropped. An
+        `OSError` if it cannot be written, or the one before could not, beside the steps.
         """
         if version // self._every <= self._saved // self._every and version >= self._saved:
             return
@@ -219,11 +210,7 @@ class SiteCheckpoints:
                 self._path(old).unlink(missing_ok=True)
 
     def settle(self) -> None:
-        """Wait until nothing is being written.
-
-        Raises:
-            OSError: what was could not be.
-        """
+        """Wait until nothing is being written; an `OSError` if what was could not be."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -236,10 +223,7 @@ class SiteCheckpoints:
         self._path(version).unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Wait until nothing is being written, and give the copy's memory back.
-
-        Raises nothing, so that it can end what failed for another reason: see `settle`.
-        """
+        """Wait as `settle` does, and give the copy's memory back; raises nothing."""
         if self._writer is not None:
             self._writer.shutdown()
         if self._writing is not None and (error := self._writing.exception()) is not None:
@@ -249,10 +233,7 @@ class SiteCheckpoints:
     def load(self, version: int, with_model: bool) -> Ledger:
         """Restore everything as it stood when the steps to `version` were complete.
 
-        `with_model` is whether to take the networks too, or leave the coordinator's in them.
-
-        Raises:
-            CheckpointError: the file is truncated, or of another model or shard.
+        Without `with_model` the coordinator's weights stay in the networks.
         """
         began = time.monotonic()
         tensors, meta = read_tensors(self._path(version))

@@ -69,8 +69,8 @@ class _Flight:
     lands_at: int
     held: State = field(default_factory=dict)
     """With overlap, Δ when it departed, until it is encoded."""
-    sent: tuple[State, State] = ({}, {})
-    """What error feedback owed before the contribution was encoded, and afterwards."""
+    sent: tuple[State, State] | None = None
+    """Once it was taken: what error feedback owed before it was encoded, and afterwards."""
     update: PendingUpdate = field(default_factory=PendingUpdate)
 
 
@@ -78,8 +78,7 @@ class Exchange:
     """One site's exchange; `listen` hears the coordinator, and says whether the run is over.
 
     Memory besides the replica: the encoded contribution until it is accepted, then the update;
-    with overlap also Δ of every fragment in flight, of which there are about τ P / H, until it
-    is encoded. Its memory is kept for the fragments that follow.
+    with overlap also Δ of every fragment in flight until it is encoded, about τ P / H of them.
     """
 
     def __init__(
@@ -140,11 +139,7 @@ class Exchange:
     # In the step loop ----------------------------------------------------------------------
 
     def reduce(self, step: int) -> None:
-        """Called inside the step that leads to `step`, once all gradients are complete.
-
-        Raises:
-            FedwanError: gradients are refused, which repeating the same step would not mend.
-        """
+        """Called inside the step that leads to `step`, once all gradients are complete."""
         if not self._has_gradients:
             return
         self._is_reduced = True
@@ -162,10 +157,15 @@ class Exchange:
         """
         self._hook.after_step()
         if self._has_gradients:
-            self._require_reduced()
+            if not self._is_reduced:
+                raise UserError(
+                    "this run's strategy exchanges gradients, and the step had no site.reduce(); "
+                    "call it after backward() and before the optimisers step"
+                )
+            self._is_reduced = False
             with self._meter.waiting():
                 # The step is complete only now: its contribution has left within it.
-                self._save(self.versions[0])
+                self._save(self.versions[0], self._residuals.ledger(Work(0, 0)))
             return self._run_step if self._keeps_pace else step
         is_last = step >= self._num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
@@ -175,17 +175,8 @@ class Exchange:
         with self._meter.waiting():
             return self._exchange(due, landing, step)
 
-    def _require_reduced(self) -> None:
-        if not self._is_reduced:
-            raise UserError(
-                "this run's strategy exchanges gradients, and the step had no site.reduce(); call "
-                "it after backward() and before the optimisers step"
-            )
-        self._is_reduced = False
-
-    def _save(self, version: int, ledger: Ledger | None = None) -> None:
+    def _save(self, version: int, ledger: Ledger) -> None:
         """The steps that lead to a version are complete."""
-        ledger = ledger or self._residuals.ledger(Work(0, 0))
         self._checkpoints.save(version, self._durable_version, ledger)
 
     def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
@@ -236,13 +227,13 @@ class Exchange:
         self._flights[index] = flight
         if self._tau:
             self._take_off(flight, work, done)
-        else:
-            self._ask(flight, flight.version + 1)
-            try:
-                self._send(flight, work, done)
-            except BaseException:
-                flight.update.give_up()
-                raise
+            return flight
+        self._ask(flight, flight.version + 1)
+        try:
+            self._send(flight, work, done)
+        except BaseException:
+            flight.update.give_up()
+            raise
         return flight
 
     def _ask(self, flight: _Flight, version: int) -> None:
@@ -251,7 +242,7 @@ class Exchange:
             flight.update.ask(self._stub, self._askers, flight.fragment.index, version)
 
     def _send(self, flight: _Flight, work: wire.Work, done: Work) -> None:
-        """Encode, save and send; what was encoded is gone afterwards, before the update comes.
+        """Encode, save and send.
 
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
         site forgets.
@@ -321,13 +312,8 @@ class Exchange:
         return update
 
     def _settle(self, flight: _Flight, receipt: wire.Receipt, residual: State, owed: State) -> None:
-        """What became of a contribution: error feedback's debt is settled, or the site is astray.
-
-        Raises:
-            _Astray: it was refused; or, at a pace of its own, not taken.
-            FedwanError: it is one of several in a row that were refused.
-        """
-        version = flight.version
+        """By what became of a contribution, settle what error feedback owes, or be astray."""
+        version, fragment = flight.version, flight.fragment
         if receipt.status == wire.Receipt.REJECTED:
             self._rejections += 1
             self._checkpoints.drop(version + 1)
@@ -337,11 +323,13 @@ class Exchange:
                     f"{self._rejections} contributions in a row were refused: {receipt.text}"
                 )
             raise _Refused
-        if self._keeps_pace and receipt.status != wire.Receipt.ACCEPTED:
+        flight.sent = (residual, owed)
+        is_taken = receipt.status == wire.Receipt.ACCEPTED
+        before = self._residuals.of(fragment)
+        self._residuals.settle(fragment, version + 1, owed if is_taken else before)
+        if self._keeps_pace and not is_taken:
             self._checkpoints.drop(version + 1)
             raise _Astray
-        flight.sent = (residual, owed)
-        self._residuals.settle(flight.fragment, version + 1, owed)
 
     def _residual(self, fragment: Fragment) -> State:
         """What the encoder must add: nothing where the delta holds it."""
@@ -408,7 +396,7 @@ class Exchange:
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
         has_own = is_merged(header, flight.version, version)
-        landing = Landing(steps, has_own, is_replaced, *flight.sent)
+        landing = Landing(steps, has_own, is_replaced, *(flight.sent or ({}, {})))
         is_written = self._hook.on_land(fragment, landing)
         self._renew(fragment, header, version)
         # The local weights are what the update stands for, less what a subtraction and an addition
@@ -451,15 +439,16 @@ class Exchange:
         if self._tau:
             wait([update.outcome for update in flights if update.outcome is not None])
         self._is_grounded.clear()
+        for flight in self._flights.values():
+            if flight.sent is None:  # nobody knows whether it was merged, and so paid
+                self._residuals.settle(flight.fragment, flight.version, {})
         self._flights.clear()
         header = self._take_weights()
+        owed = self._residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             self._replica.reset_optimizers()
-        owed = self._residuals.ledger(Work(0, 0))
-        # At a pace of its own nothing was merged meanwhile: what was owed still is.
-        kept = owed._replace(versions=tuple(self.versions)) if self._keeps_pace else None
-        self.take_over(self.versions, kept)
+        self.take_over(self.versions, None if is_refused else owed)
         for fragment in self.fragments:
             self._renew(fragment, header, self.versions[fragment.index])
         if self._keeps_pace:

@@ -71,8 +71,8 @@ def join(
     generator is seeded anew from its last seed and the site's name, so that sites draw differently.
 
     Args:
-        networks: by name, on their device; a network that no optimiser steps is frozen, and must be
-            the same at every site.
+        networks: by name, on their device; one that no optimiser steps is frozen, and must be the
+            same at every site.
         optimizers: by any name, over parameters of these networks.
         state: what else a killed script goes on from, by name: anything with `state_dict` and
             `load_state_dict`, such as a StatefulDataLoader, a scheduler, a GradScaler.
@@ -82,9 +82,6 @@ def join(
         evaluate: gets a seed; figures of the weights that the networks then hold. `fd` is shown.
         sample: gets a number and a seed; samples (num, channels, height, width) in [-1, 1] of the
             weights that the networks then hold. They leave the site.
-
-    Returns:
-        A context manager and iterator over steps.
 
     Raises:
         UserError: networks and optimisers do not fit together, or the script's processes differ.
@@ -111,11 +108,7 @@ def _open(member: Membership, script: Script) -> Site:
 
 
 def given_membership() -> Membership | None:
-    """What this script was started for: None alone.
-
-    Raises:
-        UserError: what the service has handed over does not fit this site.
-    """
+    """What this script was started for; None alone."""
     if (member := _membership.get()) is not None:
         return member
     assignment = Assignment.given()
@@ -248,11 +241,7 @@ def _log_to_stderr() -> None:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto` takes a GPU where there is one; of several processes each its own.
-
-    Raises:
-        ConfigError: `cuda` is asked for and there is none.
-    """
+    """`auto` takes a GPU where there is one; of several processes each its own."""
     has_cuda = torch.cuda.is_available()
     if name == "cuda" and not has_cuda:
         raise ConfigError("device is 'cuda' but this site has no CUDA GPU; set device=auto or cpu")

@@ -35,15 +35,14 @@ class Meter:
     def __init__(self, link: Link | None, clock: Callable[[], float] = time.monotonic) -> None:
         self.total = Work(0, 0)
         """Since the process began."""
+        self.figures: dict[str, Tensor] = {}
+        """Of the site's vitals; the latest of each name go with the next contribution."""
         self._link = link
         self._clock = clock
-        self._compute_s = 0.0
-        self._wait_s = 0.0
-        self._aside_s = 0.0
-        self._marks = (0.0, 0.0, 0, 0)
+        self._compute_s = self._wait_s = self._aside_s = 0.0
+        self._told = (0.0, 0.0, 0, 0)
         self._losses: dict[str, tuple[Tensor, int]] = {}
         self._step_began = (0.0, 0.0)
-        self._figures: dict[str, Tensor] = {}
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -79,26 +78,22 @@ class Meter:
             total, count = self._losses.get(name, (None, 0))
             self._losses[name] = (value if total is None else total + value, count + 1)
 
-    def set_figures(self, figures: Mapping[str, Tensor]) -> None:
-        """Figures of the site's vitals; the latest of each name go with the next contribution."""
-        self._figures |= figures
-
     def work(self, step: int, done: Work) -> wire.Work:
         """What a contribution after `step` says of itself; times and bytes since the last call."""
         link = self._link
         num_bytes = (0, 0) if link is None else (link.bytes_up, link.bytes_down)
-        now = (self._compute_s, self._wait_s, *num_bytes)
-        before, self._marks = self._marks, now
+        before, self._told = self._told, (self._compute_s, self._wait_s, *num_bytes)
+        since = [now - then for now, then in zip(self._told, before, strict=True)]
         work = wire.Work(
             step=step,
             steps=done.steps,
             samples=done.samples,
             losses={name: float(total) / n for name, (total, n) in self._losses.items()},
-            compute_s=now[0] - before[0],
-            wait_s=now[1] - before[1],
-            bytes_up=now[2] - before[2],
-            bytes_down=now[3] - before[3],
-            figures={k: float(v) for k, v in self._figures.items()},
+            compute_s=since[0],
+            wait_s=since[1],
+            bytes_up=int(since[2]),
+            bytes_down=int(since[3]),
+            figures={k: float(v) for k, v in self.figures.items()},
         )
-        self._figures, self._losses = {}, {}
+        self.figures, self._losses = {}, {}
         return work

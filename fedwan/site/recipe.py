@@ -89,7 +89,7 @@ def train(
                 batch = next(loader)
                 site.log(**workload.step(batch, rng, lambda _: site.reduce()))
                 with site.meter.waiting():
-                    site.meter.set_figures(vitals.after_step(batch))
+                    site.meter.figures |= vitals.after_step(batch)
         return site.global_sha256
     finally:
         loader.close()

@@ -80,7 +80,6 @@ class Replica:
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
         self._fixed_marks = _marks(self._fixed)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
-        """Whether no process has all tensors whole."""
 
     def _hash(self, state: Mapping[str, Tensor]) -> str:
         return hash_state(OnDemand(state, lambda name: whole(state[name])))
@@ -120,8 +119,7 @@ class Replica:
     def landed_value(self, name: str) -> Tensor:
         """A global weight in its own dtype, but rounded as it lands in the local one.
 
-        What rounding takes away is no step of the site: in Δ it would be merged into the global
-        weights, and what adds up there be lost.
+        What rounding takes away is no step of the site: Δ must not hold it.
         """
         base, dtype = self.base[name], self.live[name].dtype
         return base if base.dtype == dtype else base.to(dtype).to(base.dtype)
@@ -165,10 +163,7 @@ class Replica:
         return taken
 
     def take_delta(self, fragment: Fragment, room: State) -> None:
-        """Write what `delta` gives into a room's whole tensors, at rank 0, in one pass.
-
-        A delta may wait for its encoding while training goes on.
-        """
+        """Write what `delta` gives into a room's whole tensors, at rank 0, in one pass."""
         self._check_fixed()
         for name in fragment.layout:
             if is_cut(self.live[name]):
@@ -187,9 +182,7 @@ class Replica:
     def advance(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
         """Global += update, for every tensor of the fragment; the local weights stay.
 
-        Raises:
-            PayloadError: the payload is damaged. The replica is then in between two versions: end
-                this process; its successor takes the global weights.
+        After a `PayloadError` the replica is in between two versions: end this process.
         """
         for name, coded in codec.read_each(payload, fragment.layout):
             base = self.base[name]
@@ -237,11 +230,7 @@ class Replica:
         return piece_like(self.group.spread(value, spec.shape, dtype), self.live[name])
 
     def apply_gradients(self, payload: Source, fragment: Fragment, codec: Codec) -> None:
-        """Put the mean gradient in place of the local one, and set merged buffers.
-
-        Raises:
-            PayloadError: the payload is damaged.
-        """
+        """Put the mean gradient in place of the local one, and set merged buffers."""
         for name, value in codec.decode_each(payload, fragment.layout):
             if not self._is_parameter(name):
                 local(self.live[name]).copy_(piece_like(value, self.live[name]))
@@ -280,7 +269,7 @@ class Replica:
     # Checkpoints, hashes, and a look at other weights --------------------------------------
 
     def pieces(self) -> State:
-        """What this process trains, without moments: its part of a checkpoint; no copies."""
+        """What this process trains, without moments; no copies."""
         both = self.live | {f"{_OWN}{name}": value for name, value in self.local.items()}
         return {name: local(value) for name, value in both.items() if not is_moment(name)}
 
@@ -314,21 +303,30 @@ class Replica:
         Costs a second copy of this process's pieces meanwhile.
         """
         kept = [(piece, piece.clone()) for piece in self.pieces().values()]
-        modes = [(m, m.training) for net in self.trained.values() for m in net.modules()]
         try:
             for name in self.group.lead(lambda: [n for n in weights or {} if not is_moment(n)]):
                 local(self.live[name]).copy_(self.piece(name, (weights or {}).get(name)))
             self._refresh()
-            for network in self.trained.values():
-                network.eval()
-            yield
+            with evaluating(self.trained.values()):
+                yield
         finally:
             for present, value in kept:
                 present.copy_(value)
             if self.is_cut:
                 reshard(self.trained.values())
-            for module, mode in modes:
-                module.training = mode
+
+
+@contextmanager
+def evaluating(networks: Iterable[nn.Module]) -> Iterator[None]:
+    """Every module in evaluation mode, so that no running statistic moves; then as it was."""
+    modes = [(module, module.training) for network in networks for module in network.modules()]
+    try:
+        for module, _ in modes:
+            module.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
 
 
 def _named(networks: Mapping[str, nn.Module]) -> Iterator[tuple[str, Tensor]]:

@@ -97,15 +97,7 @@ class Script:
 class Site:
     """One site's part in one run: a context manager, and an iterator over its steps.
 
-    Attributes:
-        name: of this site.
-        step: completed steps of the run.
-        num_steps: of the run.
-        global_sha256: of the weights that the run ended with; empty before.
-
-    Raises:
-        ConfigError: the strategy does not fit the networks.
-        UserError: networks and optimisers do not fit together.
+    `step` of `num_steps` are complete; `global_sha256` is of the weights that the run ended with.
     """
 
     def __init__(self, member: Membership, script: Script, group: Group) -> None:
@@ -129,23 +121,12 @@ class Site:
         self._stub = CoordinatorStub(link, member.run_id, replica.layout, group=group)
         self.meter = Meter(link)
         self._checkpoints = SiteCheckpoints(
-            member.folder,
-            replica,
-            hook.state,
-            script.state,
+            *(member.folder, replica, hook.state, script.state),
             every=config.checkpoint.every,
             is_beside=strategy.overlap.tau > 0,
         )
-        self._exchange = Exchange(
-            strategy,
-            self.num_steps,
-            replica,
-            hook,
-            self._checkpoints,
-            self._stub,
-            self.meter,
-            self._listen,
-        )
+        parts = (replica, hook, self._checkpoints, self._stub, self.meter, self._listen)
+        self._exchange = Exchange(strategy, self.num_steps, *parts)
         self._is_inside = False  # whether a step has begun and not ended
 
     # The story -----------------------------------------------------------------------------
@@ -156,8 +137,7 @@ class Site:
         Raises:
             JoinRefused: this site does not belong to the run as it is.
             LinkLost: the coordinator could not be reached for too long.
-            SessionLost: another process of this site took over, or the coordinator was started
-                anew: join again.
+            SessionLost: another process of this site took over, or the coordinator is a new one.
         """
         try:
             self.step = self._join()
@@ -169,8 +149,7 @@ class Site:
     def __iter__(self) -> Iterator[int]:
         """Steps of the run, counted from 0; leaving the loop's body ends a step.
 
-        Raises:
-            RunStopped: the run was ended before its last step.
+        A `RunStopped` if the run is ended before its last step.
         """
         while True:
             if self._is_inside:
@@ -227,9 +206,7 @@ class Site:
     ) -> None:
         """Stay for the coordinator's questions until it says stop; then say farewell.
 
-        Raises:
-            UserError: the script left before the run's end.
-            RunStopped: the run was ended before its last step.
+        A `UserError` if the script left before the run's end.
         """
         try:
             if error is None or (isinstance(error, SystemExit) and not error.code):
@@ -262,7 +239,7 @@ class Site:
     # Joining -------------------------------------------------------------------------------
 
     def _join(self) -> int:
-        """Introduce this site and find its place; the step to go on from."""
+        """The step to go on from."""
         hello = wire.Hello(
             run_id=self._member.run_id,
             protocol=PROTOCOL,
@@ -286,18 +263,13 @@ class Site:
         """Join, and ask again until the sites of the run agree."""
         said = ""
         while True:
-            welcome = self._group.lead(lambda: self._at_rank_0.join(hello))
+            welcome = self._group.lead(lambda: self._stub.link.join(hello))
             if not welcome.is_waiting:
                 return welcome
             if welcome.text != said:
                 said = welcome.text
                 log.info("waiting: %s", said)
             time.sleep(ASK_AGAIN_S)
-
-    @property
-    def _at_rank_0(self) -> Link:
-        assert self._link is not None, "rank 0 has the link"
-        return self._link
 
     def _take_over(self, versions: list[int], run_step: int) -> int:
         """Find this site's place in the run; the step to go on from.
@@ -375,10 +347,9 @@ class Site:
         self._leave(wire.Farewell(global_sha256=sha256, work=work))
 
     def _leave(self, farewell: wire.Farewell) -> None:
-        if self._link is None:
-            return
         try:
-            self._link.leave(farewell)
+            if self._link is not None:
+                self._link.leave(farewell)
         except (LinkLost, SessionLost) as error:
             log.warning("the coordinator did not hear this site's farewell: %s", error)
 
@@ -406,7 +377,7 @@ class Site:
 
     def _next_signal(self, wait_s: float) -> wire.CoordinatorSignal | None:
         try:
-            return self._at_rank_0.signals.get(block=wait_s > 0, timeout=wait_s or None)
+            return self._stub.link.signals.get(block=wait_s > 0, timeout=wait_s or None)
         except Empty:
             return None
 

@@ -34,11 +34,7 @@ class Stateful(Protocol):
 
 
 def pack(what: str, value: object) -> Tensor:
-    """Tensors and plain values as bytes, uint8 (n,); `what` names them in errors.
-
-    Raises:
-        UserError: there is something that could not be read back.
-    """
+    """Tensors and plain values as bytes, uint8 (n,); a `UserError` for what is none, by `what`."""
     buffer = io.BytesIO()
     try:
         torch.save(value, buffer)

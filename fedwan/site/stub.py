@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import Any
 
 import safetensors.torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from fedwan.link.client import HEARTBEAT_S
 from fedwan.site.group import Group
 from fedwan.state import Layout, State
 
+Asked = wire.DownloadRequest
 STOP_SIGNAL_S = 5.0
 """How long the word that says why a run is over may take to arrive after the run is."""
 LISTEN_S = 0.2
@@ -52,7 +54,8 @@ class CoordinatorStub:
         self._group = group or Group()
 
     @property
-    def _link(self) -> Link:
+    def link(self) -> Link:
+        """Of rank 0."""
         assert self._rank_0_link is not None, "rank 0 has the link"
         return self._rank_0_link
 
@@ -93,11 +96,11 @@ class CoordinatorStub:
             checksum=payload.checksum,
             work=work,
         )
-        return self._link.upload(header, payload)
+        return self.link.upload(header, payload)
 
     def report(self, version: int, figures_json: str, samples: bytes) -> None:
         """Hand in quality figures and samples."""
-        self._link.report(
+        self.link.report(
             wire.QualityReport(
                 run_id=self._run_id, version=version, figures_json=figures_json, samples=samples
             )
@@ -105,17 +108,20 @@ class CoordinatorStub:
 
     # What comes ----------------------------------------------------------------------------
 
+    def _download(self, kind: wire.DownloadRequest.Kind, **which: Any) -> Delivery:
+        return self.link.download(Asked(run_id=self._run_id, kind=kind, **which))
+
     def fetch_update(self, fragment: int, version: int, between: Callable[[], None]) -> Delivery:
-        """Wait for the update that leads to `version`, or for word that it is past.
+        """The update of a fragment that leads to `version`, or word that it is superseded.
 
         `between` is called every now and then while waiting, and may raise to end the wait.
 
         Raises:
             RunStopped: the run is over without that version, and `between` does not say why.
         """
-        over_since = None
+        asked, over_since = {"fragment": fragment, "version": version}, None
         while True:
-            update = self._ask_update(fragment, version, self._poll_s)
+            update = self._download(Asked.UPDATE, **asked, wait_s=self._poll_s)
             if update.payload is not None or is_superseded(update):
                 return update
             between()
@@ -127,14 +133,6 @@ class CoordinatorStub:
                         f"{version}; the coordinator's log says why"
                     )
                 time.sleep(0.05)
-
-    def _ask_update(self, fragment: int, version: int, wait_s: float) -> Delivery:
-        kind = wire.DownloadRequest.UPDATE
-        return self._link.download(
-            wire.DownloadRequest(
-                run_id=self._run_id, kind=kind, fragment=fragment, version=version, wait_s=wait_s
-            )
-        )
 
     def receive(self, update: PendingUpdate, listen: Callable[[], object]) -> Delivery:
         """Wait for an update, and have it at every process; `listen` may raise to end the wait."""
@@ -149,21 +147,22 @@ class CoordinatorStub:
     def is_over(self, version: int) -> bool:
         """Whether the run has ended, asked without waiting."""
         done = wire.DownloadHeader.DONE
-        ask = self._ask_update
-        return self._group.lead(lambda: ask(0, version + 1, 0.0).header.status == done)
+        return self._group.lead(
+            lambda: self._download(Asked.UPDATE, version=version + 1).header.status == done
+        )
 
     def fetch_weights(
-        self, kind: wire.DownloadRequest.Kind = wire.DownloadRequest.GLOBAL
+        self, kind: wire.DownloadRequest.Kind = Asked.GLOBAL
     ) -> tuple[State | None, wire.DownloadHeader]:
         """The present global weights, or their moving average, at rank 0; what was said of them."""
         kept: list[State] = []
 
         def fetch() -> wire.DownloadHeader:
-            delivery = self._link.download(wire.DownloadRequest(run_id=self._run_id, kind=kind))
-            if delivery.payload is None:
+            header, payload = self._download(kind)
+            if payload is None:
                 raise FedwanError("the coordinator has no weights yet; its run has not begun")
-            kept.append(fp32().decode(delivery.payload, self._layout))
-            return delivery.header
+            kept.append(fp32().decode(payload, self._layout))
+            return header
 
         header = self._group.lead(fetch)
         return (kept[0] if kept else None), header
@@ -172,8 +171,7 @@ class CoordinatorStub:
         """The state of the optimiser that the coordinator steps, and the version of it."""
 
         def fetch() -> tuple[State, list[int]]:
-            request = wire.DownloadRequest(run_id=self._run_id, kind=wire.DownloadRequest.OUTER)
-            header, payload = self._link.download(request)
+            header, payload = self._download(Asked.OUTER)
             assert payload is not None, "the weights have come before"
             state = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
             return state, list(header.versions)

@@ -9,34 +9,32 @@
     gradient/NETWORK   norm of the gradient that the optimiser stepped on last
     memory/NETWORK …   what the workload's `examine` tells
 
-They are taken right before a contribution leaves, once in H steps or in 16, whichever is more: one
-pass over a batch and over the gradients, and, where the workload has `examine`, a few forward
-passes of a batch: 2 % of the time of a GAN's steps on digits at H = 20, less where H is larger.
-Nothing is drawn from the generators that training draws from, no buffer moves, and nothing is
-waited for on a GPU until the contribution is made: the run's bits are the same with and without.
+They are taken right before a contribution leaves, once in H steps or in 16, whichever is more: 2 %
+of the time of a GAN's steps on digits at H = 20. Nothing is drawn from the generators that training
+draws from, no buffer moves, and nothing is waited for on a GPU until the contribution is made: the
+run's bits are the same with and without.
 
 Where only n of N samples are looked at, most copies are not seen beside what they copy. What was
 seen once (f1) and twice (f2) tells how many were not seen at all: at least f0 = f1^2 /
 (2 f2 n / (n - 1) + f1 n / (N - n)), the lower bound of Chao and Lin (2012, "Nonparametric lower
 bounds for species richness and shared species richness under sampling without replacement",
-Biometrics 68), which is met where all samples have as many copies. One image that is there ten
-thousand times changes little of it, as it should; a few equal pairs, which chance may bring, count
-for nothing.
+Biometrics 68), which is met where all samples have as many copies. A few equal pairs, which chance
+may bring, count for nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedwan.data import Shard, first_leaf
 from fedwan.rng import derive_seed, lent_generators
+from fedwan.site.replica import evaluating
 from fedwan.workloads.base import Batch, Examinable, Workload
 from fedwan.workloads.optim import full_norm
 
@@ -121,7 +119,7 @@ class Vitals:
         workload, held_out = self._workload, self._shard.held_out
         if not isinstance(workload, Examinable) or not isinstance(held_out, Batch):
             return {}
-        if not len(held_out.y):
+        if len(held_out.y) == 0:
             return {}
         seed = derive_seed(*self._seed, "examine", self._steps)
         num = min(max(batch_size, FEWEST_EXAMINED), MOST_EXAMINED)
@@ -129,7 +127,7 @@ class Vitals:
         told = [self._shard.tell(part) for part in alike]
         parts = [Batch(part.x.to(device), part.y.to(device)) for part in told]
         gpus = [device] if device.type == "cuda" else []
-        with _evaluating(workload.networks), lent_generators(gpus):
+        with evaluating(workload.networks.values()), lent_generators(gpus):
             return workload.examine(parts[0], parts[1], seed)
 
 
@@ -202,16 +200,3 @@ def _alike(
             drawn = torch.randint(len(members), (int(wanted.sum()),), generator=generator)
             index[wanted] = members[drawn]
     return Batch(train.x[mine], labels), Batch(held_out.x[index], held_out.y[index])
-
-
-@contextmanager
-def _evaluating(networks: Mapping[str, nn.Module]) -> Iterator[None]:
-    """Every module in evaluation mode, so that no running statistic moves; then as it was."""
-    modes = [(m, m.training) for network in networks.values() for m in network.modules()]
-    try:
-        for network in networks.values():
-            network.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
