@@ -50,9 +50,8 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
 
     A script that is started again goes on where it was killed: position in the data, loops,
     schedulers, loss scale and the state of other callbacks come from the site's checkpoint. A
-    StatefulDataLoader finds its place by itself; of any other loader the batches that were done in
-    the epoch are read again, in the order that torch's, Python's and numpy's global generators or
-    one of the loader's own gave them.
+    StatefulDataLoader finds its place by itself; of any other loader the epoch's batches are read
+    again, in the order that global generators or one of the loader's own gave them.
 
     Args:
         kinds: by network `adversarial` or `regression`, as for `fedwan.join`.

@@ -53,9 +53,8 @@ def _at_most_h(key: str, less: int = 0) -> Needs:
     )
 
 
-WAITS = (
-    Needs("round.grace", _has_spare_sites, _one_less),
-    Needs("round.max_staleness", _has_spare_sites, _one_less),
+WAITS = tuple(
+    Needs(key, _has_spare_sites, _one_less) for key in ("round.grace", "round.max_staleness")
 )
 """Of rounds that wait for all sites, or for a quorum."""
 APART = Needs("network.*.h", lambda c, _: not c.round.least_steps, "round.least_steps=0")
@@ -107,10 +106,7 @@ def resolve_strategy(
 def require_followed(
     page: ModuleType, config: Config, others: Callable[[], Mapping[str, ModuleType]] = dict
 ) -> None:
-    """Refuse settings that a strategy's page does not follow.
-
-    The mend is the one that follows most of what was asked for, and then is most like this one.
-    """
+    """Refuse settings that a page does not follow; the mend is the strategy that follows most."""
     uses, defaults = _declared(page)
     found = unused(config, uses, defaults, OPTIONAL)
     if not found:

@@ -45,7 +45,7 @@ class Assignment:
     data_path: str
     """Folder of the site's data, in place of the run's `data.path`; empty takes that."""
     show_samples: bool
-    """Whether samples made of the site's own inputs may leave it: no run's configuration says so."""
+    """Whether samples made of the site's own inputs may leave it; for no run to say."""
     parent: int
     """Process that started the script, and with which it ends."""
 

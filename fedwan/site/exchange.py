@@ -71,6 +71,8 @@ class _Flight:
     """With overlap, Δ when it departed, until it is encoded."""
     sent: tuple[State, State] | None = None
     """Once it was taken: what error feedback owed before it was encoded, and afterwards."""
+    unpaid: State | None = None
+    """If it came too late: what is owed on, unless it was merged and only the receipt was late."""
     update: PendingUpdate = field(default_factory=PendingUpdate)
 
 
@@ -324,12 +326,12 @@ class Exchange:
                 )
             raise _Refused
         flight.sent = (residual, owed)
-        is_taken = receipt.status == wire.Receipt.ACCEPTED
-        before = self._residuals.of(fragment)
-        self._residuals.settle(fragment, version + 1, owed if is_taken else before)
-        if self._keeps_pace and not is_taken:
-            self._checkpoints.drop(version + 1)
-            raise _Astray
+        if receipt.status != wire.Receipt.ACCEPTED:
+            flight.unpaid = self._residuals.of(fragment)
+            if self._keeps_pace:
+                self._checkpoints.drop(version + 1)
+                raise _Astray
+        self._residuals.settle(fragment, version + 1, owed)
 
     def _residual(self, fragment: Fragment) -> State:
         """What the encoder must add: nothing where the delta holds it."""
@@ -390,12 +392,14 @@ class Exchange:
         del self._flights[index]
         self._rejections = 0
         version = self.versions[index]
-        self._residuals.settle(fragment, version, self._residuals.of(fragment))
+        has_own = is_merged(header, flight.version, version)
+        is_unpaid = flight.unpaid is not None and not has_own
+        owed = flight.unpaid if is_unpaid else self._residuals.of(fragment)
+        self._residuals.settle(fragment, version, owed or {})
         if self._has_gradients and not self._keeps_pace:
             return
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
-        has_own = is_merged(header, flight.version, version)
         landing = Landing(steps, has_own, is_replaced, *(flight.sent or ({}, {})))
         is_written = self._hook.on_land(fragment, landing)
         self._renew(fragment, header, version)
