@@ -44,16 +44,6 @@ def test_what_was_left_open_is_filled_in_and_what_the_user_named_is_kept() -> No
 
 
 @pytest.mark.parametrize(
-    ("steps", "mend"), [(119, "steps=100 or 120"), (101, "steps=100 or 120"), (7, "steps=20")]
-)
-def test_steps_that_are_no_multiple_of_h_are_refused_with_the_nearest(
-    steps: int, mend: str
-) -> None:
-    text = refusal(diloco, Config(steps=steps))
-    assert text.endswith(f"set {mend}") and f"steps={steps} " in text
-
-
-@pytest.mark.parametrize(
     ("words", "mend"),
     [
         ("strategy=sync h=20", "strategy=local_sgd"),
@@ -85,6 +75,14 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
         ("strategy=diloco steps=100 round.least_steps=21", "needs round.least_steps=20 or less"),
         ("strategy=diloco network.generator.h=4 round.least_steps=2", "needs round.least_steps=0"),
         ("strategy=scaffnew codec.up=topk2", "does not go with strategy 'scaffnew'"),
+        ("strategy=scaffnew round.least_steps=1", "round.least_steps = 1"),
+        ("strategy=scaffnew outer.generator.lr=0.5", "outer.generator.lr = 0.5"),
+        ("strategy=scaffnew stream.tau=2", "stream.tau = 2"),
+        (
+            "strategy=diloco h=20 steps=119",
+            "steps=119 is no multiple of h=20.*set steps=100 or 120",
+        ),
+        ("strategy=diloco h=20 steps=7", "steps=7 is no multiple of h=20.*set steps=20"),
         ("network.gen.exclude=[a]", "network.gen: workload 'gan' trains"),
         (f"{STREAM} stream.tau=10", "stream.tau = 10 needs stream.tau=9 or less"),
         (f"{STREAM} stream.fragments=11", "fragments = 11 needs stream.fragments=10 or less"),
