@@ -83,10 +83,7 @@ def strided(count: int, h: int) -> Fragmentation:
 
 
 def often(times: Mapping[str, int], rest: Fragmentation) -> Fragmentation:
-    """Networks that travel several times a round, those of a kind whole; others as `rest` cuts.
-
-    `times` are by network, above 1; at least one network of the model is not among them.
-    """
+    """Networks that travel `times` (above 1) a round, those of a kind whole; `rest` cuts others."""
 
     def cut(layout: Layout) -> tuple[Fragment, ...]:
         slow = {name: spec for name, spec in layout.items() if network_of(name) not in times}

@@ -16,11 +16,7 @@ POINTS = ("workload=gan", "data.name=ring8", "model.width=4", "steps=100")
 
 
 def write_run(out: Path, *words: str) -> tuple[Config, State]:
-    """A run whose moving average is the initial weights, and whose last weights are zero.
-
-    Returns:
-        Its configuration, and the moving average.
-    """
+    """A run whose last weights are zero: its configuration, and the average, the initial ones."""
     config = load_run(None, [*POINTS, *words, f"out={out}"])
     built = load_workload(config.workload).build(config, "cpu")
     load_initial(built.networks, config.init, config.excluded)

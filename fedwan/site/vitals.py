@@ -186,10 +186,7 @@ def distinct_share(keys: Tensor, num_samples: int) -> float:
 def _alike(
     train: Batch, held_out: Batch, num: int, generator: torch.Generator
 ) -> tuple[Batch, Batch]:
-    """Training samples, and held-out ones of the same classes as far as there are any.
-
-    Of the same classes, since a shard may lack some: that is no memory of its samples.
-    """
+    """Training samples, and held-out ones of the same classes, as far as there are any."""
     mine = torch.randint(len(train.y), (num,), generator=generator)
     labels, pool = train.y[mine], held_out.y
     index = torch.randint(len(pool), (num,), generator=generator)

@@ -111,15 +111,9 @@ def take_steps(
     keep: Callable[[nn.Module], object] = lambda net: None,
     **options: Any,
 ) -> Ended:
-    """A training script.
+    """A training script: `batches` is the seed of its data, `keep` gets the network.
 
-    Args:
-        way: see `cut`.
-        seed: of the network.
-        batches: seed of the data.
-        stop_at: the step in which the coordinator is told to stop.
-        keep: gets the network.
-        options: of `fedwan.join`, in place of the usual.
+    At step `stop_at` the coordinator is told to stop; `options` are of `fedwan.join`.
     """
     is_shared = way in ("ddp", "fsdp", "gradients")
     rank, size = (dist.get_rank(), dist.get_world_size()) if is_shared else (0, 1)
@@ -128,11 +122,7 @@ def take_steps(
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=False)
     data = Batches(batches)
     ended = Ended("", [], [])
-    usual = {
-        "networks": {"net": net},
-        "optimizers": {"net": optimizer},
-        "state": {"data": data},
-    }
+    usual = {"networks": {"net": net}, "optimizers": {"net": optimizer}, "state": {"data": data}}
     with fedwan.join(**(usual | options)) as site:
         assert isinstance(site, Site)
         for step in site:
@@ -283,14 +273,7 @@ class Processes:
     def run(
         self, call: Callable[..., Any], *args: Any, timeout_s: float = 90.0, **options: Any
     ) -> list[Any]:
-        """What a function returns at each rank, or the text of what it raised.
-
-        Args:
-            call: of a module; called with these arguments at each rank.
-            args: can be pickled.
-            timeout_s: after it, processes are ended.
-            options: as `args`.
-        """
+        """What a module's function returns at each rank, or the `Failure` that it raised."""
         if not self._processes:
             self._start()
         for pipe in self._pipes:

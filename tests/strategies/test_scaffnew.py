@@ -18,10 +18,12 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy
 from fedwan.simulation import Absence
 from fedwan.site.replica import Replica
+from fedwan.state import State
+from fedwan.strategy import Landing
 from strategies import scaffnew
 from strategies.scaffnew import ControlVariates
 from tests.planes import eventually
-from tests.support import Ran, WrappedLink, hub_of, run_tiny, tiny_config
+from tests.support import Ran, WrappedLink, hub_of, run_tiny, same_bits, tiny_config
 
 SITES, H, NUM_VERSIONS = 3, 5, 12
 
@@ -42,9 +44,15 @@ class TooLate(WrappedLink):
 
 
 class Noted(ControlVariates):
-    """Counts how often it began anew."""
+    """Counts how often it began anew, and sees that what came too late has paid nothing."""
 
     num_forgotten = 0
+    unpaid: State | None = None
+
+    def on_land(self, fragment: Fragment, landing: Landing) -> bool:
+        assert self.unpaid is None or same_bits(landing.residual, self.unpaid)
+        self.unpaid = None if landing.is_merged else landing.residual
+        return super().on_land(fragment, landing)
 
     def forget(self, fragment: Fragment) -> None:
         self.num_forgotten += 1

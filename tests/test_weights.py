@@ -1,4 +1,4 @@
-"""The way out: `fedwan.load` and `fedwan export`, of runs as they leave their folders."""
+"""Weights in files: `init.NETWORK=path`, `fedwan.load` and `fedwan export`."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import fedwan
+from fedwan.app import load_run, load_workload
 from fedwan.config import load as load_config
-from fedwan.errors import CheckpointError, FedwanError, UserError
-from fedwan.weights import export
-from tests.trained_runs import save_checkpoint, write_run
+from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
+from fedwan.weights import export, load_initial
+from tests.trained_runs import POINTS, save_checkpoint, write_run
 
 KEPT = ("model.spectral_norm=true", "network.generator.exclude=['*.bias']")
 
@@ -151,3 +153,81 @@ def test_a_run_of_a_script_has_networks_and_files_but_no_workload(tmp_path: Path
     export(trained, "safetensors", tmp_path / "weights")
     assert load_file(tmp_path / "weights" / "generator.safetensors")
     assert "never left the sites" in (tmp_path / "weights" / "README.md").read_text()
+
+
+# Initial weights ---------------------------------------------------------------------------------
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), spectral_norm(nn.Linear(3, 2)))
+
+
+def saved(path: Path, module: nn.Module, without: str = "-") -> dict[str, str]:
+    state = {n: v.contiguous() for n, v in module.state_dict().items() if without not in n}
+    save_file(state, path)
+    return {"net": str(path)}
+
+
+def test_a_network_takes_the_weights_of_a_file_in_its_own_dtype(tmp_path: Path) -> None:
+    init = saved(tmp_path / "net.safetensors", network())
+    target = network().bfloat16()
+    weight = target[0].weight
+    load_initial({"net": target}, init)
+    assert target[0].weight is weight and weight.dtype is torch.bfloat16
+    other = network()
+    load_initial({"net": other}, init)
+    assert torch.equal(weight, other[0].weight.bfloat16())
+
+
+def test_vectors_of_spectral_norm_and_frozen_and_excluded_tensors_may_be_missing(
+    tmp_path: Path,
+) -> None:
+    load_initial({"net": network()}, saved(tmp_path / "a.safetensors", network(), "._"))
+    init = saved(tmp_path / "b.safetensors", network(), "0.weight")
+    with pytest.raises(ConfigError, match="lacks '0.weight', which is trained"):
+        load_initial({"net": network()}, init)
+    load_initial({"net": network()}, init, {"net": ["0.*"]})
+    frozen = network()
+    frozen[0].requires_grad_(False)
+    load_initial({"net": frozen}, init)
+
+
+def test_a_file_that_does_not_fit_is_one_line_and_changes_nothing(tmp_path: Path) -> None:
+    def says(networks: dict[str, nn.Module], init: dict[str, str], words: str) -> None:
+        refused(lambda: load_initial(networks, init), ConfigError, words)
+
+    init = saved(tmp_path / "net.safetensors", network())
+    says({"nets": network()}, init, "init.net: networks are nets; did you mean 'nets'?")
+    says({"net": network()}, {"net": "nowhere"}, "is no file on this machine")
+    (tmp_path / "text").write_text("no tensors")
+    says({"net": network()}, {"net": str(tmp_path / "text")}, "is no safetensors file")
+    other = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(4))
+    before = other[0].weight.clone()
+    says({"net": other}, init, "'1.bias' is of shape (3,), and the module's of (4,)")
+    del other[1]
+    says({"net": other}, init, "holds '1.bias', which the module has not")
+    assert torch.equal(before, other[0].weight)
+
+
+def test_a_run_is_refused_before_it_starts_where_a_file_does_not_fit(tmp_path: Path) -> None:
+    init = saved(tmp_path / "net.safetensors", network())
+    for word, says in (
+        (f"init.generator={init['net']}", "which the module has not"),
+        ("init.genrator=x", "did you mean 'generator'?"),
+        ("init.generator=[1]", "init.generator = "),
+        ("init=x", "is a section, not a setting"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_run(None, [*POINTS, word])
+        assert says in str(caught.value), str(caught.value)
+
+
+def test_paths_are_absolute_in_what_a_run_keeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_run(None, POINTS)
+    generator = load_workload("gan").build(config, "cpu").networks["generator"]
+    saved(tmp_path / "g.safetensors", generator)
+    monkeypatch.chdir(tmp_path)
+    config = load_run(None, [*POINTS, "init.generator=g.safetensors"])
+    assert config.init == {"generator": str(tmp_path / "g.safetensors")}
