@@ -197,10 +197,12 @@ def _ask(
     Without a file the model is as the words say. With one it is the workload's, whose steps are
     timed here, and the codecs: after settings that cannot be are refused.
     """
+    import torch
+
     from fedwan.app import load_workload, resolve_workload
-    from fedwan.planner.calibrate import coding_costs, open_workload, step_seconds, trained_layout
     from fedwan.planner.candidates import NETWORK, Question, candidates, synthetic_layout
-    from fedwan.planner.costs import Costs
+    from fedwan.planner.costs import Costs, coding_costs, step_seconds, trained_layout
+    from fedwan.site.joining import choose_device
     from fedwan.workloads.settings import networks_of
 
     run, costs = _run_config(config), Costs(packs=link.packs())
@@ -209,7 +211,10 @@ def _ask(
         rest = config.step_s, link, steps, config.usd_per_gb, costs
         return Question(run, named, {NETWORK: "regression"}, layout, *rest), None
     run = resolve_workload(run)
-    workload, networks = open_workload(run), networks_of(load_workload(run.workload), run)
+    if run.threads:
+        torch.set_num_threads(run.threads)
+    recipe = load_workload(run.workload)
+    workload, networks = recipe.build(run, choose_device(run.device)), networks_of(recipe, run)
     layout = trained_layout(workload, run.inner, run.excluded)
     rest = config.step_s, link, run.steps, config.usd_per_gb, costs
     question = Question(run, named, networks, layout, *rest)

@@ -35,8 +35,9 @@ class Prediction:
     utilisation: float
     """Share of the time in which sites compute; NaN if the run would stop."""
     round_s: float
-    wire_s: float
-    """That a round's bytes take on the fuller direction of the link."""
+    up_s: float
+    """That a round's bytes take."""
+    down_s: float
     coordinator_s: float
     """That the coordinator merges and commits in a round; on arrival, in H steps of each site."""
     bytes_per_step: float
@@ -87,7 +88,8 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
         candidate=chosen,
         utilisation=utilisation,
         round_s=strategy.h * question.step_s / utilisation,
-        wire_s=strategy.h * max(up / link.up.bytes_per_s, down / link.down.bytes_per_s),
+        up_s=strategy.h * up / link.up.bytes_per_s,
+        down_s=strategy.h * down / link.down.bytes_per_s,
         coordinator_s=sum(num_sites * load.merge_s + commits * load.commit_s for load in loads),
         bytes_per_step=up + down,
         wall_s=first_s + num_steps * question.step_s / utilisation,

@@ -78,21 +78,15 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
 
 
 def _limit(best: Prediction, question: Question) -> str:
-    strategy, rtt_s = best.candidate.strategy, question.link.up.rtt_s
-    steps_s = strategy.h * question.step_s
-    if best.wire_s >= max(0.9 * best.round_s, best.coordinator_s):
-        what = f"the link is full: a round's bytes take {best.wire_s:.3g} s on its fuller way"
-    elif best.coordinator_s >= 0.9 * best.round_s:
-        what = f"the coordinator is busy: merging a round takes {best.coordinator_s:.3g} s"
-    else:
-        ways = "" if strategy.overlap.tau else ", those of the other way come after them"
-        round_trips = f", round trips of {1e3 * rtt_s:.0f} ms" if rtt_s else ""
-        what = (
-            f"sites wait {best.round_s - steps_s:.3g} s a round: a round's bytes take "
-            f"{best.wire_s:.3g} s on the link's fuller way{ways}, merging "
-            f"{best.coordinator_s:.3g} s{round_trips}"
-        )
-    return f"{what}, its steps {steps_s:.3g} s"
+    takes = {
+        "steps": best.candidate.strategy.h * question.step_s,
+        "bytes up": best.up_s,
+        "down": best.down_s,
+        "merging": best.coordinator_s,
+        "a round trip": question.link.up.rtt_s,
+    }
+    parts = ", ".join(f"{what} {seconds:.3g} s" for what, seconds in takes.items())
+    return f"a round takes {best.round_s:.3g} s: {parts}"
 
 
 def _setting(prediction: Prediction) -> str:

@@ -10,7 +10,7 @@ import pytest
 from fedwan.app import load_run
 from fedwan.cli.main import main
 from fedwan.errors import ConfigError
-from fedwan.planner import calibrate
+from fedwan.planner import costs
 from tests.planner.test_links import FOUND, asdict
 
 MODEL = ("params=57182660", "step_s=0.1")
@@ -55,7 +55,7 @@ def test_rows_and_a_config_that_runs(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_a_config_s_workload_is_measured_and_its_own_settings_are_told(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "BUDGET_S", 0.0)
+    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
     path, chosen = tmp_path / "run.yaml", tmp_path / "chosen.yaml"
     path.write_text(
         "data: {name: ring8}\nstrategy: diloco\nh: 25\nsteps: 1000\nsites: 2\n"
@@ -124,7 +124,7 @@ def test_a_users_mistake_is_one_line_and_exit_code_2(
 def test_what_cannot_be_is_refused_before_the_workload_is_timed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrate, "step_seconds", lambda *_: pytest.fail("it was timed"))
+    monkeypatch.setattr(costs, "step_seconds", lambda *_: pytest.fail("it was timed"))
     path = tmp_path / "run.yaml"
     path.write_text("sites: 2\nlink: {rate_mbit: 20}\n")
     code, _, err = fedwan(capsys, str(path), "h=20", "stream.tau=20")

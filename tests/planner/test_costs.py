@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from fedwan.app import load_workload, resolve_workload
 from fedwan.codecs import codec_by_name
-from fedwan.planner.costs import Costs, global_bytes, loads_of
+from fedwan.config import Config, DataConfig
+from fedwan.planner import costs
+from fedwan.planner.candidates import synthetic_layout
+from fedwan.planner.costs import CODECS, Costs, global_bytes, loads_of
 from tests.planner.models import LAYOUT, strategy_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results.md"
@@ -62,3 +66,43 @@ def test_sites_that_are_not_simulated_are_merged_all_the_same() -> None:
         loads_of(strategy, strategy.fragments(LAYOUT), Costs(stands_for=n))[0] for n in (1, 10)
     )
     assert ten.merge_s == 10 * one.merge_s and ten._replace(merge_s=one.merge_s) == one
+
+
+def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
+    config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
+    workload = load_workload(config.workload).build(config, "cpu")
+    layout = costs.trained_layout(workload, config.inner)
+    params = [p for network in workload.networks.values() for p in network.parameters()]
+    count = sum(param.numel() for param in params)
+    assert sum(spec.num_values for spec in layout.values()) == count
+    for inner in config.inner.values():
+        inner.state = "average"
+    layout = costs.trained_layout(workload, config.inner)
+    # Second moments and steps; with beta1 = 0 no first ones.
+    assert {inner.beta1 for inner in config.inner.values()} == {0.0}
+    assert sum(spec.num_values for spec in layout.values()) == 2 * count + len(params)
+    assert 0 < costs.step_seconds(config, workload) < 60
+
+
+@pytest.mark.parametrize("name", ["fp32", "int4", "topk2"])
+def test_codecs_are_timed_both_ways(name: str) -> None:
+    speed = costs.coding_speed(codec_by_name(name), synthetic_layout(50_000))
+    assert 0 < speed.encode_s < 1e-3 and 0 < speed.add_s < 1e-3
+
+
+def test_no_more_is_coded_than_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "SAMPLE_VALUES", 10_000)
+    assert costs.coding_costs(synthetic_layout(400_000)).keys() == CODECS.keys()
+
+
+def test_what_stays_at_sites_is_not_planned_for() -> None:
+    config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
+    workload = load_workload(config.workload).build(config, "cpu")
+    workload.networks["discriminator"].requires_grad_(False)
+    params = dict(workload.networks["discriminator"].named_parameters())
+    *others, (name, last) = params.items()
+    last.requires_grad_(True)
+    layout = costs.trained_layout(workload, config.inner, {"generator": ["*.bias"]})
+    assert not any(n.endswith(".bias") for n in layout if n.startswith("generator/"))
+    assert [n for n in layout if n.startswith("discr")] == [f"discriminator/{name}"] and others
