@@ -12,7 +12,7 @@ are taken at the present weights, exchanged together, and both step, as in `site
 
 The teacher is frozen: each site reads its own copy, which is never sent, and must hash alike. Nor
 is the target sent: it is kept as its lag behind the student, and so moves along with every merge
-(`fedwan.models.distillation`). What is merged, averaged and measured is the student.
+(`fedwan.workloads.distillation`). What is merged, averaged and measured is the student.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ from fedwan.config import Config, InnerConfig
 from fedwan.data import source_of
 from fedwan.errors import ConfigError
 from fedwan.metrics import NUM_DRAWS, measure_quality
-from fedwan.models.distillation import FeatureHeads, Followed
 from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
-from fedwan.workloads.adversarial import LOSSES
+from fedwan.workloads.adversarial import LOSSES, share_above, spread
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.descent import Descent
-from fedwan.workloads.examination import share_above, spread
+from fedwan.workloads.distillation import (
+    FeatureHeads,
+    Followed,
+    Teacher,
+    load_teacher,
+    read_teacher,
+)
 from fedwan.workloads.settings import require_each
-from fedwan.workloads.teacher import Teacher, load_teacher, read_teacher
 
 # What the student learns from moves as well: its own average, and the judge.
 NETWORKS: dict[str, NetworkKind] = {"student": "adversarial", "heads": "adversarial"}

@@ -1,8 +1,7 @@
 """Codecs: how parameters are written on the wire, one file for each kind of them."""
 
-from fedwan.codecs.base import Codec, Coded, Plain, plain, with_feedback
+from fedwan.codecs.base import Codec, Coded, Plain, bf16, fp32, plain, with_feedback
 from fedwan.codecs.blocks import float4, int2, int4, int8
-from fedwan.codecs.floats import bf16, fp32
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
 from fedwan.errors import ConfigError

@@ -6,10 +6,9 @@ residual is what error feedback still owes, an explicit state of the sender. Par
 the codec; all else (running means, counters) is written raw: it is small and must arrive exactly.
 """
 
-# ruff: noqa: D102 (what a `Coded` does is said once)
-
 from __future__ import annotations
 
+# ruff: noqa: D102 (what a `Coded` does is said once)
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
@@ -271,3 +270,25 @@ def with_feedback(codec: Codec) -> Codec:
         return record, owed
 
     return codec._replace(encode_tensor=encode, has_feedback=True)
+
+
+def fp32() -> Codec:
+    """32 bits a value, exact. No copy is made of a contiguous fp32 CPU tensor."""
+    return _float_codec("fp32", 1, torch.float32, is_exact=True)
+
+
+def bf16() -> Codec:
+    """16 bits a value, rounded to nearest even."""
+    return _float_codec("bf16", 2, torch.bfloat16)
+
+
+def _float_codec(name: str, encoding: int, dtype: torch.dtype, is_exact: bool = False) -> Codec:
+    def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
+        return tensor_bytes(value.detach().to(dtype)), None
+
+    def read(data: Bytes, spec: TensorSpec) -> Coded:
+        return Plain(tensor_from_bytes(data, dtype, spec.shape), torch.float32)
+
+    return Codec(
+        name, encoding, encode, read, lambda spec: dtype.itemsize * spec.num_values, is_exact
+    )

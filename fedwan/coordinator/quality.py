@@ -40,7 +40,7 @@ def find(answers: Answers) -> Finding:
         ((site, report),) = reports.items()
         return Finding((site,), report.version, json.loads(report.figures_json), report.samples)
     # Imported here: feature networks and data sets come with it, which other runs do without.
-    from fedwan.metrics.comparison import merge_comparisons, unpack_comparisons
+    from fedwan.metrics.distances import merge_comparisons, unpack_comparisons
 
     sites = tuple(sorted(reports))
     figures = _means([json.loads(reports[site].figures_json) for site in sites])

@@ -28,7 +28,7 @@ from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.quality import Finding, find
 from fedwan.coordinator.records import RoundRows, Totals
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
-from fedwan.data.splits import has_own_data
+from fedwan.data.sources import has_own_data
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.fragments import whole

@@ -9,25 +9,96 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import io
 import logging
 import os
+import struct
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset, default_collate
 
 from fedwan.config import DataConfig
-from fedwan.data.pictures import BadPicture, Transform, opened
-from fedwan.data.sources import PAIRS, parse_classes, size_of
-from fedwan.data.splits import parse_split, split_indices
+from fedwan.data.sources import PAIRS, parse_classes, parse_split, size_of, split_indices
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.workloads.base import Batch
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
+_BOMB = Image.DecompressionBombError
+_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, _BOMB)
+"""All that Pillow raises for files that are cut short, damaged, or no images."""
+
+
+class BadPicture(Exception):
+    """What is wrong with an image, as the end of a line that begins with its name."""
+
+
+class Transform(NamedTuple):
+    """What is made of an image: the square in its middle, or of pairs both halves, resized."""
+
+    size: int
+    """Pixels a side."""
+    pairs: bool = False
+    """Two images lie side by side in one; each becomes a square, whatever its shape."""
+    swapped: bool = False
+    """Of pairs: the left half is made from the right one, not the right from the left."""
+
+    def apply(self, data: bytes) -> Tensor:
+        """RGB, (3, size, size) float32 in [-1, 1]; of pairs 6 channels, the input's first.
+
+        Raises:
+            BadPicture: it cannot be read, or is of a size that cannot be used.
+        """
+        try:
+            image = opened(data)
+            self._check(*image.size)
+            parts = self._parts(image.convert("RGB"))
+        except _UNREADABLE as error:
+            # Pillow's text on what is no image would name an object in memory.
+            is_known = not isinstance(error, UnidentifiedImageError)
+            reason = f" ({' '.join(str(error).split())})" if is_known else ""
+            raise BadPicture(f"cannot be read as an image{reason}; remove it") from None
+        small = [part.resize((self.size, self.size), Image.Resampling.BICUBIC) for part in parts]
+        pixels = np.concatenate([np.asarray(part) for part in small], axis=2)
+        # numpy copies in the thread that asks; torch would start threads of its own for it.
+        return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32) * (2 / 255) - 1)
+
+    def _check(self, width: int, height: int) -> None:
+        if self.pairs and width % 2:
+            raise BadPicture(
+                f"is {width} pixels wide, which two images side by side cannot be; "
+                "make the width even"
+            )
+        if not self.pairs and min(width, height) < self.size:
+            raise BadPicture(
+                f"is {width} x {height} pixels, smaller than data.size = {self.size}; "
+                "remove it, or lower data.size"
+            )
+
+    def _parts(self, image: Image.Image) -> list[Image.Image]:
+        if not self.pairs:
+            image = ImageOps.exif_transpose(image)
+            side = min(image.size)
+            left, top = (image.width - side) // 2, (image.height - side) // 2
+            return [image.crop((left, top, left + side, top + side))]
+        # Cut before resizing: `resize(box=…)` would look across the middle.
+        half, height = image.width // 2, image.height
+        boxes = [(0, 0, half, height), (half, 0, 2 * half, height)]
+        return [image.crop(box) for box in (boxes[::-1] if self.swapped else boxes)]
+
+
+def opened(data: bytes) -> Image.Image:
+    """An image of one of the formats that are read, not decoded yet."""
+    return Image.open(io.BytesIO(data), formats=_FORMATS)
+
 
 _log = logging.getLogger(__name__)
 

@@ -16,8 +16,15 @@ from torch.utils.data import default_collate
 from fedwan.config import Config, DataConfig, site_names
 from fedwan.data.files import Files, open_files
 from fedwan.data.loader import Fetch, InMemory, Loader, copied, is_stream, tell
-from fedwan.data.sources import FILE_NAMES, check_data, data_at_site, find_source, source_of
-from fedwan.data.splits import has_own_data, split_indices
+from fedwan.data.sources import (
+    FILE_NAMES,
+    check_data,
+    data_at_site,
+    find_source,
+    has_own_data,
+    source_of,
+    split_indices,
+)
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.rng import derive_seed

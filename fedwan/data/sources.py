@@ -1,31 +1,116 @@
-"""What is known of a data set from the configuration alone, before it is opened.
+"""What is known of a data set from the configuration alone, and how it is dealt to sites.
 
 A data set that comes with fedwan is one entry of `SOURCES`, and the function that loads it.
+Splits are `iid`, `by_label`, or `dirichlet:A` (Hsu et al. 2019): each site computes the split alone
+and keeps its own part; parts are disjoint and cover everything. `own` deals nothing: each site has
+files of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
 
 from fedwan.config import SITE, Config, DataConfig
 from fedwan.data import toys
-from fedwan.data.emoji import GROUPS, load_emoji
-from fedwan.data.splits import parse_split
+from fedwan.data.toys import GROUPS, load_emoji
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
+from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
+
+_SPLITS = (
+    "iid, by_label, or dirichlet:A with A > 0 (as in dirichlet:0.5); own where each site has files "
+    "of its own"
+)
+_MAX_DRAWS = 100  # of a Dirichlet split that leaves some site empty-handed
+
+
+class Split(NamedTuple):
+    """A parsed `data.split`, with Dirichlet's A: small is uneven; infinite for other kinds."""
+
+    kind: str
+    concentration: float = math.inf
+
+
+def parse_split(text: str) -> Split:
+    """Read `data.split`.
+
+    >>> parse_split("dirichlet:0.5")
+    Split(kind='dirichlet', concentration=0.5)
+    """
+    if text in ("iid", "by_label", "own"):
+        return Split(text)
+    kind, _, number = text.partition(":")
+    try:
+        concentration = float(number)
+    except ValueError:
+        concentration = math.nan
+    if kind != "dirichlet" or not 0 < concentration < math.inf:
+        raise ConfigError(f"data.split is {text!r}; valid: {_SPLITS}")
+    return Split(kind, concentration)
+
+
+def has_own_data(config: DataConfig) -> bool:
+    """Whether each site has files of its own, and holds out others than the next site."""
+    return parse_split(config.split).kind == "own"
+
+
+def split_indices(y: Tensor, split: str, num_sites: int, seed: int) -> list[Tensor]:
+    """Each site's places in labels y (N,), ascending int64, by a split other than `own`."""
+    kind, concentration = parse_split(split)
+    assert kind != "own", "nothing to deal"
+    if num_sites > len(y):
+        raise ConfigError(f"sites is {num_sites}, but there are only {len(y)} samples to share out")
+    generator = np.random.default_rng(derive_seed(seed, "split", split, num_sites))
+    if kind == "iid":
+        owner = generator.permutation(np.arange(len(y)) % num_sites)
+    elif kind == "by_label":
+        labels, inverse = np.unique(y.numpy(), return_inverse=True)
+        owner = generator.permutation(np.arange(len(labels)) % num_sites)[inverse]
+    else:
+        owner = _deal_dirichlet(y.numpy(), num_sites, concentration, generator)
+    parts = [torch.from_numpy(np.flatnonzero(owner == site)) for site in range(num_sites)]
+    if not all(len(part) for part in parts):
+        raise ConfigError(
+            f"data.split is {split!r} and sites is {num_sites}, by which some site is left without "
+            "data; take fewer sites, or dirichlet:A with a larger A"
+        )
+    return parts
+
+
+def _deal_dirichlet(
+    y: np.ndarray, num_sites: int, concentration: float, generator: np.random.Generator
+) -> np.ndarray:
+    for _ in range(_MAX_DRAWS):
+        owner = np.empty(len(y), dtype=np.int64)
+        for label in np.unique(y):
+            members = generator.permutation(np.flatnonzero(y == label))
+            shares = generator.dirichlet(np.full(num_sites, concentration))
+            cuts = np.rint(np.cumsum(shares)[:-1] * len(members)).astype(np.int64)
+            for site, part in enumerate(np.split(members, cuts)):
+                owner[part] = site
+        if len(np.unique(owner)) == num_sites:
+            break
+    return owner
+
 
 PAIRS = ("pairs", "pairs_b_to_a")
 FILE_NAMES = ("folder", *PAIRS, "webdataset", "parquet", "hf")
 """The values of `data.name` that stand for files of the user's."""
 _OF_FILES = ("path", "size", "classes", "flip", "workers")
 _LEAST_PAIR_SIZE = 32
-_FORMS = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
+_CLASSES = "names like cat,dog, or how many there are, like 10, which numbers them 0 to 9"
 
 
 @dataclass(frozen=True)
@@ -126,9 +211,9 @@ def parse_classes(text: str) -> tuple[str, ...]:
         names = tuple(name.strip() for name in text.split(","))
     if len(names) < 2:
         what = "a single class" if names and not names[0].isdecimal() else f"{len(names)} classes"
-        raise ConfigError(f"data.classes is {text!r}, {what}; give two or more, {_FORMS}")
+        raise ConfigError(f"data.classes is {text!r}, {what}; give two or more, {_CLASSES}")
     if not all(names):
-        raise ConfigError(f"data.classes is {text!r}, in which a name is empty; give {_FORMS}")
+        raise ConfigError(f"data.classes is {text!r}, in which a name is empty; give {_CLASSES}")
     (name, times), *_ = Counter(names).most_common(1)
     if times > 1:
         raise ConfigError(

@@ -89,7 +89,7 @@ class Script:
     """Of the run; 0 leaves it to the configuration."""
     evaluate: Callable[[int], Mapping[str, Any]] | None = None
     """Gets a seed; figures of the weights at hand, JSON-ready. Under `moments` and `real`, tensors:
-    see `fedwan.metrics.comparison`, and real samples that may be shown."""
+    see `fedwan.metrics.distances`, and real samples that may be shown."""
     sample: Callable[[int, int], Tensor] | None = None
     """Gets a number and a seed; samples of the weights at hand that may be shown, (num, …)."""
 

@@ -84,7 +84,7 @@ class Workload(Protocol):
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         """Quality against held-out real data, JSON-ready: `fd` and `fd_floor`, lower is better.
 
-        Of files also `moments`, see `fedwan.metrics.comparison`.
+        Of files also `moments`, see `fedwan.metrics.distances`.
         """
         ...
 
@@ -98,7 +98,7 @@ class Examinable(Protocol):
 
         Of some dozens of training samples and as many held-out ones of the same classes. Draws
         depend on the seed. Scalars (no `.item()`), by names that the doctor knows, made with
-        `fedwan.workloads.examination`:
+        `fedwan.workloads.adversarial`:
 
             memory/NETWORK       how often the network fits a training sample better than a held-out
                                  one; 0.5 where it has not learnt its shard by heart

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedwan.coordinator.quality import Finding, find
 from fedwan.link import wire_pb2 as wire
-from fedwan.metrics.comparison import compare, merge_comparisons, pack_comparisons
+from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.state import State, add_prefix
 

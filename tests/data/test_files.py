@@ -17,8 +17,7 @@ from PIL import Image
 
 from fedwan.config import DataConfig
 from fedwan.data import open_shard
-from fedwan.data.files import hold_out, open_files
-from fedwan.data.pictures import BadPicture, Transform
+from fedwan.data.files import BadPicture, Transform, hold_out, open_files
 from fedwan.errors import ConfigError
 from tests.data.files import (
     crop,

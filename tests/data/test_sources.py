@@ -1,16 +1,20 @@
-"""The data sets that come with fedwan, and what is known of those of files."""
+"""The data sets that come with fedwan, what is known of those of files, and splits."""
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from fedwan.config import Config, DataConfig
-from fedwan.data import find_source, num_labels, source_of
-from fedwan.data.sources import parse_classes
-from fedwan.data.splits import split_indices
-from fedwan.data.toys import _cut, _held_out_blocks
+from fedwan.data import find_source, num_labels, source_of, toys
+from fedwan.data.sources import parse_classes, parse_split, split_indices
+from fedwan.data.toys import GROUPS, _cut, _held_out_blocks, listed_emoji
 from fedwan.errors import ConfigError
 from fedwan.state import hash_state
 from tests.data.files import refused
@@ -91,3 +95,106 @@ def test_files_are_known_before_they_are_opened() -> None:
 def test_what_names_no_classes_is_refused(text: str, says: str) -> None:
     refused(says, lambda: parse_classes(text))
     assert len(parse_classes("12")) == 12 and parse_classes("") == ()
+
+
+LABELS = torch.arange(400) % 10
+
+
+@given(
+    split=st.sampled_from(["iid", "by_label", "dirichlet:0.5", "dirichlet:100"]),
+    num_sites=st.integers(1, 8),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=40, deadline=None)
+def test_shards_are_disjoint_cover_everything_and_are_never_empty(
+    split: str, num_sites: int, seed: int
+) -> None:
+    parts = split_indices(LABELS, split, num_sites, seed)
+    assert len(parts) == num_sites
+    assert all(len(part) > 0 for part in parts)
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(LABELS)))
+    again = split_indices(LABELS, split, num_sites, seed)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    if split == "iid":
+        assert len({len(part) for part in parts}) <= 2
+    if split == "by_label":
+        held = [set(LABELS[part].tolist()) for part in parts]
+        assert sum(len(labels) for labels in held) == 10
+        assert max(map(len, held)) - min(map(len, held)) <= 1
+
+
+def test_another_seed_gives_another_split_and_a_small_concentration_an_uneven_one() -> None:
+    for split in ("iid", "by_label", "dirichlet:0.5"):
+        first, other = (split_indices(LABELS, split, 4, seed) for seed in (3, 4))
+        assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+    def largest_share(split: str) -> float:
+        parts = split_indices(LABELS, split, 4, 0)
+        counts = torch.stack([torch.bincount(LABELS[part], minlength=10) for part in parts])
+        return float((counts.max(dim=0).values / counts.sum(dim=0)).mean())
+
+    assert largest_share("dirichlet:0.1") > 0.7 > 0.4 > largest_share("dirichlet:1000")
+
+
+def test_splits_that_leave_a_site_without_data_are_refused() -> None:
+    with pytest.raises(ConfigError, match="sites is 5, but there are only 4 samples"):
+        split_indices(LABELS[:4], "iid", 5, 0)
+    with pytest.raises(ConfigError, match="'dirichlet:0.001' and sites is 8, .* a larger A"):
+        split_indices(torch.zeros(100, dtype=torch.int64), "dirichlet:0.001", 8, 0)
+
+
+@pytest.mark.parametrize("number", ["", ":", ":x", ":0", ":-1", ":nan", ":inf"])
+def test_what_is_no_split_is_refused_with_the_valid_forms(number: str) -> None:
+    for kind in ("dirichlet", "IID"):
+        with pytest.raises(ConfigError, match=f"'{kind}{number}'; valid: iid, by_label, or diri"):
+            parse_split(kind + number)
+
+
+LIST = """
+# group: People & Body
+1F44B ; fully-qualified # 👋 E0.6 waving hand
+1F44B 1F3FB ; fully-qualified # 👋🏻 E1.0 waving hand: light skin tone
+1F468 200D 1F373 ; fully-qualified # 👨‍🍳 E4.0 man cook
+1F469 200D 1F373 ; fully-qualified # 👩‍🍳 E4.0 woman cook
+# group: Component
+1F3FB ; component # 🏻 E1.0 light skin tone
+# group: Flags
+1F1EB 1F1F7 ; fully-qualified # 🇫🇷 E2.0 flag: France
+1F1E9 1F1EA ; fully-qualified # 🇩🇪 E0.6 flag: Germany
+263A ; unqualified # ☺ E0.6 smiling face
+"""
+
+
+def test_variants_of_skin_and_gender_are_one_family_and_flags_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "emoji-test.txt"
+    path.write_text(LIST)
+    monkeypatch.setattr(toys, "LISTS", (str(path),))
+    found = listed_emoji()
+    assert [one.name for one in found][:2] == ["waving hand", "waving hand: light skin tone"]
+    assert Counter(one.family for one in found) == {
+        "waving hand": 2,
+        "cook": 2,
+        "flag: France": 1,
+        "flag: Germany": 1,
+    }
+    assert {GROUPS[one.group] for one in found} == {"People & Body", "Flags"}
+
+
+def test_a_missing_font_is_one_line_with_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(toys, "LISTS", ("/no/list",))
+    with pytest.raises(ConfigError, match=r"data\.name=emoji needs .* install .* unicode-data"):
+        listed_emoji()
+
+
+@pytest.mark.skipif(
+    not all(Path(paths[0]).exists() for paths in (toys.FONTS, toys.LISTS)),
+    reason="the font Noto Color Emoji or Unicode's list is not installed",
+)
+def test_no_family_is_on_both_sides_and_every_group_is_held_out() -> None:
+    train, held_out = find_source("emoji").load()
+    assert train.x.shape[1:] == (3, 32, 32) and len(train.x) > 3000
+    assert -1 <= float(train.x.min()) < float(train.x.max()) <= 1
+    assert set(held_out.y.tolist()) == set(range(len(GROUPS)))
+    assert len({one.family for one in listed_emoji() if one.is_held_out}) > 100
