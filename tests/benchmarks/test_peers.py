@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,27 +75,20 @@ def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
 # The clock and the curve --------------------------------------------------------------------------
 
 
-class Patient:
-    """A workload that computes 20 ms and waits 60 ms for its gradients' mean."""
+class Weighed:
+    """A workload whose quality is the sum of its weights."""
 
     def __init__(self) -> None:
         self.networks: dict[str, torch.nn.Module] = {"net": torch.nn.Linear(2, 2)}
         self.optimizers: dict[str, torch.optim.Optimizer] = {}
-
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Any) -> dict[str, torch.Tensor]:
-        time.sleep(0.02)
-        reduce(("net",))
-        return {}
-
-    def sample(self, num: int, seed: int) -> torch.Tensor:
-        raise NotImplementedError
+        self.step = self.sample = None
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         return {"fd": float(self.networks["net"].weight.sum()), "fd_floor": 0.5}  # type: ignore[union-attr,operator]
 
 
-def patient_part(app_config: Any = None) -> Part:
-    workload = Stopwatch().watch(Patient())
+def weighed_part() -> Part:
+    workload = Stopwatch().watch(Weighed())
     config: Any = dataclasses.make_dataclass("C", ["data", "sites", "half_life", "seed"])(
         dataclasses.make_dataclass("D", ["batch"])(8),
         2,
@@ -117,7 +109,7 @@ def test_a_step_with_an_exchange_counts_as_long_as_the_others_computed() -> None
 
 
 def test_the_curve_is_of_the_average_that_fedwan_keeps_and_is_measured_afterwards() -> None:
-    part = patient_part()
+    part = weighed_part()
     spec = Spec("ddp", "digits_flow", 8, 1, points=2, options={"hash_at": 5})
     layout = layout_of(part.workload.networks)
     ema = clone(part.state)

@@ -1,0 +1,72 @@
+"""Tables: their declarations, and what becomes of runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks import planner, quality
+from benchmarks.codecs import delta_like, measure_codec, pix2pix_layout
+from benchmarks.quality import Case, Outcome, Runs
+from fedwan.app import load_run
+from fedwan.codecs import int4
+
+RING = Case("gan", "ring8", "by_label", "scaffnew", 20, 4, quality.INT4)
+
+
+def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = tmp_path / "runs.jsonl"
+    asked: list[str] = []
+
+    def train(words: list[str]) -> Outcome:
+        asked.append(" ".join(words))
+        fd = 2.0 + ("seed=1" in words) + ("strategy=sync" not in words)
+        return Outcome(fd, 0.7, 7, 100.0 * ("strategy=sync" in words), good=0.5)
+
+    monkeypatch.setattr(quality, "train", train)
+    row = quality.measure_case(RING, Runs(tmp_path, kept), seeds=2, share=0.05)
+    keys = "workload data split strategy h sites seeds fd_mean fd_sd fd_floor".split()
+    assert list(row)[: len(keys)] == keys
+    assert (row["fd_mean"], row["sync_fd_mean"], row["ratio"]) == (3.5, 2.5, 1.4)
+    assert row["l1_ratio"] is row["teacher_ratio"] is None
+    # What was run is not run again, by another process neither.
+    assert quality.measure_case(RING, Runs(tmp_path, kept), seeds=2, share=0.05) == row
+    assert len(asked) == len(kept.read_text().splitlines()) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_sync", [False, True])
+def test_every_case_of_quality_can_be_run(is_sync: bool) -> None:
+    for words in {tuple(case.words(is_sync)) for case in quality.CASES}:
+        if not any(quality.TEACHER in word for word in words):
+            load_run(None, words)
+
+
+def test_a_codecs_row_has_the_columns_and_its_own_figures() -> None:
+    layout = pix2pix_layout(4)
+    row = measure_codec(int4(), layout, delta_like(layout, torch.device("cpu")), passes=1)
+    columns = "codec device bits_per_value encode_mb_s decode_mb_s rel_error"
+    assert list(row) == columns.split()
+    assert row["codec"] == "int4" and row["device"] == "cpu"
+    assert 4.125 < row["bits_per_value"] < 4.5
+    assert 0.1 < row["rel_error"] < 0.3
+
+
+def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = planner.pix2pix_layout()
+    for values in (layout, pix2pix_layout(64)):
+        assert sum(spec.num_values for spec in values.values()) == 57_182_660
+    row = {"utilisation": 0.5, "fragments": 1, "emulation": "tun"}
+    monkeypatch.setattr(planner, "measure_case", lambda case: row)
+    case = planner.cases(True)[2]
+    found = planner.compare(case, planner.predict(case, layout))
+    keys = "strategy codec h rate_mbit rtt_ms loss predicted measured".split()
+    assert list(found)[: len(keys)] == keys
+    assert found["measured"] == 0.5 and 0 < found["predicted"] < 1
+    assert found["error"] == pytest.approx(found["predicted"] / 0.5 - 1, abs=1e-3)
+    rows = [{"error": 0.2}, {"error": -0.1}, {"error": 0.15}]
+    assert list(planner.summarise(rows)) == ["2 of 3 predicted within 15% of what was measured"]
