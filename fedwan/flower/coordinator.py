@@ -22,15 +22,8 @@ from pathlib import Path
 from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
-from fedwan.flower.processes import (
-    Service,
-    flower_environment,
-    free_port,
-    last_line,
-    listen,
-    serving,
-    stop_all,
-)
+from fedwan.flower import processes
+from fedwan.flower.processes import Service
 from fedwan.flower.relay import FrontDoor
 from fedwan.flower.site_file import SiteData, SiteFile
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files
@@ -49,12 +42,7 @@ _log = logging.getLogger(__name__)
 def serve_coordinator(
     config: Config, identity: Path, *, resume: bool = False, stop: threading.Event | None = None
 ) -> None:
-    """Run one run's coordinator until the run is over.
-
-    Raises:
-        RunStopped: `stop` was set.
-        FedwanError: a setting or the identity is wrong, or the run failed.
-    """
+    """Run one run's coordinator until the run is over; `RunStopped` if `stop` was set before."""
     stop = stop or threading.Event()
     for key in ("listen", "door"):
         address = getattr(config.link, key)
@@ -64,7 +52,7 @@ def serve_coordinator(
                 "open it"
             )
     with (
-        serving(Path(config.out), "out", "coordinator.log", stop),
+        processes.serving(Path(config.out), "out", "coordinator.log", stop),
         coordinating(config, identity, resume=resume) as coordinator,
     ):
         coordinator.run(stop)
@@ -81,17 +69,17 @@ def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[Co
     out, folder = Path(config.out), Path(config.out) / "flower"
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
-    listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
+    processes.listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
     with closing(FrontDoor(identity, *host_and_port(config.link.door))) as door:
         start = Start.begin(config, identity, resume=resume)
         database = folder / "superlink.db"
         for old in [] if resume else folder.glob(f"{database.name}*"):
             old.unlink()
-        port = free_port()
+        port = processes.free_port()
         argv = ["flower-superlink", "--insecure", "--host", _HOST, "--port", str(port)]
         argv += ["--disable-runtime-dependency-installation"]
         argv += ["--database", str(database.absolute())]
-        env = flower_environment(folder) | {RUN: str(out.absolute())}
+        env = processes.flower_environment(folder) | {RUN: str(out.absolute())}
         superlink = Service("SuperLink", argv, out / "logs" / "superlink.log", env)
         _log.info("run %s: door at port %d, SuperLink at port %d", start.run_id, door.port, port)
         try:
@@ -174,7 +162,7 @@ def run_local(
     # Sites that each take every core would spend their time waiting for one another.
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     folders = [out / "sites" / name for name in site_names(config)]
-    with serving(out, "out", "coordinator.log", stop):
+    with processes.serving(out, "out", "coordinator.log", stop):
         _make_identities(out / "pki", site_names(config), keep=resume)
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
@@ -227,16 +215,20 @@ def _site_services(
             ).write(folder / "site.yaml")
             argv = [sys.executable, "-P", "-m", "fedwan", "site", str(folder / "site.yaml")]
             log = folder / "logs" / "service.log"
-            services.append(Service(f"site {folder.name}", argv, log, flower_environment(folder)))
+            services.append(
+                Service(f"site {folder.name}", argv, log, processes.flower_environment(folder))
+            )
         yield services
     finally:
-        stop_all(services, _SITES_GRACE_S)
+        processes.stop_all(services, _SITES_GRACE_S)
 
 
 def _check(sites: Sequence[Service]) -> None:
     for site in sites:
         code = site.poll()
         if code == ConfigError.exit_code:
-            raise UserError(f"{site.name}: {last_line(site.log).removeprefix('fedwan: ')}")
+            raise UserError(
+                f"{site.name}: {processes.last_line(site.log).removeprefix('fedwan: ')}"
+            )
         if code is not None:
             raise site.death()

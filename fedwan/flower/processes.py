@@ -106,9 +106,8 @@ def stop_all(services: Sequence[Service], grace_s: float = 5.0) -> None:
 
     Those that have ended already are swept for orphans.
     """
-    left = list(services)
+    left, deadline = list(services), time.monotonic() + grace_s
     _send(left, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline + 5.0:
         if not (left := [s for s in left if s.poll() is None or s.processes()]):
             return
@@ -144,9 +143,7 @@ def flower_environment(home: Path) -> dict[str, str]:
     """
     env = {key: value for key, value in os.environ.items() if not key.startswith("FLWR_")}
     env |= {
-        "PYTHONPATH": os.pathsep.join([_PACKAGE_ROOT, env.get("PYTHONPATH", "")]).rstrip(
-            os.pathsep
-        ),
+        "PYTHONPATH": os.pathsep.join(filter(None, (_PACKAGE_ROOT, env.get("PYTHONPATH")))),
         "FLWR_HOME": str(home.absolute()),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -16,14 +16,8 @@ from contextlib import closing
 from pathlib import Path
 
 from fedwan.errors import IdentityError
-from fedwan.flower.processes import (
-    Backoff,
-    Service,
-    flower_environment,
-    free_port,
-    last_line,
-    serving,
-)
+from fedwan.flower import processes
+from fedwan.flower.processes import Backoff, Service
 from fedwan.flower.relay import Forwarder
 from fedwan.flower.site_file import VARIABLE, SiteFile
 from fedwan.flower.status import Status, clientapp_files
@@ -52,7 +46,7 @@ def serve_site(site: SiteFile, *, stop: threading.Event | None = None) -> None:
             f"{identity.name!r}; give the folder that was issued to {site.site!r}"
         )
     with (
-        serving(Path(site.dir), "dir", "site.log", stop, echo=True),
+        processes.serving(Path(site.dir), "dir", "site.log", stop, echo=True),
         closing(Forwarder(Path(site.identity), site.door)) as forwarder,
         closing(_Supervisor(site, forwarder)) as supervisor,
     ):
@@ -104,15 +98,22 @@ class _Supervisor:
         # would take for the whole.
         shutil.rmtree(home / "apps", ignore_errors=True)
         self._site.write(settings)
-        argv = ["flower-supernode", "--insecure", "--host", "127.0.0.1", "--port", str(free_port())]
+        argv = [
+            "flower-supernode",
+            "--insecure",
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(processes.free_port()),
+        ]
         argv += ["--superlink", f"127.0.0.1:{self._forwarder.port}"]
         log = folder / "logs" / "supernode.log"
-        env = flower_environment(home) | {VARIABLE: str(settings.absolute())}
+        env = processes.flower_environment(home) | {VARIABLE: str(settings.absolute())}
         return Service(f"SuperNode of {self._site.site}", argv, log, env)
 
     def _why_restart(self, node: Service, status: Status | None) -> str | None:
         if node.poll() is not None:
-            return f"the SuperNode ended ({last_line(node.log)})"
+            return f"the SuperNode ended ({processes.last_line(node.log)})"
         if status is not None and status.is_killed:
             return f"the ClientApp (process {status.pid}) was killed"
         # While a ClientApp is at work its SuperNode asks for no ticket, so none can be lost.

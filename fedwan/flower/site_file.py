@@ -59,11 +59,7 @@ class SiteFile:
 
 
 def load_site(path: Path, words: Sequence[str] = ()) -> SiteFile:
-    """Read and check a site's file and words; every path is absolute then.
-
-    Raises:
-        ConfigError: no such file, a key that is unknown or missing, or a door that is no host:port.
-    """
+    """Read and check a site's file and words; every path is absolute then."""
     settings = overlay(SiteFile(), read_yaml(path), parse_words(words, SiteFile))
     for key in ("site", "identity", "door", "dir"):
         if not getattr(settings, key):

@@ -15,19 +15,16 @@ from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, R
 from fedwan.flower.status import Start, Status
 
 
-def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_a_status_is_read_as_it_was_written_and_a_broken_one_is_none(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "status.json"
     begun = Status.of("run-1")
     begun.write(path)
     assert Status.read(path) == begun
     assert begun.pid == os.getpid()
     assert not begun.is_gone and not begun.is_killed
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"pid": 1}', "\x00"])
-def test_a_broken_status_is_none(tmp_path: Path, text: str) -> None:
-    (tmp_path / "status.json").write_text(text)
-    assert Status.read(tmp_path / "status.json") is None
+    for text in ("", "{", "[]", '{"pid": 1}', "\x00"):
+        path.write_text(text)
+        assert Status.read(path) is None
 
 
 def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
