@@ -145,7 +145,7 @@ def remember(part: Part, context: Context) -> None:
     """Keep what a living process of a site would: moments, draws, the place in the data."""
     content = {
         "optimizers": {n: o.state_dict() for n, o in part.workload.optimizers.items()},
-        "rng": part.rng.state(),
+        "rng": part.rng.state_dict(),
         "stream": part.stream.state_dict(),
     }
     buffer = io.BytesIO()
@@ -162,7 +162,7 @@ def restore(part: Part, context: Context) -> None:
     content = torch.load(io.BytesIO(context.state["kept"]["content"]))
     for name, state in content["optimizers"].items():
         part.workload.optimizers[name].load_state_dict(state)
-    part.rng.load_state(content["rng"])
+    part.rng.load_state_dict(content["rng"])
     part.stream.load_state_dict(content["stream"])
 
 
