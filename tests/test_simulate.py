@@ -211,7 +211,7 @@ def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
         except JoinRefused as error:
             refused.append(str(error))
 
-    config = tiny_config(sites=3, round={"quorum": 2, "patience_s": 0.5})
+    config = tiny_config(sites=3, h=2, steps=2, round={"quorum": 2, "patience_s": 2.0})
     ran = run_tiny(tmp_path, config, part=part)
     assert {row["site"] for row in ran.rounds()} == {"s1", "s3"} and len(ran.hashes) == 1
     (text,) = refused
