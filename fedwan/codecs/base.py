@@ -40,9 +40,8 @@ class Coded(ABC):
     """One tensor of a payload, still coded; good until the next one is taken.
 
     All ways to read it give the same bits. Targets have the tensor's shape and may be on any
-    device; only coded bytes cross to it. Blocks that stay in a processor's cache are worked on,
-    whatever the size of the tensor. What the record claims (indices, scales) was checked when this
-    was made, so that nothing is half added when a payload lies.
+    device; only coded bytes cross to it. What the record claims (indices, scales) was checked when
+    this was made, so that nothing is half added when a payload lies.
     """
 
     @abstractmethod
@@ -77,14 +76,10 @@ class Coded(ABC):
 
     @abstractmethod
     def pick(self, index: Tensor) -> Tensor:
-        """Decoded values at these places of the flat tensor, int64 (n,), ascending, on the CPU.
-
-        A copy, fp32 (n,). Costs of the order of n, not of the tensor.
-        """
+        """A copy, fp32 (n,), of the values at places of the flat tensor, int64 (n,), ascending."""
 
 
 def _is_run(target: Tensor) -> bool:
-    """Whether a tensor can be written as one run of fp32."""
     return target.dtype == torch.float32 and target.is_contiguous()
 
 
@@ -100,10 +95,7 @@ def spans(num_values: int, size: int) -> Iterator[slice]:
 
 
 class Plain(Coded):
-    """A tensor whose coded form is its values in some dtype, which may share the payload's memory.
-
-    The decoded one has `dtype`, or the value's own.
-    """
+    """Values in some dtype, which may share the payload's memory; decoded to `dtype`, or as is."""
 
     def __init__(self, value: Tensor, dtype: torch.dtype | None = None) -> None:
         self._value = value
@@ -220,10 +212,7 @@ class Codec(NamedTuple):
         """One coded tensor at a time: fp32 for parameters, the layout's dtype for the rest.
 
         It is good until the next one is taken, unless the source's bytes stay, as a `Payload`'s do.
-
-        Raises:
-            PayloadError: as `read_records`; a wrong checksum shows only after the last tensor. Or a
-                record claims what cannot be: scales that are not finite, indices out of range.
+        A `PayloadError` as of `read_records`, or where a record claims what cannot be.
         """
         for (name, _, spec, _), data in read_records(payload, self._entries(layout)):
             if spec.role is not Role.PARAMETER:

@@ -43,6 +43,60 @@ _LIFT = 2.0**120
 """From the exponent that a float4 code has in the lowest bits of the field to what it means."""
 
 
+class Part(NamedTuple):
+    """Equal blocks of a record: all the full ones, or the short one behind them."""
+
+    values: slice  # of the flat tensor
+    width: int  # values of a block
+    scales: Tensor  # bf16 [blocks, scales of a block]
+    codes: Tensor  # uint8 [blocks, bytes]
+
+
+class Record(NamedTuple):
+    """The scales of equal blocks, then their codes; the last block may be shorter."""
+
+    width: int
+    num_scales: int
+    """Of a block."""
+    code_bytes: Callable[[int], int]
+    """Of a block of so many values."""
+
+    def num_bytes(self, num_values: int) -> int:
+        num_full, rest = divmod(num_values, self.width)
+        codes = num_full * self.code_bytes(self.width) + self.code_bytes(rest)
+        return self._scale_bytes(num_values) + codes
+
+    def parts(self, data: Tensor, num_values: int) -> list[Part]:
+        """Its blocks, which share the memory of `data`, uint8."""
+        num_full, rest = divmod(num_values, self.width)
+        begin = self._scale_bytes(num_values)
+        scales = data[:begin].view(torch.bfloat16).view(-1, self.num_scales)
+        cut = begin + num_full * self.code_bytes(self.width)
+        end, parts = num_full * self.width, []
+        if num_full:
+            codes = data[begin:cut].view(num_full, -1)
+            parts.append(Part(slice(0, end), self.width, scales[:num_full], codes))
+        if rest:
+            codes = data[cut:].view(1, -1)
+            parts.append(Part(slice(end, num_values), rest, scales[num_full:], codes))
+        return parts
+
+    def check(self, data: Tensor, num_values: int) -> None:
+        """Refuse a record of which a scale is negative or not finite."""
+        scales = data[: self._scale_bytes(num_values)].view(torch.int16)
+        bad = ((scales < 0) | (scales >= _INFINITY)).nonzero()
+        if len(bad):
+            at = int(bad[0])
+            seen = float(scales[at : at + 1].view(torch.bfloat16))
+            raise PayloadError(
+                f"holds values that are not finite (scale {at} of {len(scales)} is {seen}); "
+                "lower the inner learning rate or clip the gradients at that site"
+            )
+
+    def _scale_bytes(self, num_values: int) -> int:
+        return 2 * self.num_scales * -(-num_values // self.width)
+
+
 class _Format(NamedTuple):
     """What tells one block-wise codec from another."""
 
@@ -65,19 +119,9 @@ class _Format(NamedTuple):
         """Values of a block once its last byte is full."""
         return self.code_bytes(num_values) * 8 // self.bits
 
-    def record_bytes(self, num_values: int) -> int:
-        num_full, rest = divmod(num_values, BLOCK)
-        codes = num_full * self.code_bytes(BLOCK) + self.code_bytes(rest)
-        return 2 * (num_full + (rest > 0)) + codes
-
-
-class _Part(NamedTuple):
-    """Equal blocks of a record: all the full ones, or the short one behind them."""
-
-    values: slice  # of the flat tensor
-    width: int  # values of a block; odd at most for the last
-    scales: Tensor  # bf16 [blocks, 1]
-    codes: Tensor  # int8 [blocks, bytes]
+    @property
+    def record(self) -> Record:
+        return Record(BLOCK, 1, self.code_bytes)
 
 
 def int8() -> Codec:
@@ -127,7 +171,7 @@ def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
         encoding,
         lambda value, residual: (tensor_bytes(_encode(form, value)), None),
         lambda data, spec: _BlockCoded(form, data, spec),
-        lambda spec: form.record_bytes(spec.num_values),
+        lambda spec: form.record.num_bytes(spec.num_values),
     )
 
 
@@ -201,33 +245,16 @@ def _unpack_quarters(packed: Tensor, values: Tensor) -> None:
 # Records -----------------------------------------------------------------------------------------
 
 
-def _parts(record: Tensor, num_values: int, form: _Format) -> list[_Part]:
-    """The blocks of a record; its tensors share the record's memory."""
-    num_full, rest = divmod(num_values, BLOCK)
-    num_blocks, end = num_full + (rest > 0), num_full * BLOCK
-    scales = record[: 2 * num_blocks].view(torch.bfloat16).unsqueeze(1)
-    codes = record[2 * num_blocks :].view(torch.int8)
-    cut = num_full * form.code_bytes(BLOCK)
-    parts = []
-    if num_full:
-        rows = codes[:cut].view(num_full, -1)
-        parts.append(_Part(slice(0, end), BLOCK, scales[:num_full], rows))
-    if rest:
-        rows = codes[cut:].view(1, -1)
-        parts.append(_Part(slice(end, num_values), rest, scales[num_full:], rows))
-    return parts
-
-
 def _encode(form: _Format, value: Tensor) -> Tensor:
     """A tensor's record, uint8, on the tensor's device."""
     flat = value.detach().reshape(-1)
-    record = torch.empty(form.record_bytes(len(flat)), dtype=torch.uint8, device=value.device)
-    for part in _parts(record, len(flat), form):
+    record = torch.empty(form.record.num_bytes(len(flat)), dtype=torch.uint8, device=value.device)
+    for part in form.record.parts(record, len(flat)):
         _encode_part(form, flat[part.values], part)
     return record
 
 
-def _encode_part(form: _Format, flat: Tensor, part: _Part) -> None:
+def _encode_part(form: _Format, flat: Tensor, part: Part) -> None:
     size = span_values(len(flat), flat.device) // part.width
     scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
     for rows in spans(len(part.scales), size):
@@ -242,19 +269,7 @@ def _encode_part(form: _Format, flat: Tensor, part: _Part) -> None:
         unit = scale.float()
         inverse = unit.reciprocal().masked_fill_(unit == 0, 0)
         torch.mul(span, inverse, out=values)
-        form.pack(work, part.codes[rows])
-
-
-def check_scales(scales: Tensor) -> None:
-    """Refuse scales, bf16 seen as int16 [num], of which one is negative or not finite."""
-    bad = ((scales < 0) | (scales >= _INFINITY)).nonzero()
-    if len(bad):
-        at = int(bad[0])
-        seen = float(scales[at : at + 1].view(torch.bfloat16))
-        raise PayloadError(
-            f"holds values that are not finite (scale {at} of {len(scales)} is {seen}); "
-            "lower the inner learning rate or clip the gradients at that site"
-        )
+        form.pack(work, part.codes[rows].view(torch.int8))
 
 
 class _BlockCoded(Coded):
@@ -262,7 +277,7 @@ class _BlockCoded(Coded):
         self._form = form
         self._spec = spec
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
-        check_scales(self._record[: 2 * -(-spec.num_values // BLOCK)].view(torch.int16))
+        form.record.check(self._record, spec.num_values)
 
     def tensor(self) -> Tensor:
         target = torch.empty(self._spec.shape)
@@ -292,14 +307,14 @@ class _BlockCoded(Coded):
 
     def pick(self, index: Tensor) -> Tensor:
         picked = torch.empty(len(index))
-        for part in _parts(self._record, self._spec.num_values, self._form):
+        for part in self._form.record.parts(self._record, self._spec.num_values):
             inside = (index >= part.values.start) & (index < part.values.stop)
             place = index[inside] - part.values.start
             if not len(place):
                 continue
             rows, which = torch.unique_consecutive(place // part.width, return_inverse=True)
             units = torch.empty(len(rows), self._form.padded(part.width))
-            self._form.unpack(part.codes[rows], units)
+            self._form.unpack(part.codes[rows].view(torch.int8), units)
             values = units.mul_(part.scales[rows].float())
             picked[inside] = values[which, place % part.width]
         return picked
@@ -310,12 +325,12 @@ class _BlockCoded(Coded):
         The values are the caller's to spoil, until the next ones are taken.
         """
         record = self._record.to(device)
-        for part in _parts(record, self._spec.num_values, self._form):
+        for part in self._form.record.parts(record, self._spec.num_values):
             width, first = part.width, part.values.start
             size = span_values(part.values.stop - first, device) // width
             scratch = torch.empty(size, self._form.padded(width), device=device)
             for rows in spans(len(part.scales), size):
                 work = scratch[: rows.stop - rows.start]
-                self._form.unpack(part.codes[rows], work)
+                self._form.unpack(part.codes[rows].view(torch.int8), work)
                 where = slice(first + rows.start * width, first + rows.stop * width)
                 yield where, work[:, :width], part.scales[rows].float()

@@ -30,17 +30,10 @@ VERSION = 1
 _HEADER = struct.Struct("<4sB3xII")
 _TRAILER = struct.Struct("<Q")
 _DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-    torch.int64,
-    torch.int32,
-    torch.uint8,
-    torch.bool,
-    torch.int16,
-    torch.int8,
+    *(torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32),
+    *(torch.uint8, torch.bool, torch.int16, torch.int8),
 )
+"""A tensor's entry has its dtype's place here."""
 
 
 class Source(Protocol):
@@ -136,23 +129,17 @@ class Payload:
                     f"the payload could not be encoded ({type(self._error).__name__}: "
                     f"{self._error}); nothing was merged, the site's own log says more"
                 ) from self._error
-        if not size:
-            return b""
+        parts: list[memoryview] = []
         at = bisect_right(self._starts, offset) - 1
-        start = offset - self._starts[at]
-        parts = [self._buffers[at][start : start + size]]
-        missing = size - len(parts[0])
-        if not missing:
-            return parts[0]
-        while missing:
+        while offset < end:
+            begin = offset - self._starts[at]
+            parts.append(self._buffers[at][begin : begin + end - offset])
+            offset += len(parts[-1])
             at += 1
-            parts.append(self._buffers[at][:missing])
-            missing -= len(parts[-1])
-        return bytearray().join(parts)
+        return parts[0] if len(parts) == 1 else bytearray().join(parts)
 
 
 def _padding(size: int) -> int:
-    """Zeros behind so many bytes, up to a multiple of 8."""
     return -size % 8
 
 
@@ -197,9 +184,8 @@ def framed_bytes(entries: Sequence[Entry]) -> int:
 def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Bytes]]:
     """Each record in order, good until the next one is taken, of a payload with this table.
 
-    Raises:
-        PayloadError: before the first record, if the table or the length differs; after the last
-            one, if the checksum does. Nothing may be committed before the iterator is exhausted.
+    A `PayloadError` before the first, if the table or the length differs, or after the last, if the
+    checksum does: nothing may be committed before the iterator is exhausted.
     """
     offset = _check_head(source, entries)
     digest = xxhash.xxh3_64(source.read(0, offset))

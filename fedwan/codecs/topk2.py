@@ -21,13 +21,11 @@ bytes, a 195th of fp32.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 from torch import Tensor
 
 from fedwan.codecs.base import Codec, Coded, span_values, spans
-from fedwan.codecs.blocks import MIN_SCALE, check_scales
+from fedwan.codecs.blocks import MIN_SCALE, Part, Record
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
 from fedwan.state import TensorSpec, tensor_bytes
@@ -44,34 +42,23 @@ _ROWS_AT_ONCE = 4096
 
 
 def topk2(beta: float = 0.95) -> Codec:
-    """64 of 4096 values at 2 bits; 1/195 of fp32, with error feedback.
-
-    Args:
-        beta: share of what is owed that is still owed after a round, in [0, 1].
-    """
+    """64 of 4096 values at 2 bits, 1/195 of fp32; a share `beta` of what is owed stays owed."""
 
     def encode(value: Tensor, residual: Tensor | None) -> tuple[memoryview, Tensor | None]:
         record, owed = _encode(value, residual, beta)
         return tensor_bytes(record), owed
 
-    def record_bytes(spec: TensorSpec) -> int:
-        return _record_bytes(spec.num_values)
-
-    return Codec("topk2", 6, encode, _SparseCoded, record_bytes, has_feedback=True)
+    return Codec(
+        "topk2",
+        6,
+        encode,
+        _SparseCoded,
+        lambda spec: _RECORD.num_bytes(spec.num_values),
+        has_feedback=True,
+    )
 
 
 # Records -----------------------------------------------------------------------------------------
-
-
-class _Part(NamedTuple):
-    """Equal chunks of a record: all the full ones, or the short one behind them."""
-
-    values: slice  # of the flat tensor
-    width: int  # values of a chunk
-    magnitudes: Tensor  # bf16 [chunks, 2]: of the lesser and of the larger values
-    upper: Tensor  # uint8 [chunks, k / 4]: the upper parts of the indices
-    low: Tensor  # uint8 [chunks, 3 k / 4]: the lower 6 bits of the indices
-    codes: Tensor  # uint8 [chunks, k / 4]: 1 for the larger magnitude, and 2 for a minus
 
 
 def _num_kept(num_values: int) -> int:
@@ -83,31 +70,18 @@ def _body_bytes(num_values: int) -> int:
     return 5 * -(-_num_kept(num_values) // 4)
 
 
-def _record_bytes(num_values: int) -> int:
-    num_full, rest = divmod(num_values, CHUNK)
-    return num_full * (4 + _body_bytes(CHUNK)) + (4 + _body_bytes(rest) if rest else 0)
+_RECORD = Record(CHUNK, 2, _body_bytes)
+"""Of magnitudes, of the lesser and of the larger values, and of what `_columns` tells apart."""
 
 
-def _parts(record: Tensor, num_values: int) -> list[_Part]:
-    """The chunks of a record; its tensors share the record's memory."""
-    num_full, rest = divmod(num_values, CHUNK)
-    num_chunks = num_full + (rest > 0)
-    magnitudes = record[: 4 * num_chunks].view(torch.bfloat16).view(-1, 2)
-    bodies = record[4 * num_chunks :]
-    cut = num_full * _body_bytes(CHUNK)
-    parts = []
-    for first, last, width, data in (
-        (0, num_full, CHUNK, bodies[:cut]),
-        (num_full, num_chunks, rest, bodies[cut:]),
-    ):
-        if first == last:
-            continue
-        size = _body_bytes(width) // 5
-        rows = data.view(last - first, -1)
-        values = slice(first * CHUNK, first * CHUNK + (last - first) * width)
-        upper, low, codes = rows[:, :size], rows[:, size : 4 * size], rows[:, 4 * size :]
-        parts.append(_Part(values, width, magnitudes[first:last], upper, low, codes))
-    return parts
+def _columns(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+    """Upper parts of k indices, k / 4 bytes a chunk, their lower 6 bits, 3 k / 4, and codes, k / 4.
+
+    A code is 1 for the larger magnitude, and 2 for a minus.
+    """
+    size = part.codes.shape[1] // 5
+    upper, low, codes = torch.split(part.codes, [size, 3 * size, size], dim=1)
+    return upper, low, codes
 
 
 # Bits, filled from the lowest one of the first byte on -------------------------------------------
@@ -172,15 +146,15 @@ def _encode(value: Tensor, residual: Tensor | None, beta: float) -> tuple[Tensor
     else:
         owed = torch.add(fresh, residual.to(fresh.device).view(fresh.shape), alpha=beta)
     flat = owed.view(-1)
-    record = torch.empty(_record_bytes(len(flat)), dtype=torch.uint8, device=owed.device)
-    for part in _parts(record, len(flat)):
+    record = torch.empty(_RECORD.num_bytes(len(flat)), dtype=torch.uint8, device=owed.device)
+    for part in _RECORD.parts(record, len(flat)):
         chunks = flat[part.values].view(-1, part.width)
         for rows in spans(len(chunks), _ROWS_AT_ONCE):
             _encode_rows(chunks[rows], part, rows)
     return record, owed
 
 
-def _encode_rows(chunks: Tensor, part: _Part, rows: slice) -> None:
+def _encode_rows(chunks: Tensor, part: Part, rows: slice) -> None:
     """Write these chunks' part of the record, and take what was sent out of them."""
     found, where = _largest_in_spans(chunks)
     magnitudes, is_large = _two_magnitudes(found)
@@ -188,9 +162,10 @@ def _encode_rows(chunks: Tensor, part: _Part, rows: slice) -> None:
     # Sorted by index; the code rides along in the lowest bits.
     keys = ((where << 2) | (sign.long() << 1) | is_large.long()).sort(1).values
     index, code = keys >> 2, keys & 3
-    part.magnitudes[rows] = magnitudes
-    part.upper[rows], part.low[rows] = pack_ascending(index)
-    part.codes[rows] = pack(code, 2)
+    part.scales[rows] = magnitudes
+    packed = (*pack_ascending(index), pack(code, 2))
+    for column, data in zip(_columns(part), packed, strict=True):
+        column[rows] = data
     chunks.scatter_(1, index, chunks.gather(1, index) - _values(code, magnitudes))
 
 
@@ -267,7 +242,7 @@ class _SparseCoded(Coded):
     def __init__(self, data: Bytes, spec: TensorSpec) -> None:
         self._spec = spec
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
-        check_scales(self._record[: 4 * -(-spec.num_values // CHUNK)].view(torch.int16))
+        _RECORD.check(self._record, spec.num_values)
         self._index, self._sent = self._entries(self._record)
 
     def tensor(self) -> Tensor:
@@ -302,10 +277,11 @@ class _SparseCoded(Coded):
         """Indices into the flat tensor, ascending, and the values there."""
         indices = [torch.empty(0, dtype=torch.int64, device=record.device)]
         values = [torch.empty(0, device=record.device)]
-        for part in _parts(record, self._spec.num_values):
+        for part in _RECORD.parts(record, self._spec.num_values):
             count = _num_kept(part.width)
-            for rows in spans(len(part.magnitudes), _ROWS_AT_ONCE):
-                index = unpack_ascending(part.upper[rows], part.low[rows], count)
+            upper, low, codes = _columns(part)
+            for rows in spans(len(codes), _ROWS_AT_ONCE):
+                index = unpack_ascending(upper[rows], low[rows], count)
                 if index is None or bool((index[:, -1] >= part.width).any()):
                     raise PayloadError(
                         f"has chunks of {part.width} whose {count} indices are not ascending or "
@@ -314,6 +290,6 @@ class _SparseCoded(Coded):
                 first = part.values.start + rows.start * part.width
                 starts = torch.arange(len(index), device=index.device) * part.width + first
                 indices.append((index + starts.unsqueeze(1)).view(-1))
-                code = unpack(part.codes[rows], 2, count)
-                values.append(_values(code, part.magnitudes[rows]).view(-1))
+                code = unpack(codes[rows], 2, count)
+                values.append(_values(code, part.scales[rows]).view(-1))
         return torch.cat(indices), torch.cat(values)

@@ -54,8 +54,7 @@ class Transform(NamedTuple):
     def apply(self, data: bytes) -> Tensor:
         """RGB, (3, size, size) float32 in [-1, 1]; of pairs 6 channels, the input's first.
 
-        Raises:
-            BadPicture: it cannot be read, or is of a size that cannot be used.
+        A `BadPicture` if it cannot be read, or is of a size that cannot be used.
         """
         try:
             image = opened(data)

@@ -246,11 +246,7 @@ class Loader:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Go on from `state_dict()`.
-
-        Raises:
-            CheckpointError: it is of other data, or of a stream with another number of workers.
-        """
+        """Go on from `state_dict()`; a `CheckpointError` if it is of other data or workers."""
         self._batches = None
         if self._order is not None:
             self._order.load_state_dict(state)

@@ -13,9 +13,8 @@ import pytest
 import torch
 
 from fedwan.codecs import Codec, Payload, bf16, float4, fp32, int4, int8, topk2
-from fedwan.codecs.payload import tensor_from_bytes
 from fedwan.errors import FedwanError
-from fedwan.state import Layout, Role, State, tensor_bytes
+from fedwan.state import Layout, Role, State
 from tests.support import StrictSource, read_all, same_bits, spec
 
 ROOT = Path(__file__).parents[2]
@@ -118,16 +117,6 @@ def test_a_payload_of_several_buffers_reads_like_one() -> None:
     for begin in range(len(whole) + 1):
         for end in range(begin, len(whole) + 1):
             assert bytes(payload.read(begin, end - begin)) == whole[begin:end]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.int64])
-@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 0, 3), (2, 3)])
-def test_tensor_bytes_round_trip(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    value = torch.arange(6)[: max(1, torch.Size(shape).numel())].to(dtype)
-    value = value[: torch.Size(shape).numel()].reshape(shape)
-    for data in (tensor_bytes(value), bytes(tensor_bytes(value))):
-        back = tensor_from_bytes(data, dtype, shape)
-        assert same_bits({"x": back}, {"x": value})
 
 
 # While it is encoded -----------------------------------------------------------------------------

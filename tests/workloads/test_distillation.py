@@ -14,15 +14,7 @@ from fedwan.errors import ConfigError
 from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import seeded_init
 from fedwan.state import State, add_prefix, state_of, write_tensors
-from fedwan.workloads.distillation import FeatureHeads, Followed, load_teacher, read_teacher
-
-
-def test_each_block_has_a_head_and_each_token_a_logit() -> None:
-    heads = FeatureHeads(width=6, blocks=3, hidden=4)
-    assert heads([torch.randn(5, 6)] * 3).shape == (5, 3)
-    assert heads([torch.randn(5, 7, 6)] * 3).shape == (5, 3, 7)
-    with pytest.raises(ValueError):
-        heads([torch.randn(5, 6)] * 2)
+from fedwan.workloads.distillation import Followed, load_teacher, read_teacher
 
 
 def followed(half_life: float) -> Followed:
@@ -124,6 +116,6 @@ def test_what_is_no_teacher_is_refused_in_one_line(tmp_path: Path) -> None:
     refused(few, r"weight '.*' is missing; copy both files")
     file = few / "checkpoint" / "coordinator.safetensors"
     file.write_bytes(file.read_bytes()[:100])
-    refused(few, r"coordinator.safetensors cannot be read .*; copy it again")
+    refused(few, r"coordinator.safetensors cannot be read .*copy both files")
     file.unlink()
     refused(few, r"holds no checkpoint/coordinator.safetensors; wait until")
