@@ -23,13 +23,6 @@ from fedwan.state import Role, layout_of, network_of
 from tests.support import spec
 
 
-def test_whole_holds_every_tensor_of_every_network_in_name_order() -> None:
-    layout = {"g/b": spec((2,)), "d/a": spec((1,)), "g/a": spec(())}
-    (fragment,) = whole(layout)
-    assert (fragment.index, fragment.offset) == (0, 0)
-    assert list(fragment.layout.items()) == sorted(layout.items())
-
-
 def test_bytes_count_parameters_in_fp32_and_buffers_as_they_are() -> None:
     layout = {
         "g/half": spec((3,), dtype=torch.bfloat16),
@@ -49,16 +42,6 @@ def test_every_fragment_has_all_its_versions_by_the_last_step(
     due = [due_step(fragment, version, h, rounds * h) for version in range(rounds)]
     assert due[-1] == rounds * h
     assert due[:-1] == [fragment.offset + h * k for k in range(1, rounds)]
-
-
-@settings(deadline=None)
-@given(h=st.integers(1, 30), count=st.integers(1, 6), rounds=st.integers(1, 4))
-def test_the_schedule_goes_round_the_fragments_in_their_order(
-    h: int, count: int, rounds: int
-) -> None:
-    fragments = [Fragment(index, {}, index * h // count) for index in range(count)]
-    due = [due_step(f, v, h, rounds * h) for v in range(rounds) for f in fragments]
-    assert due == sorted(due)
 
 
 def test_a_site_stands_where_its_latest_version_was_due() -> None:

@@ -11,15 +11,16 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 
-CHURN = """
+RSS = """
 import sys
-from fedwan.memory import tune_allocator
-if sys.argv[1] == "tuned":
-    tune_allocator()
-import numpy
+from fedwan.memory import Tidier, tune_allocator
+tune_allocator()
 def rss_mb():
     pages = int(open("/proc/self/statm").read().split()[1])
     return pages * 4096 / 2**20
+"""
+CHURN = """
+import numpy
 for size in (8, 16, 31):  # freed blocks raise glibc's threshold to their size
     block = numpy.ones(size << 20, numpy.uint8)
     del block
@@ -32,27 +33,7 @@ for _ in range(8):
     kept.append(b"x" * (9 << 20))
 print(rss_mb() - before - sum(map(len, kept)) / 2**20)
 """
-
-
-def churn(how: str) -> float:
-    """MB that a process has grown by once it freed all large blocks."""
-    out = subprocess.run(
-        [sys.executable, "-c", CHURN, how], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    return float(out.stdout)
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc's allocator")
-def test_freed_tensors_leave_the_process() -> None:
-    assert churn("tuned") < 8
-
-
 HOLES = """
-from fedwan.memory import Tidier, tune_allocator
-tune_allocator()
-def rss_mb():
-    pages = int(open("/proc/self/statm").read().split()[1])
-    return pages * 4096 / 2**20
 now = 0.0
 tidier = Tidier(lambda: now)
 before = rss_mb()
@@ -67,13 +48,20 @@ held = rss_mb() - before
 now = 1.0
 print(held, tidier.tidy(), rss_mb() - before, early, tidier.tidy())
 """
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's allocator")
 
 
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc's allocator")
+def told(code: str) -> list[str]:
+    """What a process prints."""
+    argv = [sys.executable, "-c", RSS + code]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
+
+
+def test_freed_tensors_leave_the_process() -> None:
+    assert float(told(CHURN)[0]) < 8
+
+
 def test_free_pages_inside_a_heap_are_given_back_now_and_then() -> None:
-    out = subprocess.run(
-        [sys.executable, "-c", HOLES], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    held, did, left, early, again = out.stdout.split()
+    held, did, left, early, again = told(HOLES)
     assert float(held) > 80 and float(left) < 15
     assert (early, did, again) == ("False", "True", "False")

@@ -109,6 +109,7 @@ class Site:
         self.global_sha256 = ""
         self.num_steps = config.steps if strategy.clock == "versions" else sys.maxsize
         self._is_stopped = False
+        self._is_mirrored = strategy.contributes == "gradient" and strategy.clock == "versions"
         self._member = member
         self._script = script
         self._group = group
@@ -300,14 +301,13 @@ class Site:
         is_missed = is_begun and exchange.is_exact and usable == version
         is_missed &= not header.merged_into or is_merged(header, version - 1, version)
         found = self._checkpoints.load(usable, with_model=is_missed) if usable else None
-        if found is not None and usable == version and not is_missed:
-            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
-        if is_missed:
-            assert found is not None
+        if found is not None and is_missed:
             replica.load_base(weights)
             exchange.catch_up(found)
-        is_own = is_missed and header.is_own  # the weights that it left are the global ones
-        if is_begun and not is_own:
+        elif found is not None and usable == version:
+            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
+        # Where the update was made of its weights alone, what it left are the global ones.
+        if is_begun and not (is_missed and header.is_own):
             replica.adopt(weights)
         exchange.take_over(versions, found)
         exchange.follow_hook(header, usable)
@@ -322,22 +322,19 @@ class Site:
 
     def _fetch_all(self) -> tuple[State | None, wire.DownloadHeader, State | None]:
         """The present weights, and where gradients are exchanged the optimiser's state for them."""
-        weights, header = self._stub.fetch_weights()
-        if self.strategy.contributes != "gradient" or self.strategy.clock == "samples":
-            return weights, header, None
-        outer, stepped = self._stub.fetch_outer()
-        while stepped != list(header.versions):  # a quorum went on meanwhile
+        while True:
             weights, header = self._stub.fetch_weights()
+            if not self._is_mirrored:
+                return weights, header, None
             outer, stepped = self._stub.fetch_outer()
-        return weights, header, outer
+            if stepped == list(header.versions):  # else a quorum went on meanwhile
+                return weights, header, outer
 
     # The end -------------------------------------------------------------------------------
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        strategy = self.strategy
-        is_mirrored = strategy.contributes == "gradient" and strategy.clock == "versions"
-        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=is_mirrored)
+        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=self._is_mirrored)
         version = self._exchange.versions[0]
         with self.meter.waiting():
             while not self._is_stopped:

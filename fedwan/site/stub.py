@@ -66,26 +66,22 @@ class CoordinatorStub:
 
         def send() -> None:
             payload, _ = fp32().encode(weights, {}, whole(self._layout)[0].layout)
-            receipt = self._send(wire.UploadHeader.INITIAL, 0, 0, payload, wire.Work())
+            kind = wire.UploadHeader.INITIAL
+            receipt = self.send_contribution(0, 0, payload, wire.Work(), kind)
             if receipt.status == wire.Receipt.REJECTED:
                 raise FedwanError(f"the initial weights were refused: {receipt.text}")
 
         self._group.lead(send)
 
     def send_contribution(
-        self, fragment: int, version: int, payload: Payload | None, work: wire.Work
-    ) -> wire.Receipt:
-        """Upload a contribution to `version`."""
-        return self._send(wire.UploadHeader.CONTRIBUTION, fragment, version, payload, work)
-
-    def _send(
         self,
-        kind: wire.UploadHeader.Kind,
         fragment: int,
         version: int,
         payload: Payload | None,
         work: wire.Work,
+        kind: wire.UploadHeader.Kind = wire.UploadHeader.CONTRIBUTION,
     ) -> wire.Receipt:
+        """Upload a contribution to `version`."""
         assert payload is not None, "rank 0 has encoded it"
         header = wire.UploadHeader(
             run_id=self._run_id,

@@ -30,6 +30,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+import xxhash
 from torch import Tensor
 
 from fedwan.data import Shard, first_leaf
@@ -95,10 +96,10 @@ class Vitals:
         bytes_each = 4 * first_leaf(shard.drawn(1, seed)).numel()
         num = max(FEWEST_EXAMINED, min(MOST_COMPARED, MOST_BYTES // bytes_each))
         self._some = shard.drawn(num, seed)
-        keys = [pixel_keys(first_leaf(self._some))]
+        keys = [sample_keys(first_leaf(self._some))]
         for start in range(num, min(LEAST_COMPARED, shard.num_samples), COMPARED_AT_ONCE):
             more = shard.drawn(min(COMPARED_AT_ONCE, LEAST_COMPARED - start), seed, start)
-            keys.append(pixel_keys(first_leaf(more)))
+            keys.append(sample_keys(first_leaf(more)))
         if shard.num_samples:
             share = distinct_share(torch.cat(keys), shard.num_samples)
             figures = {"shard/samples": shard.num_samples, "shard/distinct": share}
@@ -144,18 +145,10 @@ def data_figures(x: Tensor) -> dict[str, Tensor]:
     return figures
 
 
-def pixel_keys(x: Tensor) -> Tensor:
-    """A number for each sample of (n, …), the same for equal ones, (n,) float64.
-
-    It is the projection on a fixed random direction, which takes one pass.
-    """
-    rows = x.flatten(1)
-    generator = torch.Generator().manual_seed(derive_seed("vitals", "direction"))
-    direction = torch.randn(rows.shape[1], dtype=torch.float64, generator=generator)
-    # Summed row by row: a matrix product may round equal rows differently. Few rows at a time:
-    # of large images some thousand in float64 are gigabytes.
-    parts = torch.split(rows, COMPARED_AT_ONCE)
-    return torch.cat([(part.double().cpu() * direction).sum(1) for part in parts])
+def sample_keys(x: Tensor) -> Tensor:
+    """A number for each sample of (n, …), the same for equal ones, (n,) int64."""
+    rows = x.detach().flatten(1).float().cpu().contiguous().numpy()
+    return torch.tensor([xxhash.xxh3_64_intdigest(row) >> 1 for row in rows])
 
 
 def distinct_share(keys: Tensor, num_samples: int) -> float:

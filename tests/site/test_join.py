@@ -157,44 +157,41 @@ def test_what_cannot_be_joined_is_refused_in_one_line(tmp_path: Path) -> None:
         assert text in refused(tmp_path, lambda trainer, o=options: trainer.join(**o))  # type: ignore[misc]
 
 
-def test_an_optimiser_with_parameters_of_others_and_state_that_cannot_be_kept_are_refused(
-    tmp_path: Path,
+def stray(trainer: Trainer) -> None:
+    trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    trainer.join()
+
+
+def loop(trainer: Trainer, leave_at: int = -1, **options: Any) -> None:
+    with trainer.join(**options) as site:
+        for step in site:
+            trainer.step()
+            if step == leave_at:
+                break
+
+
+def odd(trainer: Trainer) -> None:
+    loop(trainer, state={"odd": Odd()})
+
+
+def leave_early(trainer: Trainer) -> None:
+    loop(trainer, 2)
+
+
+@pytest.mark.parametrize(
+    ("train", "words", "says"),
+    [
+        (stray, "strategy=diloco", "holds a parameter of shape (3,) that is in none of"),
+        (odd, "strategy=diloco", "state['odd'].state_dict() holds"),
+        (leave_early, "strategy=diloco", "left its loop at step 2 of 8"),
+        (loop, "strategy=sync", "exchanges gradients, and the step had no site.reduce()"),
+        (loop, "strategy=parameter_server", "and the step had no site.reduce()"),
+    ],
+)
+def test_a_script_that_goes_wrong_is_told_so(
+    train: Callable[[Trainer], None], words: str, says: str, tmp_path: Path
 ) -> None:
-    def stray(trainer: Trainer) -> None:
-        trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
-        trainer.join()
-
-    def odd(trainer: Trainer) -> None:
-        with trainer.join(state={"odd": Odd()}) as site:
-            for _ in site:
-                trainer.step()
-
-    assert "holds a parameter of shape (3,) that is in none of" in refused(tmp_path, stray)
-    assert "state['odd']" in (text := refused(tmp_path, odd)) and "Odd" in text
-
-
-def test_a_loop_that_ends_early_is_refused(tmp_path: Path) -> None:
-    def train(trainer: Trainer) -> None:
-        with trainer.join() as site:
-            for step in site:
-                trainer.step()
-                if step == 2:
-                    break
-
-    assert "left its loop at step 2 of 8" in refused(tmp_path, train)
-
-
-@pytest.mark.parametrize("strategy", ["sync", "parameter_server"])
-def test_a_step_without_reduce_is_refused_where_gradients_are_exchanged(
-    strategy: str, tmp_path: Path
-) -> None:
-    def train(trainer: Trainer) -> None:
-        with trainer.join() as site:
-            for _ in site:
-                trainer.step()
-
-    text = refused(tmp_path, train, f"strategy={strategy}")
-    assert "exchanges gradients, and the step had no site.reduce()" in text
+    assert says in refused(tmp_path, train, words)
 
 
 def test_an_error_of_the_scripts_own_is_the_one_that_is_raised(tmp_path: Path) -> None:

@@ -46,20 +46,9 @@ def computing(meter: Meter, samples: int = 0) -> Iterator[None]:
     meter.end_step()
 
 
-def test_waiting_inside_a_step_is_not_computing(meter: Meter, clock: Clock) -> None:
-    with computing(meter):
-        clock.now += 1.0
-        with meter.waiting():
-            clock.now += 4.0
-        clock.now += 2.0
-    with meter.waiting():
-        clock.now += 8.0
-    clock.now += 100.0
-    work = meter.work(1, NONE)
-    assert (work.compute_s, work.wait_s) == (3.0, 12.0)
-
-
-def test_what_is_aside_counts_as_neither_wherever_it_happens(meter: Meter, clock: Clock) -> None:
+def test_waiting_is_not_computing_and_what_is_aside_is_neither_wherever_it_happens(
+    meter: Meter, clock: Clock
+) -> None:
     with meter.aside():
         clock.now += 1.0
     with meter.waiting():
@@ -74,6 +63,7 @@ def test_what_is_aside_counts_as_neither_wherever_it_happens(meter: Meter, clock
                 clock.now += 32.0
         with meter.aside():
             clock.now += 64.0
+    clock.now += 128.0
     work = meter.work(1, NONE)
     assert (work.compute_s, work.wait_s) == (8.0, 18.0)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from fedwan import outer
-from fedwan.codecs import fp32
+from fedwan.codecs import fp32, topk2
 from fedwan.config import InnerConfig
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment, Fragmentation, due_step, often, strided, whole
@@ -188,4 +189,46 @@ def follow_the_equations(
     ran = run_tiny(folder, tiny_config("diloco", net, sites=SITES, h=H, steps=STEPS), strategy)
     expected = reference(cut(layout_of(TinyWorkload(net).networks)), overlap, net, eager)
     torch.testing.assert_close(ran.state, expected, rtol=1e-4, atol=1e-5)
+    assert len(ran.hashes) == 1
+
+
+# Error feedback ----------------------------------------------------------------------------------
+
+
+def quantised(delta: State) -> State:
+    """Q(TopK(Δ)), by the codec, whose own tests pin its bytes."""
+    layout = layout_of(TinyWorkload(NET).networks)
+    payload, _ = topk2(MOMENTUM).encode(delta, {}, layout)
+    return topk2(MOMENTUM).decode(payload, layout)
+
+
+def reference_of_feedback(owes: str) -> State:
+    """Either a = β e + Δ and e' = a - Q(a), or a = θ - l and l' = θ' - (a - Q(a))."""
+    sites = [Site(index, NET) for index in range(SITES)]
+    theta = {name: value.clone() for name, value in sites[0].weights.items()}
+    owed = [{name: torch.zeros_like(value) for name, value in theta.items()} for _ in sites]
+    for count in range(H, STEPS + 1, H):
+        sent = []
+        for i, site in enumerate(sites):
+            for _ in range(H):
+                site.step()
+            full = {n: theta[n] - site.weights[n] for n in theta}
+            if owes == "residual":
+                full = {n: full[n] + MOMENTUM * owed[i][n] for n in theta}
+            sent.append(quantised(full))
+            owed[i] = {n: full[n] - sent[i][n] for n in theta}
+        theta = {n: theta[n] - sum(s[n] for s in sent) / SITES for n in theta}
+        for i, site in enumerate(sites):
+            is_kept = owes == "weights" and count < STEPS
+            for n, value in site.weights.items():
+                value.copy_(theta[n] - owed[i][n] if is_kept else theta[n])
+    return theta
+
+
+@pytest.mark.parametrize("owes", ["residual", "weights"])
+def test_what_is_owed_is_sent_later(owes: Any, tmp_path: Path) -> None:
+    step, policy = step_outer({"velocity": outer.sgd(1.0)}), barrier(SITES)
+    strategy = Strategy("delta", H, whole, step, topk2(MOMENTUM), fp32(), policy, owes=owes)
+    ran = run_tiny(tmp_path, tiny_config(sites=SITES, h=H, steps=STEPS), strategy)
+    torch.testing.assert_close(ran.state, reference_of_feedback(owes), rtol=1e-4, atol=1e-5)
     assert len(ran.hashes) == 1
