@@ -23,9 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.errors import UserError
+from fedwan.site.checkpoint import Stateful, load_random_state, random_state
 from fedwan.site.joining import as_member, given_membership, join
 from fedwan.site.site import Site
-from fedwan.site.stateful import Stateful, load_random_state, random_state
 from fedwan.workloads.base import NetworkKind
 
 

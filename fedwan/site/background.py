@@ -36,12 +36,6 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, niceness + NICENESS)
 
 
-class Buffers(dict[str, Tensor]):
-    """Tensors by name, in memory that was lent."""
-
-    block: Tensor | None = None
-
-
 class BufferPool:
     """Lends host memory for tensors again and again; any thread may ask and give back.
 
@@ -55,18 +49,19 @@ class BufferPool:
         self._size = 0
         self._lock = threading.Lock()
 
-    def lend(self, likes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> Buffers:
+    def lend(self, likes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> State:
         """Tensors of these shapes and dtypes, holding whatever they hold."""
-        buffers, ends, end = Buffers(), {}, 0
+        ends, end = {}, 0
         for name, (shape, dtype) in likes.items():
             start = end + -end % ALIGNMENT
             ends[name] = start, (end := start + torch.Size(shape).numel() * dtype.itemsize)
-        buffers.block = self._take(end)
-        for name, (shape, dtype) in likes.items():
-            buffers[name] = buffers.block[slice(*ends[name])].view(dtype).view(shape)
-        return buffers
+        block = self._take(end)
+        return {
+            name: block[slice(*ends[name])].view(dtype).view(shape)
+            for name, (shape, dtype) in likes.items()
+        }
 
-    def copy(self, state: Mapping[str, Tensor]) -> Buffers:
+    def copy(self, state: Mapping[str, Tensor]) -> State:
         """The state as it stands."""
         buffers = self.lend({name: (tuple(v.shape), v.dtype) for name, v in state.items()})
         for name, value in state.items():
@@ -84,12 +79,10 @@ class BufferPool:
 
     def take_back(self, buffers: State) -> None:
         """Nobody reads these any more; they are emptied. A second time, it does nothing."""
-        block = getattr(buffers, "block", None)
+        first = next(iter(buffers.values()), None)
         buffers.clear()
-        if block is None:
-            return
-        assert isinstance(buffers, Buffers)
-        buffers.block = None
-        with self._lock:
-            if len(block) == self._size and len(self._blocks) < KEPT:
-                self._blocks.append(block)
+        if first is not None and first.device.type == "cpu":
+            block = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
+            with self._lock:
+                if len(block) == self._size and len(self._blocks) < KEPT:
+                    self._blocks.append(block)

@@ -31,9 +31,9 @@ from fedwan.memory import tune_allocator
 from fedwan.names import nearest
 from fedwan.rng import derive_seed, seed_torch
 from fedwan.site.assignment import Assignment, Outcome, end_with
+from fedwan.site.checkpoint import Stateful
 from fedwan.site.group import open_group
 from fedwan.site.site import Membership, Script, Site
-from fedwan.site.stateful import Stateful
 from fedwan.weights import load_initial
 from fedwan.workloads.base import NetworkKind
 

@@ -36,12 +36,11 @@ from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.assignment import Outcome
-from fedwan.site.checkpoint import SiteCheckpoints
+from fedwan.site.checkpoint import SiteCheckpoints, Stateful
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stateful import Stateful
 from fedwan.site.stub import CoordinatorStub, is_merged
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import SiteHook, Strategy

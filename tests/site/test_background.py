@@ -9,7 +9,8 @@ import threading
 import pytest
 import torch
 
-from fedwan.site.background import ALIGNMENT, NICENESS, BufferPool, Buffers, background_threads
+from fedwan.site.background import ALIGNMENT, NICENESS, BufferPool, background_threads
+from fedwan.state import State
 
 LARGE = {
     "weight": ((300, 7), torch.bfloat16),
@@ -31,9 +32,8 @@ def test_threads_step_back_and_their_maker_does_not() -> None:
     assert niceness() == mine
 
 
-def block_of(buffers: Buffers) -> int:
-    assert buffers.block is not None
-    return buffers.block.data_ptr()
+def block_of(buffers: State) -> int:
+    return next(iter(buffers.values())).untyped_storage().data_ptr()
 
 
 def test_tensors_have_the_shapes_and_do_not_overlap() -> None:
