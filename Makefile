@@ -1,6 +1,7 @@
 # Everything a newcomer needs, from a fresh clone: Python 3.11 or newer, make and git.
 #
 #   make demo [ARGS="workload=flow sites=2"]   the main job: a coordinator and 4 sites, here
+#   make install | clean                       .venv alone | without it and all caches
 #   make test | test-fast                      the whole suite | without what takes long
 #        [WORKERS=2] [ARGS=tests/link]         2 processes, or 0: here, one test after the other
 #   make lint                                  ruff and mypy
@@ -25,7 +26,7 @@ PEERS_STAMP := $(PEERS)/.installed
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n '3,11s/^# \{0,1\}//p' Makefile
+	@sed -n '3,12s/^# \{0,1\}//p' Makefile
 
 install: $(STAMP)
 

@@ -206,9 +206,13 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
     config = load_run(path, words)
     out = Path(config.out).absolute()
     config.out = str(out)
-    if resume and not holds_run(out):
-        raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-    if not resume and holds_run(out):
+    if resume:
+        from fedwan.coordinator.model import newest_whole
+
+        if not holds_run(out):
+            raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
+        newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+    elif holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
             f"go on with it: fedwan run {out / 'config.yaml'} --resume, or choose another out="

@@ -45,15 +45,12 @@ CHECKPOINT = "coordinator.safetensors"
 PREVIOUS = "coordinator.previous.safetensors"
 
 
-def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
-    """What was given to `GlobalModel.save` beside the model, and a complaint if there is one.
-
-    A checkpoint that is damaged gives way to the one before it, for good.
+def newest_whole(folder: Path) -> tuple[Path, str]:
+    """The newest checkpoint that is whole, and a complaint about one that is not.
 
     Raises:
         CheckpointError: there is none, or none that is whole.
     """
-    sweep(folder)
     newest, previous = folder / CHECKPOINT, folder / PREVIOUS
     try:
         check_tensors(newest)
@@ -62,9 +59,20 @@ def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
             check_tensors(previous)
         except CheckpointError:
             raise error from None
-        os.replace(previous, newest)
-        return read_tensors_meta(newest), f"{error}; the one before it takes its place"
-    return read_tensors_meta(newest), ""
+        return previous, f"{error}; the one before it takes its place"
+    return newest, ""
+
+
+def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
+    """What was given to `GlobalModel.save` beside the model, and a complaint if there is one.
+
+    A checkpoint that is damaged gives way to the one before it, for good; raises as `newest_whole`.
+    """
+    sweep(folder)
+    path, complaint = newest_whole(folder)
+    if complaint:
+        os.replace(path, folder / CHECKPOINT)
+    return read_tensors_meta(folder / CHECKPOINT), complaint
 
 
 class GlobalModel:

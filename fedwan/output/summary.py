@@ -121,7 +121,7 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> Iterator[t
         yield "", f"{would}: [bold green]{times} times more[/]"
     yield (
         "time",
-        f"{duration_text(summary.wall_s)} in all; each site computed "
+        f"{duration_text(summary.wall_s)} after start-up; each site computed "
         f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
         f"(utilisation {percent_text(summary.utilisation)})",
     )

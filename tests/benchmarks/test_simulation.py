@@ -12,7 +12,7 @@ from benchmarks.seeded.bugs import planted
 from benchmarks.seeded.world import SCENARIOS, simulate_seed
 from benchmarks.simulation import scenario_of
 
-NUM_SEEDS = 200
+NUM_SEEDS = 300
 
 
 def _first_seed() -> int:
@@ -34,9 +34,9 @@ def _violations(seeds: range) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(4))
+@pytest.mark.parametrize("part", range(6))
 def test_no_fault_breaks_a_run(part: int) -> None:
-    size = NUM_SEEDS // 4
+    size = NUM_SEEDS // 6
     first = _first_seed() + part * size
     assert not _violations(range(first, first + size))
 

@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, ROUNDS = 240, 12
 """As few as the claims need, since most of a run is the start of its processes."""
-SMALL = ("sites=1", "site.processes=2", "threads=1", "eval.every=0", f"steps={STEPS}")
+SMALL = ("sites=2", "site.processes=2", "threads=1", "eval.every=0", f"steps={STEPS}")
 
 
 def fedwan(*words: str) -> subprocess.Popen[str]:
@@ -63,7 +63,7 @@ def kill(mark: Path) -> None:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A whole demo; its site has two processes."""
+    """A whole demo; each of its two sites has two processes."""
     out = tmp_path_factory.mktemp("runs") / "demo"
     process = fedwan("demo", f"out={out}", *SMALL)
     output = finish(process)
@@ -74,7 +74,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_demo_leaves_everything_that_is_promised(undisturbed: Path) -> None:
     found = summary(undisturbed)
     assert list(found) == PROMISED
-    assert found["rounds"] == ROUNDS and found["contributions"] == ROUNDS
+    assert found["rounds"] == ROUNDS and found["contributions"] == 2 * ROUNDS
     assert found["rejected"] == found["rejoins"] == 0
     assert {"fd", "fd_floor"} <= set(found["quality"])
     assert 0 < found["utilisation"] <= 1
@@ -83,7 +83,7 @@ def test_a_demo_leaves_everything_that_is_promised(undisturbed: Path) -> None:
     assert (undisturbed / "checkpoint" / "coordinator.safetensors").exists()
     per_site = [row for row in rows(undisturbed) if row["kind"] == "round"]
     assert [(row["version"], row["site"]) for row in per_site] == [
-        (version, "s1") for version in range(1, ROUNDS + 1)
+        (version, site) for version in range(1, ROUNDS + 1) for site in ("s1", "s2")
     ]
 
 
@@ -93,7 +93,7 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(
     out = tmp_path / "run"
     process = fedwan("demo", f"out={out}", *SMALL, "checkpoint.every=3")
     wait_for_version(out, 3)
-    kill(out / "sites" / "s1" / "clientapp.json")
+    kill(out / "sites" / "s2" / "clientapp.json")
     wait_for_version(out, 6)
     process.send_signal(signal.SIGINT)
     assert "fedwan: stopped by Ctrl-C" in finish(process)
