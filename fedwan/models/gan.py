@@ -27,10 +27,7 @@ _POINT_SPREAD = 4  # a dense layer is this many times as wide as an image networ
 def build_generator(
     shape: tuple[int, ...], latents: int, width: int, num_classes: int = 0
 ) -> nn.Module:
-    """A generator of `shape`: (channels, side, side) with a side of `SIDES`, or (dimensions,).
-
-    It takes `latents` values, and one of `num_classes` if that is not 0.
-    """
+    """From latents to `shape`: (channels, side, side) with a side of `SIDES`, or (dimensions,)."""
     num_in = latents * (2 if num_classes else 1)
     if len(shape) == 1:
         main = mlp(num_in, _POINT_SPREAD * width, _POINT_DEPTH, shape[0])
@@ -66,7 +63,7 @@ class _Generator(nn.Module):
         self.classes = nn.Embedding(num_classes, latents) if num_classes else None
 
     def forward(self, z: Tensor, y: Tensor | None = None) -> Tensor:
-        """Samples; of the classes `y` if the network knows any."""
+        """Samples."""
         if self.classes is not None:
             z = torch.cat([z, self.classes(y)], dim=1)
         return self.main(z)  # type: ignore[no-any-return]
@@ -83,7 +80,7 @@ class _Discriminator(nn.Module):
         self.classes = nn.Embedding(num_classes, last.in_features) if num_classes else None
 
     def forward(self, x: Tensor, y: Tensor | None = None) -> Tensor:
-        """Logits, (batch,); of being real and of the class `y` if the network knows any."""
+        """Logits, of being real and of the class."""
         features: Tensor = self.main[:-1](x)
         logits: Tensor = self.main[-1](features).squeeze(1)
         if self.classes is not None:

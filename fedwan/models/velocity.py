@@ -56,16 +56,14 @@ def embed_level(sigma: Tensor) -> Tensor:
 
 
 def _velocity_towards(data: Tensor, x: Tensor, sigma: Tensor) -> Tensor:
-    """The velocity d x / d sigma that leads from x to predicted data, (batch, …)."""
     return (x - data) / sigma.clamp(min=_MIN_SIGMA).view(-1, *[1] * (x.dim() - 1))
 
 
 class VelocityNetwork(nn.Module):
     """Samples (batch, *shape) and noise levels (batch,) -> velocities (batch, *shape).
 
-    Residual blocks that the noise level modulates. At 8x8 pixels a dense layer sees the whole image
-    for the price of a convolution's few channels. `shape` is (channels, height, width) of images in
-    [-1, 1], or (dimensions,); the width is a multiple of 4.
+    Residual blocks that the noise level modulates. `shape` is (channels, height, width) of images
+    in [-1, 1], or (dimensions,); the width is a multiple of 4.
     """
 
     dense_cuts: ClassVar[Mapping[str, DenseCut]] = {
@@ -121,10 +119,7 @@ class _DenseBlock(nn.Module):
 
 
 def embed_positions(rows: int, columns: int, width: int) -> Tensor:
-    """Fixed positions of a grid's cells, row by row: (rows * columns, width).
-
-    Sines and cosines of row and column in `width / 4` frequencies, from 1 to about 1 / 10,000.
-    """
+    """Sines and cosines of a grid's rows and columns, cell by cell: (rows * columns, width)."""
     frequencies = _LONGEST ** -(torch.arange(width // 4) / (width // 4))
     row = torch.arange(rows).repeat_interleave(columns)[:, None] * frequencies
     column = torch.arange(columns).repeat(rows)[:, None] * frequencies

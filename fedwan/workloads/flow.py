@@ -72,16 +72,14 @@ def interpolate(data: Tensor, noise: Tensor, sigma: Tensor) -> tuple[Tensor, Ten
 
 
 def _per_sample(values: Tensor, x: Tensor) -> Tensor:
-    """One value per sample, (batch,), shaped to multiply samples (batch, …)."""
     return values.view(-1, *[1] * (x.dim() - 1))
 
 
 class EulerSolver:
-    """n steps from noise to data; step n - 1 starts at the noise, step 0 ends at the data.
+    """n of T steps from noise to data; step n - 1 starts at the noise, step 0 ends at the data.
 
-    `sigmas` (T,) are the levels of timesteps 1 … T, rising to exactly 1, as of `flow_sigmas`; n is
-    at most T, which it is by default. `timesteps` and `sigmas`, (n,) int64 and float64, are where
-    each step starts, `timesteps_prev` and `sigmas_prev` where it ends.
+    `sigmas` (T,) are the levels of timesteps 1 … T, as of `flow_sigmas`. `timesteps` and `sigmas`,
+    (n,) int64 and float64, are where each step starts, `timesteps_prev` and `sigmas_prev` its end.
     """
 
     def __init__(self, sigmas: Tensor, num_steps: int | None = None) -> None:
@@ -105,10 +103,7 @@ class EulerSolver:
 
     @torch.no_grad()
     def sample(self, velocity: Callable[[Tensor, Tensor], Tensor], noise: Tensor) -> Tensor:
-        """Samples at sigma = 0 from standard normal noise, both (batch, …): all steps in turn.
-
-        `velocity` is (x (batch, …), sigma (batch,)) -> d x / d sigma.
-        """
+        """Samples (batch, …) from normal noise; `velocity` is (x, sigma) -> d x / d sigma."""
         x = noise
         for step in reversed(range(len(self.sigmas))):
             index = torch.full((len(x),), step, device=x.device)
@@ -161,8 +156,7 @@ def sample_flow(
 ) -> Tensor:
     """Samples from fixed noise, the same for all networks, (num, *shape); images within [-1, 1].
 
-    `velocity` is told (x, sigma), or (x, sigma, labels) where there are `num_classes`, of which
-    samples are as many each. They are made on the solver's device.
+    With `num_classes` the `velocity` is told labels, too, as many of each class.
     """
     device = solver.sigmas.device
     generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
@@ -190,10 +184,7 @@ class Phases:
 
 
 def jump(x: Tensor, velocity: Tensor, sigma: Tensor, edge: Tensor) -> Tensor:
-    """Samples at `edge`, (batch, …), by one straight step from `sigma`; exactly x where they agree.
-
-    `velocity` is d x / d sigma at x; `sigma` and `edge` are (batch,).
-    """
+    """Samples at `edge`, (batch, …), by one straight step from `sigma`, both (batch,)."""
     return x + _per_sample(edge - sigma, x) * velocity
 
 

@@ -192,7 +192,6 @@ def _moments(config: InnerConfig, ndim: int) -> dict[str, Role]:
 
 
 def _dtype(field: str, dtype: torch.dtype) -> torch.dtype:
-    """Of a moment whose parameter has this dtype."""
     if field == "step":
         return torch.float32
     return full_dtype(dtype) if field == "exp_avg_sq" else dtype

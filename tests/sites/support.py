@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from fedwan.config import Config
 from fedwan.data import Loader, open_shard
+from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.site.replica import Replica
 from fedwan.state import State, clone
@@ -79,3 +81,10 @@ def weights(run: Run) -> list[Tensor]:
 def equal(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
     """The same to the bit."""
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def refused(recipe: ModuleType, config: Config, match: str) -> None:
+    """In one line."""
+    with pytest.raises(ConfigError, match=match) as caught:
+        resolve_page(recipe, config)
+    assert "\n" not in str(caught.value)

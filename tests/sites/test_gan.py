@@ -15,10 +15,9 @@ from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.adversarial import LOSSES, gradient_penalty
-from fedwan.workloads.settings import resolve_page
 from sites import gan
-from tests.data.files import refused, write_folder
-from tests.sites.support import Run, equal, weights
+from tests.data.files import write_folder
+from tests.sites.support import Run, equal, refused, weights
 
 CLASSES = ("cat", "dog")
 
@@ -126,9 +125,7 @@ def test_what_cannot_be_built_is_refused(folder: Path) -> None:
         ({"n_critic": 3}, r"data.batch=8 .* model.n_critic=3; set data.batch=9"),
         ({"loss": "hing"}, r"model.loss = 'hing' is none of .*hinge"),
     ):
-        asked = config(folder, **model)
-        refused(says, lambda asked=asked: resolve_page(gan, asked))
+        refused(gan, config(folder, **model), says)
     for side, mend in ((12, "8 or 16"), (100, "64 or 128"), (512, "256")):
         says = rf"images of 8, 16, 32, 64, 128, 256 pixels.*{side} x {side}; set data.size={mend}$"
-        asked = config(folder, side)
-        refused(says, lambda asked=asked: resolve_page(gan, asked))
+        refused(gan, config(folder, side), says)

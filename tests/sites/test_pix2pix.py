@@ -10,12 +10,10 @@ from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits, l1_loss
 
 from fedwan.config import Config, DataConfig, InnerConfig
-from fedwan.errors import ConfigError
 from fedwan.rng import NamedGenerators
 from fedwan.state import hash_state
-from fedwan.workloads.settings import resolve_page
 from sites import pix2pix
-from tests.sites.support import Run
+from tests.sites.support import Run, refused
 
 FAST = {name: InnerConfig(lr=2e-3, beta1=0.5) for name in pix2pix.NETWORKS}
 
@@ -93,17 +91,18 @@ def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it
     assert not [name for net in run.workload.networks.values() for name, _ in net.named_buffers()]
 
 
-def test_settings_that_cannot_work_are_refused_in_one_line() -> None:
-    def refused(match: str, name: str = "photo_edges", **model: object) -> None:
-        with pytest.raises(ConfigError, match=match) as caught:
-            resolve_page(pix2pix, Config(workload="pix2pix", data=DataConfig(name), model=model))
-        assert "\n" not in str(caught.value)
-
-    refused("model.width = 0 is out of range", width=0)
-    refused("model.depth = 1 is out of range", depth=1)
-    refused("model.depth = 6 halves .* 32 pixels .* photo_edges allow; choose 5 or less", depth=6)
-    refused("model.dropout = 1.0 is out of range", dropout=1.0)
-    refused("model.statistics = 'runing' .* did you mean 'running'", statistics="runing")
-    refused("model.norm = 'layer' is none of batch, instance", norm="layer")
-    refused("'running' needs model.norm=batch", norm="instance", statistics="running")
-    refused("'digits' holds no pairs .* 'pix2pix' learns from; set data.name=photo_edges", "digits")
+@pytest.mark.parametrize(
+    ("data", "model", "text"),
+    [
+        ("photo_edges", {"width": 0}, "model.width = 0 is out of range"),
+        ("photo_edges", {"depth": 6}, "depth = 6 halves .* photo_edges allow; choose 5 or less"),
+        ("photo_edges", {"dropout": 1.0}, "model.dropout = 1.0 is out of range"),
+        ("photo_edges", {"statistics": "runing"}, "= 'runing' .* did you mean 'running'"),
+        ("photo_edges", {"norm": "instance", "statistics": "running"}, "needs model.norm=batch"),
+        ("digits", {}, "'digits' holds no pairs .* learns from; set data.name=photo_edges"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    data: str, model: dict[str, object], text: str
+) -> None:
+    refused(pix2pix, Config("pix2pix", data=DataConfig(data), model=model), text)

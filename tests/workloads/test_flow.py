@@ -88,16 +88,6 @@ def test_a_constant_velocity_is_followed_exactly(num_timesteps: int, num_steps: 
     assert torch.equal(NOISE, before) and not samples.requires_grad
 
 
-def test_every_sample_may_take_a_step_of_its_own_and_gradients_pass() -> None:
-    solver = EulerSolver(flow_sigmas(1000, shift=3.0), 4)
-    index, velocity = torch.tensor([3, 0, 2, 1, 3]), DATA.clone().requires_grad_()
-    stepped = solver.step(NOISE, velocity, index)
-    change = (solver.sigmas_prev - solver.sigmas)[index].float().view(-1, 1, 1, 1)
-    torch.testing.assert_close(stepped, NOISE + change * DATA)
-    stepped.sum().backward()
-    assert torch.equal(velocity.grad, change.expand_as(DATA))  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("num", [0, 7, 25, 1200])
 def test_labels_to_sample_are_balanced_from_the_start(num: int) -> None:
     labels = balanced_labels(num, 10, generator())
