@@ -66,11 +66,7 @@ class Intake:
         self._checks = threading.Semaphore(min(MAX_CHECKS, os.cpu_count() or 1))
 
     def check(self, upload: Upload) -> None:
-        """Refuse what names nothing that this run has, before anything is kept under it.
-
-        Raises:
-            PayloadError: the kind, or the fragment.
-        """
+        """Refuse what names nothing that this run has, before anything is kept under it."""
         kind, (fragment, version, _) = upload
         if kind == wire.UploadHeader.INITIAL:
             is_good = fragment == version == 0
@@ -85,9 +81,7 @@ class Intake:
     def open(self, upload: Upload, header: wire.UploadHeader) -> UploadReception:
         """The reception for a payload; a new attempt with other bytes replaces the old one.
 
-        Raises:
-            PayloadError: the announced size is not what this fragment takes, or no samples stand
-                behind it. Nothing is allocated.
+        Nothing is allocated for a size that the fragment does not take, nor without samples.
         """
         if upload.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
             raise PayloadError(
@@ -146,11 +140,7 @@ class Intake:
 
 
 def inspect(payload: Source, layout: Layout, codec: Codec) -> dict[str, float]:
-    """Check a payload from end to end; the norm of the parameters' part, by network.
-
-    Raises:
-        PayloadError: see `Codec.read_each`; or a value is not finite.
-    """
+    """Check a payload from end to end; the norm of the parameters' part, by network."""
     squares: dict[str, float] = defaultdict(float)
     for name, coded in codec.read_each(payload, layout):
         spec = layout[name]

@@ -209,11 +209,7 @@ class GlobalModel:
         strategy: Strategy,
         config: Config,
     ) -> GlobalModel:
-        """Read a checkpoint.
-
-        Raises:
-            CheckpointError: it is missing, truncated, or of another strategy.
-        """
+        """Read a checkpoint; a `CheckpointError` if it is of another strategy or not whole."""
         path = folder / CHECKPOINT
         tensors, meta = read_tensors(path)
         try:
@@ -247,14 +243,7 @@ def update_ema(ema: State, state: State, layout: Layout, samples: int, half_life
     """Move `ema` towards `state`, in place; counters are copied.
 
     β = 0.5 ^ (samples / half-life), as in EDM2 (2312.02696): the average does not depend on how
-    many steps, sites or samples make a round.
-
-    Args:
-        ema: the average; same names as `state`.
-        state: the new global state.
-        layout: for the tensors' roles.
-        samples: over all sites since the last call.
-        half_life: samples after which an old state counts half; above 0.
+    many steps, sites or samples (over all sites, since the last call) make a round.
     """
     weight = 1.0 - 0.5 ** (samples / half_life)
     for name, value in state.items():

@@ -79,6 +79,7 @@ class Servicer:
         self._keeps_updates = False
         self._event = on_event
         self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
+        self._copying = threading.Lock()
 
     # Join, heartbeats, farewell ------------------------------------------------------------
 
@@ -329,11 +330,13 @@ class Servicer:
         key = (site, request.kind)
         with self.changed:
             model = self.model
-            kept = self._snapshots.get(key)
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
-        if kept is None or not request.checksum:
-            kept = _SNAPSHOTS[request.kind](model)
+        with self._copying:  # a copy takes long: one at a time, and never under the one lock
+            with self.changed:
+                kept = self._snapshots.get(key) if request.checksum else None
+                kept = kept or self._shared(request.kind, tuple(model.versions))
+            kept = kept or _SNAPSHOTS[request.kind](model)
             with self.changed:
                 self._snapshots[key] = kept
         payload, versions = kept
@@ -346,6 +349,13 @@ class Servicer:
                     MAX_WAIT_S,
                 )
             return self._ready(site, 0, model.version_of(versions), versions, payload)
+
+    def _shared(self, kind: int, versions: _Versions) -> tuple[Payload, _Versions] | None:
+        """What another site was given of the same versions: memory does not grow with the sites."""
+        for (_, other), kept in self._snapshots.items():
+            if other == kind and kept[1] == versions:
+                return kept
+        return None
 
     def _ready(
         self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload

@@ -237,6 +237,20 @@ def test_a_download_waits_until_the_update_is_there(bench: Bench) -> None:
     assert delivery.payload is payload and delivery.header.status == wire.DownloadHeader.READY
 
 
+@pytest.mark.parametrize("kind", [wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA])
+def test_sites_share_a_snapshot_of_the_same_versions(bench: Bench, kind: Any) -> None:
+    model = bench.set_model()
+    request = wire.DownloadRequest(run_id="run-1", kind=kind)
+    first, second = (bench.hub.download(site, request) for site in ("s1", "s2"))
+    assert first.payload is second.payload is not None
+    (fragment,) = model.fragments
+    model.commit(fragment, {"net/w": torch.ones(1000)}, samples=4)
+    later = bench.hub.download("s1", request)
+    assert later.payload is not first.payload and list(later.header.versions) == [1]
+    request.checksum = second.header.checksum  # the other one goes on with what it began
+    assert bench.hub.download("s2", request).payload is second.payload
+
+
 def test_a_snapshot_that_is_being_fetched_is_resumed_though_the_weights_move_on(
     bench: Bench,
 ) -> None:
