@@ -43,11 +43,7 @@ class ServerStep(Protocol):
         ...
 
     def load_state(self, state: State) -> None:
-        """The inverse of `state`.
-
-        Raises:
-            CheckpointError: it is the state of another strategy or model.
-        """
+        """The inverse of `state`; a `CheckpointError` if it is of another strategy or model."""
         ...
 
 

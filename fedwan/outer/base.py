@@ -7,17 +7,13 @@ is one safetensors file; a tensor's state is named `field:tensor name`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from fedwan.state import State, add_prefix, select_prefix
 
-
-class Init(Protocol):
-    """Makes a transform's first state from the global parameters."""
-
-    def __call__(self, params: State) -> State:
-        """State for `params`, as a flat dict of tensors."""
-        ...
+Init = Callable[[State], State]
+"""Makes a transform's first state, a flat dict of tensors, from the global parameters."""
 
 
 class Update(Protocol):

@@ -52,9 +52,6 @@ class Registry:
         """A session joins; whether it is a new one.
 
         A session that asks twice, since the first answer was lost on the way, is admitted once.
-
-        Raises:
-            SessionLost: another session has joined in place of this one.
         """
         site = self.sites[name]
         text = f"another process of {name} has joined in place of this one"
@@ -76,11 +73,7 @@ class Registry:
         return True
 
     def find(self, name: str, session: str | None = None) -> SiteEntry:
-        """The entry of a site that has joined.
-
-        Raises:
-            SessionLost: it is not of this run, has not joined, or is in another session.
-        """
+        """The entry of a site that has joined; with a session only if it is the present one."""
         site = self.sites.get(name)
         if site is None or not site.session:
             raise SessionLost(f"site {name!r} has not joined this run; join first")
@@ -89,11 +82,7 @@ class Registry:
         return site
 
     def attach(self, name: str, session: str, now_s: float) -> Signals:
-        """The signals for a session's new Control stream; an older stream gets no more.
-
-        Raises:
-            SessionLost: see `find`.
-        """
+        """The signals for a session's new Control stream; an older stream gets no more."""
         site = self.find(name, session)
         site.signals = SimpleQueue()
         for signal in site.owed.values():
