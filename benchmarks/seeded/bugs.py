@@ -15,7 +15,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
-from fedwan.site.site import Site
+from fedwan.site.exchange import Exchange
 from fedwan.site.stub import CoordinatorStub
 
 
@@ -52,12 +52,12 @@ def _accept_late(settled: Any) -> Any:
     return lambda self, key: settled(self, key).replace("stale", "")
 
 
-def _do_not_send_again(take_over: Any) -> Any:
+def _do_not_send_again(begin: Any) -> Any:
     """A successor forgets that the steps of its newest checkpoint are still to be merged."""
 
-    def forgetful(self: Site, versions: Any, run_step: int) -> int:
-        self._exchange.is_exact = False
-        return int(take_over(self, versions, run_step))
+    def forgetful(self: Exchange, versions: Any, run_step: int) -> int:
+        self.is_exact = False
+        return int(begin(self, versions, run_step))
 
     return forgetful
 
@@ -129,7 +129,7 @@ BUGS: dict[str, tuple[tuple[object, str, Callable[[Any], Any]], ...]] = {
         (CoordinatedRun, "checkpoint", _promise_too_early),
     ),
     "a late contribution is accepted": ((Rounds, "settled", _accept_late),),
-    "a successor does not send again what was lost": ((Site, "_take_over", _do_not_send_again),),
+    "a successor does not send again what was lost": ((Exchange, "begin", _do_not_send_again),),
     "a site saves after its contribution has left": (
         (SiteCheckpoints, "save", _keep_for_later),
         (CoordinatorStub, "send_contribution", _save_after_sending),

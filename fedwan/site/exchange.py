@@ -108,6 +108,8 @@ class Exchange:
         self._tau = strategy.overlap.tau
         self._has_gradients = strategy.contributes == "gradient"
         self._keeps_pace = strategy.clock == "samples"
+        self.is_mirrored = self._has_gradients and not self._keeps_pace
+        """Whether every site's optimisers take the same steps, on the sites' mean gradient."""
         assert count == 1 or not self._keeps_pace, "at a pace of their own sites send all at once"
         self.is_exact = not (count > 1 or self._tau or self._has_gradients or self._keeps_pace)
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
@@ -190,7 +192,7 @@ class Exchange:
                 if self._has_gradients or is_last or flight.lands_at <= step:
                     self._land(flight, is_last)
         except _Astray as error:
-            if self._has_gradients and not self._keeps_pace:
+            if self.is_mirrored:
                 raise FedwanError(
                     "this site's gradients were refused or came too late, so that its weights are "
                     "not the others' any more; it will rejoin with the global weights"
@@ -375,7 +377,7 @@ class Exchange:
             raise _Astray
         assert update.payload is not None
         replica, down = self._replica, self._strategy.down
-        if self._has_gradients and not self._keeps_pace:
+        if self.is_mirrored:
             replica.apply_gradients(update.payload, fragment, down)
             return
         replica.advance(update.payload, fragment, down)
@@ -396,7 +398,7 @@ class Exchange:
         is_unpaid = flight.unpaid is not None and not has_own
         owed = flight.unpaid if is_unpaid else self._residuals.of(fragment)
         self._residuals.settle(fragment, version, owed or {})
-        if self._has_gradients and not self._keeps_pace:
+        if self.is_mirrored:
             return
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
@@ -452,14 +454,14 @@ class Exchange:
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             self._replica.reset_optimizers()
-        self.take_over(self.versions, None if is_refused else owed)
+        self._take_over(self.versions, None if is_refused else owed)
         for fragment in self.fragments:
             self._renew(fragment, header, self.versions[fragment.index])
         if self._keeps_pace:
             return self._run_step
         return self._reached(self.versions)
 
-    def take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
+    def _take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """Go on from these versions, with what a predecessor of this process left."""
         self.versions = list(versions)
         self._residuals.restore(self.fragments, versions, ledger)
@@ -468,32 +470,71 @@ class Exchange:
         self._marks = [self._meter.total] * len(versions)
         self._hook.on_adopt()
 
-    def follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
-        """After the checkpoint of a version was taken over: the hook begins anew if all did since.
+    def begin(self, versions: list[int], run_step: int) -> int:
+        """Find this site's place in a run at these versions; the step to go on from.
 
-        `header` is of the global weights; `checkpoint` is 0 for none.
+        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
         """
+        replica, checkpoints, header = self._replica, self._checkpoints, wire.DownloadHeader()
+        weights: State | None = None
+        outer: State | None = None
+        if is_begun := any(versions):
+            weights, header, outer = self._stub.fetch_all(with_outer=self.is_mirrored)
+            versions = list(header.versions)
+        versions = versions or self.versions
+        version, kept = versions[0], checkpoints.versions()
+        # Deltas save before their contribution leaves.
+        nearest = version + (not self._has_gradients)
+        if self.is_exact and nearest in kept:
+            if is_begun:
+                replica.adopt(weights)
+            return self._send_again(header, version)
+        usable = max((v for v in kept if v <= nearest), default=0)
+        # Whether the predecessor's last contribution was merged before it saw the update. Nothing
+        # is known of that where the coordinator is new, too.
+        is_missed = is_begun and self.is_exact and usable == version
+        is_missed &= not header.merged_into or is_merged(header, version - 1, version)
+        found = checkpoints.load(usable, with_model=is_missed) if usable else None
+        if found is not None and is_missed:
+            replica.load_base(weights)
+            # The hook learns from it: the local weights still are the predecessor's.
+            (fragment,) = self.fragments
+            steps = fragment.steps(self._strategy.h)
+            self._hook.on_land(fragment, Landing(steps, True, True, found.residual, found.owed))
+        elif found is not None and usable == version:
+            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
+        # Where the update was made of its weights alone, what it left are the global ones.
+        if is_begun and not (is_missed and header.is_own):
+            replica.adopt(weights)
+        self._take_over(versions, found)
+        self._follow_hook(header, usable)
+        if outer is not None:
+            replica.load_optimizers(outer, is_whole=True)
+        if is_begun:
+            log.info("goes on from version %d", version)
+            if version not in kept:
+                at = f"version {usable}" if usable else "the beginning"
+                log.warning("data order and optimisers go on from %s", at)
+        return run_step if self._keeps_pace else self.expected_step
+
+    def _send_again(self, header: wire.DownloadHeader, version: int) -> int:
+        """The steps to the next version are complete: only their contribution may be missing."""
+        (fragment,) = self.fragments
+        self._follow_hook(header, version + 1)
+        self._take_over([version], None)
+        log.info("sends its contribution to version %d again", version)
+        ledger = self._checkpoints.load(version + 1, with_model=True)
+        self._residuals.settle(fragment, version, ledger.residual)
+        self._marks[0] = self._meter.total.since(ledger.work)
+        with self._meter.waiting():
+            return self._exchange([fragment], [], (version + 1) * self._strategy.h)
+
+    def _follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
+        """The hook begins anew if all did since the checkpoint of a version; 0 for none."""
         for fragment in self.fragments:
             if checkpoint > header.anew_from:
                 self._anew[fragment.index] = header.anew_from
             self._renew(fragment, header, self.versions[fragment.index])
-
-    def send_again(self, ledger: Ledger, step: int) -> int:
-        """Where `is_exact`: send the contribution that a predecessor's checkpoint was taken for."""
-        (fragment,) = self.fragments
-        self._residuals.settle(fragment, self.versions[0], ledger.residual)
-        self._marks[0] = self._meter.total.since(ledger.work)
-        with self._meter.waiting():
-            return self._exchange([fragment], [], step)
-
-    def catch_up(self, ledger: Ledger) -> None:
-        """Where `is_exact`: have the hook learn from an update that a predecessor contributed to.
-
-        It did not see it: the global weights hold it, the local ones still are the predecessor's.
-        """
-        (fragment,) = self.fragments
-        steps = fragment.steps(self._strategy.h)
-        self._hook.on_land(fragment, Landing(steps, True, True, ledger.residual, ledger.owed))
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""

@@ -41,7 +41,7 @@ from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stub import CoordinatorStub, is_merged
+from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix, layout_to_json
 from fedwan.strategy import SiteHook, Strategy
 from fedwan.workloads.base import NetworkKind
@@ -108,7 +108,6 @@ class Site:
         self.global_sha256 = ""
         self.num_steps = config.steps if strategy.clock == "versions" else sys.maxsize
         self._is_stopped = False
-        self._is_mirrored = strategy.contributes == "gradient" and strategy.clock == "versions"
         self._member = member
         self._script = script
         self._group = group
@@ -256,8 +255,7 @@ class Site:
         welcome = self._agree(hello)
         if welcome.send_initial:
             self._open_run()
-        versions = list(welcome.versions) or [0] * len(self._exchange.versions)
-        return self._take_over(versions, welcome.run_step)
+        return self._exchange.begin(list(welcome.versions), welcome.run_step)
 
     def _agree(self, hello: wire.Hello) -> wire.Welcome:
         """Join, and ask again until the sites of the run agree."""
@@ -271,69 +269,13 @@ class Site:
                 log.info("waiting: %s", said)
             time.sleep(ASK_AGAIN_S)
 
-    def _take_over(self, versions: list[int], run_step: int) -> int:
-        """Find this site's place in the run; the step to go on from.
-
-        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
-        """
-        exchange, replica, header = self._exchange, self.replica, wire.DownloadHeader()
-        weights: State | None = None
-        is_begun = any(versions)
-        if is_begun:
-            weights, header, outer = self._fetch_all()
-            versions = list(header.versions)
-        version, kept = versions[0], self._checkpoints.versions()
-        # Deltas save before their contribution leaves.
-        nearest = version + (self.strategy.contributes == "delta")
-        if exchange.is_exact and nearest in kept:
-            # The steps to the next version are complete: only their contribution may be missing.
-            if is_begun:
-                replica.adopt(weights)
-            exchange.follow_hook(header, nearest)
-            exchange.take_over([version], None)
-            log.info("sends its contribution to version %d again", version)
-            ledger = self._checkpoints.load(nearest, with_model=True)
-            return exchange.send_again(ledger, nearest * self.strategy.h)
-        usable = max((v for v in kept if v <= nearest), default=0)
-        # Whether the predecessor's last contribution was merged before it saw the update. Nothing
-        # is known of that where the coordinator is new, too.
-        is_missed = is_begun and exchange.is_exact and usable == version
-        is_missed &= not header.merged_into or is_merged(header, version - 1, version)
-        found = self._checkpoints.load(usable, with_model=is_missed) if usable else None
-        if found is not None and is_missed:
-            replica.load_base(weights)
-            exchange.catch_up(found)
-        elif found is not None and usable == version:
-            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
-        # Where the update was made of its weights alone, what it left are the global ones.
-        if is_begun and not (is_missed and header.is_own):
-            replica.adopt(weights)
-        exchange.take_over(versions, found)
-        exchange.follow_hook(header, usable)
-        if is_begun:
-            if outer is not None:
-                replica.load_optimizers(outer, is_whole=True)
-            log.info("goes on from version %d", version)
-            if version not in kept:
-                at = f"version {usable}" if usable else "the beginning"
-                log.warning("data order and optimisers go on from %s", at)
-        return run_step if self.strategy.clock == "samples" else exchange.expected_step
-
-    def _fetch_all(self) -> tuple[State | None, wire.DownloadHeader, State | None]:
-        """The present weights, and where gradients are exchanged the optimiser's state for them."""
-        while True:
-            weights, header = self._stub.fetch_weights()
-            if not self._is_mirrored:
-                return weights, header, None
-            outer, stepped = self._stub.fetch_outer()
-            if stepped == list(header.versions):  # else a quorum went on meanwhile
-                return weights, header, outer
-
     # The end -------------------------------------------------------------------------------
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=self._is_mirrored)
+        self.global_sha256 = sha256 = self.replica.global_sha256(
+            of_steps=self._exchange.is_mirrored
+        )
         version = self._exchange.versions[0]
         with self.meter.waiting():
             while not self._is_stopped:

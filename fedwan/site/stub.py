@@ -35,7 +35,7 @@ LISTEN_S = 0.2
 class CoordinatorStub:
     """Speaks for one site in one run; rank 0 alone has a link.
 
-    Collective are `send_initial`, `receive`, `is_over`, `fetch_weights` and `fetch_outer`. The
+    Collective are `send_initial`, `receive`, `is_over`, `fetch_weights` and `fetch_all`. The
     coordinator holds a request for an update that is not there yet for `poll_s`.
     """
 
@@ -163,8 +163,10 @@ class CoordinatorStub:
         header = self._group.lead(fetch)
         return (kept[0] if kept else None), header
 
-    def fetch_outer(self) -> tuple[State, list[int]]:
-        """The state of the optimiser that the coordinator steps, and the version of it."""
+    def fetch_all(
+        self, *, with_outer: bool
+    ) -> tuple[State | None, wire.DownloadHeader, State | None]:
+        """The present global weights and, if asked for, the optimiser's state that led to them."""
 
         def fetch() -> tuple[State, list[int]]:
             header, payload = self._download(Asked.OUTER)
@@ -172,7 +174,13 @@ class CoordinatorStub:
             state = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
             return state, list(header.versions)
 
-        return self._group.lead(fetch)
+        while True:
+            weights, header = self.fetch_weights()
+            if not with_outer:
+                return weights, header, None
+            outer, versions = self._group.lead(fetch)
+            if versions == list(header.versions):  # else a quorum went on meanwhile
+                return weights, header, outer
 
 
 class _InVain(Exception):  # noqa: N818
