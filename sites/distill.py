@@ -35,8 +35,8 @@ from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
-from fedwan.workloads.adversarial import LOSSES, share_above, spread
-from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.adversarial import LOSSES
+from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above, spread
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.distillation import (
     FeatureHeads,

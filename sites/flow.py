@@ -20,8 +20,7 @@ from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads import flow
-from fedwan.workloads.adversarial import share_above
-from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above
 from fedwan.workloads.descent import Generating
 from fedwan.workloads.settings import require_each, require_one_of
 

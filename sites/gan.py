@@ -21,8 +21,8 @@ from fedwan.models.gan import SIDES, build_discriminator, build_generator, norma
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
-from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty, share_above, spread
-from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
+from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above, spread
 from fedwan.workloads.descent import Generating
 from fedwan.workloads.settings import require_each, require_one_of, require_parts
 

@@ -28,8 +28,8 @@ from fedwan.metrics import measure_translation
 from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
-from fedwan.workloads.adversarial import LOSSES, spread
-from fedwan.workloads.base import Batch, NetworkKind, Reduce
+from fedwan.workloads.adversarial import LOSSES
+from fedwan.workloads.base import Batch, NetworkKind, Reduce, spread
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import require_each, require_one_of
 

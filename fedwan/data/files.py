@@ -31,6 +31,21 @@ from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.workloads.base import Batch
 
+_log = logging.getLogger(__name__)
+
+_LEAST = 8
+"""Half of them to train on, half to judge by."""
+_LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
+"""They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
+_MOST_IN_A_ROW = 8
+"""Unreadable samples for which the next one stands in."""
+_COLUMNS = {
+    "image": ("image", "jpg", "png"),
+    "label": ("label", "labels", "cls", "json"),
+    "caption": ("caption", "text", "txt"),
+}
+"""Names of columns that are taken for what they say, if none is of that kind."""
+_SPLIT = "train"
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 _BOMB = Image.DecompressionBombError
 _UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, struct.error, _BOMB)
@@ -97,23 +112,6 @@ class Transform(NamedTuple):
 def opened(data: bytes) -> Image.Image:
     """An image of one of the formats that are read, not decoded yet."""
     return Image.open(io.BytesIO(data), formats=_FORMATS)
-
-
-_log = logging.getLogger(__name__)
-
-_LEAST = 8
-"""Half of them to train on, half to judge by."""
-_LEAST_HELD_OUT, _MOST_HELD_OUT = 12, 512
-"""They are held in memory and measured at every evaluation: 400 MB at 256 x 256."""
-_MOST_IN_A_ROW = 8
-"""Unreadable samples for which the next one stands in."""
-_COLUMNS = {
-    "image": ("image", "jpg", "png"),
-    "label": ("label", "labels", "cls", "json"),
-    "caption": ("caption", "text", "txt"),
-}
-"""Names of columns that are taken for what they say, if none is of that kind."""
-_SPLIT = "train"
 
 
 @dataclass(frozen=True, eq=False)

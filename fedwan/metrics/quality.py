@@ -34,6 +34,13 @@ from fedwan.metrics.features import load_classifier, one_thread, see_images
 from fedwan.rng import derive_seed
 from fedwan.workloads.base import Batch
 
+NUM_DRAWS = 3
+"""Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
+LEAST_PAIRS = 4
+"""A half needs two for its covariance."""
+_NUM_DEALS = 3
+_SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
+_BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 _CONFIDENT = 0.7
 """Least probability of the likeliest class in a good channel. The built-in classifier is so sure of
 92 % of held-out digits, 16 % of averages of two digits, and 1 % of noise."""
@@ -50,14 +57,22 @@ def radii_of(points: Tensor, most: int) -> Tensor:
 def precision_recall(
     distances: Tensor, real_radii: Tensor, generated_radii: Tensor
 ) -> tuple[float, float]:
-    """Both in [0, 1], from distances, generated to real (M, N), and each ball's radius."""
+    """In [0, 1], of distances, generated to real (M, N), and radii of balls around samples.
+
+    Shares of generated samples in real balls, and of real samples in generated balls (Kynkaanniemi
+    et al. 2019, section 2).
+    """
     precision = (distances <= real_radii).any(dim=1).double().mean()
     recall = (distances <= generated_radii[:, None]).any(dim=0).double().mean()
     return float(precision), float(recall)
 
 
 def density_coverage(distances: Tensor, real_radii: Tensor, k: int) -> tuple[float, float]:
-    """Density, about 1 for the real distribution, and coverage, in [0, 1], of balls of k."""
+    """Density, about 1 for the real distribution, and coverage, in [0, 1], of balls of k.
+
+    How many real balls a generated sample lies in, over k, and the share of real balls with one
+    (Naeem et al. 2020, equations 2 and 3): one stray generated sample does not cover much.
+    """
     inside = distances <= real_radii
     density = inside.sum() / (k * len(distances))
     return float(density), float(inside.any(dim=0).double().mean())
@@ -101,15 +116,6 @@ def count_stacked_modes(probabilities: Tensor) -> dict[str, Any]:
         "mode_kl": max(channels * math.log(classes) - entropy, 0.0),
         "good": float((confidence >= _CONFIDENT).all(dim=1).double().mean()),
     }
-
-
-NUM_DRAWS = 3
-"""Draws that `fd` and `kid` average over; the spread of one alone would be about a fifth."""
-LEAST_PAIRS = 4
-"""A half needs two for its covariance."""
-_NUM_DEALS = 3
-_SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
-_BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
 
 
 class Seen(NamedTuple):

@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from fedwan.workloads.adversarial import LOSSES, gradient_penalty, share_above, spread
+from fedwan.workloads.adversarial import LOSSES, gradient_penalty
+from fedwan.workloads.base import share_above, spread
 
 
 @pytest.mark.parametrize("name", LOSSES)
