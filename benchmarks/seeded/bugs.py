@@ -102,7 +102,7 @@ def _lose_outer_state(load: Any) -> Any:
 
 
 def _write_in_place(write_atomically: Any) -> Any:
-    def in_place(path: Path, write: Any) -> None:
+    def in_place(path: Path, write: Any, previous: Path | None = None) -> None:
         path.unlink(missing_ok=True)
         write_atomically(path, write)
 
