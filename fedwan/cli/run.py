@@ -211,7 +211,8 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
 
         if not holds_run(out):
             raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
-        newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+        if not (out / "summary.json").exists():
+            newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
     elif holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "

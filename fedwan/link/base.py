@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from queue import SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from fedwan.codecs.payload import Source
 from fedwan.errors import WireError
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.buffer import UploadReception
+
+if TYPE_CHECKING:  # Flower's apps read tickets, without torch
+    from fedwan.codecs.payload import Source
+    from fedwan.link.buffer import UploadReception
 
 PROTOCOL = 6
 """Version of the wire protocol; Join refuses any other."""
