@@ -26,7 +26,6 @@ from fedwan.link.base import Link
 from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.simulation import Absence, SimulatedRun, simulate
-from fedwan.site import site as site_module
 from fedwan.site.group import Group
 from fedwan.site.recipe import train
 from fedwan.site.site import Membership
@@ -211,10 +210,7 @@ def run_tiny(
 
     strategy = strategy or load_strategy(config.strategy).build(config)
     # Parties in one process need not wait half a second for one another.
-    with (
-        patch.object(coordinated, "TICK_S", 0.02),
-        patch.object(site_module, "ASK_AGAIN_S", 0.02),
-    ):
+    with patch.object(coordinated, "TICK_S", 0.02):
         ran = simulate(config, folder, train=live, strategy=strategy, wrap=wrap, absences=absences)
     return Ran(ran, workloads)
 

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 NUM_SAMPLES = 64
 """Generated samples in the picture."""
-ASK_AGAIN_S = 0.5
-"""Between two Joins while the sites of a run do not agree yet."""
+ASK_AGAIN_S = (0.02, 0.5)
+"""Between two Joins while the sites of a run do not agree yet: at first, doubled, and at most."""
 
 
 @dataclass(frozen=True)
@@ -259,7 +259,7 @@ class Site:
 
     def _agree(self, hello: wire.Hello) -> wire.Welcome:
         """Join, and ask again until the sites of the run agree."""
-        said = ""
+        said, (pause_s, most_s) = "", ASK_AGAIN_S
         while True:
             welcome = self._group.lead(lambda: self._stub.link.join(hello))
             if not welcome.is_waiting:
@@ -267,7 +267,8 @@ class Site:
             if welcome.text != said:
                 said = welcome.text
                 log.info("waiting: %s", said)
-            time.sleep(ASK_AGAIN_S)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, most_s)
 
     # The end -------------------------------------------------------------------------------
 

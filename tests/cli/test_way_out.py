@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import fedwan
 from fedwan.cli.main import main
 from fedwan.config import load as load_config
 from tests.trained_runs import write_run
@@ -74,7 +73,7 @@ def test_a_new_project_bears_its_folders_name_and_its_settings_are_valid(
     assert code == 2 and "holds something already" in err
 
 
-@pytest.mark.skipif(not hasattr(fedwan, "join"), reason="fedwan.join is not there yet")
+@pytest.mark.slow
 def test_a_new_projects_own_test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_main(capsys, "new", str(tmp_path / "mine"))
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]

@@ -27,6 +27,7 @@ def run(*words: str, folder: Path) -> str:
     return ended.stdout
 
 
+@pytest.mark.slow
 def test_the_lines_of_own_model_train_and_resume(tmp_path: Path) -> None:
     script = tmp_path / "own.py"
     script.write_text("\n".join(blocks("own_model.md")))

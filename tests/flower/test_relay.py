@@ -186,6 +186,7 @@ def test_a_sites_identity_opens_no_door_and_a_door_has_a_port(authority: Path) -
         Forwarder(authority / "s1", "coordinator.example.com")
 
 
+@pytest.mark.slow
 def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves_the_site(
     authority: Path, superlink: Any
 ) -> None:

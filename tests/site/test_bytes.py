@@ -89,6 +89,7 @@ def at_rank(config: Config, folder: Path, way: str) -> Any:
     return at_site(config, folder, lambda: held(way))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["fsdp", "gradients"])
 def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_passes(
     way: str, tmp_path: Path

@@ -27,6 +27,8 @@ from tests.site.support import (
     take_steps,
 )
 
+pytestmark = pytest.mark.slow  # each starts processes of its own, or waits for some
+
 STRATEGIES = [
     "strategy=local_sgd codec.up=topk2",
     "strategy=diloco",
