@@ -330,16 +330,10 @@ class Servicer:
         key = (site, request.kind)
         with self.changed:
             model = self.model
+            kept = self._snapshots.get(key) if request.checksum else None
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
-        with self._copying:  # a copy takes long: one at a time, and never under the one lock
-            with self.changed:
-                kept = self._snapshots.get(key) if request.checksum else None
-                kept = kept or self._shared(request.kind, tuple(model.versions))
-            kept = kept or _SNAPSHOTS[request.kind](model)
-            with self.changed:
-                self._snapshots[key] = kept
-        payload, versions = kept
+        payload, versions = kept or self._new_snapshot(key, model)
         with self.changed:
             if self._keeps_updates and request.kind == wire.DownloadRequest.GLOBAL:
                 # These weights may be committed and not published yet: what the site is told of its
@@ -350,12 +344,21 @@ class Servicer:
                 )
             return self._ready(site, 0, model.version_of(versions), versions, payload)
 
-    def _shared(self, kind: int, versions: _Versions) -> tuple[Payload, _Versions] | None:
-        """What another site was given of the same versions: memory does not grow with the sites."""
-        for (_, other), kept in self._snapshots.items():
-            if other == kind and kept[1] == versions:
-                return kept
-        return None
+    def _new_snapshot(self, key: tuple[str, int], model: GlobalModel) -> tuple[Payload, _Versions]:
+        """For a site: one that another has of the same versions, so that memory stays that of one.
+
+        A copy takes long: one is made at a time, and never under the lock that guards all.
+        """
+        kind = key[1]
+        with self._copying:
+            with self.changed:
+                versions = tuple(model.versions)
+                others = [kept for (_, other), kept in self._snapshots.items() if other == kind]
+            same = (kept for kept in others if kept[1] == versions)
+            kept = next(same, None) or _SNAPSHOTS[kind](model)
+            with self.changed:
+                self._snapshots[key] = kept
+        return kept
 
     def _ready(
         self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload

@@ -133,6 +133,11 @@ class Agreement:
                 f"site speaks protocol {hello.protocol}, this coordinator {PROTOCOL}; "
                 "install the same fedwan on both sides"
             )
+        if not 0 < len(hello.session) <= MAX_SESSION:
+            return (
+                f"site names a session of {len(hello.session)} characters, 1 to {MAX_SESSION} are "
+                "taken; start site and coordinator from the same app"
+            )
         return ""
 
     def hear(self, site: str, claim: Claim) -> str:
@@ -207,3 +212,7 @@ def _layout_difference(mine: Layout, theirs: Layout) -> str:
                 "with the same settings and library versions, at every site"
             )
     return "its layout differs"
+
+
+MAX_SESSION = 64
+"""Characters; a site's own have 32."""

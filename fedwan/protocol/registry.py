@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -9,6 +10,9 @@ from queue import SimpleQueue
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
+
+KEPT_SESSIONS = 64
+"""Of each site, that are remembered: no network holds a call back for so many of its starts."""
 
 
 @dataclass
@@ -18,7 +22,7 @@ class SiteEntry:
     name: str
     session: str = ""
     """Of its present process; empty before its first Join."""
-    replaced: set[str] = field(default_factory=set)
+    replaced: deque[str] = field(default_factory=lambda: deque(maxlen=KEPT_SESSIONS))
     """Sessions that another one has replaced: a Join of theirs that the network held back is late,
     and what it says of checkpoints is not true any more."""
     signals: Signals = field(default_factory=SimpleQueue)
@@ -64,7 +68,7 @@ class Registry:
         if site.session == session:
             return False
         site.signals.put(wire.CoordinatorSignal(kind=wire.CoordinatorSignal.GONE, text=text))
-        site.replaced.add(site.session)
+        site.replaced.append(site.session)
         site.session = session
         site.joined_s = now_s
         site.signals = SimpleQueue()

@@ -73,6 +73,7 @@ def upload(bench: Bench, header: wire.UploadHeader, payload: Payload) -> wire.Re
             {"layout_json": layout_to_json(layout_of_size(7))},
             "'net/w' is 7 float32, the run's",
         ),
+        ({"session": "s" * 65}, "a session of 65 characters, 1 to 64 are taken"),
         ({"layout_json": "nonsense"}, "layout cannot be read"),
         ({"initial_sha256": "0" * 64}, "initial weights hash to 000000000000"),
         ({"frozen_sha256": "f" * 64}, "frozen networks hash to ffffffffffff"),

@@ -9,7 +9,7 @@ import pytest
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
-from fedwan.protocol.registry import Registry
+from fedwan.protocol.registry import KEPT_SESSIONS, Registry
 
 Signal = wire.CoordinatorSignal
 
@@ -64,6 +64,9 @@ def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
     with pytest.raises(SessionLost, match="another process of s1 has joined"):
         registry.admit("s1", "a", 1.0)
     assert registry.sites["s1"].session == "b" and registry.rejoins == 1
+    for number in range(1000):
+        registry.admit("s1", f"c{number}", 2.0)
+    assert len(registry.sites["s1"].replaced) == KEPT_SESSIONS
 
 
 def test_a_replaced_session_is_told(registry: Registry) -> None:
