@@ -1,7 +1,8 @@
-"""LightningModules and a whole fit, for tests."""
+"""LightningModules and a whole fit, for tests; as a program, the script of a site."""
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -151,3 +152,16 @@ def fit(
         warnings.simplefilter("ignore")
         trainer.fit(made, loader_of(loader), validation)
     return made
+
+
+class Dawdle(Callback):
+    """Leaves time to be killed in."""
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        import time
+
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    fit(Path(sys.argv[1]), sys.argv[2], sys.argv[3], [Dawdle()], val_check_interval=4)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ from fedwan.lightning import FedwanCallback
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.state import State, state_of
 from tests.lightning_modules import LOADERS, Gan, Net, fit
-from tests.site.support import ROOT
+from tests.site.support import ROOT, Served
 
 # Lightning has advice to give: workers, intervals, an accelerator.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -113,6 +115,28 @@ def test_a_site_that_died_goes_on_to_the_same_bits(
     absence = Absence(leaves_at, leaves_at)
     died = trained(tmp_path / "died", module, 20, absence=absence, **settings)
     assert whole.site_sha256 == died.site_sha256
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_and_started_again_comes_to_the_same_bits(
+    tmp_path: Path, identities: Path
+) -> None:
+    ends, script = [], ("-W", "ignore", "-m", "tests.lightning_modules")
+    for kills in (0, 1):
+        folder = tmp_path / str(kills)
+        served = Served(config_of("net", 40, 2, "threads=1"), folder, identities)
+        with served.serving():
+            process = served.start(*script, folder, "net", "plain")
+            if kills:
+                deadline = time.monotonic() + 60
+                while served.run.share_done() < 0.4 and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                process.send_signal(signal.SIGKILL)
+                process.wait()
+                process = served.start(*script, folder, "net", "plain")
+            assert process.wait(60) == 0
+        ends.append(served.run.site_sha256())
+    assert ends[0] == ends[1] != {}
 
 
 def test_users_callbacks_loggers_and_validation_stay(tmp_path: Path) -> None:
