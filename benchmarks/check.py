@@ -17,9 +17,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from benchmarks import codecs, doctor, quality, site, strategies, transport, unequal
-from benchmarks.__main__ import read_arguments
 from benchmarks.harness.simulated import describe, run_simulated
-from benchmarks.harness.table import Row, mean_of, select
+from benchmarks.harness.table import Row, mean_of, measure_all, read_arguments, select
 from benchmarks.wan import Star, WanLink, available, tcp_mbit
 from fedwan.errors import FedwanError
 
@@ -39,7 +38,7 @@ Bounds = Iterator[tuple[str, float, float, float]]
 
 
 def rows_of(module: Any, *words: str) -> list[Row]:
-    return list(module.measure(read_arguments(module, "check", list(words))))
+    return list(measure_all(module, read_arguments(module, "check", words)))
 
 
 def check_wan() -> Bounds:
@@ -89,15 +88,15 @@ def check_doctor() -> Bounds:
 
 def check_simulated() -> Bounds:
     """Bytes, absences, slow sites, control variates: what runs of one process can show."""
-    row = strategies.measure_case("flow", "diloco", 0, 100, is_disturbed=False)
+    row = strategies.measure_steps("flow", "diloco", 0, 100, is_disturbed=False)
     yield "late and dropped", row["late"] + row["dropped"], 0, 0
-    absent = strategies.measure_case("flow", "async_diloco", 0, 200, is_disturbed=True)
+    absent = strategies.measure_steps("flow", "async_diloco", 0, 200, is_disturbed=True)
     yield "distance after an absence", absent["fd"], 0, 60
-    slow = unequal.measure_case("flow", "diloco", 0, 40)
+    slow = unequal.measure_steps("flow", "diloco", 0, 40)
     yield "seconds behind a barrier", slow["wall_s"], 40 * 4 * unequal.STEP_S, math.inf
     # On ring8's small networks headers weigh more, and moments travel, too.
     sync, coded = (
-        strategies.measure_case("flow", case, 0, 100, is_disturbed=False)["bytes_up"]
+        strategies.measure_steps("flow", case, 0, 100, is_disturbed=False)["bytes_up"]
         for case in ("sync", "streaming_diloco, int4")
     )
     yield "bytes of sync", sync / coded, 100, math.inf

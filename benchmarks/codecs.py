@@ -17,11 +17,12 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
+from functools import cache
 
 import torch
 
-from benchmarks.harness.table import Row, select
+from benchmarks.harness.table import Row
 from benchmarks.recipes.timed import patchgan_shapes, unet_shapes
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.memory import tune_allocator
@@ -100,13 +101,20 @@ def measure_codec(codec: Codec, layout: Layout, values: State, passes: int) -> R
     }
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every codec on every device; fewer passes in quick form."""
+@cache
+def pix2pix_delta(device: str) -> State:
     tune_allocator()  # as the services do
     torch.set_num_threads(1)
-    layout = pix2pix_layout(64)
-    codecs = select({make().name: make for make in CODECS}, args.only)
-    for name in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
-        values = delta_like(layout, torch.device(name))
-        for make in codecs:
-            yield measure_codec(make(), layout, values, 3 if args.quick else 7)
+    return delta_like(pix2pix_layout(64), torch.device(device))
+
+
+def cases(args: argparse.Namespace) -> Mapping[str, tuple[Codec, str]]:
+    """Every codec on every device."""
+    devices = ("cpu", *(["cuda"] if torch.cuda.is_available() else []))
+    return {f"{make().name} {device}": (make(), device) for device in devices for make in CODECS}
+
+
+def measure_case(args: argparse.Namespace, case: tuple[Codec, str], seed: int) -> Row:
+    codec, device = case
+    passes = 3 if args.quick else 7
+    return measure_codec(codec, pix2pix_layout(64), pix2pix_delta(device), passes)

@@ -16,7 +16,7 @@ import argparse
 import copy
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch.nn.functional import mse_loss, softplus
 
 from benchmarks.harness.simulated import describe, run_simulated
 from benchmarks.harness.stopwatch import Ungenerative
-from benchmarks.harness.table import Row, over_seeds, select
+from benchmarks.harness.table import Row
 from fedwan.data import InMemory, Shard
 from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.workloads.base import Batch, Reduce, Workload
@@ -205,6 +205,7 @@ FAULTS = (
 SITES = 4
 H = 20
 ROUNDS = 10
+SEEDS = 5
 NONE = Fault("none", (), ())
 SPLITS = ("iid", "dirichlet:0.3", "by_label")
 """Of clean runs."""
@@ -266,16 +267,13 @@ def _short(row: dict[str, Any]) -> str:
     return f"{where} {row['finding']} in round {row['version']}"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seeds", type=int, default=5)
+def cases(args: argparse.Namespace) -> Mapping[str, Case]:
+    wanted = [case for case in CASES if not args.quick or case.workload == "flow"]
+    return {f"{case.fault.name} {case.workload} {case.split}": case for case in wanted}
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
-    names = {f"{case.fault.name} {case.workload} {case.split}": case for case in CASES}
-    cases = select(names, args.only)
-    if args.quick:
-        cases = [case for case in cases if case.workload == "flow"]
-    return over_seeds(args, cases, run_case)
+def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
+    return run_case(case, seed)
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:

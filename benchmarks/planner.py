@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from benchmarks.harness.table import Row, columns_of, select
+from benchmarks import timed
+from benchmarks.harness.table import Row, columns_of
 from benchmarks.recipes.timed import Layers, patchgan_shapes, unet_shapes
-from benchmarks.timed import STEP_S, Case, measure_case
+from benchmarks.timed import STEP_S, Case
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
 from fedwan.planner.costs import Costs
@@ -32,9 +33,9 @@ LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
 TOLERANCE = 0.15
 
 
-def cases(is_quick: bool) -> list[Case]:
+def cases(args: argparse.Namespace) -> Mapping[str, Case]:
     found: list[Case] = []
-    for rate, rtt, loss in LINKS[1:2] if is_quick else LINKS:
+    for rate, rtt, loss in LINKS[1:2] if args.quick else LINKS:
         on = {"rate_mbit": rate, "rtt_ms": rtt, "loss": loss}
         found += [
             Case("streaming_diloco", "int4", 20, 2, rounds=16, skipped=6, **on),
@@ -42,7 +43,7 @@ def cases(is_quick: bool) -> list[Case]:
             Case("diloco", "int4", 50, 2, rounds=5, skipped=1, **on),
             Case("diloco", "bf16", 20, 2, rounds=5, skipped=1, **on),
         ]
-    return found
+    return {str(case): case for case in found}
 
 
 def predict(case: Case, layout: Layout) -> float:
@@ -68,23 +69,21 @@ def pix2pix_layout() -> Layout:
     return layout_of({network: Layers(layers) for network, layers in shapes.items()})
 
 
-def predict_apart(cases: Sequence[Case]) -> list[float]:
-    """Each case's prediction, before any is measured.
-
-    In a process of its own: one that has imported the strategies stays with their app, and what is
-    measured has a workload in an app of the benchmarks' own.
-    """
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return list(pool.map(_predict_pix2pix, cases))
-
-
-def _predict_pix2pix(case: Case) -> float:
+def predict_pix2pix(case: Case) -> float:
     return predict(case, pix2pix_layout())
 
 
-def compare(case: Case, predicted: float) -> Row:
-    row = measure_case(case)
+def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
+    """A row, predicted before it is measured."""
+    # In a process of its own: one that has imported the strategies stays with their app, and what
+    # is measured has a workload in an app of the benchmarks' own.
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        predicted = pool.submit(predict_pix2pix, case).result()
+    return row_of(args, case, predicted)
+
+
+def row_of(args: argparse.Namespace, case: Case, predicted: float) -> Row:
+    row = timed.measure_case(args, case, 0)
     measured = row["utilisation"]
     return {
         **columns_of(case, "strategy codec h rate_mbit rtt_ms loss"),
@@ -98,15 +97,7 @@ def compare(case: Case, predicted: float) -> Row:
     }
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
-    wanted = select({str(case): case for case in cases(args.quick)}, args.only)
-    for case, predicted in zip(wanted, predict_apart(wanted), strict=True):
-        yield compare(case, predicted)
-
-
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
     """How many points the prediction comes near to."""
-    errors = [abs(row["error"]) for row in rows if "error" in row]
-    near = sum(error <= TOLERANCE for error in errors)
-    if errors:
-        yield f"{near} of {len(errors)} predicted within {TOLERANCE:.0%} of what was measured"
+    near = sum(abs(row["error"]) <= TOLERANCE for row in rows)
+    yield f"{near} of {len(rows)} predicted within {TOLERANCE:.0%} of what was measured"

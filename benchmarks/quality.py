@@ -10,10 +10,11 @@ same weights, is 0.13 on digits, as large as what the table is to tell.
 With `--runs` the outcome of every run is kept in a file and read from there again: the whole table
 takes hours, and may be interrupted. `--quick`: two seeds, a twentieth of the steps.
 
-Row: workload data split strategy h sites seeds fd_mean fd_sd fd_floor sync_fd_mean sync_fd_sd ratio
-modes good sync_good bytes_per_step sync_bytes_per_step l1_ratio teacher_ratio sync_teacher_ratio;
-bytes are of a site, both ways. `modes`: fewest of any seed. `good`: share of samples near a mode or
-classified with confidence. `l1_ratio`: of pix2pix's distance to its targets.
+Row: workload data split strategy h sites seeds fd_mean fd_sd fd_half_interval fd_floor sync_fd_mean
+sync_fd_sd ratio first_seed modes good sync_good bytes_per_step sync_bytes_per_step l1_ratio
+teacher_ratio sync_teacher_ratio; bytes are of a site, both ways. `modes`: fewest of any seed.
+`good`: share of samples near a mode or classified with confidence. `l1_ratio`: of pix2pix's
+distance to its targets.
 `teacher_ratio`: a student's distance over that of its teacher in all its steps.
 """
 
@@ -29,13 +30,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.harness.simulated import average_of, describe, evaluate, run_simulated
-from benchmarks.harness.table import Row, columns_of, select
+from benchmarks.harness.table import Row, columns_of, half_interval, seeds_of, select
 from fedwan.app import load_run
 from fedwan.config import dump
 
 INT4 = ("codec.up=int4", "codec.down=int4")
 CLASS = ("model.conditional=true",)
 SITE = (*CLASS, "data.labels=site")
+SEEDS = 5
 NUM_EVALUATIONS = 8
 """Sets of generated samples that a run's distance is the mean of."""
 TEACHER = "{teacher}"
@@ -183,10 +185,10 @@ def train(words: Sequence[str]) -> Outcome:
     return Outcome(fd_floor=floor, modes=row["modes"], bytes_per_step=num_bytes, **figures)
 
 
-def measure_case(case: Case, runs: Runs, seeds: int, share: float) -> Row:
+def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
     """A case and its synchronous twin, over seeds, as a row."""
-    ours = [runs.outcome(case.words(False), seed, share) for seed in range(seeds)]
-    sync = [runs.outcome(case.words(True), seed, share) for seed in range(seeds)]
+    ours = [runs.outcome(case.words(False), seed, share) for seed in seeds]
+    sync = [runs.outcome(case.words(True), seed, share) for seed in seeds]
     mean, sync_mean = (statistics.mean(run.fd for run in runs) for runs in (ours, sync))
     found = [run.modes for run in ours if run.modes is not None]
     return {
@@ -194,13 +196,17 @@ def measure_case(case: Case, runs: Runs, seeds: int, share: float) -> Row:
         **columns_of(case, "data split"),
         "strategy": case.strategy + _added(case),
         **columns_of(case, "h sites"),
-        "seeds": seeds,
+        "seeds": len(seeds),
         "fd_mean": _short(mean),
         "fd_sd": _deviation(ours),
+        "fd_half_interval": _short(half_interval([run.fd for run in ours]))
+        if len(ours) > 1
+        else None,
         "fd_floor": _short(ours[0].fd_floor),
         "sync_fd_mean": _short(sync_mean),
         "sync_fd_sd": _deviation(sync),
         "ratio": _short(mean / sync_mean),
+        "first_seed": seeds[0],
         "modes": min(found) if found else None,
         "good": _mean([run.good for run in ours]),
         "sync_good": _mean([run.good for run in sync]),
@@ -247,13 +253,12 @@ def _short(value: float) -> float:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runs", type=Path, help="a file to keep every run's outcome in")
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--share", type=float, default=1.0, help="of the recipes' steps")
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    seeds, share = (2, 0.05) if args.quick else (args.seeds, args.share)
+    seeds, share = seeds_of(args, quick=2), 0.05 if args.quick else args.share
     with tempfile.TemporaryDirectory() as made:
         runs = Runs(args.runs.with_suffix(".teachers") if args.runs else Path(made), args.runs)
         for case in select({str(case): case for case in CASES}, args.only):
-            yield measure_case(case, runs, seeds, share)
+            yield compare(case, runs, seeds, share)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from benchmarks.harness.fleet import run_fleet
@@ -41,14 +41,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=6, help="2 of them not measured")
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
+def cases(args: argparse.Namespace) -> Mapping[str, int]:
     if args.rounds <= WARM_UP:
         raise UserError(f"--rounds={args.rounds} leaves none to measure; take {WARM_UP + 1}")
-    for sites in args.sites or ((4, 16) if args.quick else SIZES):
-        yield measure_size(sites, args.model_mb, args.rounds)
+    return {f"{num} sites": num for num in args.sites or ((4, 16) if args.quick else SIZES)}
 
 
-def measure_size(sites: int, model_mb: float, rounds: int) -> Row:
+def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:
+    model_mb, rounds = args.model_mb, args.rounds
     words = ["workload=weights", f"model.num_bytes={int(model_mb * 1e6)}", "strategy=diloco"]
     words += ["h=1", f"sites={sites}", f"steps={rounds}", "eval.every=0", f"codec.up={CODEC}"]
     words += [f"codec.down={CODEC}"]

@@ -17,13 +17,13 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
 
 from benchmarks.harness.fleet import run_fleet
-from benchmarks.harness.table import Row, select
+from benchmarks.harness.table import Row
 
 QUICK = 20
 BATCH = 16
@@ -56,10 +56,14 @@ VARIANTS = (
 )
 
 
-def measure_variant(variant: Variant, *, is_quick: bool) -> Row:
+def cases(args: argparse.Namespace) -> Mapping[str, Variant]:
+    return {variant.name: variant for variant in VARIANTS}
+
+
+def measure_case(args: argparse.Namespace, variant: Variant, seed: int) -> Row:
     batch = BATCH * variant.times
     epoch = NUM_SAMPLES // batch
-    steps = max(2, epoch // QUICK) if is_quick else epoch
+    steps = max(2, epoch // QUICK) if args.quick else epoch
     words = ["workload=pix2pix", "data.name=photo_edges", "sites=1", "strategy=local_sgd", "h=1"]
     words += [f"data.batch={batch}", f"steps={steps}", "eval.every=0", "eval.num=16"]
     words += [f"checkpoint.every={1000 * steps}"]
@@ -82,8 +86,3 @@ def measure_variant(variant: Variant, *, is_quick: bool) -> Row:
         "d_loss": round(losses["discriminator"], 4),
         "g_loss": round(losses["generator"] + run.config.model["l1"] * losses["l1"], 3),
     }
-
-
-def measure(args: argparse.Namespace) -> Iterator[Row]:
-    for variant in select({v.name: v for v in VARIANTS}, args.only):
-        yield measure_variant(variant, is_quick=args.quick)

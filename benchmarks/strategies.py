@@ -18,10 +18,10 @@ bytes are those of a site and a step.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from benchmarks.harness.simulated import describe, run_simulated
-from benchmarks.harness.table import Row, mean_of, over_seeds, select
+from benchmarks.harness.table import Row, mean_of, told
 
 STEPS = {"flow": 2000, "gan": 1400}
 QUORUM = ("round.quorum=3", "round.grace=3", "round.max_staleness=2")
@@ -52,29 +52,31 @@ CODED: dict[str, tuple[tuple[str, ...], int, str]] = {
     "averaging, topk2": (("strategy=local_sgd", "h=5", *TOPK2), 2, "averaging, fp32"),
 }
 """Words, times the steps above, and the case without coding."""
+SEEDS = 3
 ABSENCE = (1 / 3, 2 / 3)
 COLUMNS = "h steps seed absent up down bytes_up bytes_down fd fd_floor late dropped".split()
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", choices=STEPS, default="flow")
-    parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=0, help="0: half of the recipe's")
     parser.add_argument("--codecs", action="store_true", help="what coding costs instead")
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
+def cases(args: argparse.Namespace) -> Mapping[str, tuple[str, bool]]:
+    """Names, and whether a site is absent."""
+    if args.codecs:
+        return {name: (name, False) for name in CODED}
+    undisturbed = {name: (name, False) for name in CASES}
+    return undisturbed | {f"{name}, disturbed": (name, True) for name in CASES}
+
+
+def measure_case(args: argparse.Namespace, case: tuple[str, bool], seed: int) -> Row:
     steps = args.steps or STEPS[args.workload] // (10 if args.quick else 1)
-
-    def measure_one(case: tuple[str, bool], seed: int) -> Row:
-        return measure_case(args.workload, case[0], seed, steps, case[1])
-
-    names = select({name: name for name in (CODED if args.codecs else CASES)}, args.only)
-    disturbed = (False,) if args.codecs else (False, True)
-    return over_seeds(args, [(n, absent) for n in names for absent in disturbed], measure_one)
+    return measure_steps(args.workload, case[0], seed, steps, case[1])
 
 
-def measure_case(workload: str, case: str, seed: int, steps: int, is_disturbed: bool) -> Row:
+def measure_steps(workload: str, case: str, seed: int, steps: int, is_disturbed: bool) -> Row:
     own, times, _ = CODED[case] if case in CODED else (CASES[case], 1, "")
     words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps * times}", *own]
     row = describe(*run_simulated(words, absence=ABSENCE if is_disturbed else None))
@@ -88,6 +90,8 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
         whole, absent = (mean_of(rows, "fd", strategy=case, absent=a) for a in (False, True))
         if case in CODED:
             base = mean_of(rows, "fd", strategy=CODED[case][2])
-            yield f"{case}: {whole:.3f}, ratio to what is not coded {whole / base:.3f}"
+            distance = told(rows, "fd", strategy=case)
+            yield f"{case}: {distance}, ratio to what is not coded {whole / base:.3f}"
             continue
-        yield f"{case}: {whole:.3f}, with an absence {absent:.3f}, ratio {absent / whole:.3f}"
+        distance = told(rows, "fd", strategy=case, absent=False)
+        yield f"{case}: {distance}, with an absence {absent:.3f}, ratio {absent / whole:.3f}"

@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
-from benchmarks.harness.table import Row, columns_of, select
+from benchmarks.harness.table import Row, columns_of
 from benchmarks.wan import WanLink
 
 STEP_S = 0.1
@@ -77,7 +77,7 @@ class Case:
         return words
 
 
-def cases(is_quick: bool) -> list[Case]:
+def cases(args: argparse.Namespace) -> Mapping[str, Case]:
     first = [
         Case("streaming_diloco", "int4", 50, 4),
         # The sites find out how many channels they need in the first rounds.
@@ -93,8 +93,8 @@ def cases(is_quick: bool) -> list[Case]:
         ),
         Case("sync", "fp32", 1, 4, rounds=4, skipped=1),
     ]
-    if is_quick:
-        return first
+    if args.quick:
+        return {str(case): case for case in first}
     whole = [
         Case("streaming_diloco", "fp32", 50, 2, rounds=5, skipped=2),
         Case("diloco", "fp32", 50, 2, rounds=4, skipped=1),
@@ -105,18 +105,13 @@ def cases(is_quick: bool) -> list[Case]:
     ]
     fast = replace(first[0], rate_mbit=1000.0, h=20, rounds=14)
     lossy = replace(first[0], rate_mbit=200.0, rtt_ms=150.0, loss=0.001)
-    return [*first, *whole, fast, lossy]
+    return {str(case): case for case in (*first, *whole, fast, lossy)}
 
 
-def measure_case(case: Case) -> Row:
+def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     link = WanLink(case.rate_mbit, case.rtt_ms, case.loss)
     with linked(case.sites, link) as (star, emulation, words):
         return _row(case, run_fleet([*case.words, *words], star), emulation)
-
-
-def measure(args: argparse.Namespace) -> Iterator[Row]:
-    named = {str(case): case for case in cases(args.quick)}
-    return (measure_case(case) for case in select(named, args.only))
 
 
 def _row(case: Case, run: FleetRun, emulation: str) -> Row:

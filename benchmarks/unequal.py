@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness.simulated import describe, run_simulated
-from benchmarks.harness.table import Row, mean_of, over_seeds, select
+from benchmarks.harness.table import Row, mean_of, told
 
 SLOW_FACTOR = 4
+SEEDS = 5
 STEP_S = 0.04
 """Of a fast site: what four sites on two cores can keep."""
 STEPS = {"flow": 1000, "gan": 700}
@@ -51,16 +52,18 @@ class PacedWorkload:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", choices=STEPS, default="flow")
-    parser.add_argument("--seeds", type=int, default=5)
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
+def cases(args: argparse.Namespace) -> Mapping[str, str]:
+    return {name: name for name in CASES}
+
+
+def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     steps = STEPS[args.workload] // (10 if args.quick else 1)
-    names = select({name: name for name in CASES}, args.only)
-    return over_seeds(args, names, lambda n, seed: measure_case(args.workload, n, seed, steps))
+    return measure_steps(args.workload, case, seed, steps)
 
 
-def measure_case(workload: str, case: str, seed: int, steps: int) -> Row:
+def measure_steps(workload: str, case: str, seed: int, steps: int) -> Row:
     words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
 
     def paced(index: int, inner: Any) -> Any:
@@ -78,6 +81,6 @@ def summarise(rows: Sequence[Row]) -> Iterator[str]:
     for case in list(CASES)[1:]:
         wall_s, fd = (mean_of(rows, key, strategy=case) for key in ("wall_s", "fd"))
         yield (
-            f"{case}: {base_s / wall_s:.2f} x sooner than diloco, distance {fd:.3f} against "
-            f"{base:.3f}, ratio {fd / base:.3f}"
+            f"{case}: {base_s / wall_s:.2f} x sooner than diloco, distance "
+            f"{told(rows, 'fd', strategy=case)} against {base:.3f}, ratio {fd / base:.3f}"
         )

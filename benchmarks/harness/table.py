@@ -1,42 +1,93 @@
-"""Rows of a benchmark: JSON lines in a file, aligned columns on the screen, means over seeds."""
+"""The one runner of tables: arguments, cases, seeds, rows as they come, and means over seeds.
+
+A benchmark is a module with `cases(args)`, its cases by name, and `measure_case(args, case, seed)`,
+a row of one; or, where rows depend on each other, with `measure(args)`, which yields them. It may
+have `add_options(parser)`, `summarise(rows)`, which gives lines of text, and `SEEDS`, how many
+seeds it takes: from 0 on, on which settings are chosen, or with `--fresh` from 100 on, on which
+they are reported. No run mixes the two.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeVar
 
 from fedwan.errors import UserError
 
 Row = dict[str, Any]
 Case = TypeVar("Case")
+FRESH = 100
+"""The first seed that nothing was tuned on."""
+MOST_SEEDS = 100
+_T_975 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""Student's t by degrees of freedom, from 1."""
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """One JSON object per line; the folder is made."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def read_arguments(module: ModuleType, name: str, words: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m benchmarks {name}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", type=Path, help="write rows to this file")
+    parser.add_argument("--quick", action="store_true", help="a short form of it")
+    parser.add_argument("--only", default="", help="only cases whose text holds this")
+    if hasattr(module, "SEEDS"):
+        parser.add_argument("--seeds", type=int, default=module.SEEDS, help="how many")
+        parser.add_argument("--fresh", action="store_true", help="seeds from 100 on, not from 0")
+    getattr(module, "add_options", lambda parser: None)(parser)
+    return parser.parse_args(words)
+
+
+def seeds_of(args: argparse.Namespace, quick: int = 1) -> range:
+    """The seeds that are asked for; fewer in quick form."""
+    num = quick if args.quick else args.seeds
+    if not 1 <= num <= MOST_SEEDS:
+        raise UserError(f"--seeds={num} would mix tuned seeds with fresh ones; take 1 to 100")
+    first = FRESH if args.fresh else 0
+    return range(first, first + num)
+
+
+def measure_all(module: ModuleType, args: argparse.Namespace) -> Iterator[Row]:
+    """Rows of a benchmark: every case with the first seed, then with the next."""
+    if not hasattr(module, "cases"):
+        yield from module.measure(args)
+        return
+    cases = select(module.cases(args), args.only)
+    for seed in seeds_of(args) if hasattr(module, "SEEDS") else (0,):
+        for case in cases:
+            yield module.measure_case(args, case, seed)
+
+
+def run(module: ModuleType, args: argparse.Namespace) -> None:
+    """Measure, print a table and its summary, and write rows, one JSON object a line."""
+    rows: list[Row] = []
+    for row in measure_all(module, args):
+        rows.append(row)
+        print_row(row, is_first=len(rows) == 1)
+        if args.json:
+            args.json.parent.mkdir(parents=True, exist_ok=True)
+            args.json.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for line in getattr(module, "summarise", lambda rows: [])(rows):
+        print(line)
 
 
 def print_row(row: Mapping[str, Any], is_first: bool) -> None:
-    """A line of the table as soon as it is known, under its header; lists are left out."""
+    """A line of a Markdown table as soon as it is known, under its header; lists are left out."""
     row = {key: value for key, value in row.items() if not isinstance(value, list | dict)}
-    widths = {key: max(len(key), _least_width(value)) for key, value in row.items()}
-    if is_first:
-        print("  ".join(key.rjust(widths[key]) for key in row))
-    print("  ".join(_text(value).rjust(widths[key]) for key, value in row.items()), flush=True)
-
-
-def _text(value: object) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _least_width(value: object) -> int:
     # Words of later rows may be longer than the first one's.
-    return 16 if isinstance(value, str) else 7
+    widths = {k: max(len(k), 16 if isinstance(v, str) else 7) for k, v in row.items()}
+    if is_first:
+        print("|", " | ".join(key.rjust(widths[key]) for key in row), "|")
+        print("|", " | ".join("-" * (widths[key] - 1) + ":" for key in row), "|")
+    texts = {k: f"{v:g}" if isinstance(v, float) else str(v) for k, v in row.items()}
+    print("|", " | ".join(text.rjust(widths[k]) for k, text in texts.items()), "|", flush=True)
 
 
 def columns_of(case: object, names: str) -> Row:
@@ -52,16 +103,27 @@ def select(cases: Mapping[str, Case], text: str) -> list[Case]:
     return found
 
 
-def over_seeds(
-    args: argparse.Namespace, cases: Sequence[Case], measure: Callable[[Case, int], Row]
-) -> Iterator[Row]:
-    """Every case with the first seed, then with the next; one seed in quick form."""
-    for seed in range(1 if args.quick else args.seeds):
-        for case in cases:
-            yield measure(case, seed)
-
-
 def mean_of(rows: Sequence[Row], key: str, **wanted: object) -> float:
     """Mean over the rows that have all these values; NaN if there is none."""
-    values = [row[key] for row in rows if all(row[k] == v for k, v in wanted.items())]
+    values = values_of(rows, key, **wanted)
     return statistics.mean(values) if values else float("nan")
+
+
+def values_of(rows: Sequence[Row], key: str, **wanted: object) -> list[float]:
+    return [row[key] for row in rows if all(row[k] == v for k, v in wanted.items())]
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Half the width of the mean's 95 % interval, over seeds; NaN of a single one."""
+    num = len(values)
+    if num < 2:
+        return float("nan")
+    t = _T_975[num - 2] if num - 2 < len(_T_975) else 1.96 + 2.7 / num
+    return t * statistics.stdev(values) / math.sqrt(num)
+
+
+def told(rows: Sequence[Row], key: str, **wanted: object) -> str:
+    """A mean with its 95 % interval, where there are several seeds."""
+    values = values_of(rows, key, **wanted)
+    half = f" ± {half_interval(values):.3f}" if len(values) > 1 else ""
+    return f"{mean_of(rows, key, **wanted):.3f}{half}"

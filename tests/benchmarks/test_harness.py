@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -15,9 +16,17 @@ from typing import Any
 import pytest
 
 from benchmarks import scale, strategies, unequal
-from benchmarks.__main__ import MODULES, read_arguments, run
+from benchmarks.__main__ import MODULES
 from benchmarks.harness.processes import Process, run_processes
-from benchmarks.harness.table import mean_of, select
+from benchmarks.harness.table import (
+    half_interval,
+    mean_of,
+    measure_all,
+    read_arguments,
+    run,
+    seeds_of,
+    select,
+)
 from fedwan.app import load_run
 from fedwan.errors import FedwanError, UserError
 
@@ -40,15 +49,15 @@ def test_a_benchmark_prints_rows_and_writes_them(
     run(benchmark(), read_arguments(benchmark(), "x", ["--json", str(path)]))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["name"] for row in rows] == ["a", "b"] and rows[0]["all"] == [1, 2]
-    header, first, *_, last = capsys.readouterr().out.splitlines()
-    assert header.split() == ["name", "value"] and first.split() == ["a", "1"]
+    header, _, first, *_, last = capsys.readouterr().out.splitlines()
+    assert header.split()[1::2] == ["name", "value"] and first.split()[1::2] == ["a", "1"]
     assert last == "mean 2"
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_every_benchmark_has_a_command_line(name: str) -> None:
     module = import_module(f"benchmarks.{MODULES[name]}")
-    assert callable(module.measure) and module.__doc__
+    assert callable(getattr(module, "measure", None) or module.measure_case) and module.__doc__
     assert read_arguments(module, name, ["--quick"]).quick
 
 
@@ -56,6 +65,21 @@ def test_a_text_that_is_in_no_case_is_refused_with_all_of_them() -> None:
     assert select({"one a": 1, "one b": 2, "two": 3}, "one") == [1, 2]
     with pytest.raises(UserError, match="'three' is in none of: one; two"):
         select({"one": 1, "two": 2}, "three")
+
+
+def test_seeds_that_settings_were_chosen_on_are_not_mixed_with_fresh_ones() -> None:
+    def asked(*words: str) -> argparse.Namespace:
+        return read_arguments(unequal, "unequal", words)
+
+    assert seeds_of(asked()) == range(5) and seeds_of(asked("--quick")) == range(1)
+    assert seeds_of(asked("--fresh", "--seeds", "10")) == range(100, 110)
+    with pytest.raises(UserError, match="would mix"):
+        seeds_of(asked("--seeds", "101"))
+
+
+def test_an_interval_is_students() -> None:
+    assert half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
+    assert math.isnan(half_interval([1.0]))
 
 
 @pytest.mark.slow
@@ -88,4 +112,4 @@ def test_services_are_ended_when_the_others_are_done_and_may_not_end_before(tmp_
 def test_rounds_that_leave_none_to_measure_are_refused() -> None:
     args = read_arguments(scale, "scale", ["--rounds", "2"])
     with pytest.raises(UserError, match="--rounds=2 leaves none"):
-        next(scale.measure(args))
+        next(measure_all(scale, args))

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.__main__ import read_arguments
 from benchmarks.harness.fleet import lay_app
 from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch
+from benchmarks.harness.table import read_arguments
 from benchmarks.peers import compare
 from benchmarks.peers import rows as table
 from benchmarks.peers.part import Curve, Part, Spec, open_part

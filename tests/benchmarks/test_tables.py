@@ -9,6 +9,7 @@ import torch
 
 from benchmarks import planner, quality
 from benchmarks.codecs import delta_like, measure_codec, pix2pix_layout
+from benchmarks.harness.table import read_arguments
 from benchmarks.quality import Case, Outcome, Runs
 from fedwan.app import load_run
 from fedwan.codecs import int4
@@ -28,13 +29,13 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
         return Outcome(fd, 0.7, 7, 100.0 * ("strategy=sync" in words), good=0.5)
 
     monkeypatch.setattr(quality, "train", train)
-    row = quality.measure_case(RING, Runs(tmp_path, kept), seeds=2, share=0.05)
-    keys = "workload data split strategy h sites seeds fd_mean fd_sd fd_floor".split()
+    row = quality.compare(RING, Runs(tmp_path, kept), range(2), share=0.05)
+    keys = "workload data split strategy h sites seeds fd_mean fd_sd".split()
     assert list(row)[: len(keys)] == keys
     assert (row["fd_mean"], row["sync_fd_mean"], row["ratio"]) == (3.5, 2.5, 1.4)
     assert row["l1_ratio"] is row["teacher_ratio"] is None
     # What was run is not run again, by another process neither.
-    assert quality.measure_case(RING, Runs(tmp_path, kept), seeds=2, share=0.05) == row
+    assert quality.compare(RING, Runs(tmp_path, kept), range(2), share=0.05) == row
     assert len(asked) == len(kept.read_text().splitlines()) == 4
 
 
@@ -61,9 +62,10 @@ def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.M
     for values in (layout, pix2pix_layout(64)):
         assert sum(spec.num_values for spec in values.values()) == 57_182_660
     row = {"utilisation": 0.5, "fragments": 1, "emulation": "tun"}
-    monkeypatch.setattr(planner, "measure_case", lambda case: row)
-    case = planner.cases(True)[2]
-    found = planner.compare(case, planner.predict(case, layout))
+    args = read_arguments(planner, "planner", ["--quick"])
+    monkeypatch.setattr(planner.timed, "measure_case", lambda args, case, seed: row)
+    case = list(planner.cases(args).values())[2]
+    found = planner.row_of(args, case, planner.predict(case, layout))
     keys = "strategy codec h rate_mbit rtt_ms loss predicted measured".split()
     assert list(found)[: len(keys)] == keys
     assert found["measured"] == 0.5 and 0 < found["predicted"] < 1
