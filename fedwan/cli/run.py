@@ -16,9 +16,10 @@ import typer
 from rich.console import Console
 
 from fedwan.cli.arguments import Words, argument, make_folder, option
-from fedwan.config import Config
+from fedwan.config import Config, load
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
+from fedwan.output.board import board_of
 from fedwan.output.live import watch
 from fedwan.output.records import read_records
 from fedwan.output.summary import read_summary, render_summary
@@ -246,8 +247,9 @@ def start(config: Config, services: RunServices) -> None:
         make_folder("out", out)
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")
+    board = board_of(load(out / "config.yaml"), read_records(out / "metrics.jsonl"))
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
-    console.print(render_summary(summary, read_records(out / "metrics.jsonl"), short))
+    console.print(render_summary(summary, board, short))
 
 
 def _run_and_watch(config: Config, services: RunServices, console: Console) -> None:

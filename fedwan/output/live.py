@@ -1,14 +1,10 @@
-"""The live table of a run: follows `metrics.jsonl`, and knows of nothing else.
-
-A `Board` is a run's state, built record by record, without the showing.
-"""
+"""The live table of a run: follows `metrics.jsonl`, and knows of nothing else."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from pathlib import Path
 
 from rich import box
@@ -19,15 +15,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from fedwan.config import Config, load, site_names
-from fedwan.output.records import (
-    NOT_A_RECORD,
-    EventRecord,
-    QualityRecord,
-    Record,
-    RoundRecord,
-    to_record,
-)
+from fedwan.config import Config, load
+from fedwan.output.board import Board
+from fedwan.output.records import NOT_A_RECORD, to_record
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -41,129 +31,6 @@ _TICK_S = 0.25
 _PLAIN_EVERY_S = 15.0
 _STATE_STYLES = {"training": "green", "silent": "bold red"}
 _MOST_NEWS = 3
-_STATES = {"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"}
-_NEWS = frozenset({"lost", "rejoin", "rejected", "paused", "warning", "resume", "finding"})
-_SMOOTHING = 0.3
-"""Weight of the latest round in a site's speed."""
-
-
-@dataclass
-class SiteRow:
-    """One site, as far as is known."""
-
-    name: str
-    state: str = "expected"
-    """`expected`, `training`, `silent` or `left`."""
-    step: int = 0
-    losses: dict[str, float | None] = field(default_factory=dict)
-    compute_s: float = 0.0
-    wait_s: float = 0.0
-    bytes_up: int = 0
-    bytes_down: int = 0
-    steps_per_s: float | None = None
-    seen_t: float = 0.0
-
-    @property
-    def utilisation(self) -> float | None:
-        """Share of the time spent computing; None before the first round."""
-        return _utilisation([self])
-
-    def take(self, record: RoundRecord, *, is_now: bool) -> None:
-        """Account for one round; one of an earlier start says nothing of state and speed."""
-        steps, seconds = record.step - self.step, record.t - self.seen_t
-        if self.seen_t and steps > 0 and seconds > 0:
-            latest = steps / seconds
-            before = latest if self.steps_per_s is None else self.steps_per_s
-            self.steps_per_s = before + _SMOOTHING * (latest - before)
-        if is_now:
-            self.state, self.seen_t = "training", record.t
-        self.step = record.step
-        self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
-        self.compute_s += record.compute_s
-        self.wait_s += record.wait_s
-        self.bytes_up += record.bytes_up
-        self.bytes_down += record.bytes_down
-
-
-class Board:
-    """A run's state, built record by record.
-
-    What a resumed run did before `since`, in Unix seconds, counts, but its sites are not there yet
-    and its news are old.
-    """
-
-    def __init__(self, config: Config, since: float = 0.0) -> None:
-        self.config = config
-        self._since = since
-        self.sites = {name: SiteRow(name) for name in site_names(config)}
-        self.version = 0
-        self.step = 0
-        """Steps of every site that have been merged."""
-        self.fd: float | None = None
-        self.fd_floor: float | None = None
-        self.fd_untrained: float | None = None
-        self.is_listening = False
-        self.is_done = False
-        self.news: list[EventRecord] = []
-        """Events that a reader should see, oldest first."""
-
-    def take(self, record: Record) -> None:
-        """Account for one record."""
-        if isinstance(record, RoundRecord):
-            self.version = max(self.version, record.version)
-            self.step = max(self.step, record.run_step)
-            row = self.sites.setdefault(record.site, SiteRow(record.site))
-            row.take(record, is_now=record.t >= self._since)
-        elif isinstance(record, QualityRecord):
-            self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
-            if record.version == 0:
-                self.fd_untrained = self.fd
-        elif record.t >= self._since:
-            self._take_event(record)
-
-    def _take_event(self, record: EventRecord) -> None:
-        self.is_listening = self.is_listening or record.event == "listening"
-        self.is_done = self.is_done or record.event == "done"
-        if record.site in self.sites and record.event in _STATES:
-            row = self.sites[record.site]
-            row.state = _STATES[record.event]
-            row.seen_t = 0.0  # the time away is no measure of its speed
-        if record.event in _NEWS:
-            self.news.append(record)
-
-    @property
-    def phase(self) -> str:
-        """What the run is doing, in a few words."""
-        waiting = [row.name for row in self.sites.values() if row.state in ("expected", "silent")]
-        if self.is_done:
-            return "done"
-        if not self.is_listening:
-            return "starting services"
-        if self.step >= self.config.steps > 0:
-            return "measuring quality"
-        if waiting and len(waiting) == len(self.sites):
-            return "waiting for sites"
-        if waiting:
-            return f"waiting for {', '.join(waiting)}"
-        return "training"
-
-    @property
-    def remaining_s(self) -> float | None:
-        """Seconds of training left at the slowest site's speed; None before it is known."""
-        speeds = [row.steps_per_s for row in self.sites.values() if row.steps_per_s]
-        if not speeds:
-            return None
-        return max(0, self.config.steps - self.step) / min(speeds)
-
-    @property
-    def utilisation(self) -> float | None:
-        """Of all sites together, as `summary.json` has it; None before the first round."""
-        return _utilisation(self.sites.values())
-
-
-def _utilisation(rows: Iterable[SiteRow]) -> float | None:
-    compute_s, wait_s = (sum(getattr(r, f"{n}_s") for r in rows) for n in ("compute", "wait"))
-    return compute_s / (compute_s + wait_s) if compute_s + wait_s > 0 else None
 
 
 class Follower:
@@ -261,17 +128,15 @@ def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: 
 
 
 def _plain_line(board: Board) -> str:
-    sites = board.sites.values()
-    parts = [board.phase]
+    parts, total = [board.phase], board.total
     if board.version:
-        up, down = sum(row.bytes_up for row in sites), sum(row.bytes_down for row in sites)
         parts += [
             f"round {board.version}",
             f"step {board.step}/{board.config.steps}",
-            f"{bytes_text(up)} up, {bytes_text(down)} down",
+            f"{bytes_text(total.bytes_up)} up, {bytes_text(total.bytes_down)} down",
         ]
-        if board.utilisation is not None:
-            parts.append(f"utilisation {percent_text(board.utilisation)}")
+        if total.utilisation is not None:
+            parts.append(f"utilisation {percent_text(total.utilisation)}")
     if board.fd is not None:
         parts.append(_quality(board))
     return ", ".join(parts)

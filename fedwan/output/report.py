@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
@@ -13,12 +11,13 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedwan.config import Config, load
+from fedwan.config import load
 from fedwan.errors import ConfigError
+from fedwan.output.board import SiteRow, board_of
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
 from fedwan.output.files import replace_text
-from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
-from fedwan.output.summary import Summary, read_summary, sync_bytes
+from fedwan.output.records import EventRecord, QualityRecord, RoundRecord, read_records
+from fedwan.output.summary import read_summary
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -43,45 +42,28 @@ def write_report(out: Path) -> Path:
     )
     forms.filters["px"] = "{:.1f}".format
     path = out / "report.html"
-    replace_text(path, forms.get_template("report.html").render(_contents(_read(out))))
+    replace_text(path, forms.get_template("report.html").render(_contents(_Run(out))))
     return path
 
 
-@dataclass(frozen=True)
 class _Run:
     """What is known of a run."""
 
-    out: Path
-    config: Config
-    summary: Summary | None
-    records: Sequence[Record]
-    rounds: Sequence[RoundRecord]
-    qualities: Sequence[QualityRecord]
-    events: Sequence[EventRecord]
-    sites: Mapping[str, Sequence[RoundRecord]]
-    """Rounds by site, in name order."""
-
-
-def _read(out: Path) -> _Run:
-    if not (out / "config.yaml").is_file():
-        raise ConfigError(
-            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
-        )
-    records = read_records(out / "metrics.jsonl")
-    rounds = [r for r in records if isinstance(r, RoundRecord)]
-    sites = defaultdict(list)
-    for record in rounds:
-        sites[record.site].append(record)
-    return _Run(
-        out,
-        load(out / "config.yaml", []),
-        read_summary(out / "summary.json") if (out / "summary.json").exists() else None,
-        records,
-        rounds,
-        [r for r in records if isinstance(r, QualityRecord)],
-        [r for r in records if isinstance(r, EventRecord)],
-        dict(sorted(sites.items())),
-    )
+    def __init__(self, out: Path) -> None:
+        if not (out / "config.yaml").is_file():
+            raise ConfigError(
+                f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
+            )
+        path = out / "summary.json"
+        self.out, self.config = out, load(out / "config.yaml")
+        self.summary = read_summary(path) if path.exists() else None
+        self.records = read_records(out / "metrics.jsonl")
+        self.rounds = [r for r in self.records if isinstance(r, RoundRecord)]
+        self.qualities = [r for r in self.records if isinstance(r, QualityRecord)]
+        self.events = [r for r in self.records if isinstance(r, EventRecord)]
+        self.board = board_of(self.config, self.records)
+        rows = sorted(self.board.sites.items())
+        self.sites = {name: row for name, row in rows if row.versions}
 
 
 def _contents(run: _Run) -> dict[str, Any]:
@@ -100,59 +82,46 @@ def _contents(run: _Run) -> dict[str, Any]:
         "no_picture": next((e.text for e in run.events if e.event == "samples_kept"), ""),
         "findings": [_finding(e) for e in run.events if e.event == "finding"],
         "charts": [chart for chart in _charts(run) if chart is not None],
-        "sites": [_site(name, rounds) for name, rounds in run.sites.items()],
+        "sites": [_site(row) for row in run.sites.values()],
         "events": _events(run),
         "config_text": (run.out / "config.yaml").read_text(encoding="utf-8"),
     }
 
 
-def _sum(rounds: Sequence[RoundRecord], name: str) -> float:
-    return float(sum(getattr(record, name) for record in rounds))
-
-
-def _utilisation(rounds: Sequence[RoundRecord]) -> float | None:
-    compute_s = _sum(rounds, "compute_s")
-    busy_s = compute_s + _sum(rounds, "wait_s")
-    return compute_s / busy_s if busy_s else None
-
-
 def _cards(run: _Run) -> list[tuple[str, str, str]]:
-    up, down = _sum(run.rounds, "bytes_up"), _sum(run.rounds, "bytes_down")
+    summary, total, sync = run.summary, run.board.total, run.board.sync_bytes()
     wall_s = run.records[-1].t - run.records[0].t if run.records else 0.0
-    utilisation, summary = _utilisation(run.rounds), run.summary
+    known = total if summary is None else summary
+    up, down = known.bytes_up, known.bytes_down
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
     if summary is not None:
-        up, down, wall_s = summary.bytes_up, summary.bytes_down, summary.wall_s
-        utilisation = summary.utilisation
-        sync = sync_bytes(summary, run.events)
+        wall_s = summary.wall_s
         if sync and up + down and summary.strategy != "sync":
             times = f"{sync / (up + down):,.1f} times more"
             fewer = f"synchronous training: {bytes_text(sync)}, {times}"
-    version = max((record.version for record in run.rounds), default=0)
-    step = min((rounds[-1].step for rounds in run.sites.values()), default=0)
+    step = min((row.step for row in run.sites.values()), default=0)
     happened = [event.event for event in run.events]
     return [
         ("Fréchet distance", *_quality(run)),
         ("Sent over the wire", bytes_text(up + down), fewer),
-        ("Utilisation", percent_text(utilisation), "share of the time that sites compute"),
+        ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
         ("Time", duration_text(wall_s), f"{step:,} of {run.config.steps:,} steps"),
         (
             "Rounds",
-            f"{version:,}",
+            f"{run.board.version:,}",
             f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected",
         ),
     ]
 
 
 def _quality(run: _Run) -> tuple[str, str]:
+    fd, floor = run.board.fd, run.board.fd_floor
     if not run.qualities:
         return number_text(None), "not measured yet"
-    fd, floor = run.qualities[-1].figure("fd"), run.qualities[-1].figure("fd_floor")
-    untrained = next((q.figure("fd") for q in run.qualities if q.version == 0), None)
     detail = f"floor {number_text(floor)}"
     if fd and floor:
         detail = f"{fd / floor:.1f} times the {detail}"
-    return number_text(fd), f"{detail}; untrained {number_text(untrained)}"
+    return number_text(fd), f"{detail}; untrained {number_text(run.board.fd_untrained)}"
 
 
 def _charts(run: _Run) -> Iterator[Chart | None]:
@@ -180,10 +149,7 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
         steps = (record.step for record in run.rounds)
         sent.append(Series(name, sorted(dict(zip(steps, sums, strict=True)).items())))
     yield line_chart("Bytes on the wire, all sites", sent, bytes_text)
-    busy = {
-        site: (_sum(rounds, "compute_s"), _sum(rounds, "wait_s"))
-        for site, rounds in run.sites.items()
-    }
+    busy = {name: (row.compute_s, row.wait_s) for name, row in run.sites.items()}
     title = "Where the time of each site went"
     yield stacked_bars(title, ("compute", "wait"), busy, duration_text)
     yield from _per_site("Norm of the contribution", run, lambda record: record.norms)
@@ -195,22 +161,22 @@ def _per_site(
     """One chart per name, one line per site."""
     for name in sorted({name for record in run.rounds for name in values_of(record)}):
         series = [
-            Series(site, [(r.step, values_of(r).get(name)) for r in rounds])
-            for site, rounds in run.sites.items()
+            Series(site, [(r.step, values_of(r).get(name)) for r in run.rounds if r.site == site])
+            for site in run.sites
         ]
         yield line_chart(f"{what}: {name}", series, number_text)
 
 
-def _site(name: str, rounds: Sequence[RoundRecord]) -> list[str]:
+def _site(row: SiteRow) -> list[str]:
     return [
-        name,
-        f"{len({record.version for record in rounds}):,}",
-        f"{rounds[-1].step:,}",
-        duration_text(_sum(rounds, "compute_s")),
-        duration_text(_sum(rounds, "wait_s")),
-        percent_text(_utilisation(rounds)),
-        bytes_text(_sum(rounds, "bytes_up")),
-        bytes_text(_sum(rounds, "bytes_down")),
+        row.name,
+        f"{len(row.versions):,}",
+        f"{row.step:,}",
+        duration_text(row.compute_s),
+        duration_text(row.wait_s),
+        percent_text(row.utilisation),
+        bytes_text(row.bytes_up),
+        bytes_text(row.bytes_down),
     ]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from rich.table import Table
 
 from fedwan.config import COMMAND
 from fedwan.errors import ConfigError
+from fedwan.output.board import Board
 from fedwan.output.files import replace_text
-from fedwan.output.records import EventRecord, QualityRecord, Record, finite
+from fedwan.output.records import finite
 from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, sites_text
 
 
@@ -80,27 +81,12 @@ def read_summary(path: Path) -> Summary:
         raise ConfigError(f"{path} is no summary ({error!r}); run again to write it anew") from None
 
 
-def sync_bytes(summary: Summary, records: Sequence[Record]) -> int | None:
-    """Bytes that exchanging fp32 gradients at every step would have moved, both ways, all sites.
-
-    None where the records do not tell how large the networks are.
-    """
-    for record in reversed(records):
-        if isinstance(record, EventRecord) and "payload_bytes" in record.details:
-            payload_bytes = int(record.details["payload_bytes"])
-            return 2 * summary.steps * summary.sites * payload_bytes
-    return None
-
-
-def render_summary(summary: Summary, records: Sequence[Record], out: Path) -> Panel:
-    """A run on one screen: quality, bytes, time, faults, and where to look.
-
-    The records tell the untrained model's quality and the size of the networks.
-    """
+def render_summary(summary: Summary, board: Board, out: Path) -> Panel:
+    """A run on one screen: quality, bytes, time, faults, and where to look."""
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, text in _lines(summary, records, out):
+    for name, text in _lines(summary, board, out):
         table.add_row(name, text)
     title = (
         f"[bold]{summary.workload} · {summary.strategy}[/] · {sites_text(summary.sites)} · "
@@ -109,12 +95,12 @@ def render_summary(summary: Summary, records: Sequence[Record], out: Path) -> Pa
     return Panel(table, title=title, box=box.ROUNDED, expand=False, padding=(1, 2))
 
 
-def _lines(summary: Summary, records: Sequence[Record], out: Path) -> Iterator[tuple[str, str]]:
-    yield "quality", _quality_text(summary, records)
+def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str]]:
+    yield "quality", _quality_text(summary, board)
     sent = summary.bytes_up + summary.bytes_down
     detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
-    sync = sync_bytes(summary, records)
+    sync = board.sync_bytes()
     if sync is not None and sent and summary.strategy != "sync":
         times = f"{sync / sent:,.0f}" if sync >= 10 * sent else f"{sync / sent:.1f}"
         would = f"synchronous training would have sent {bytes_text(sync)}"
@@ -138,8 +124,7 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> Iterator[t
         )
     yield "weights", f"sha256 {summary.global_sha256[:16]}…"
     picture = out / "samples.png"
-    is_kept = any(isinstance(r, EventRecord) and r.event == "samples_kept" for r in records)
-    if picture.is_file() or not is_kept:
+    if picture.is_file() or not board.keeps_samples:
         yield "samples", f"[cyan]{picture}[/]"
     elif summary.workload == COMMAND:
         yield "samples", "none: the script gives no sample="
@@ -148,7 +133,7 @@ def _lines(summary: Summary, records: Sequence[Record], out: Path) -> Iterator[t
     yield "report", f"[cyan]{out / 'report.html'}[/]"
 
 
-def _quality_text(summary: Summary, records: Sequence[Record]) -> str:
+def _quality_text(summary: Summary, board: Board) -> str:
     figures = {
         name: value
         for name, value in summary.quality.items()
@@ -161,10 +146,8 @@ def _quality_text(summary: Summary, records: Sequence[Record]) -> str:
     text = f"Fréchet distance [bold]{number_text(fd)}[/]; real data itself {number_text(floor)}"
     if fd and floor:
         text += f" ({fd / floor:.1f} times the floor)"
-    for record in records:
-        if isinstance(record, QualityRecord) and record.version == 0:
-            text += f"; untrained {number_text(record.figure('fd'))}"
-            break
+    if board.fd_untrained is not None:
+        text += f"; untrained {number_text(board.fd_untrained)}"
     for name in ("precision", "recall"):
         if name in figures:
             text += f"; {name} {number_text(figures[name])}"

@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from fedwan.output import live
-from fedwan.output.live import Board, Follower, render_board, watch
+from fedwan.output.board import Board
+from fedwan.output.live import Follower, render_board, watch
 from fedwan.output.outputs import Outputs
 from fedwan.output.records import Recorder
 from tests.output.runs import event, make_config, quality_row, record_of, round_row, write_run
@@ -111,10 +112,10 @@ def test_it_sums_what_sites_did_and_measures_their_speed(board: Board) -> None:
 
 
 def test_the_runs_utilisation_is_that_of_all_the_time_spent_as_in_its_summary(board: Board) -> None:
-    assert board.utilisation is None
+    assert board.total.utilisation is None
     board.take(record_of({**round_row(1, "s1"), "compute_s": 9.0, "wait_s": 1.0}, 1.0))
     board.take(record_of({**round_row(1, "s2"), "compute_s": 1.0, "wait_s": 29.0}, 2.0))
-    assert board.utilisation == 10 / 40
+    assert board.total.utilisation == 10 / 40
 
 
 def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Path) -> None:

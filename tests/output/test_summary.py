@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from fedwan.config import Config
 from fedwan.errors import ConfigError
+from fedwan.output.board import board_of
 from fedwan.output.records import EventRecord, QualityRecord, Record
 from fedwan.output.summary import (
     Summary,
     read_summary,
     render_summary,
-    sync_bytes,
     write_summary,
 )
 from tests.output.runs import event
@@ -55,6 +56,7 @@ def make_summary(**changes: Any) -> Summary:
     return Summary(**(values | changes))
 
 
+CONFIG = Config(sites=4, h=20, steps=1200)
 RECORDS: list[Record] = [
     QualityRecord(1.0, 0, 0, {"fd": 120.0}),
     EventRecord(2.0, "done", None, "", {"payload_bytes": 400_000}),
@@ -64,7 +66,7 @@ RECORDS: list[Record] = [
 def shown(summary: Summary, records: list[Record]) -> str:
     console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        console.print(render_summary(summary, records, Path("runs/demo")))
+        console.print(render_summary(summary, board_of(CONFIG, records), Path("runs/demo")))
     return console.export_text()
 
 
@@ -93,8 +95,8 @@ def test_a_file_that_is_no_summary_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_synchronous_training_sends_every_gradient_both_ways_at_every_step() -> None:
-    assert sync_bytes(make_summary(), RECORDS) == 1200 * 4 * 2 * 400_000
-    assert sync_bytes(make_summary(), RECORDS[:1]) is None
+    assert board_of(CONFIG, RECORDS).sync_bytes() == 1200 * 4 * 2 * 400_000
+    assert board_of(CONFIG, RECORDS[:1]).sync_bytes() is None
 
 
 def test_one_screen_says_quality_bytes_and_where_to_look() -> None:

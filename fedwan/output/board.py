@@ -1,0 +1,158 @@
+"""A run's state, built record by record: what live table, summary and report show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fedwan.config import Config, site_names
+from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
+
+_STATES = {"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"}
+_NEWS = frozenset({"lost", "rejoin", "rejected", "paused", "warning", "resume", "finding"})
+_SMOOTHING = 0.3
+"""Weight of the latest round in a site's speed."""
+
+
+@dataclass
+class SiteRow:
+    """One site, as far as is known."""
+
+    name: str
+    state: str = "expected"
+    """`expected`, `training`, `silent` or `left`."""
+    step: int = 0
+    losses: dict[str, float | None] = field(default_factory=dict)
+    compute_s: float = 0.0
+    wait_s: float = 0.0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    steps_per_s: float | None = None
+    seen_t: float = 0.0
+
+    versions: set[int] = field(default_factory=set)
+    """Of the rounds that it took part in."""
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of the time spent computing; None before the first round."""
+        busy_s = self.compute_s + self.wait_s
+        return self.compute_s / busy_s if busy_s else None
+
+    def take(self, record: RoundRecord, *, is_now: bool) -> None:
+        """Account for one round; one of an earlier start says nothing of state and speed."""
+        steps, seconds = record.step - self.step, record.t - self.seen_t
+        if self.seen_t and steps > 0 and seconds > 0:
+            latest = steps / seconds
+            before = latest if self.steps_per_s is None else self.steps_per_s
+            self.steps_per_s = before + _SMOOTHING * (latest - before)
+        if is_now:
+            self.state, self.seen_t = "training", record.t
+        self.versions.add(record.version)
+        self.step = record.step
+        self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
+        self.compute_s += record.compute_s
+        self.wait_s += record.wait_s
+        self.bytes_up += record.bytes_up
+        self.bytes_down += record.bytes_down
+
+
+class Board:
+    """A run's state, built record by record.
+
+    What a resumed run did before `since`, in Unix seconds, counts, but its sites are not there yet
+    and its news are old.
+    """
+
+    def __init__(self, config: Config, since: float = 0.0) -> None:
+        self.config = config
+        self._since = since
+        self.sites = {name: SiteRow(name) for name in site_names(config)}
+        self.version = 0
+        self.step = 0
+        """Steps of every site that have been merged."""
+        self.fd: float | None = None
+        self.fd_floor: float | None = None
+        self.fd_untrained: float | None = None
+        self.payload_bytes: int | None = None
+        """Of all networks in fp32; told at the end."""
+        self.keeps_samples = False
+        """Whether the sites keep what could be drawn."""
+        self.is_listening = False
+        self.is_done = False
+        self.news: list[EventRecord] = []
+        """Events that a reader should see, oldest first."""
+
+    def take(self, record: Record) -> None:
+        """Account for one record."""
+        if isinstance(record, RoundRecord):
+            self.version = max(self.version, record.version)
+            self.step = max(self.step, record.run_step)
+            row = self.sites.setdefault(record.site, SiteRow(record.site))
+            row.take(record, is_now=record.t >= self._since)
+        elif isinstance(record, QualityRecord):
+            self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
+            if record.version == 0:
+                self.fd_untrained = self.fd
+        elif record.t >= self._since:
+            self._take_event(record)
+
+    def _take_event(self, record: EventRecord) -> None:
+        self.is_listening = self.is_listening or record.event == "listening"
+        self.is_done = self.is_done or record.event == "done"
+        self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
+        self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
+        if record.site in self.sites and record.event in _STATES:
+            row = self.sites[record.site]
+            row.state = _STATES[record.event]
+            row.seen_t = 0.0  # the time away is no measure of its speed
+        if record.event in _NEWS:
+            self.news.append(record)
+
+    @property
+    def phase(self) -> str:
+        """What the run is doing, in a few words."""
+        waiting = [row.name for row in self.sites.values() if row.state in ("expected", "silent")]
+        if self.is_done:
+            return "done"
+        if not self.is_listening:
+            return "starting services"
+        if self.step >= self.config.steps > 0:
+            return "measuring quality"
+        if waiting and len(waiting) == len(self.sites):
+            return "waiting for sites"
+        if waiting:
+            return f"waiting for {', '.join(waiting)}"
+        return "training"
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds of training left at the slowest site's speed; None before it is known."""
+        speeds = [row.steps_per_s for row in self.sites.values() if row.steps_per_s]
+        if not speeds:
+            return None
+        return max(0, self.config.steps - self.step) / min(speeds)
+
+    @property
+    def total(self) -> SiteRow:
+        """The sums over all sites."""
+        rows = self.sites.values()
+        sums = ("compute_s", "wait_s", "bytes_up", "bytes_down")
+        return SiteRow("", **{name: sum(getattr(row, name) for row in rows) for name in sums})
+
+    def sync_bytes(self) -> int | None:
+        """Bytes that exchanging fp32 gradients at every step would move, both ways, all sites.
+
+        None before the records tell how large the networks are.
+        """
+        if self.payload_bytes is None:
+            return None
+        return 2 * self.config.steps * self.config.sites * self.payload_bytes
+
+
+def board_of(config: Config, records: Iterable[Record]) -> Board:
+    """A run's state after all of its records."""
+    board = Board(config)
+    for record in records:
+        board.take(record)
+    return board
