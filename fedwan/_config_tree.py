@@ -1,16 +1,19 @@
-"""Configuration as written: words and YAML into nested values, and wrong keys into clear errors.
+"""Configuration as written: nested values from words and YAML, and clear errors for what is wrong.
 
 A schema is a dataclass of scalars, scalars or None, lists of text, sections (dataclasses), dicts
 of sections (`inner`, by network) or of text (`init`), or open dicts (`model`). OmegaConf merges and
-converts; here is what it does not say: the nearest key, and all faults at once.
+converts; here is what it does not say: the nearest key, what a value may be, all faults at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import re
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from fedwan.errors import ConfigError
-from fedwan.names import closest
+from fedwan.names import closest, nearest
 
 Section = TypeVar("Section")
 
@@ -67,11 +70,7 @@ def read_yaml(path: Path) -> Tree:
 
 
 def overlay(base: Section, *trees: Mapping[str, Any]) -> Section:
-    """A copy of a dataclass instance with trees put over it, later ones over earlier ones.
-
-    Raises:
-        ConfigError: a line each: an unknown key, with the nearest one, or a value of another type.
-    """
+    """A copy of a dataclass instance with trees put over it, later ones over earlier ones."""
     schema, merged, faults = type(base), OmegaConf.structured(base), []
     for path, value in [leaf for tree in trees for leaf in _leaves(tree, schema, [])]:
         nested = value
@@ -200,3 +199,81 @@ def default_at(config: Any, key: str) -> Any:
     head, _, leaf = key.rpartition(".")
     section = value_at(config, head)
     return None if isinstance(section, dict) else getattr(type(section)(), leaf)
+
+
+Valid = Callable[[Any], str]
+"""Of a value: nothing, or what is wrong with it, as in `is out of range; choose 1 to 64`."""
+
+_ADDRESS = re.compile(r"(?:[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+
+
+def _in_range(holds: Callable[[Any], bool], text: str) -> Valid:
+    return lambda value: "" if holds(value) else f"is out of range; choose {text}"
+
+
+def _port_of(value: str) -> int:
+    match = _ADDRESS.fullmatch(value)
+    return int(match[1]) if match and int(match[1]) <= 65535 else -1
+
+
+NOT_NEGATIVE = _in_range(lambda value: 0 <= value < math.inf, "0 or more")
+POSITIVE = _in_range(lambda value: 0 < value < math.inf, "more than 0")
+SHARE = _in_range(lambda value: 0 <= value < 1, "0 or more and less than 1")
+
+
+def NAMED(value: str | list[str]) -> str:
+    """Text, or a list of it, that says something."""
+    names = value if isinstance(value, list) else [value]
+    is_named = all(name.strip() and name.isprintable() for name in names)
+    return "" if is_named else "says nothing; give a name"
+
+
+def LISTENS(value: str) -> str:
+    """An address to listen on, where port 0 means any."""
+    return "" if _port_of(value) >= 0 else "is no host:port; write it like 0.0.0.0:7444"
+
+
+def span(least: float, most: float = math.inf, *, or_zero: bool = False) -> Valid:
+    """From one number to another, both included."""
+    text = f"{least} or more" if most == math.inf else f"{least} to {most}"
+    return _in_range(
+        lambda value: least <= value <= most or (or_zero and value == 0),
+        f"0, or {text}" if or_zero else text,
+    )
+
+
+def one_of(*choices: str) -> Any:
+    """A field that takes one of these words, the first unless somebody sets it."""
+
+    def valid(value: Any) -> str:
+        says = f"is none of {', '.join(filter(None, choices))}{nearest(value, choices)}"
+        return "" if value in choices else says
+
+    return field(default=choices[0], metadata={"valid": valid, "choices": choices})
+
+
+def setting(default: Any, valid: Valid) -> Any:
+    """A field of a section with values of its own; other numbers are 0 or more."""
+    return field(default=default, metadata={"valid": valid})
+
+
+def check_address(key: str, value: str) -> None:
+    """Refuse what is no `host:port`."""
+    if _port_of(value) < 1:
+        raise ConfigError(
+            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7444"
+        )
+
+
+def invalid(config: Any) -> Iterator[str]:
+    """A line for each value that its field does not take: the key, the value, what it may be."""
+    for key, value in leaves_of(config):
+        head, _, leaf = key.rpartition(".")
+        section = value_at(config, head)
+        if isinstance(section, dict):
+            continue  # its recipe's to check
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        default = NOT_NEGATIVE if is_number else None
+        valid = section.__dataclass_fields__[leaf].metadata.get("valid", default)
+        if valid is not None and (fault := valid(value)):
+            yield f"{key} = {value!r} {fault}"

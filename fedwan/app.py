@@ -152,9 +152,6 @@ def load_run(path: Path | None, overrides: Sequence[str]) -> Config:
 
     A word such as `outer.generator.lr=0.3` changes the learning rate alone: momentum stays what
     the strategy chose, not what `OuterConfig` starts with.
-
-    Raises:
-        ConfigError: a line for each fault, as in `fedwan.config.load` and `resolve`.
     """
     trees = [{} if path is None else read_yaml(path), parse_words(overrides, Config)]
     asked = merge(Config(), *trees)
@@ -183,9 +180,6 @@ def resolve(config: Config) -> Config:
     """A configuration with nothing left open: what the run's `config.yaml` will hold.
 
     Resolving twice changes nothing, so that a run can be resumed from its `config.yaml`.
-
-    Raises:
-        ConfigError: a line each: an unknown recipe or network, or a setting without effect.
     """
     config, faults = copy.deepcopy(config), Faults()
     workload = None

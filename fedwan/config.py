@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +16,22 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from fedwan._config_checks import LISTENS, NAMED, POSITIVE, SHARE, invalid, one_of, setting, span
-from fedwan._config_tree import overlay, parse_words, read_yaml
+from fedwan._config_tree import (
+    LISTENS,
+    NAMED,
+    POSITIVE,
+    SHARE,
+    invalid,
+    one_of,
+    overlay,
+    parse_words,
+    read_yaml,
+    setting,
+    span,
+)
 from fedwan.errors import ConfigError
 from fedwan.names import why_unsafe
+from fedwan.output.files import replace_text
 from fedwan.uses import Faults, Needs, unmet
 
 COMMAND = "command"
@@ -330,9 +341,6 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
 
     >>> merge(Config(), {"outer": {"generator": {"lr": 0.3}}}).outer["generator"].momentum
     0.0
-
-    Raises:
-        ConfigError: an unknown key, or a value of the wrong type or out of range.
     """
     result, faults = overlay(config, *trees), Faults()
     faults.add([*invalid(result), *_together(result), *unmet(result, NEEDS)])
@@ -342,9 +350,7 @@ def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
 
 def dump(config: Config, path: Path) -> None:
     """Write a configuration as YAML that `load` reads back exactly; the file is replaced whole."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(OmegaConf.to_yaml(OmegaConf.structured(config)))
-    os.replace(temporary, path)
+    replace_text(path, OmegaConf.to_yaml(OmegaConf.structured(config)))
 
 
 def to_json(config: Config) -> str:

@@ -16,11 +16,7 @@ from fedwan.uses import Faults
 
 
 def preflight(config: Config) -> None:
-    """Check what a resolved run needs of this machine, where its sites are as well; in seconds.
-
-    Raises:
-        ConfigError: a line for each fault: what is wrong, the value, the mend.
-    """
+    """Check what a resolved run needs of this machine, where its sites are as well; in seconds."""
     faults = Faults()
     for check in (_out, _device, _ports):
         faults.add(check(config))

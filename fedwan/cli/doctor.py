@@ -13,7 +13,7 @@ import click
 import typer
 import typer.core
 
-from fedwan._config_checks import check_address
+from fedwan._config_tree import check_address
 from fedwan.cli.arguments import (
     IdentityFolder,
     JsonPath,

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from omegaconf import OmegaConf
 
-from fedwan._config_checks import check_address
-from fedwan._config_tree import Tree, overlay, parse_words, read_yaml
+from fedwan._config_tree import Tree, check_address, overlay, parse_words, read_yaml
 from fedwan.cli.arguments import JsonPath, argument, option, write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError

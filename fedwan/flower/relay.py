@@ -29,7 +29,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from fedwan._config_checks import check_address
+from fedwan._config_tree import check_address
 from fedwan.errors import IdentityError
 from fedwan.flower.processes import listen
 from fedwan.link.tls import Identity, RevocationList, common_name, now

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fedwan._config_checks import check_address
-from fedwan._config_tree import overlay, parse_words, read_yaml
+from fedwan._config_tree import check_address, overlay, parse_words, read_yaml
 from fedwan.app import app_folders
 from fedwan.config import COMMAND, SITE, Config
 from fedwan.errors import ConfigError

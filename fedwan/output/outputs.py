@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import logging
+import secrets
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Self
 
 from safetensors import SafetensorError
@@ -11,15 +15,18 @@ from safetensors.torch import load as load_tensors
 
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
-from fedwan.output.records import Recorder
+from fedwan.extras import require
+from fedwan.output.files import replace_text
+from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
 from fedwan.output.summary import Summary, write_summary
 from fedwan.output.units import sites_text, subject
-from fedwan.output.wandb_log import WandbLog
 
 if TYPE_CHECKING:
     from fedwan.coordinator.records import Totals
+
+_log = logging.getLogger(__name__)
 
 
 class Outputs:
@@ -27,9 +34,6 @@ class Outputs:
 
     A context: however the run ends, the report is written. Safe to call from several threads. A
     resumed run goes on from `resumed_version`; a new one has none.
-
-    Raises:
-        ConfigError: see `WandbLog`.
     """
 
     def __init__(self, config: Config, out: Path, resumed_version: int | None = None) -> None:
@@ -42,7 +46,7 @@ class Outputs:
             for name in ("summary.json", "samples.png", "report.html"):
                 (out / name).unlink(missing_ok=True)
         self._recorder = Recorder(out / "metrics.jsonl", resumed_version)
-        self._wandb = WandbLog(config, out)
+        self._wandb = _WandbLog(config, out)
         self._is_kept_said = False
 
     def __enter__(self) -> Self:
@@ -124,3 +128,87 @@ class Outputs:
         write_summary(summary, self._out / "summary.json")
         text = f"{versions} rounds; global weights {sha256[:16]}"
         self.event("done", None, text, payload_bytes=payload_bytes)
+
+
+class _WandbLog:
+    """Takes what the recorder takes, after it; does nothing if `log.wandb=disabled`.
+
+    If it breaks in mid-run it is dropped with a warning: a dashboard must not end a training run.
+    A resumed run goes on under the name that is kept in its folder.
+    """
+
+    def __init__(self, config: Config, out: Path) -> None:
+        self._run: Any = None
+        self._lock = Lock()
+        if config.log.wandb == "disabled":
+            return
+        # Imported only when asked for: it takes half a second, and starts a service.
+        self._wandb = wandb = require("wandb", "wandb")
+        quiet = "silent disable_git disable_code x_disable_stats x_disable_machine_info".split()
+        try:
+            self._run = wandb.init(
+                project="fedwan",
+                mode=config.log.wandb,
+                dir=str(out),
+                id=_run_id(out),
+                resume="allow",
+                name=f"{config.workload}-{config.strategy}-s{config.seed}",
+                config=dataclasses.asdict(config),
+                settings=wandb.Settings(console="off", **dict.fromkeys(quiet, True)),
+            )
+        except wandb.errors.Error as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"log.wandb = {config.log.wandb!r}: {reason}; "
+                "run `wandb login`, or set log.wandb=offline"
+            ) from None
+        self._run.define_metric("step")
+        self._run.define_metric("*", step_metric="step")
+
+    def write(self, record: Record) -> None:
+        if metrics := metrics_of(record):
+            self._try(lambda run: run.log(metrics))
+
+    def picture(self, path: Path, step: int) -> None:
+        self._try(lambda run: run.log({"step": step, "samples": self._wandb.Image(str(path))}))
+
+    def close(self) -> None:
+        self._try(lambda run: run.finish())
+
+    def _try(self, action: Callable[[Any], object]) -> None:
+        with self._lock:
+            try:
+                if self._run is not None:
+                    action(self._run)
+            except Exception as error:  # whatever the library raises, the run matters more
+                self._run = None
+                _log.warning("Weights & Biases is dropped: %s", error)
+
+
+def metrics_of(record: Record) -> dict[str, float]:
+    """A record as flat metrics with their step; empty for events."""
+    if isinstance(record, EventRecord):
+        return {}
+    metrics: dict[str, float] = {"step": record.step, "version": record.version}
+    if isinstance(record, QualityRecord):
+        names = (name for name in record.figures if record.figure(name) is not None)
+        return metrics | {f"quality/{name}": record.figures[name] for name in names}
+    site = record.site
+    metrics["round_s"] = record.round_s
+    for name in ("samples", "compute_s", "wait_s", "bytes_up", "bytes_down"):
+        metrics[f"{site}/{name}"] = getattr(record, name)
+    for group, values in (
+        ("loss", record.losses),
+        ("norm", record.norms),
+        ("cosine", record.cosines),
+        ("figure", record.figures),
+    ):
+        metrics |= {f"{site}/{group}/{n}": x for n, x in values.items() if x is not None}
+    return metrics
+
+
+def _run_id(out: Path) -> str:
+    path = out / "wandb" / "run-id"
+    if not path.exists():
+        replace_text(path, secrets.token_hex(4))
+    return path.read_text().strip()

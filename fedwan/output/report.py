@@ -32,11 +32,7 @@ _FIRST_EVENTS = 20
 
 
 def write_report(out: Path) -> Path:
-    """Write `report.html` from whatever else the run's folder holds; gives its path.
-
-    Raises:
-        ConfigError: the folder holds no run, or its files are damaged.
-    """
+    """Write `report.html` from whatever else the run's folder holds; gives its path."""
     forms = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined
     )

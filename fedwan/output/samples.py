@@ -39,10 +39,6 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
     2). Where real samples have more channels than generated ones, they are pairs: the first
     channels are what was given, drawn as a picture of their own, and the others what was to be made
     of it.
-
-    Raises:
-        ValueError: samples are neither images nor points, or the two do not match.
-        ConfigError: matplotlib is not installed.
     """
     ours = _as_array(generated)
     panels = [("generated", ours)]

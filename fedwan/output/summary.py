@@ -64,11 +64,7 @@ def write_summary(summary: Summary, path: Path) -> None:
 
 
 def read_summary(path: Path) -> Summary:
-    """Read `summary.json`.
-
-    Raises:
-        ConfigError: it is missing (the run has not ended) or is no summary.
-    """
+    """Read `summary.json`."""
     try:
         row = json.loads(path.read_text(encoding="utf-8"))
         return Summary(**{field.name: row[field.name] for field in dataclasses.fields(Summary)})

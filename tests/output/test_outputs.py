@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -9,10 +11,19 @@ import torch
 from safetensors.torch import save
 
 from fedwan.config import load
-from fedwan.output.outputs import Outputs
+from fedwan.output import files
+from fedwan.output.files import replace_text
+from fedwan.output.outputs import Outputs, metrics_of
 from fedwan.output.records import EventRecord, RoundRecord, read_records
 from fedwan.output.summary import read_summary
-from tests.output.runs import FakeTotals, make_config, round_row, write_run
+from tests.output.runs import (
+    FakeTotals,
+    make_config,
+    quality_row,
+    record_of,
+    round_row,
+    write_run,
+)
 
 
 def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> None:
@@ -81,3 +92,68 @@ def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -
     assert "data.show_samples" in event.text
     assert not (tmp_path / "samples.png").exists()
     assert "stay with them, unless an owner" in (tmp_path / "report.html").read_text()
+
+
+def test_the_folder_is_made_and_nothing_else_is_left(tmp_path: Path) -> None:
+    replace_text(tmp_path / "new" / "a.txt", "ü")
+    assert (tmp_path / "new" / "a.txt").read_bytes() == "ü".encode()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.txt"]
+
+
+def test_a_write_that_fails_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace_text(tmp_path / "a.txt", "old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(files.os, "fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        replace_text(tmp_path / "a.txt", "new")
+    monkeypatch.setattr(files.os, "fsync", os.fsync)
+    assert (tmp_path / "a.txt").read_text() == "old"
+
+
+def test_rounds_and_quality_become_metrics_and_lists_and_events_do_not() -> None:
+    metrics = metrics_of(record_of(round_row(2, "s1"), 1.0))
+    assert (metrics["step"], metrics["s1/loss/generator"]) == (20, 0.7)
+    assert (metrics["s1/norm/discriminator"], metrics["s1/bytes_up"]) == (1.0, 1000)
+    metrics = metrics_of(record_of(quality_row(2, 1.5), 1.0))
+    assert metrics["quality/fd"] == 1.5 and "quality/histogram" not in metrics
+    assert metrics_of(EventRecord(1.0, "join", "s1", "")) == {}
+
+
+@pytest.mark.slow
+def test_an_offline_run_is_logged_with_its_pictures_and_goes_on_under_its_name(
+    tmp_path: Path,
+) -> None:
+    config = make_config(tmp_path, wandb="offline")
+    with Outputs(config, tmp_path) as outputs:
+        write_run(outputs, finish=False)
+    (first,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    assert first.stat().st_size > 1000
+    assert list((tmp_path / "wandb").glob("offline-run-*/files/media/images/samples_*.png"))
+    name = (tmp_path / "wandb" / "run-id").read_text()
+    assert first.name == f"run-{name}.wandb"
+    with Outputs(config, tmp_path, resumed_version=1) as outputs:
+        write_run(outputs, finish=True)
+    assert (tmp_path / "wandb" / "run-id").read_text() == name
+
+
+def test_if_it_breaks_it_is_dropped_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Breaking:
+        calls = 0
+
+        def log(self, metrics: object) -> None:
+            Breaking.calls += 1
+            raise ConnectionError("no route")
+
+    with caplog.at_level(logging.WARNING), Outputs(make_config(tmp_path), tmp_path) as outputs:
+        outputs._wandb._run = Breaking()
+        write_run(outputs, finish=True)
+    assert Breaking.calls == 1
+    assert "Weights & Biases is dropped: no route" in caplog.text
+    assert (tmp_path / "summary.json").exists()
