@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,44 +57,30 @@ class Case:
         return max(LEAST_BYTES, int(self.seconds * rate_mbit * 1e6 / 8))
 
 
-class Ends:
-    """The data plane's two processes, in a star."""
-
-    def __init__(self, star: Star, case: Case, folder: Path) -> None:
-        host = star.coordinator.address
-        pki.init(folder, [host])
-        pki.issue(folder, "s1")
-        pipes = {"stdin": -1, "stdout": -1, "text": True}
-        words = module("transport", folder, case.congestion)
-        self._server = Process("server", [*words, host], star.coordinator).start(**pipes)
-        address = f"{host}:{self._server.stdout.readline().strip()}"  # type: ignore[union-attr]
-        words += [address, str(case.channels)]
-        self._site = Process("site", words, star.sites[0]).start(**pipes)
-
-    def transfer(self, way: str, num_bytes: int) -> tuple[float, int]:
-        assert self._site.stdin is not None and self._site.stdout is not None
-        self._site.stdin.write(json.dumps({"way": way, "num_bytes": num_bytes}) + "\n")
-        self._site.stdin.flush()
-        line = self._site.stdout.readline()
-        if not line:
-            raise FedwanError("an end of the benchmark failed; its error stands above")
-        answer = json.loads(line)
-        return answer["mbit"], answer["channels"]
-
-    def close(self) -> None:
-        for child in (self._site, self._server):
-            child.communicate(timeout=30)
-
-
 @contextmanager
-def opened(star: Star, case: Case) -> Iterator[Ends]:
-    """The two ends, with identities of a moment's life."""
-    with tempfile.TemporaryDirectory() as name:
-        ends = Ends(star, case, Path(name))
+def opened(star: Star, case: Case) -> Iterator[Callable[[int], tuple[float, int]]]:
+    """The two ends, in a star: what transfers so many bytes, and says Mbit/s and channels."""
+    host, pipes = star.coordinator.address, {"stdin": -1, "stdout": -1, "text": True}
+    with tempfile.TemporaryDirectory() as folder:
+        pki.init(Path(folder), [host])
+        pki.issue(Path(folder), "s1")
+        words = module("transport", folder, case.congestion)
+        server: Any = Process("server", [*words, host], star.coordinator).start(**pipes)
+        words += [f"{host}:{server.stdout.readline().strip()}", str(case.channels)]
+        site: Any = Process("site", words, star.sites[0]).start(**pipes)
+
+        def transfer(num_bytes: int) -> tuple[float, int]:
+            print(json.dumps([case.way, num_bytes]), file=site.stdin, flush=True)
+            if not (line := site.stdout.readline()):
+                raise FedwanError("an end of the benchmark failed; its error stands above")
+            mbit, channels = json.loads(line)
+            return mbit, channels
+
         try:
-            yield ends
+            yield transfer
         finally:
-            ends.close()
+            for child in (site, server):
+                child.communicate(timeout=30)
 
 
 def flow_mbit(star: Star, case: Case) -> float:
@@ -104,19 +90,18 @@ def flow_mbit(star: Star, case: Case) -> float:
     return tcp_mbit(receiver, sender, case.seconds, 0, case.congestion)
 
 
-def measure_case(star: Star, case: Case) -> Row:
-    star.change(0, case.link)
+def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     ours: list[float] = []
     theirs: list[float] = []
-    with opened(star, case) as ends:
+    with Star(1, case.link) as star, opened(star, case) as transfer:
         rate = case.link.rate_mbit / 4
         for _ in range(WARM_UPS):
             time.sleep(PAUSE_S)
-            rate, _ = ends.transfer(case.way, case.num_bytes(rate / 3))
+            rate, _ = transfer(case.num_bytes(rate / 3))
         for _ in range(case.repeats):
             theirs.append(flow_mbit(star, case))
             time.sleep(PAUSE_S)
-            rate, channels = ends.transfer(case.way, case.num_bytes(rate))
+            rate, channels = transfer(case.num_bytes(rate))
             ours.append(rate)
     goodput, tcp = statistics.median(ours), statistics.median(theirs)
     return {
@@ -143,17 +128,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--channels", type=int, default=0, help="0: what the product settles on")
 
 
-def measure(args: argparse.Namespace) -> Iterator[Row]:
+def cases(args: argparse.Namespace) -> Mapping[str, Case]:
     seconds, repeats = (4, 1) if args.quick else (8, 3)
-    cases = [
+    found = [
         Case(link, cc, args.way, args.channels, args.seconds or seconds, repeats)
         for rate in args.rate_mbit
         for link in [WanLink(rate, RTT_MS, loss / 100) for loss in args.loss]
         for cc in args.cc
     ]
-    with Star(1, cases[0].link) as star:
-        for case in cases:
-            yield measure_case(star, case)
+    return {str(case): case for case in found}
 
 
 # The two ends, each in a process of its own: `FOLDER CONGESTION HOST` is the coordinator's,
@@ -177,16 +160,16 @@ def transfer(folder: Path, congestion: str, address: str, channels: int) -> None
     identity = Identity.load(folder / "s1")
     link = GrpcLink(address, identity, channels=channels, congestion=congestion, compression="none")
     for line in sys.stdin:
-        order = json.loads(line)
-        num_bytes = min(order["num_bytes"], MAX_NOISE_BYTES)
+        way, asked = json.loads(line)
+        num_bytes = min(asked, MAX_NOISE_BYTES)
         began = time.monotonic()
-        if order["way"] == "up":
+        if way == "up":
             link.upload(wire.UploadHeader(kind=wire.UploadHeader.MEASUREMENT), Noise(num_bytes))
         else:
             kind = wire.DownloadRequest.MEASUREMENT
             link.download(wire.DownloadRequest(kind=kind, version=num_bytes))
         mbit = num_bytes * 8e-6 / (time.monotonic() - began)
-        print(json.dumps({"mbit": mbit, "channels": link.num_channels}), flush=True)
+        print(json.dumps([mbit, link.num_channels]), flush=True)
     link.close()
 
 

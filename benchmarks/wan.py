@@ -5,7 +5,7 @@
         star.sites[0].run(["my-client", star.coordinator.address])
 
 Each site has a link of its own to the coordinator, with a rate, round-trip time, loss and queue,
-full duplex, which may change while it is in use. All sites reach the coordinator at one
+full duplex. All sites reach the coordinator at one
 address, and each other through it. Real TCP of the kernel runs over it, in real processes; another
 process carries the packets between TUN devices (`wan_tun.py`). Rates count IP bytes, headers of
 every segment included: TCP gets 96.5 % at most.
@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Self
 
-from benchmarks.wan_tun import ip, remove
+from benchmarks.wan_tun import remove
 from fedwan.errors import FedwanError, UserError
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -37,14 +37,6 @@ COORDINATOR = "198.18.0.1"  # RFC 2544 keeps 198.18.0.0/15 for benchmarks
 LEAST_QUEUE_BYTES = 256 << 10
 CLOSE_S = 10.0
 _OURS = re.compile(r"fedwan-([0-9]+)-[a-z0-9-]+")
-_SYSCTLS = {
-    "net/ipv6/conf/all/disable_ipv6": "1",
-    # TCP may fill a long fat link, and remembers no earlier connection.
-    "net/ipv4/tcp_rmem": "4096 131072 67108864",
-    "net/ipv4/tcp_wmem": "4096 65536 67108864",
-    "net/ipv4/tcp_no_metrics_save": "1",
-    "net/ipv4/ip_forward": "1",
-}
 
 _numbers = itertools.count()  # several stars of one process may be up at once
 
@@ -107,41 +99,12 @@ BARE = WanLink(rate_mbit=0, rtt_ms=0)
 
 
 class Place:
-    """A machine of the star.
-
-    Args:
-        name: of its network namespace.
-        address: where the others reach it.
-    """
+    """A machine of the star: a network namespace, and the address where the others reach it."""
 
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
         self._children: list[subprocess.Popen[Any]] = []
-        self._routes: list[list[str]] = []
-
-    def make(self) -> None:
-        ip("netns", "add", self.name)
-        ip("-n", self.name, "link", "set", "lo", "up")
-        # A child of its own, since a namespace is entered by a process as a whole.
-        script = " && ".join(f"echo {v} > /proc/sys/{key}" for key, v in _SYSCTLS.items())
-        result = self.run(["sh", "-c", script], capture_output=True, text=True)
-        if result.returncode:
-            raise FedwanError(f"a kernel setting is refused here: {result.stderr.strip()}")
-
-    def add_route(self, target: str, device: str) -> None:
-        """Reach a target through a device."""
-        route = [target, "dev", device, "src", self.address]
-        ip("-n", self.name, "route", "add", *route)
-        self._routes.append(route)
-
-    def set_congestion(self, name: str) -> None:
-        """Set the congestion control of new connections that do not choose their own.
-
-        By route: in a namespace, a sysctl takes only what the machine allows to everybody.
-        """
-        for route in self._routes:
-            ip("-n", self.name, "route", "change", *route, "congctl", name)
 
     def command(self, words: Sequence[str]) -> list[str]:
         return ["ip", "netns", "exec", self.name, *words]
@@ -167,22 +130,26 @@ class Star:
 
     Args:
         sites: how many.
-        link: every site's, or one for each; `BARE` for all makes links without an emulator.
+        link: every site's; `BARE` makes links without an emulator.
+        congestion: TCP's congestion control of connections that do not choose their own.
 
     Raises:
         WanUnavailable: this machine cannot emulate a network; the text says why.
     """
 
-    def __init__(self, sites: int = 2, link: WanLink | Sequence[WanLink] = BARE) -> None:
-        links = [link] * sites if isinstance(link, WanLink) else list(link)
-        if not 1 <= len(links) == sites <= 200:
-            raise UserError(f"{len(links)} links for {sites} sites; give 1 to 200 sites one each")
-        self.links = links
-        self.emulation = "veth" if all(each == BARE for each in links) else "tun"
+    def __init__(self, sites: int = 2, link: WanLink = BARE, congestion: str = "") -> None:
+        if not 1 <= sites <= 200:
+            raise UserError(f"a star of {sites} sites; take 1 to 200")
+        self.emulation = "veth" if link == BARE else "tun"
         name = f"fedwan-{os.getpid()}-{next(_numbers)}"
         self.coordinator = Place(f"{name}-coordinator", COORDINATOR)
         self.sites = [Place(f"{name}-s{n}", f"198.18.1.{n}") for n in range(1, sites + 1)]
         self._places = [self.coordinator, *self.sites]
+        self._plan = {
+            "places": [(place.name, place.address) for place in self._places],
+            "shapes": [None if link == BARE else link.shape] * sites,
+            "congestion": congestion,
+        }
         self._child: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
@@ -192,36 +159,14 @@ class Star:
         _sweep()
         # A session of its own, so that Ctrl-C reaches it through us alone.
         pipes: dict[str, Any] = {"stdin": -1, "stdout": -1, "text": True, "cwd": ROOT}
-        command = [sys.executable, "-m", "benchmarks.wan_tun"]
+        command = [sys.executable, "-m", "benchmarks.wan_tun", json.dumps(self._plan)]
         self._child = subprocess.Popen(command, **pipes, start_new_session=True)
         try:
-            self._set_up()
+            self._read()
         except BaseException:
             self.close()
             raise
         return self
-
-    def _set_up(self) -> None:
-        self._ask("own", spaces=[place.name for place in self._places])
-        for place in self._places:
-            place.make()
-        hub = self.coordinator
-        ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", "lo")
-        for index, site in enumerate(self.sites):
-            device = f"wan{index}"
-            if self.emulation == "veth":
-                peer = ["peer", "name", "wan", "netns", site.name]
-                ip("-n", hub.name, "link", "add", device, "type", "veth", *peer)
-            else:
-                self._ask("add", ends=[(hub.name, device), (site.name, "wan")])
-            for name, end in ((hub.name, device), (site.name, "wan")):
-                words = ("mtu", "1500", "txqueuelen", "10000", "up")
-                ip("-n", name, "link", "set", end, *words)
-            ip("-n", site.name, "addr", "add", f"{site.address}/32", "dev", "wan")
-            hub.add_route(f"{site.address}/32", device)
-            site.add_route("198.18.0.0/15", "wan")
-            if self.emulation == "tun":
-                self.change(index, self.links[index])
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -242,48 +187,21 @@ class Star:
         for place in self._places:
             place.reap()
 
-    def change(self, site: int, link: WanLink) -> None:
-        """Give a site another link from now on; what is under way keeps its time."""
-        self._ask("shape", link=site, **link.shape)
-        self.links[site] = link
-
     def counts(self, site: int) -> dict[str, dict[str, int]]:
-        """Packets and bytes carried, and packets dropped by cause, `up` and `down`.
-
-        On bare links super-packets count as one, with one header.
-        """
-        if self.emulation == "tun":
-            return self._ask("counts", link=site)
-        hub = self.coordinator.name
-        ends = {"down": (hub, f"wan{site}"), "up": (self.sites[site].name, "wan")}
-        counts = {}
-        for way, (name, device) in ends.items():
-            (row,) = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", device))
-            sent = row["stats64"]["tx"]
-            counts[way] = {key: sent[key] for key in ("packets", "bytes")}
-        return counts
-
-    def set_congestion(self, name: str) -> None:
-        """Set the congestion control of new connections everywhere."""
-        for place in self._places:
-            place.set_congestion(name)
-
-    def _ask(self, do: str, **values: Any) -> dict[str, Any]:
-        if self._child is None:
+        """Packets and bytes carried, and packets dropped by cause, `up` and `down`."""
+        if self._child is None or self._child.stdin is None:
             raise UserError("the star is not up; use it inside `with Star(...) as star:`")
-        if "link" in values and self.emulation == "veth":
-            raise UserError("bare links have no rate, delay or loss; give the star others")
-        assert self._child.stdin is not None and self._child.stdout is not None
         with self._lock:
-            try:
-                self._child.stdin.write(json.dumps({"do": do, **values}) + "\n")
-                self._child.stdin.flush()
-                answer: dict[str, Any] = json.loads(self._child.stdout.readline())
-            except (OSError, ValueError):
-                raise FedwanError("the emulator has died; its error stands above") from None
-        if "error" in answer:
-            raise FedwanError(f"the emulator failed to {do}: {answer['error']}")
-        return answer
+            with suppress(OSError):
+                print(site, file=self._child.stdin, flush=True)
+            counts: dict[str, dict[str, int]] = json.loads(self._read())
+            return counts
+
+    def _read(self) -> str:
+        assert self._child is not None and self._child.stdout is not None
+        if not (line := self._child.stdout.readline()):
+            raise FedwanError("the emulator has died; its error stands above")
+        return line
 
 
 def _sweep() -> None:

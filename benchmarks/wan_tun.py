@@ -1,7 +1,8 @@
-"""The process that is the wire: carries packets between pairs of TUN devices, slowly.
+"""The process that is the wire: makes a star's namespaces and carries packets between them, slowly.
 
-`wan.Star` starts it and sends commands as lines of JSON on its standard input, each answered by one
-line. The end of that input, however it came about, takes everything down, namespaces included.
+`wan.Star` starts it with a plan; it says when all is up, and answers a link's number on its
+standard input with the link's counts. The end of that input, however it came about, takes
+everything down, namespaces and the processes inside included.
 
 Each direction of a link is a transmitter of a fixed rate behind a queue of a fixed size, then a
 wire of a fixed delay which loses segments at random: tail drop first, since what is lost on the
@@ -26,9 +27,10 @@ import select
 import signal
 import struct
 import subprocess
+import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -53,6 +55,14 @@ MAX_PACKET = (1 << 16) + VNET_BYTES
 BATCH = 64
 """Packets read from one device before others have their turn."""
 KILL_AFTER_S = 2.0
+_SYSCTLS = {
+    "net/ipv6/conf/all/disable_ipv6": "1",
+    # TCP may fill a long fat link, and remembers no earlier connection.
+    "net/ipv4/tcp_rmem": "4096 131072 67108864",
+    "net/ipv4/tcp_wmem": "4096 65536 67108864",
+    "net/ipv4/tcp_no_metrics_save": "1",
+    "net/ipv4/ip_forward": "1",
+}
 
 _VNET = struct.Struct("=BBHHHH")  # flags, gso type, header bytes, gso size, csum start, csum offset
 _NEEDS_CSUM = 1
@@ -217,9 +227,25 @@ class Wire:
 
     def __init__(self) -> None:
         self._by_device: dict[int, Direction] = {}
-        self._links: list[tuple[Direction, Direction]] = []
+        self._links: list[Callable[[], dict[str, Any]]] = []
         self._input = b""
-        self.spaces: list[str] = []
+
+    def add(self, ends: Sequence[tuple[str, str]], shape: Mapping[str, float] | None) -> None:
+        """A link between the coordinator's device and a site's; without a shape a bare one."""
+        if shape is None:
+            (hub, device), (site, peer) = ends
+            far = ["peer", "name", peer, "netns", site]
+            ip("-n", hub, "link", "add", device, "type", "veth", *far)
+            self._links.append(partial(_bare_counts, ends))
+            return
+        near, far_end = (_open_tun(*end) for end in ends)
+        pair = []
+        for source, target in ((near, far_end), (far_end, near)):
+            direction = Direction(partial(os.write, target), len(self._by_device))
+            direction.shape(**shape)
+            self._by_device[source] = direction
+            pair.append(direction.counts)
+        self._links.append(lambda: dict(zip(("down", "up"), pair, strict=True)))
 
     def run(self) -> None:
         directions = self._by_device
@@ -232,7 +258,7 @@ class Wire:
             for device in readable:
                 if device:
                     self._read(device)
-                elif not self._obey():
+                elif not self._answer():
                     return
             now = time.monotonic()
             for direction in directions.values():
@@ -248,39 +274,22 @@ class Wire:
                 return
             accept(packet, now)
 
-    def _obey(self) -> bool:
-        """Carry out the lines that standard input holds; False at its end."""
+    def _answer(self) -> bool:
+        """A line of counts for each link that standard input names; False at its end."""
         data = os.read(0, 1 << 16)
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
-            command = json.loads(line)
-            try:
-                answer = getattr(self, f"do_{command.pop('do')}")(**command)
-            except OSError as error:
-                answer = {"error": str(error)}
-            print(json.dumps(answer or {}), flush=True)
+            print(json.dumps(self._links[int(line)]()), flush=True)
         return bool(data)
 
-    def do_own(self, spaces: list[str]) -> None:
-        """Remove these namespaces in the end, even if whoever made them was killed."""
-        self.spaces = spaces
 
-    def do_add(self, ends: list[tuple[str, str]]) -> None:
-        near, far = (_open_tun(*end) for end in ends)
-        pair = []
-        for source, target in ((near, far), (far, near)):
-            direction = Direction(partial(os.write, target), len(self._by_device))
-            self._by_device[source] = direction
-            pair.append(direction)
-        self._links.append((pair[0], pair[1]))
-
-    def do_shape(self, link: int, **shape: float) -> None:
-        for direction in self._links[link]:
-            direction.shape(**shape)
-
-    def do_counts(self, link: int) -> dict[str, Any]:
-        down, up = self._links[link]
-        return {"down": down.counts, "up": up.counts}
+def _bare_counts(ends: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Super-packets count as one, with one header."""
+    counts = {}
+    for way, (name, device) in zip(("down", "up"), ends, strict=True):
+        (row,) = json.loads(ip("-n", name, "-s", "-j", "link", "show", "dev", device))
+        counts[way] = {key: row["stats64"]["tx"][key] for key in ("packets", "bytes")}
+    return counts
 
 
 def _open_tun(namespace: str, name: str) -> int:
@@ -315,6 +324,41 @@ def ip(*words: str) -> str:
     return result.stdout
 
 
+def make(name: str) -> None:
+    """A namespace whose TCP may fill a long fat link."""
+    ip("netns", "add", name)
+    ip("-n", name, "link", "set", "lo", "up")
+    # A child of its own, since a namespace is entered by a process as a whole.
+    script = " && ".join(f"echo {value} > /proc/sys/{key}" for key, value in _SYSCTLS.items())
+    words = ["ip", "netns", "exec", name, "sh", "-c", script]
+    result = subprocess.run(words, capture_output=True, text=True)
+    if result.returncode:
+        raise FedwanError(f"a kernel setting is refused here: {result.stderr.strip()}")
+
+
+def build(
+    wire: Wire,
+    places: Sequence[tuple[str, str]],
+    shapes: Sequence[Mapping[str, float] | None],
+    congestion: str,
+) -> None:
+    """A star of (namespace, address), the coordinator's first, with a link for each site."""
+    for name, _ in places:
+        make(name)
+    (hub, address), *sites = places
+    ip("-n", hub, "addr", "add", f"{address}/32", "dev", "lo")
+    # By route: in a namespace, a sysctl takes only what the machine allows to everybody.
+    control = ["congctl", congestion] if congestion else []
+    for index, ((name, own), shape) in enumerate(zip(sites, shapes, strict=True)):
+        device = f"wan{index}"
+        wire.add(((hub, device), (name, "wan")), shape)
+        for space, end in ((hub, device), (name, "wan")):
+            ip("-n", space, "link", "set", end, "mtu", "1500", "txqueuelen", "10000", "up")
+        ip("-n", name, "addr", "add", f"{own}/32", "dev", "wan")
+        ip("-n", hub, "route", "add", f"{own}/32", "dev", device, "src", address, *control)
+        ip("-n", name, "route", "add", "198.18.0.0/15", "dev", "wan", "src", own, *control)
+
+
 def remove(names: Sequence[str]) -> None:
     """Remove network namespaces, those that are there, and end the processes inside."""
     left = [name for name in names if Path("/run/netns", name).exists()]
@@ -334,12 +378,15 @@ def remove(names: Sequence[str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for whoever started us
-    with suppress(PermissionError):
-        # A network does not slow down because its machines are busy. Real time, for niceness counts
-        # among the processes of one session alone (sched(7), "The autogroup feature").
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    plan = json.loads(sys.argv[1])
     wire = Wire()
     try:
+        build(wire, **plan)
+        with suppress(PermissionError):
+            # A network does not slow down because its machines are busy. Real time, for niceness
+            # counts among the processes of one session alone (sched(7), "autogroup").
+            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+        print("up", flush=True)
         wire.run()
     finally:
-        remove(wire.spaces)
+        remove([name for name, _ in plan["places"]])

@@ -28,7 +28,7 @@ from typing import Any
 from benchmarks.harness.table import Row
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.rows import borrow_curve, make_row, summarise
-from benchmarks.peers.run import SYSTEMS, run
+from benchmarks.peers.run import run
 from benchmarks.wan import BARE, WanLink
 from fedwan.errors import UserError
 
@@ -72,7 +72,7 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     """The run of a variant with one seed."""
     variant = VARIANTS[name]
     is_timed = args.workload == "timed"
-    h = 1 if SYSTEMS[variant.system].exchanges == "gradients" else args.h
+    h = 1 if name == "ddp" else args.h
     own: tuple[str, ...] = ()
     if STREAMING[0] in variant.words:
         own = (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))

@@ -3,18 +3,17 @@
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `bucket_cap_mb`; `flows`, see `part.name_interface`.
+parameters. Options: `bucket_cap_mb`; `flows`, see `part.run_rank`.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
-import os
-import sys
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -22,19 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.part import (
-    Curve,
-    Part,
-    Spec,
-    enter,
-    measure_local_step,
-    name_interface,
-    open_part,
-    save_site,
-)
-from fedwan.state import hash_state
+from benchmarks.peers.part import PORTS, Part, Peer, Spec, open_part, run_rank
 
-TIMEOUT = timedelta(seconds=600)
+LOCAL_STEPS = 50
 
 
 class Both(nn.Module):
@@ -58,7 +47,7 @@ def wrap(module: nn.Module, spec: Spec) -> DistributedDataParallel:
     )
 
 
-def timed_step(part: Part, spec: Spec) -> Callable[[], None]:
+def timed_step(spec: Spec, part: Part) -> Callable[[], None]:
     timed = part.workload.inner
     both = wrap(Both(dict(timed.networks)), spec)
 
@@ -74,41 +63,37 @@ def timed_step(part: Part, spec: Spec) -> Callable[[], None]:
     return step
 
 
-def flow_step(part: Part, spec: Spec, site: int) -> Callable[[], None]:
-    """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile."""
-    STOPWATCH.nominal_s = measure_local_step(spec, site)
+def flow_step(spec: Spec, site: int, part: Part) -> Callable[[], None]:
+    """A step of the flow: fedwan's own, on a network that reduces its gradients meanwhile.
+
+    What a step computes is measured on a copy without any exchange: its own does not tell it from
+    waiting.
+    """
+    scratch = open_part(spec, site)
+    for _ in range(LOCAL_STEPS):
+        scratch.step()
+    STOPWATCH.nominal_s = statistics.median(STOPWATCH.computed)
+    STOPWATCH.forget()
     flow = copy.copy(part.workload.inner)
     flow.networks = {name: wrap(network, spec) for name, network in flow.networks.items()}
     return dataclasses.replace(part, workload=STOPWATCH.watch(flow)).step
 
 
-def train(spec: Spec, site: int, folder: Path) -> None:
-    name_interface(spec, site)
-    part = open_part(spec, site)
+@contextmanager
+def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
     dist.init_process_group(
         "gloo",
-        init_method=f"tcp://{spec.hosts[0]}:{spec.ports[0]}",
+        init_method=f"tcp://{spec.hosts[0]}:{PORTS[0]}",
         rank=site,
         world_size=spec.sites,
-        timeout=TIMEOUT,
+        timeout=timedelta(seconds=600),
     )
-    curve = Curve(part, spec) if site == 0 else None
-    step = timed_step(part, spec) if spec.workload == "timed" else flow_step(part, spec, site)
-    weights = part.state
+    step = timed_step(spec, part) if spec.workload == "timed" else flow_step(spec, site, part)
     dist.barrier()
-    for number in range(1, spec.num_steps + 1):
-        step()
-        if curve is not None:
-            curve.update(number, weights)
-    sha256 = hash_state(weights)
+    yield Peer(lambda: step() is None, lambda: part.state)
     dist.barrier()
     dist.destroy_process_group()
-    save_site(folder, site, sha256, curve)
 
 
 if __name__ == "__main__":
-    spec, folder, site = enter()
-    train(spec, int(site), folder)
-    # Everything is written; gloo's threads can hang the interpreter's own way out.
-    sys.stdout.flush()
-    os._exit(0)
+    run_rank(join)

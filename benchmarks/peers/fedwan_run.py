@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.harness.party import coordinate, take_part
 from benchmarks.harness.processes import load_json, save_json
-from benchmarks.peers.part import Curve, Spec, config_of, enter, open_part, save_site
+from benchmarks.peers.part import PORTS, Curve, Spec, config_of, enter, open_part, save_site
 from fedwan.config import Config, dump, merge
 from fedwan.coordinator.model import GlobalModel
 from fedwan.link import pki
@@ -26,7 +26,7 @@ def prepare(spec: Spec, folder: Path) -> None:
 
 def settle(spec: Spec, folder: Path) -> Config:
     """The run's configuration: where it listens, and no evaluation on the training's time."""
-    link = {"listen": f"{spec.hosts[0]}:{spec.ports[0]}"}
+    link = {"listen": f"{spec.hosts[0]}:{PORTS[0]}"}
     return merge(config_of(spec), {"out": str(folder / "out"), "eval": {"every": 0}, "link": link})
 
 

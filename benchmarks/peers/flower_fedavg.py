@@ -30,7 +30,7 @@ from flwr.serverapp.strategy import FedAvg
 
 from benchmarks.harness.processes import load_json, save_json
 from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.part import Curve, Part, Spec, enter, open_part
+from benchmarks.peers.part import PORTS, Curve, Part, Spec, enter, open_part
 from fedwan.errors import FedwanError
 from fedwan.flower.control import Control, build_fab
 from fedwan.flower.processes import flower_environment
@@ -58,13 +58,13 @@ def tool(name: str) -> str:
 
 def superlink_command(spec: Spec) -> list[str]:
     """SuperLink, at the hub; its state is in memory."""
-    words = ["--insecure", "--host", "0.0.0.0", "--port", str(spec.ports[0])]
+    words = ["--insecure", "--host", "0.0.0.0", "--port", str(PORTS[0])]
     return [tool("flower-superlink"), *words, "--disable-runtime-dependency-installation"]
 
 
 def supernode_command(spec: Spec, site: int, folder: Path) -> list[str]:
-    words = ["--insecure", "--superlink", f"{spec.hosts[0]}:{spec.ports[0]}"]
-    words += ["--host", "127.0.0.1", "--port", str(spec.ports[1 + site])]
+    words = ["--insecure", "--superlink", f"{spec.hosts[0]}:{PORTS[0]}"]
+    words += ["--host", "127.0.0.1", "--port", str(PORTS[1 + site])]
     return [tool("flower-supernode"), *words, "--node-config", f"site={site} folder='{folder}'"]
 
 
@@ -77,7 +77,7 @@ def submit(spec: Spec, folder: Path) -> None:
     deadline = time.monotonic() + 60
     while True:
         try:
-            control = Control(f"127.0.0.1:{spec.ports[0]}")
+            control = Control(f"127.0.0.1:{PORTS[0]}")
             run = control.start_run(fab, {"folder": str(folder)})
             break
         except FedwanError:

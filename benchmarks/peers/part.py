@@ -8,14 +8,14 @@ same shard, the same batches in the same order, the same noise.
 
 from __future__ import annotations
 
-import dataclasses
 import os
-import statistics
 import sys
 import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -26,6 +26,7 @@ from fedwan.config import Config, site_names
 from fedwan.coordinator.model import update_ema
 from fedwan.data.loader import Loader
 from fedwan.data.shard import Shard, open_shard
+from fedwan.errors import FedwanError
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, clone, hash_state, layout_of, state_of
 from fedwan.workloads.base import keep_local
@@ -51,10 +52,6 @@ class Spec:
     """Looks at the moving average of the weights, evenly over `steps`."""
     hosts: tuple[str, ...] = ("127.0.0.1", "127.0.0.1")
     """Address of each rank, for systems whose sites talk to each other; the first is the hub's."""
-    interfaces: tuple[str, ...] = ("lo", "lo")
-    """Network interface of each rank, towards the others."""
-    ports: tuple[int, ...] = ()
-    """Free ports; what they are for is the system's affair."""
     words: tuple[str, ...] = ()
     """Settings of fedwan's configuration, `key=value`, for every system."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -63,9 +60,6 @@ class Spec:
     @property
     def num_steps(self) -> int:
         return self.stop_at or self.steps
-
-    def save(self, folder: Path) -> None:
-        save_json(folder / "spec.json", dataclasses.asdict(self))
 
     @classmethod
     def load(cls, folder: Path) -> Spec:
@@ -80,18 +74,9 @@ def enter() -> tuple[Spec, Path, str]:
     return Spec.load(folder), folder, sys.argv[2]
 
 
-def name_interface(spec: Spec, site: int) -> None:
-    """Tell gloo which network interface to use, `flows` times.
-
-    It opens a connection, and two threads, for each name in its list, and deals operations out to
-    them in turn: under a long round trip, several connections carry more than one.
-    """
-    flows = spec.options.get("flows", 1)
-    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([spec.interfaces[site]] * flows)
-
-
 WORKLOADS = ("digits_flow", "timed")
-LOCAL_STEPS = 50
+PORTS = tuple(range(29500, 29510))
+"""Free in a namespace; what they are for is the system's affair."""
 
 
 @dataclass(frozen=True)
@@ -117,27 +102,13 @@ class Part:
 
 def config_of(spec: Spec) -> Config:
     """The run as fedwan's configuration says it; to be called in the app's folder."""
-    words = [
-        f"workload={spec.workload}",
-        f"sites={spec.sites}",
-        f"steps={spec.steps}",
-        f"seed={spec.seed}",
-        "device=cpu",
-        "threads=1",
-        *([f"h={spec.h}"] if spec.h > 1 else ["strategy=sync"]),
-        *spec.words,
-    ]
-    return load_run(None, words)
+    words = [f"{key}={getattr(spec, key)}" for key in ("workload", "sites", "steps", "seed")]
+    words += ["device=cpu", "threads=1", f"h={spec.h}" if spec.h > 1 else "strategy=sync"]
+    return load_run(None, [*words, *spec.words])
 
 
 def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
-    """A site's part, with torch on one thread; to be called in the app's folder.
-
-    Args:
-        spec: the run.
-        site: which site, from 0.
-        config: resolved, if it is at hand.
-    """
+    """A site's part, from 0, with torch on one thread; to be called in the app's folder."""
     torch.set_num_threads(1)
     config = config or config_of(spec)
     workload = load_workload(spec.workload).build(config, "cpu")
@@ -147,28 +118,8 @@ def open_part(spec: Spec, site: int, config: Config | None = None) -> Part:
     return Part(config, workload, shard, rng, stream)
 
 
-def measure_local_step(spec: Spec, site: int) -> float:
-    """Median seconds of a step without any exchange, on a copy: what a step computes.
-
-    For a system that exchanges inside every step, whose own steps do not tell it from waiting.
-    """
-    if STOPWATCH.nominal_s is not None:  # the workload says it
-        return STOPWATCH.nominal_s
-    scratch = open_part(spec, site)
-    for _ in range(LOCAL_STEPS):
-        scratch.step()
-    seconds = statistics.median(STOPWATCH.computed)
-    STOPWATCH.forget()
-    return seconds
-
-
 class Curve:
-    """Follows the global weights of a run.
-
-    Args:
-        part: of the process that looks; its weights are the initial ones.
-        spec: the run.
-    """
+    """Follows the global weights of a run, which begin as those of the part that looks."""
 
     def __init__(self, part: Part, spec: Spec) -> None:
         self._part = part
@@ -203,12 +154,13 @@ class Curve:
 
     def measure(self) -> dict[str, Any]:
         """Quality of every copy, JSON-ready; overwrites the part's weights."""
-        rows = []
-        for step, at, weights in self._looks:
-            figures = self._evaluate(weights)
-            rows.append({"step": step, "at": at, "fd": figures["fd"]})
-        floor = figures["fd_floor"] if rows else None
-        return {"curve": rows, "fd_floor": floor, "hash": self._hash}
+        found = [self._evaluate(weights) for *_, weights in self._looks]
+        curve = [
+            {"step": step, "at": at, "fd": figures["fd"]}
+            for (step, at, _), figures in zip(self._looks, found, strict=True)
+        ]
+        floor = found[0]["fd_floor"] if found else None
+        return {"curve": curve, "fd_floor": floor, "hash": self._hash}
 
     @torch.no_grad()
     def _evaluate(self, weights: State) -> dict[str, Any]:
@@ -223,3 +175,38 @@ def save_site(folder: Path, site: int, sha256: str, curve: Curve | None = None) 
     """Write what a site has to say, and what it saw of the global weights; measures quality now."""
     result = STOPWATCH.result() | {"sha256": sha256} | (curve.measure() if curve else {})
     save_json(folder / f"site{site}.json", result)
+
+
+class Peer(NamedTuple):
+    """A system whose sites talk to each other, as a rank has joined it."""
+
+    step: Callable[[], bool]
+    """Takes a step; whether an exchange has ended."""
+    weights: Callable[[], State]
+    """What all ranks agree on, after the last exchange."""
+
+
+def run_rank(join: Callable[[Spec, int, Part], AbstractContextManager[Peer]]) -> None:
+    """The one loop of such systems: steps, looks at the weights, and the files that are left."""
+    spec, folder, who = enter()
+    site = int(who)
+    # gloo opens a connection, and two threads, for each name in this list, and deals operations
+    # out to them in turn: under a long round trip, several connections carry more than one.
+    interface = "wan" if site else "wan0"
+    os.environ["GLOO_SOCKET_IFNAME"] = ",".join([interface] * spec.options.get("flows", 1))
+    part = open_part(spec, site)
+    curve = Curve(part, spec) if site == 0 else None
+    with join(spec, site, part) as peer:
+        exchanges = 0
+        for number in range(1, spec.num_steps + 1):
+            if peer.step():
+                exchanges += 1
+                if curve is not None:
+                    curve.update(number, peer.weights())
+        if exchanges != (expected := spec.num_steps // spec.h):
+            raise FedwanError(f"{exchanges} of {expected} exchanges were committed; see the log")
+        if spec.h > 1:
+            STOPWATCH.discount({step for step in range(spec.num_steps) if (step + 1) % spec.h == 0})
+        save_site(folder, site, hash_state(peer.weights()), curve)
+    sys.stdout.flush()
+    os._exit(0)  # everything is written; gloo's threads can hang the interpreter's own way out

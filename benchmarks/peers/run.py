@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness.fleet import lay_app
-from benchmarks.harness.processes import Process, load_json, module, run_processes
+from benchmarks.harness.processes import Process, load_json, module, run_processes, save_json
 from benchmarks.peers.part import Spec
 from benchmarks.wan import Place, Star, WanLink
 from benchmarks.wan_tun import ip
 from fedwan.errors import FedwanError
 
-PORTS = tuple(range(29500, 29510))
 SAMPLE_S = 0.25
 
 
@@ -49,6 +48,10 @@ class Traffic:
         self._is_star = is_star
         self._times: list[float] = []
         self._bytes: list[list[tuple[int, int]]] = []
+
+    def look(self, star: Star) -> None:
+        now = time.monotonic()
+        self.add(now, [star.counts(index) for index in range(len(star.sites))])
 
     def add(self, at: float, counts: list[dict[str, dict[str, int]]]) -> None:
         """Note what each link has carried by now, up and down."""
@@ -78,9 +81,7 @@ class Traffic:
 class System:
     plan: Callable[[Spec, Path, Star], list[Process]]
     """What to start."""
-    exchanges: str = "weights"
-    """`weights` after H steps, or `gradients` in each."""
-    is_star: bool = False
+    is_star: bool = True
     """Whether it has a coordinator besides its sites."""
 
 
@@ -88,7 +89,7 @@ def _ranks(name: str) -> Callable[[Spec, Path, Star], list[Process]]:
     def plan(spec: Spec, folder: Path, star: Star) -> list[Process]:
         # gloo listens on an interface's own address, and the hub's lies on its loopback.
         hub = star.coordinator
-        ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", spec.interfaces[0])
+        ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", "wan0")
         return [
             Process(f"site{rank}", module(name, folder, rank), place)
             for rank, place in enumerate([hub, *star.sites])
@@ -127,44 +128,30 @@ def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
 
 
 SYSTEMS = {
-    "ddp": System(_ranks("peers.ddp"), exchanges="gradients"),
-    "torchft": System(_ranks("peers.torchft_diloco")),
-    "flower": System(_flower, is_star=True),
-    "fedwan": System(_fedwan, is_star=True),
+    "ddp": System(_ranks("peers.ddp"), is_star=False),
+    "torchft": System(_ranks("peers.torchft_diloco"), is_star=False),
+    "flower": System(_flower),
+    "fedwan": System(_fedwan),
 }
 
 
 def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:
-    """Run a system to its end.
+    """Run a system to its end; a process that fails, or sites that disagree, are an error.
 
     Args:
-        spec: the run; addresses, interfaces and ports are filled in here.
+        spec: the run; addresses are filled in here.
         link: of every site, or `BARE`.
         folder: of the run, not there yet; keeps every process's log.
         timeout_s: for all of it.
         congestion: TCP's congestion control of every namespace; a system may choose its own.
-
-    Raises:
-        WanUnavailable: this machine cannot emulate a network.
-        FedwanError: a process failed, the time is over, or sites ended with different weights.
     """
     system = SYSTEMS[spec.system]
     num_links = spec.sites if system.is_star else spec.sites - 1
-    if not system.is_star and spec.sites != 2:
-        raise FedwanError(
-            "systems without a coordinator are measured with 2 sites, one link between them; "
-            f"set sites=2, not {spec.sites}"
-        )
-    with Star(num_links, link) as star:
-        star.set_congestion(congestion)
-        spec = dataclasses.replace(
-            spec,
-            hosts=(star.coordinator.address, *(place.address for place in star.sites)),
-            interfaces=("wan0", *("wan" for _ in star.sites)),
-            ports=PORTS,
-        )
+    with Star(num_links, link, congestion) as star:
+        hosts = (star.coordinator.address, *(place.address for place in star.sites))
+        spec = dataclasses.replace(spec, hosts=hosts)
         folder.mkdir(parents=True)
-        spec.save(folder)
+        save_json(folder / "spec.json", dataclasses.asdict(spec))
         lay_app(folder / "app")
         with _watch(star, Traffic(system.is_star)) as traffic:
             run_processes(system.plan(spec, folder, star), folder, timeout_s)
@@ -183,12 +170,10 @@ def _watch(star: Star, traffic: Traffic) -> Iterator[Traffic]:
     is_over = threading.Event()
 
     def look() -> None:
-        while True:
-            now = time.monotonic()
-            traffic.add(now, [star.counts(index) for index in range(len(star.sites))])
-            if is_over.wait(SAMPLE_S):
-                return
+        while not is_over.wait(SAMPLE_S):
+            traffic.look(star)
 
+    traffic.look(star)
     thread = threading.Thread(target=look)
     thread.start()
     try:
@@ -196,13 +181,11 @@ def _watch(star: Star, traffic: Traffic) -> Iterator[Traffic]:
     finally:
         is_over.set()
         thread.join()
+        traffic.look(star)
 
 
 def _check(spec: Spec, sites: list[dict[str, Any]], folder: Path) -> None:
     """A system that merges wrongly is not measured."""
-    hashes = [site["sha256"][:12] for site in sites]
-    if len(set(hashes)) > 1:
-        raise FedwanError(f"sites ended with different weights, {hashes}; see {folder}")
-    taken = [len(site["began"]) for site in sites]
-    if set(taken) != {spec.num_steps}:
-        raise FedwanError(f"sites took {taken} of {spec.num_steps} steps; see {folder}")
+    ends = [(site["sha256"][:12], len(site["began"])) for site in sites]
+    if len({sha256 for sha256, _ in ends}) > 1 or {n for _, n in ends} != {spec.num_steps}:
+        raise FedwanError(f"sites ended with weights and steps {ends}; see {folder}")

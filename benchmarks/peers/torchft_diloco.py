@@ -13,7 +13,7 @@ What its version 0.2.0 needs to be right, and to be at its best on a slow link:
 
 Its step counter hangs on one inner optimiser: the one that steps last.
 
-Options: `bucketize`; `flows`, see `part.name_interface`.
+Options: `bucketize`; `flows`, see `part.run_rank`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,10 +30,8 @@ from torchft import Manager, ProcessGroupGloo
 from torchft.coordination import LighthouseServer
 from torchft.local_sgd import DiLoCo
 
-from benchmarks.harness.stopwatch import STOPWATCH
-from benchmarks.peers.part import Curve, Part, Spec, enter, name_interface, open_part, save_site
-from fedwan.errors import FedwanError
-from fedwan.state import State, hash_state
+from benchmarks.peers.part import PORTS, Part, Peer, Spec, run_rank
+from fedwan.state import State
 
 TIMEOUT = timedelta(seconds=600)
 QUORUM_TICK_MS = 10
@@ -47,18 +44,18 @@ def outer_optimizer(part: Part, model: nn.Module) -> torch.optim.Optimizer:
 
 
 @contextmanager
-def managed(spec: Spec, site: int, part: Part) -> Iterator[Manager]:
+def managed(spec: Spec, site: int) -> Iterator[Manager]:
     """This site's manager, and at rank 0 the lighthouse, until the training is over."""
-    host, ports = spec.hosts[site], spec.ports
+    host = spec.hosts[site]
     lighthouse = None
     if site == 0:
         lighthouse = LighthouseServer(
-            bind=f"[::]:{ports[0]}",
+            bind=f"[::]:{PORTS[0]}",
             min_replicas=spec.sites,
             quorum_tick_ms=QUORUM_TICK_MS,
             join_timeout_ms=60_000,
         )
-    store = TCPStore(host, ports[1 + site], is_master=True, wait_for_workers=False)
+    store = TCPStore(host, PORTS[1 + site], is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=TIMEOUT),
         load_state_dict=lambda state: None,
@@ -72,7 +69,7 @@ def managed(spec: Spec, site: int, part: Part) -> Iterator[Manager]:
         world_size=1,
         store_addr=host,
         store_port=store.port,
-        lighthouse_addr=f"http://{spec.hosts[0]}:{ports[0]}",
+        lighthouse_addr=f"http://{spec.hosts[0]}:{PORTS[0]}",
         replica_id=f"site_{site}",
         hostname=host,
         init_sync=False,
@@ -95,38 +92,28 @@ def global_weights(part: Part, diloco: DiLoCo) -> State:
     }
 
 
-def train(spec: Spec, site: int, folder: Path) -> None:
-    name_interface(spec, site)
-    part = open_part(spec, site)
+@contextmanager
+def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
     model = nn.ModuleList(part.workload.networks.values())
-    curve = Curve(part, spec) if site == 0 else None
+    optimizer = list(part.workload.optimizers.values())[-1]
+    outer = [outer_optimizer(part, model)]
+    bucketize = spec.options.get("bucketize", True)
     with (
-        managed(spec, site, part) as manager,
+        managed(spec, site) as manager,
         DiLoCo(
-            manager,
-            [model],
-            list(part.workload.optimizers.values())[-1],
-            [outer_optimizer(part, model)],
-            sync_every=spec.h,
-            use_bucketization=spec.options.get("bucketize", True),
+            manager, [model], optimizer, outer, sync_every=spec.h, use_bucketization=bucketize
         ) as diloco,
     ):
         manager.start_quorum()  # everybody is here: a first exchange would have to wait for it
-        commits = 0
-        for number in range(1, spec.num_steps + 1):
+
+        def step() -> bool:
+            commits = manager.current_step()
             part.step()
-            if manager.current_step() > commits:
-                commits += 1
-                if curve is not None:
-                    curve.update(number, global_weights(part, diloco))
-        expected = spec.num_steps // spec.h
-        if commits != expected:
-            raise FedwanError(f"torchft committed {commits} of {expected} exchanges; see its log")
-        STOPWATCH.discount({step for step in range(spec.num_steps) if (step + 1) % spec.h == 0})
-        save_site(folder, site, hash_state(global_weights(part, diloco)), curve)
+            return manager.current_step() > commits
+
+        yield Peer(step, lambda: global_weights(part, diloco))
 
 
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO)
-    spec, folder, site = enter()
-    train(spec, int(site), folder)
+    run_rank(join)
