@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import copy
 import dataclasses
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -51,17 +52,13 @@ class Fault(NamedTuple):
     """(workload, H) to what the site trains instead."""
 
 
-class Unmeasured(Ungenerative):
-    """A workload whose quality is not measured, to save time; the base of those with faults."""
+class Stepped(Ungenerative):
+    """A workload with another step, whose quality is not measured, to save time."""
 
-    def __init__(self, inner: Any) -> None:
+    def __init__(self, inner: Any, step: Callable[..., dict[str, Tensor]] | None = None) -> None:
         super().__init__(inner.networks, inner.optimizers)
-        self.inner = inner
         self.examine = inner.examine
-
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = self.inner.step(batch, rng, reduce)
-        return losses
+        self.step = step or inner.step
 
 
 # In the data ---------------------------------------------------------------------------------
@@ -120,70 +117,68 @@ def _ascending(workload: Workload, h: int) -> Workload:
     return workload
 
 
-class _Extra(Unmeasured):
+def _with_extra(
+    inner: Any, network: str, loss: Callable[[Batch, NamedGenerators], Tensor]
+) -> Workload:
     """Takes further steps of one network, against another loss, after each step of all."""
+    params = list(inner.networks[network].parameters())
 
-    def __init__(
-        self, inner: Workload, network: str, loss: Callable[[Batch, NamedGenerators], Tensor]
-    ) -> None:
-        super().__init__(inner)
-        self._network = network
-        self._loss = loss
-
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        losses = super().step(batch, rng, reduce)
-        params = list(self.networks[self._network].parameters())
+    def step(batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = inner.step(batch, rng, reduce)
         for _ in range(EXTRA_STEPS):
-            gradients = torch.autograd.grad(self._loss(batch, rng), params)
+            gradients = torch.autograd.grad(loss(batch, rng), params)
             for param, gradient in zip(params, gradients, strict=True):
                 param.grad = gradient
-            self.optimizers[self._network].step()
+            inner.optimizers[network].step()
         return losses
+
+    return Stepped(inner, step)
+
+
+def _fakes(workload: Any, batch: Batch, rng: NamedGenerators) -> Tensor:
+    latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
+    images: Tensor = workload.networks["generator"](latents, batch.y)
+    return images
 
 
 def _memorising(workload: Any, h: int) -> Workload:
     """A discriminator of many steps and no penalty, on few images."""
 
     def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
-        latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
-        with torch.no_grad():
-            fake = workload.networks["generator"](latents, batch.y)
+        fake = _fakes(workload, batch, rng).detach()
         discriminator = workload.networks["discriminator"]
         real_logits, fake_logits = discriminator(batch.x, batch.y), discriminator(fake, batch.y)
         return softplus(-real_logits).mean() + softplus(fake_logits).mean()
 
     model = dataclasses.replace(workload.model, gamma=0.0)
-    return _Extra(dataclasses.replace(workload, model=model), "discriminator", loss)
+    return _with_extra(dataclasses.replace(workload, model=model), "discriminator", loss)
 
 
 def _collapsing(workload: Any, h: int) -> Workload:
     """A generator that is drawn to one image: the mean of what it makes."""
 
     def loss(batch: Batch, rng: NamedGenerators) -> Tensor:
-        latents = torch.randn(len(batch.x), workload.model.latents, generator=rng["extra"])
-        fake = workload.networks["generator"](latents, batch.y)
+        fake = _fakes(workload, batch, rng)
         return mse_loss(fake, fake.mean(0, keepdim=True).detach().expand_as(fake))
 
-    return _Extra(workload, "generator", loss)
+    return _with_extra(workload, "generator", loss)
 
 
-class _Stale(Unmeasured):
+def _stale(workload: Any, h: int) -> Workload:
     """Begins every round with the weights of some rounds before."""
+    past: deque[dict[str, dict[str, Tensor]]] = deque(maxlen=ROUNDS_BEHIND + 1)
+    steps = itertools.count()
 
-    def __init__(self, inner: Workload, h: int) -> None:
-        super().__init__(inner)
-        self._h = h
-        self._steps = 0
-        self._past: deque[dict[str, dict[str, Tensor]]] = deque(maxlen=ROUNDS_BEHIND + 1)
+    def step(*args: Any) -> dict[str, Tensor]:
+        if next(steps) % h == 0:
+            present = {n: network.state_dict() for n, network in workload.networks.items()}
+            past.append(copy.deepcopy(present))
+            for name, network in workload.networks.items():
+                network.load_state_dict(past[0][name])
+        losses: dict[str, Tensor] = workload.step(*args)
+        return losses
 
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        if self._steps % self._h == 0:
-            present = {n: network.state_dict() for n, network in self.networks.items()}
-            self._past.append(copy.deepcopy(present))
-            for name, network in self.networks.items():
-                network.load_state_dict(self._past[0][name])
-        self._steps += 1
-        return super().step(batch, rng, reduce)
+    return Stepped(workload, step)
 
 
 NETWORKS = ("velocity", "generator", "discriminator")
@@ -195,7 +190,7 @@ FAULTS = (
     Fault("lr_x10", ("learning_rate",), NETWORKS, workload=_fast),
     Fault("memorising", ("memorising",), NETWORKS[2:], ("gan",), _short, _memorising),
     Fault("diverging", ("diverging",), NETWORKS[1:2], ("gan",), workload=_ascending),
-    Fault("stale", ("stale",), (), workload=_Stale),
+    Fault("stale", ("stale",), (), workload=_stale),
     Fault("collapse", ("collapse",), NETWORKS[1:2], ("gan",), workload=_collapsing),
 )
 """The nine."""
@@ -233,7 +228,7 @@ def run_case(case: Case, seed: int, rounds: int = ROUNDS, h: int = H) -> dict[st
         return case.fault.shard(shard, seed) if site == index else shard
 
     def plant_workload(site: int, workload: Any) -> Any:
-        return Unmeasured(case.fault.workload(workload, h) if site == index else workload)
+        return Stepped(case.fault.workload(workload, h) if site == index else workload)
 
     run = run_simulated(words, plant_workload, wrap_shard=plant_data)
     return _row(case, seed, f"s{index + 1}", describe(*run)["findings"])

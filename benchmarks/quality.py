@@ -123,22 +123,15 @@ class Outcome(NamedTuple):
 
 
 class Runs:
-    """Trains, and keeps what came of it: the same run only once.
-
-    Args:
-        folder: for teachers, which are kept there.
-        kept: a file of outcomes, one JSON object a line, read and added to; None for none.
-    """
+    """Trains, and keeps what came of it in a file, a JSON object a line: the same run only once."""
 
     def __init__(self, folder: Path, kept: Path | None = None) -> None:
         self._folder = folder
         self._kept = kept
         self._outcomes: dict[str, Outcome] = {}
         if kept is not None and kept.exists():
-            for line in kept.read_text().splitlines():
-                row = json.loads(line)
-                run = row.pop("run")
-                self._outcomes[run] = Outcome(**row)
+            rows = map(json.loads, kept.read_text().splitlines())
+            self._outcomes = {row.pop("run"): Outcome(**row) for row in rows}
 
     def outcome(self, words: Sequence[str], seed: int, share: float) -> Outcome:
         """Of one run, of a share of the recipe's steps."""
@@ -190,7 +183,6 @@ def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
     ours = [runs.outcome(case.words(False), seed, share) for seed in seeds]
     sync = [runs.outcome(case.words(True), seed, share) for seed in seeds]
     mean, sync_mean = (statistics.mean(run.fd for run in runs) for runs in (ours, sync))
-    found = [run.modes for run in ours if run.modes is not None]
     return {
         "workload": case.workload + _told(case),
         **columns_of(case, "data split"),
@@ -207,14 +199,14 @@ def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
         "sync_fd_sd": _deviation(sync),
         "ratio": _short(mean / sync_mean),
         "first_seed": seeds[0],
-        "modes": min(found) if found else None,
-        "good": _mean([run.good for run in ours]),
-        "sync_good": _mean([run.good for run in sync]),
+        "modes": min(_known(ours, "modes"), default=None),
+        "good": _mean(_known(ours, "good")),
+        "sync_good": _mean(_known(sync, "good")),
         "bytes_per_step": round(statistics.mean(run.bytes_per_step for run in ours)),
         "sync_bytes_per_step": round(statistics.mean(run.bytes_per_step for run in sync)),
-        "l1_ratio": _ratio([run.l1 for run in ours], [run.l1 for run in sync]),
-        "teacher_ratio": _ratio([run.fd for run in ours], [run.teacher_fd for run in ours]),
-        "sync_teacher_ratio": _ratio([run.fd for run in sync], [run.teacher_fd for run in sync]),
+        "l1_ratio": _ratio(_known(ours, "l1"), _known(sync, "l1")),
+        "teacher_ratio": _ratio(_known(ours, "fd"), _known(ours, "teacher_fd")),
+        "sync_teacher_ratio": _ratio(_known(sync, "fd"), _known(sync, "teacher_fd")),
     }
 
 
@@ -231,15 +223,17 @@ def _told(case: Case) -> str:
     return ", told the site" if SITE[-1] in case.own else ", told the class"
 
 
-def _ratio(ours: Sequence[float | None], theirs: Sequence[float | None]) -> float | None:
-    """Of means; None where there is nothing to compare."""
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a is not None and b is not None]
-    return _short(sum(a for a, _ in pairs) / sum(b for _, b in pairs)) if pairs else None
+def _known(runs: Sequence[Outcome], name: str) -> list[float]:
+    """A figure of those runs that have it: all of a case, or none."""
+    return [value for run in runs if (value := getattr(run, name)) is not None]
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return _short(statistics.mean(known)) if known else None
+def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
+    return _short(sum(ours) / sum(theirs)) if ours and theirs else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return _short(statistics.mean(values)) if values else None
 
 
 def _deviation(runs: list[Outcome]) -> float:

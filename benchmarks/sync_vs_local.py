@@ -17,14 +17,15 @@ utilisation fd fd_floor time_to_quality_s extrapolated seed
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
-from benchmarks.harness.table import Row, columns_of, select
+from benchmarks.harness.table import Row, columns_of, seeds_of, select
 from benchmarks.wan import BARE, WanLink
 
 SITES = 4
+SEEDS = 1
 STEPS = {"gan": 2800, "flow": 4000}
 QUICK_STEPS = {"gan": 400, "flow": 400}
 BOUNDED_ROUNDS = 120
@@ -40,19 +41,18 @@ LINKS = {
 }
 
 
-@dataclass(frozen=True)
-class Strategy:
+class Strategy(NamedTuple):
     name: str
-    words: tuple[str, ...]
-    codec: str = "fp32"
     h: int = 20
+    codec: str = "fp32"
+    words: tuple[str, ...] = ()
 
 
 STRATEGIES = (
-    Strategy("sync", (), h=1),
-    Strategy("local_sgd", ()),
-    Strategy("diloco", ()),
-    Strategy("streaming_diloco", ("stream.tau=10",), "int4"),
+    Strategy("sync", h=1),
+    Strategy("local_sgd"),
+    Strategy("diloco"),
+    Strategy("streaming_diloco", codec="int4", words=("stream.tau=10",)),
 )
 
 
@@ -60,34 +60,18 @@ def measure_one(
     workload: str, strategy: Strategy, link_name: str, seed: int, steps: int
 ) -> tuple[Row, FleetRun]:
     """One run on one link, as a row without the time to a quality."""
-    link = LINKS[link_name]
-    rounds = steps // strategy.h
+    link, rounds = LINKS[link_name], steps // strategy.h
     is_slow = strategy.h == 1 and link.rtt_ms > 0
     bound = min(rounds, BOUNDED_ROUNDS) if is_slow else rounds
-    words = [
-        f"workload={workload}",
-        f"strategy={strategy.name}",
-        f"sites={SITES}",
-        f"seed={seed}",
-        f"steps={bound * strategy.h}",
-        f"codec.up={strategy.codec}",
-        f"codec.down={strategy.codec}",
-        "threads=1",
-        f"eval.every={0 if bound < rounds else max(strategy.h, steps // 20)}",
-        *strategy.words,
-    ]
-    if strategy.h > 1:
-        words.append(f"h={strategy.h}")
+    is_whole, factor = bound == rounds, rounds / bound
+    words = [f"workload={workload}", f"strategy={strategy.name}", f"sites={SITES}", f"seed={seed}"]
+    words += [f"steps={bound * strategy.h}", f"codec.up={strategy.codec}", "threads=1"]
+    words += [f"codec.down={strategy.codec}", *strategy.words]
+    words += [f"eval.every={max(strategy.h, steps // 20) if is_whole else 0}"]
+    words += [f"h={strategy.h}"] if strategy.h > 1 else []
     with linked(SITES, link) as (star, emulation, shaped):
         run = run_fleet([*words, *shaped], star)
-    return _row(workload, strategy, link_name, emulation, run, rounds / bound), run
-
-
-def _row(
-    workload: str, strategy: Strategy, link_name: str, emulation: str, run: FleetRun, factor: float
-) -> Row:
-    link, summary = LINKS[link_name], run.summary
-    is_whole = factor == 1
+    summary = run.summary
     return {
         "workload": workload,
         "strategy": strategy.name,
@@ -97,25 +81,21 @@ def _row(
         "emulation": emulation,
         "steps": round(summary["steps"] * factor),
         "h": strategy.h,
-        "wall_s": round(_training_s(run) * factor, 1),
-        "bytes_up": round(_round_bytes(run, "bytes_up") * factor),
-        "bytes_down": round(_round_bytes(run, "bytes_down") * factor),
+        "wall_s": round(sum(map(_seconds, run.rounds)) * factor, 1),
+        "bytes_up": round(sum(row["bytes_up"] for row in run.rounds) * factor),
+        "bytes_down": round(sum(row["bytes_down"] for row in run.rounds) * factor),
         "utilisation": round(summary["utilisation"], 4),
         "fd": round(summary["quality"]["fd"], 3) if is_whole else None,
         "fd_floor": round(summary["quality"]["fd_floor"], 3),
         "time_to_quality_s": None,
         "extrapolated": not is_whole,
-        "seed": run.config.seed,
-    }
+        "seed": seed,
+    }, run
 
 
-def _training_s(run: FleetRun) -> float:
+def _seconds(row: Mapping[str, Any]) -> float:
     """Computing and waiting, mean over sites: without start-up, measuring and farewells."""
-    return sum(r["compute_s"] + r["wait_s"] for r in run.rounds) / SITES
-
-
-def _round_bytes(run: FleetRun, key: str) -> int:
-    return sum(record[key] for record in run.rounds)
+    return float(row["compute_s"] + row["wait_s"]) / SITES
 
 
 def quality_over_time(run: FleetRun) -> list[tuple[float, float]]:
@@ -123,7 +103,7 @@ def quality_over_time(run: FleetRun) -> list[tuple[float, float]]:
     spent: dict[int, float] = {}
     total = 0.0
     for record in run.rounds:
-        total += (record["compute_s"] + record["wait_s"]) / SITES
+        total += _seconds(record)
         spent[record["version"]] = total
     return [
         (spent[record["version"]], record["fd"])
@@ -159,12 +139,11 @@ def compare(workload: str, seed: int, steps: int, links: list[str]) -> Iterator[
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workloads", default="flow,gan")
     parser.add_argument("--steps", type=int, default=0, help="0: the recipe's own")
-    parser.add_argument("--seeds", type=int, default=1)
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
     links = ["loopback", "200 Mbit/s, 100 ms"] if args.quick else list(LINKS)
     for workload in select({name: name for name in args.workloads.split(",")}, args.only):
-        for seed in range(args.seeds):
+        for seed in seeds_of(args, quick=args.seeds):
             steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[workload]
             yield from compare(workload, seed, steps, links)
