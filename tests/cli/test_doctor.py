@@ -1,4 +1,4 @@
-"""`fedwan doctor link` against a real data plane, and against everything that is none."""
+"""`fedwan doctor`: links to a data plane and to what is none, and folders as runs leave them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,24 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedwan.cli.main import main
 from fedwan.link import client, measure, tls
 from fedwan.link.server import DataPlane
+from tests.cli.conftest import Command
+from tests.doctor.records import SITES, Bend, at, figures, healthy
 from tests.planes import Bench, serving
 
 
-def fedwan(*words: str) -> int | str | None:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    return caught.value.code
-
-
-def error_of(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+def error_of(fedwan: Command, *words: str) -> str:
     """The one line of a command that fails as a user's mistake, without a long wait."""
     began = time.monotonic()
-    assert fedwan("doctor", "link", *words) == 2
-    assert time.monotonic() - began < 20.0
-    text = capsys.readouterr().err
+    code, _, text = fedwan("doctor", "link", *words)
+    assert code == 2 and time.monotonic() - began < 20.0
     assert text.startswith("fedwan: ") and text.count("\n") == 1, text
     return text
 
@@ -40,13 +36,15 @@ def plane(tmp_path: Path, identities: Path) -> Iterator[DataPlane]:
 
 
 def test_figures_advice_and_the_same_as_json(
-    plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command
 ) -> None:
     path = tmp_path / "link.json"
     words = ("link.congestion=cubic", "--seconds", "0.5", "--json", str(path))
     address = f"127.0.0.1:{plane.port}"
-    assert fedwan("doctor", "link", address, "--identity", str(identities / "s2"), *words) == 0
-    lines = capsys.readouterr().out.splitlines()
+    identity = str(identities / "s2")
+    code, out, _ = fedwan("doctor", "link", address, "--identity", identity, *words)
+    lines = out.splitlines()
+    assert code == 0
     assert [line[:13].strip() for line in lines] == [
         *("link", "round trip", "up", "down", "site", "advice")
     ]
@@ -86,47 +84,111 @@ def test_figures_advice_and_the_same_as_json(
 )
 def test_what_cannot_be_measured_is_one_clear_line(
     identities: Path,
-    capsys: pytest.CaptureFixture[str],
+    fedwan: Command,
     monkeypatch: pytest.MonkeyPatch,
     words: tuple[str, ...],
     says: str,
 ) -> None:
     monkeypatch.chdir(identities)
     identity = () if "--identity" in words else ("--identity", "s1")
-    assert says in error_of(capsys, *words, *identity)
+    assert says in error_of(fedwan, *words, *identity)
 
 
 def test_a_foreign_identity_is_one_clear_line(
-    plane: DataPlane, foreign_identities: Path, capsys: pytest.CaptureFixture[str]
+    plane: DataPlane, foreign_identities: Path, fedwan: Command
 ) -> None:
     address, folder = f"127.0.0.1:{plane.port}", str(foreign_identities / "s1")
-    assert "certificate is not accepted" in error_of(capsys, address, "--identity", folder)
+    assert "certificate is not accepted" in error_of(fedwan, address, "--identity", folder)
 
 
 def test_a_listener_that_says_nothing_is_given_up(
-    identities: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    identities: Path, fedwan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(measure, "PATIENCE_S", 0.2)
     monkeypatch.setattr(tls, "TIMEOUT_S", 0.2)
     monkeypatch.setattr(client, "HANDSHAKE_MS", 200)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"
-        text = error_of(capsys, address, "--identity", str(identities / "s1"))
+        text = error_of(fedwan, address, "--identity", str(identities / "s1"))
     assert "answers, but not as a data plane" in text
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 def test_it_measures_as_the_run_is_configured_and_words_beat_its_file(
-    plane: DataPlane, identities: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command
 ) -> None:
     config, path = tmp_path / "run.yaml", tmp_path / "link.json"
     config.write_text("steps: 100\nlink:\n  congestion: cubic\n  pace_mbit: 900\n")
     address = f"127.0.0.1:{plane.port}"
     words = ("--identity", str(identities / "s1"), "--seconds", "0.5", "--json", str(path))
     asked = (address, "link.pace_mbit=8", "--config", str(config), *words)
-    assert fedwan("doctor", "link", *asked) == 0
-    assert "up at 8 Mbit/s at most" in capsys.readouterr().out
+    code, out, _ = fedwan("doctor", "link", *asked)
+    assert code == 0 and "up at 8 Mbit/s at most" in out
     figures = json.loads(path.read_text())
     assert (figures["pace_mbit"], figures["channels"]) == (8.0, 1)
     assert figures["up"]["congestion"] == "cubic"
     assert figures["up"]["mbit"] < 20 < figures["down"]["mbit"]
+
+
+BYTES = at("s2", figures(x_low=0.0, x_high=255.0))
+
+
+def make_run(folder: Path, bend: Bend = lambda record: record, rounds: int = 6) -> str:
+    rows: list[dict[str, Any]] = [
+        {"kind": "round", **asdict(bend(healthy(version, site)))}
+        for version in range(1, rounds + 1)
+        for site in SITES
+    ]
+    (folder / "config.yaml").write_text("sites: 4\n")
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(folder)
+
+
+def test_a_finding_is_told_with_round_site_network_why_and_mend(
+    tmp_path: Path, fedwan: Command
+) -> None:
+    path = tmp_path / "found.json"
+    code, text, err = fedwan("doctor", make_run(tmp_path, BYTES), "--json", str(path))
+    lines = text.splitlines()
+    assert code == 0
+    assert lines[0] == f"{tmp_path}: 6 rounds, 4 sites, not finished"
+    assert lines[2] == "round 3, site s2, all networks: range"
+    assert lines[3].split()[0] == "why" and "from 0 to 255" in lines[3]
+    assert lines[4].split()[0] == "mend" and "[-1, 1]" in lines[4]
+    assert fedwan("doctor", str(tmp_path), "--strict")[0] == 1
+    (finding,) = json.loads(path.read_text())
+    assert (finding["kind"], finding["site"], finding["version"]) == ("range", "s2", 3)
+
+
+def test_a_killed_run_and_one_without_a_round_are_read_too(tmp_path: Path, fedwan: Command) -> None:
+    folder = make_run(tmp_path, BYTES)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "round", "t"')
+    code, text, err = fedwan("doctor", folder)
+    assert code == 0 and "from 0 to 255" in text
+    (tmp_path / "metrics.jsonl").unlink()
+    code, text, err = fedwan("doctor", folder)
+    assert code == 0 and "no round yet" in text and "too early to tell" in text
+    assert fedwan("doctor", folder, "--strict")[0] == 1
+    code, text, err = fedwan("doctor", make_run(tmp_path, rounds=2), "--strict")
+    assert code == 0 and text.splitlines()[-1] == "too early to tell: that takes 3 rounds or more"
+
+
+@pytest.mark.parametrize("folder", ["lnik", "no/such/folder"])
+def test_what_is_no_run_is_one_clear_line(tmp_path: Path, fedwan: Command, folder: str) -> None:
+    code, text, err = fedwan("doctor", str(tmp_path / folder))
+    assert code == 2 and err.count("\n") == 1
+    assert "holds no run (no config.yaml); give the folder" in err and folder in err
+
+
+def test_damaged_records_are_one_clear_line(tmp_path: Path, fedwan: Command) -> None:
+    folder = make_run(tmp_path)
+    (tmp_path / "metrics.jsonl").write_text("nonsense\n{}\n")
+    code, text, err = fedwan("doctor", folder)
+    assert code == 2 and "line 1 is no record" in err
+
+
+def test_help_names_both_uses(fedwan: Command) -> None:
+    for words in ((), ("--help",)):
+        code, text, _ = fedwan("doctor", *words)
+        assert code == 0 and "RUN_DIR" in text and "link" in text

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fedwan import __version__
+from fedwan._config_tree import keys_of
+from fedwan.app import load_run
 from fedwan.cli import main as main_module
-from fedwan.cli.main import main
+from fedwan.config import Config, from_json
 from fedwan.errors import LinkLost
+from tests.cli.conftest import Command
+
+MODEL = ("params=57182660", "step_s=0.1")
+LINK = ("link.rate_mbit=100", "link.rtt_ms=100")
+PLAN = ("plan", *MODEL, *LINK)
 
 
-def run_main(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
-
-
-def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_command(fedwan: Command) -> None:
     for words in ((), ("--help",), ("-h",)):
-        code, out, err = run_main(capsys, *words)
+        code, out, err = fedwan(*words)
         assert (code, err) == (0, "")
         for command in ("demo", "run", "coordinator", "site", "pki", "report"):
             assert command in out
@@ -33,28 +34,50 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["demo", "stepz=3"], "unknown key 'stepz' (= 3); did you mean 'steps'?"),
-        (["demo", "sites=0", "out=/nowhere/x"], "sites = 0 is out of range"),
-        (["run", "nope.yaml"], "config file 'nope.yaml' does not exist"),
-        (["train"], "No such command 'train'; see fedwan --help"),
-        (["demo", "--fast"], "No such option"),
-        (["report", "nope"], "'nope' holds no run"),
-        (["site", "nope.yaml"], "config file 'nope.yaml' does not exist"),
-        (["coordinator", "c.yaml"], "Missing option '--identity'"),
-        (["coordinator", "c.yaml", "--identity", "nope"], "identity file nope/ca.crt is missing"),
-        (["pki", "issue", "s1", "--pki", "nope"], "no authority in nope"),
-        (["pki", "init", "p", "--host", "a:1"], "host 'a:1' is neither"),
+        (("demo", "stepz=3"), "unknown key 'stepz' (= 3); did you mean 'steps'?"),
+        (("demo", "sites=0", "out=/nowhere/x"), "sites = 0 is out of range"),
+        (("run", "nope.yaml"), "config file 'nope.yaml' does not exist"),
+        (("train",), "No such command 'train'; see fedwan --help"),
+        (("demo", "--fast"), "No such option"),
+        (("report", "nope"), "'nope' holds no run"),
+        (("site", "nope.yaml"), "config file 'nope.yaml' does not exist"),
+        (("coordinator", "c.yaml"), "Missing option '--identity'"),
+        (("coordinator", "c.yaml", "--identity", "nope"), "identity file nope/ca.crt is missing"),
+        (("pki", "issue", "s1", "--pki", "nope"), "no authority in nope"),
+        (("pki", "init", "p", "--host", "a:1"), "host 'a:1' is neither"),
+        (
+            (*PLAN, "round.quorum=9"),
+            "round.quorum = 9 is out of range; choose 0 to sites (4",
+        ),
+        ((*PLAN, "h=20", "stream.tau=25"), "needs stream.tau=19 or less"),
+        ((*PLAN, "h=20", "stream.fragments=30"), "needs stream.fragments=20 or less"),
+        ((*PLAN, "h=99", "stream.fragments=60"), "set stream.fragments=40 or less"),
+        ((*PLAN, "parms=3"), "unknown key 'parms' (= 3); did you mean 'params'?"),
+        ((*PLAN, "usd=3"), "did you mean 'usd_per_gb'?"),
+        ((*PLAN, "strategy=dilco"), "did you mean 'diloco'?"),
+        ((*PLAN, "codec.up=int5"), "codec.up = 'int5' is none of fp32"),
+        ((*PLAN, "params=0"), "params = 0.0 is out of range; choose 1 or more"),
+        ((*PLAN, "step_s=nan"), "step_s = nan is out of range"),
+        ((*PLAN, "seed=3"), "seed has no effect on a plan without a CONFIG.yaml"),
+        (("plan", *MODEL), "link.rate_mbit has no value"),
+        (("plan", *LINK, "step_s=0.1"), "params has no value; give params=57.2e6"),
+        (("plan", *LINK, "params=1e6"), "step_s has no value"),
+        (("plan", "nope.yaml"), "config file 'nope.yaml' does not exist"),
+        (("plan", *MODEL, "--link", "nope"), "--link = 'nope' is no file here, and no host:port"),
+        (("plan", *MODEL, "--link", "host:1"), "add --identity DIR"),
+        ((*PLAN, "--identity", "x"), "--identity has no effect without --link"),
+        ((*PLAN, "--json", "no/folder/x"), "--json = 'no/folder/x' cannot be written"),
     ],
 )
 def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(
-    capsys: pytest.CaptureFixture[str],
+    fedwan: Command,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    words: list[str],
+    words: tuple[str, ...],
     says: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, out, err = run_main(capsys, *words)
+    code, out, err = fedwan(*words)
     assert (code, out) == (2, "")
     assert err.startswith("fedwan: ") and err.count("\n") == 1
     assert says in err
@@ -69,7 +92,7 @@ def test_a_users_mistake_is_one_line_on_stderr_and_exit_code_2(
     ],
 )
 def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
-    capsys: pytest.CaptureFixture[str],
+    fedwan: Command,
     monkeypatch: pytest.MonkeyPatch,
     error: BaseException,
     code: int,
@@ -79,7 +102,7 @@ def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
         raise error
 
     monkeypatch.setattr(main_module, "app", app)
-    assert run_main(capsys) == (code, "", says)
+    assert fedwan() == (code, "", says)
 
 
 def test_the_command_line_starts_without_torch_flower_grpc_and_plots() -> None:
@@ -96,3 +119,32 @@ def test_python_dash_m_fedwan_is_the_same_command() -> None:
     argv = [sys.executable, "-m", "fedwan", "--version"]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     assert done.stdout == f"fedwan {__version__}\n"
+
+
+def test_every_setting_is_listed_with_its_type_default_and_meaning(
+    fedwan: Command,
+) -> None:
+    rows = json.loads(fedwan("config", "--list", "--json")[1])
+    assert [row["key"] for row in rows] == keys_of(Config)
+    assert all(row["type"] and row["meaning"] for row in rows)
+    by_key = {row["key"]: row for row in rows}
+    assert by_key["stream.tau"]["default"] is None and by_key["sites"]["default"] == 4
+    _, text, _ = fedwan("config", "--list")
+    assert all(f"{key} (" in text for key in by_key)
+
+
+def test_what_a_run_would_be_resolved_to_is_printed(fedwan: Command, tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("strategy: local_sgd\n")
+    expected = load_run(path, ["h=10"])
+    assert from_json(fedwan("config", str(path), "h=10", "--json")[1]) == expected
+    text = fedwan("config", str(path), "h=10")[1]
+    assert from_json(json.dumps(yaml.safe_load(text))) == expected
+    assert "h: 10" in fedwan("config", "h=10")[1]
+
+
+def test_each_fault_has_a_line_of_its_own(fedwan: Command) -> None:
+    code, _, err = fedwan("config", "stepz=5", "link.rtt=3")
+    lines = err.splitlines()
+    assert code == 2 and len(lines) == 2
+    assert all(line.startswith("fedwan: unknown key") for line in lines)

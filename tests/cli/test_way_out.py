@@ -8,21 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from fedwan.cli.main import main
 from fedwan.config import load as load_config
+from tests.cli.conftest import Command
 from tests.trained_runs import write_run
 
 
-def run_main(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as caught:
-        main(words)
-    out, err = capsys.readouterr()
-    assert isinstance(caught.value.code, int)
-    return caught.value.code, out, err
-
-
 def test_the_same_seed_draws_the_same_picture_and_other_weights_another(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fedwan: Command
 ) -> None:
     run = str(tmp_path / "run")
     write_run(tmp_path / "run")
@@ -30,52 +22,50 @@ def test_the_same_seed_draws_the_same_picture_and_other_weights_another(
     for index, options in enumerate(("--seed=3", "--seed=3", "--seed=4", "--seed=3 --last")):
         path = tmp_path / "new" / f"{index}.png"
         words = ["sample", run, "--num=9", f"--out={path}", *options.split()]
-        assert run_main(capsys, *words) == (0, f"{path}\n", "")
+        assert fedwan(*words) == (0, f"{path}\n", "")
         pictures.append(path.read_bytes())
     assert pictures[0] == pictures[1]
     assert len(set(pictures)) == 3
 
 
-def test_export_writes_a_folder_and_says_where(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) -> None:
     write_run(tmp_path / "run")
     folder = tmp_path / "weights"
     words = ["export", str(tmp_path / "run"), "--to", "safetensors", str(folder)]
-    assert run_main(capsys, *words) == (0, f"{folder}\n", "")
+    assert fedwan(*words) == (0, f"{folder}\n", "")
     assert {path.name for path in folder.iterdir()} == {
         "README.md",
         "config.json",
         "discriminator.safetensors",
         "generator.safetensors",
     }
-    code, _, err = run_main(capsys, "export", str(tmp_path / "run"), "--to", "onnx", "x")
+    code, _, err = fedwan("export", str(tmp_path / "run"), "--to", "onnx", "x")
     assert (code, err) == (2, "fedwan: --to onnx is none of safetensors\n")
 
 
 @pytest.mark.parametrize("command", [["sample"], ["export", "--to=safetensors"]])
 def test_a_folder_without_a_run_is_one_line(
-    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, fedwan: Command
 ) -> None:
     words = [*command, str(tmp_path), *(["x"] if command[0] == "export" else [])]
-    code, out, err = run_main(capsys, *words)
+    code, out, err = fedwan(*words)
     assert (code, out) == (2, "") and "holds no run" in err and err.count("\n") == 1
 
 
 def test_a_new_project_bears_its_folders_name_and_its_settings_are_valid(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fedwan: Command
 ) -> None:
-    code, out, _ = run_main(capsys, "new", str(tmp_path / "mine"))
+    code, out, _ = fedwan("new", str(tmp_path / "mine"))
     assert code == 0 and out.endswith("mine && python train.py\n")
     config = load_config(tmp_path / "mine" / "config.yaml")
     assert (config.workload, config.out) == ("command", "runs/mine")
-    code, _, err = run_main(capsys, "new", str(tmp_path / "mine"))
+    code, _, err = fedwan("new", str(tmp_path / "mine"))
     assert code == 2 and "holds something already" in err
 
 
 @pytest.mark.slow
-def test_a_new_projects_own_test_passes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_main(capsys, "new", str(tmp_path / "mine"))
+def test_a_new_projects_own_test_passes(tmp_path: Path, fedwan: Command) -> None:
+    fedwan("new", str(tmp_path / "mine"))
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(argv, cwd=tmp_path / "mine", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

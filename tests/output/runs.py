@@ -93,5 +93,9 @@ def record_of(row: dict[str, Any], t: float) -> Record:
     return record
 
 
+def event_row(name: str, site: str | None) -> dict[str, Any]:
+    return {"kind": "event", "event": name, "site": site, "text": f"{site} {name}"}
+
+
 def event(name: str, site: str | None, t: float = 0.0) -> Record:
-    return record_of({"kind": "event", "event": name, "site": site, "text": f"{site} {name}"}, t)
+    return record_of(event_row(name, site), t)

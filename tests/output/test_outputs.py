@@ -39,11 +39,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
         "report.html",
     }
     assert load(tmp_path / "config.yaml", []) == config
-
-
-def test_the_summary_holds_means_over_sites_and_sums_of_bytes(tmp_path: Path) -> None:
-    with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        write_run(outputs, finish=True)
+    # Seconds are means over the sites, bytes are sums.
     summary = read_summary(tmp_path / "summary.json")
     assert (summary.compute_s, summary.wait_s, summary.utilisation) == (4.0, 1.0, 0.8)
     assert (summary.bytes_up, summary.bytes_down) == (4000, 4100)

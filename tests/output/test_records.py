@@ -6,7 +6,6 @@ import json
 import math
 import threading
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,31 +17,7 @@ from fedwan.output.records import (
     RoundRecord,
     read_records,
 )
-
-
-def round_row(version: int = 1, site: str = "s1", **changes: Any) -> dict[str, Any]:
-    return {
-        "kind": "round",
-        "version": version,
-        "site": site,
-        "step": 20 * version,
-        "samples": 640 * version,
-        "losses": {"generator": 0.7},
-        "compute_s": 1.5,
-        "wait_s": 0.5,
-        "bytes_up": 1000,
-        "bytes_down": 1001,
-        "norms": {"generator": 2.0},
-        "round_s": 2.1,
-    } | changes
-
-
-def quality_row(version: int, fd: float) -> dict[str, Any]:
-    return {"kind": "quality", "version": version, "step": 20 * version, "fd": fd, "fd_floor": 0.4}
-
-
-def event_row(event: str, site: str | None = None) -> dict[str, Any]:
-    return {"kind": "event", "event": event, "site": site, "text": f"{event} happened"}
+from tests.output.runs import event_row, quality_row, round_row
 
 
 @pytest.fixture
@@ -52,7 +27,7 @@ def path(tmp_path: Path) -> Path:
 
 def test_every_kind_of_record_is_read_back(path: Path) -> None:
     recorder = Recorder(path)
-    for row in (event_row("join", "s1"), round_row(3), quality_row(3, 1.25) | {"modes": 7}):
+    for row in (event_row("join", "s1"), round_row(3, "s1"), quality_row(3, 1.25) | {"modes": 7}):
         recorder.write(row)
     recorder.close()
     join, work, quality = read_records(path)
@@ -64,7 +39,8 @@ def test_every_kind_of_record_is_read_back(path: Path) -> None:
 
 def test_numbers_that_json_cannot_hold_become_null(path: Path) -> None:
     recorder = Recorder(path)
-    recorder.write(round_row(losses={"generator": math.nan}, norms={"generator": math.inf}))
+    row = round_row(1, "s1") | {"losses": {"generator": math.nan}, "norms": {"g": math.inf}}
+    recorder.write(row)
     recorder.write(quality_row(1, math.nan))
     recorder.close()
     for line in path.read_text().splitlines():
@@ -76,8 +52,8 @@ def test_numbers_that_json_cannot_hold_become_null(path: Path) -> None:
 
 def test_half_a_last_line_is_left_out(path: Path) -> None:
     recorder = Recorder(path)
-    recorder.write(round_row(1))
-    recorder.write(round_row(2))
+    recorder.write(round_row(1, "s1"))
+    recorder.write(round_row(2, "s1"))
     recorder.close()
     data = path.read_bytes()
     for cut in range(len(data) // 2 + 2, len(data) - 1, 7):
@@ -87,7 +63,7 @@ def test_half_a_last_line_is_left_out(path: Path) -> None:
 
 def test_a_damaged_line_in_the_middle_is_named(path: Path) -> None:
     recorder = Recorder(path)
-    recorder.write(round_row(1))
+    recorder.write(round_row(1, "s1"))
     recorder.close()
     path.write_text("nonsense\n" + path.read_text())
     with pytest.raises(ConfigError, match="line 1 is no record"):
@@ -103,14 +79,14 @@ def test_records_of_a_kind_from_the_future_are_passed_over(path: Path) -> None:
 def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(path: Path) -> None:
     recorder = Recorder(path)
     for version in (1, 2, 3):
-        recorder.write(round_row(version))
+        recorder.write(round_row(version, "s1"))
         recorder.write(quality_row(version, 1.0))
-        recorder.write(event_row(f"after-{version}"))
+        recorder.write(event_row(f"after-{version}", None))
     recorder.close()
     with path.open("a") as file:
         file.write('{"kind":"round","t":')
     resumed = Recorder(path, resume_version=2)
-    resumed.write(round_row(3, site="s2"))
+    resumed.write(round_row(3, "s2"))
     resumed.close()
     records = read_records(path)
     rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
@@ -138,7 +114,7 @@ def test_threads_never_mix_their_lines(path: Path) -> None:
 
 def test_a_row_that_lacks_a_field_is_our_own_bug(path: Path) -> None:
     recorder = Recorder(path)
-    row = round_row()
+    row = round_row(1, "s1")
     del row["norms"]
     with pytest.raises(TypeError):
         recorder.write(row)
