@@ -17,6 +17,7 @@ from fedwan.cli.arguments import JsonPath, argument, option, write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
+from fedwan.uses import Faults
 
 if TYPE_CHECKING:
     from fedwan.planner.candidates import Candidate, Question
@@ -135,43 +136,45 @@ def _read_settings(
     is_open = {"h": not config.h, "stream.fragments": not config.stream.fragments}
     named = frozenset(key for key in _leaves(tree) if not is_open.get(key))
     _run_config(config)  # ranges
+    faults = Faults()
+    faults.add(_contradictions(path, config, named, link))
+    faults.tell()
+    return config, named
+
+
+def _contradictions(
+    path: Path | None, config: PlanConfig, named: frozenset[str], link: str
+) -> Iterator[str]:
+    """Lines on a model or a link that comes from two places, or from none."""
+    if path is not None and "params" in named:
+        yield (
+            f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "
+            "tells; leave one of them out"
+        )
+    if path is None:
+        for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
+            if key not in named:
+                yield f"{key} has no value; give {example}, or a CONFIG.yaml whose workload tells"
+        for key in sorted(named.difference(WITHOUT_WORKLOAD.split())):
+            yield f"{key} has no effect on a plan without a CONFIG.yaml; leave it out"
+    if link:
+        for key in sorted(named & {"link.rate_mbit", "link.rtt_ms", "link.loss"}):
+            yield f"{key} has no effect: --link tells; leave one of them out"
+    elif not config.link.rate_mbit:
+        yield (
+            "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
+            "what `fedwan doctor link --json` wrote"
+        )
     for network, special in config.network.items():
         if special.h:
-            raise ConfigError(
+            yield (
                 f"network.{network}.h={special.h} cannot be planned for: a plan takes all networks "
                 "to travel together; leave it out"
             )
     for key, least in (("params", 1.0), ("step_s", 1e-6), ("usd_per_gb", 0.0)):
         value = getattr(config, key)
         if key in named and not (math.isfinite(value) and value >= least):
-            raise ConfigError(f"{key} = {value!r} is out of range; choose {least:g} or more")
-    _check_sources(path, config, named, link)
-    return config, named
-
-
-def _check_sources(path: Path | None, config: PlanConfig, named: frozenset[str], link: str) -> None:
-    """See that model and link come from one place each."""
-    if path is not None and "params" in named:
-        raise ConfigError(
-            f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "
-            "tells; leave one of them out"
-        )
-    if path is None:
-        for key, example in (("params", "params=57.2e6"), ("step_s", "step_s=0.1")):
-            if not getattr(config, key):
-                raise ConfigError(
-                    f"{key} has no value; give {example}, or a CONFIG.yaml whose workload tells"
-                )
-        for key in sorted(named.difference(WITHOUT_WORKLOAD.split())):
-            raise ConfigError(f"{key} has no effect on a plan without a CONFIG.yaml; leave it out")
-    if link:
-        for key in sorted(named & {"link.rate_mbit", "link.rtt_ms", "link.loss"}):
-            raise ConfigError(f"{key} has no effect: --link tells; leave one of them out")
-    elif not config.link.rate_mbit:
-        raise ConfigError(
-            "link.rate_mbit has no value; give link.rate_mbit=100 link.rtt_ms=100, or --link with "
-            "what `fedwan doctor link --json` wrote"
-        )
+            yield f"{key} = {value!r} is out of range; choose {least:g} or more"
 
 
 def _run_config(config: PlanConfig) -> Config:

@@ -38,7 +38,6 @@ class Follower:
 
     def __init__(self, out: Path, config: Config) -> None:
         self._out = out
-        self._config = config
         self._offset, self._inode = 0, 0
         self._began, self._since = time.monotonic(), time.time()
         self.board = Board(config, self._since)
@@ -60,7 +59,7 @@ class Follower:
             return False
         if stat.st_ino != self._inode or stat.st_size < self._offset:
             self._inode, self._offset = stat.st_ino, 0
-            self.board = Board(self._config, self._since)
+            self.board = Board(self.board.config, self._since)
         with path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
@@ -76,7 +75,7 @@ class Follower:
         except NOT_A_RECORD:
             return  # a live view must not end for that
         if getattr(record, "event", "") == "agreed":  # their script's steps are known now
-            self._config = self.board.config = load(self._out / "config.yaml")
+            self.board.config = load(self._out / "config.yaml")
         if record is not None:
             self.board.take(record)
 

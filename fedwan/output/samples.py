@@ -35,15 +35,15 @@ Floats = NDArray[np.float32]
 def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> None:
     """Draw samples to a PNG, replaced whole; the same samples give the same bytes.
 
-    Samples are tensors or arrays: images (num, 1 or 3, height, width) in [-1, 1], or points (num,
+    Samples are tensors: images (num, 1 or 3, height, width) in [-1, 1], or points (num,
     2). Where real samples have more channels than generated ones, they are pairs: the first
     channels are what was given, drawn as a picture of their own, and the others what was to be made
     of it.
     """
-    ours = _as_array(generated)
+    ours = generated.detach().cpu().float().numpy()
     panels = [("generated", ours)]
     if real is not None:
-        given, theirs = _part(_as_array(real), ours)
+        given, theirs = _part(real.detach().cpu().float().numpy(), ours)
         if given is not None:
             panels.insert(0, ("given", given))
         panels.append(("real, held out", theirs))
@@ -57,12 +57,6 @@ def draw_samples(path: Path, generated: Any, real: Any | None, title: str) -> No
     # Without the library's version in it, equal pictures are equal files.
     figure.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
     replace_bytes(path, buffer.getvalue())
-
-
-def _as_array(samples: Any) -> Floats:
-    if hasattr(samples, "detach"):
-        samples = samples.detach().cpu()
-    return np.asarray(samples, dtype=np.float32)
 
 
 def _part(theirs: Floats, ours: Floats) -> tuple[Floats | None, Floats]:
@@ -81,10 +75,9 @@ def _draw_images(panels: list[tuple[str, Floats]], title: str) -> Any:
     grid_height, grid_width = mosaics[0][1].shape[:2]
     width = _MARGIN_PX + len(mosaics) * (grid_width + _MARGIN_PX)
     height = _TITLE_PX + _CAPTION_PX + grid_height + _MARGIN_PX
-    figure = _figure(width, height, title)
-    for index, (name, mosaic) in enumerate(mosaics):
-        left = _MARGIN_PX + index * (grid_width + _MARGIN_PX)
-        _caption(figure, name, left, height)
+    lefts = [_MARGIN_PX + index * (grid_width + _MARGIN_PX) for index in range(len(mosaics))]
+    figure = _figure(width, height, title, panels, lefts)
+    for (_, mosaic), left in zip(mosaics, lefts, strict=True):
         # Pixel for pixel: resampling would blur what is to be judged.
         figure.figimage(mosaic, left, _MARGIN_PX + grid_height - mosaic.shape[0], origin="upper")
     return figure
@@ -108,13 +101,12 @@ def _draw_points(panels: list[tuple[str, Floats]], title: str) -> Any:
     side = 2 * _MARGIN_PX  # Room for the numbers at the axes.
     width = len(panels) * (side + _GRID_PX) + _MARGIN_PX
     height = _TITLE_PX + _CAPTION_PX + _GRID_PX + _MARGIN_PX
-    figure = _figure(width, height, title)
+    lefts = [side + index * (side + _GRID_PX) for index in range(len(panels))]
+    figure = _figure(width, height, title, panels, lefts)
     # The real data set the frame; stray samples are drawn at its edge.
     distances = np.abs(panels[-1][1])
     reach = 1.25 * float(np.max(distances[np.isfinite(distances)], initial=1e-3))
-    for index, (name, points) in enumerate(panels):
-        left = side + index * (side + _GRID_PX)
-        _caption(figure, name, left, height)
+    for index, ((_, points), left) in enumerate(zip(panels, lefts, strict=True)):
         box = (left / width, _MARGIN_PX / height, _GRID_PX / width, _GRID_PX / height)
         axes = figure.add_axes(box)
         shown = np.clip(np.nan_to_num(points), -reach, reach)
@@ -129,27 +121,19 @@ def _draw_points(panels: list[tuple[str, Floats]], title: str) -> Any:
     return figure
 
 
-def _figure(width: int, height: int, title: str) -> Any:
+def _figure(
+    width: int, height: int, title: str, panels: list[tuple[str, Floats]], lefts: list[int]
+) -> Any:
+    """An empty picture with its title, and a caption over each panel."""
     # Figures without pyplot: no global state, so any thread may draw.
     figure = require("matplotlib.figure", "report").Figure(
         figsize=(width / _DPI, height / _DPI), dpi=_DPI, facecolor=_PAPER
     )
     require("matplotlib.backends.backend_agg", "report").FigureCanvasAgg(figure)
     widest = (width - 2 * _MARGIN_PX) * 72 / _DPI / (0.68 * max(1, len(title)))
-    figure.text(
-        _MARGIN_PX / width,
-        1 - 14 / height,
-        title,
-        va="top",
-        fontsize=min(11.0, widest),
-        fontweight="bold",
-        color=_INK,
-    )
+    style = {"va": "top", "fontsize": min(11.0, widest), "fontweight": "bold", "color": _INK}
+    figure.text(_MARGIN_PX / width, 1 - 14 / height, title, **style)
+    below = 1 - (_TITLE_PX + 4) / height
+    for (name, _), left in zip(panels, lefts, strict=True):
+        figure.text(left / width, below, name, va="top", fontsize=9, color=_MUTED)
     return figure
-
-
-def _caption(figure: Any, name: str, left: int, height: int) -> None:
-    width = figure.get_figwidth() * _DPI
-    figure.text(
-        left / width, 1 - (_TITLE_PX + 4) / height, name, va="top", fontsize=9, color=_MUTED
-    )
