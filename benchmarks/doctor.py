@@ -150,8 +150,8 @@ def _memorising(workload: Any, h: int) -> Workload:
         real_logits, fake_logits = discriminator(batch.x, batch.y), discriminator(fake, batch.y)
         return softplus(-real_logits).mean() + softplus(fake_logits).mean()
 
-    model = dataclasses.replace(workload.model, gamma=0.0)
-    return _with_extra(dataclasses.replace(workload, model=model), "discriminator", loss)
+    workload.model = dataclasses.replace(workload.model, gamma=0.0)
+    return _with_extra(workload, "discriminator", loss)
 
 
 def _collapsing(workload: Any, h: int) -> Workload:

@@ -22,8 +22,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from benchmarks.harness.fleet import run_fleet
-from benchmarks.harness.party import ROLE_OF_LIGHT_SITES
+from benchmarks.harness.fleet import ROLE_OF_LIGHT_SITES, run_fleet
 from benchmarks.harness.table import Row
 from fedwan.errors import UserError
 

@@ -1,4 +1,4 @@
-"""Runs of fedwan in real processes, for benchmarks: a coordinator and its sites, without Flower.
+"""Processes of a benchmark, and runs of fedwan in real processes, without Flower.
 
 Data plane, round loop, strategies, workloads and outputs are the product's own, each party in a
 process of its own under mutual TLS, on loopback or in the places of an emulated wide area.
@@ -9,21 +9,104 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import json
+import os
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.party import ROLE_OF_LIGHT_SITES
-from benchmarks.harness.processes import Process, load_json, module, run_processes
-from benchmarks.wan import BARE, ROOT, Star, WanLink, available
+from benchmarks.wan import BARE, ROOT, Place, Star, WanLink, available
 from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
+from fedwan.errors import FedwanError
 from fedwan.link import pki
+
+ROLE_OF_LIGHT_SITES = "sites"
+
+
+@dataclass(frozen=True)
+class Process:
+    name: str
+    words: Sequence[str]
+    place: Place | None = None
+    """In an emulated wide area; None for this machine."""
+    is_service: bool = False
+    """It serves until it is ended, and the run is over without it."""
+    env: Mapping[str, str] | None = None
+
+    def start(self, **options: Any) -> subprocess.Popen[Any]:
+        """Start it, with this checkout in front of whatever is installed."""
+        env = {**(self.env or os.environ), "PYTHONPATH": str(ROOT)}
+        popen = self.place.popen if self.place else subprocess.Popen
+        return popen(list(self.words), env=env, **options)
+
+
+def module(name: str, *words: object) -> list[str]:
+    return [sys.executable, "-m", f"benchmarks.{name}", *map(str, words)]
+
+
+def run_processes(processes: Sequence[Process], folder: Path, timeout_s: float) -> None:
+    """Run until all but the services have ended; whatever happens, none is left running.
+
+    The folder gets a log of each, whose end is in the error where one fails or the time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    children: dict[str, subprocess.Popen[Any]] = {}
+    services = {process.name for process in processes if process.is_service}
+    left = {process.name for process in processes} - services
+    try:
+        for process in processes:
+            with (folder / f"{process.name}.log").open("wb") as log:
+                children[process.name] = process.start(stdout=log, stderr=subprocess.STDOUT)
+        while left:
+            for name, child in children.items():
+                code = child.poll()
+                if code == 0 and name not in services:
+                    left.discard(name)
+                elif code is not None:
+                    end = _end_of(folder, name)
+                    raise FedwanError(f"{folder.name}: {name} ended with status {code}: {end}")
+            if time.monotonic() > deadline:
+                ends = "; ".join(f"{name}: {_end_of(folder, name)}" for name in sorted(left))
+                raise FedwanError(f"not done in {timeout_s:g} s: {ends}")
+            time.sleep(0.05)
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+
+
+def _end_of(folder: Path, name: str) -> str:
+    path = folder / f"{name}.log"
+    lines = path.read_text(errors="replace").strip().splitlines()[-3:]
+    return f"{' | '.join(line.strip() for line in lines)} (see {path})"
+
+
+def save_json(path: Path, content: object) -> None:
+    """Write a file that readers see whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_text(json.dumps(content))
+    temporary.rename(path)
+
+
+def load_json(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def peak_rss_mb() -> float:
+    """Peak resident memory of this process, in MB (1e6 bytes)."""
+    (row,) = [r for r in Path("/proc/self/status").read_text().split("\n") if r[:6] == "VmHWM:"]
+    return int(row.split()[1]) * 1024 / 1e6
+
+
+# Runs ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -73,12 +156,18 @@ def _command(role: str, folder: Path, processes: int) -> list[str]:
     return [*words[:2], *run, *words[2:]]
 
 
+def issue_all(folder: Path, host: str, sites: Sequence[str]) -> None:
+    """Identities for a coordinator at a host, and for these sites."""
+    pki.init(folder, [host])
+    for site in sites:
+        pki.issue(folder, site)
+
+
 @contextmanager
 def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[str]]]:
-    """A star of such links, or loopback with the settings of a shaped link that stands in.
+    """A star of such links or None, the emulation's name, and settings for the run.
 
-    Yields:
-        The star or None, the name of the emulation, and settings for the run.
+    Where this machine cannot emulate a network, a shaped link on loopback stands in.
     """
     if link == BARE:
         yield None, "none", []
@@ -104,9 +193,6 @@ def run_fleet(
         star: where the parties live, coordinator and one place per site; loopback if left out.
         timeout_s: after which all processes are ended.
         has_light_sites: one process plays all sites, see `light_sites.py`; no star then.
-
-    Raises:
-        FedwanError: a process failed or took too long; the end of its log is in the text.
     """
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
         folder = Path(name)
@@ -117,9 +203,7 @@ def run_fleet(
         config = dataclasses.replace(config, out=str(folder / "out"))
         dump(config, folder / "config.yaml")
         names = site_names(config)
-        pki.init(folder / "pki", [host])
-        for site in names:
-            pki.issue(folder / "pki", site)
+        issue_all(folder / "pki", host, names)
         roles = ["coordinator", *([ROLE_OF_LIGHT_SITES] if has_light_sites else names)]
         places = [star.coordinator, *star.sites] if star else [None] * len(roles)
         processes = [

@@ -25,11 +25,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.processes import load_json, peak_rss_mb, save_json
+from benchmarks.harness.fleet import ROLE_OF_LIGHT_SITES, load_json, peak_rss_mb, save_json
 
 RUN_ID = "benchmark"
 START_S = 120.0
-ROLE_OF_LIGHT_SITES = "sites"
 
 
 def coordinate(folder: Path) -> None:

@@ -39,10 +39,10 @@ def run_simulated(
 
     Args:
         words: settings, `key=value`.
-        wrap: gets a site's number, counted from 0, and its workload; returns the one to use.
+        wrap: gets a site's number, from 0, and its workload; returns the one to use.
         absence: shares of the run at which the second site dies and returns.
         wrap_shard: as `wrap`, for a site's data.
-        folder: for checkpoints, which are kept there; None throws them away.
+        folder: keeps the checkpoints.
     """
     torch.set_num_threads(1)  # the sites' threads share the cores
     config = load_run(None, list(words))

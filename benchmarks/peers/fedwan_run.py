@@ -10,18 +10,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.fleet import issue_all, load_json, save_json
 from benchmarks.harness.party import coordinate, take_part
-from benchmarks.harness.processes import load_json, save_json
 from benchmarks.peers.part import PORTS, Curve, Spec, config_of, enter, open_part, save_site
 from fedwan.config import Config, dump, merge
 from fedwan.coordinator.model import GlobalModel
-from fedwan.link import pki
 
 
 def prepare(spec: Spec, folder: Path) -> None:
-    pki.init(folder / "pki", [spec.hosts[0]])
-    for index in range(spec.sites):
-        pki.issue(folder / "pki", f"s{index + 1}")
+    issue_all(folder / "pki", spec.hosts[0], [f"s{index + 1}" for index in range(spec.sites)])
 
 
 def settle(spec: Spec, folder: Path) -> Config:

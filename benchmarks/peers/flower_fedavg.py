@@ -28,7 +28,7 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
-from benchmarks.harness.processes import load_json, save_json
+from benchmarks.harness.fleet import load_json, save_json
 from benchmarks.harness.stopwatch import STOPWATCH
 from benchmarks.peers.part import PORTS, Curve, Part, Spec, enter, open_part
 from fedwan.errors import FedwanError

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.harness.processes import load_json, save_json
+from benchmarks.harness.fleet import load_json, save_json
 from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, site_names

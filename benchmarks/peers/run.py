@@ -18,8 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.fleet import lay_app
-from benchmarks.harness.processes import Process, load_json, module, run_processes, save_json
+from benchmarks.harness.fleet import Process, lay_app, load_json, module, run_processes, save_json
 from benchmarks.peers.part import Spec
 from benchmarks.wan import Place, Star, WanLink
 from benchmarks.wan_tun import ip

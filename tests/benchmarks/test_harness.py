@@ -17,7 +17,7 @@ import pytest
 
 from benchmarks import scale, strategies, unequal
 from benchmarks.__main__ import MODULES
-from benchmarks.harness.processes import Process, run_processes
+from benchmarks.harness.fleet import Process, run_processes
 from benchmarks.harness.table import (
     half_interval,
     mean_of,

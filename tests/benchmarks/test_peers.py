@@ -16,7 +16,6 @@ from benchmarks.harness.fleet import lay_app
 from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch
 from benchmarks.harness.table import read_arguments
 from benchmarks.peers import compare
-from benchmarks.peers import rows as table
 from benchmarks.peers.part import Curve, Part, Spec, open_part
 from benchmarks.peers.run import Outcome, Traffic
 from benchmarks.wan import BARE, WanLink
@@ -27,6 +26,9 @@ from fedwan.rng import NamedGenerators
 from fedwan.state import clone, hash_state, layout_of, state_of
 from fedwan.workloads.base import Batch, keep_local
 
+COLUMNS = """
+    system link rate_mbit rtt_ms loss steps h wall_s bytes_up bytes_down utilisation fd
+""".split()
 LINK = WanLink(rate_mbit=200, rtt_ms=100)
 
 
@@ -156,8 +158,8 @@ def outcome(
 
 
 def test_a_row_has_the_columns_and_times_from_the_last_sites_first_step() -> None:
-    row = table.make_row("fedwan", outcome(), LINK, target_fd=1.5)
-    assert list(row)[: len(table.COLUMNS)] == list(table.COLUMNS)
+    row = compare.make_row("fedwan", outcome(), LINK, target_fd=1.5)
+    assert list(row)[: len(COLUMNS)] == COLUMNS
     assert (row["link"], row["rate_mbit"], row["rtt_ms"], row["loss"]) == ("wan", 200, 100, 0)
     assert row["wall_s"] == 20.0  # from 100.5 to 120.5
     assert row["time_to_fd_s"] == 18.0 and row["fd"] == 1.0 and row["fd_from"] == "itself"
@@ -167,22 +169,22 @@ def test_a_row_has_the_columns_and_times_from_the_last_sites_first_step() -> Non
 
 
 def test_utilisation_is_of_whole_rounds_between_the_first_and_the_last() -> None:
-    row = table.make_row("fedwan", outcome(), LINK, 1.5)
+    row = compare.make_row("fedwan", outcome(), LINK, 1.5)
     assert row["utilisation"] == pytest.approx(2 / 5)  # 2 s of steps, 3 s of waiting
     assert row["s_per_step"] == pytest.approx(5 / 2)
     with pytest.raises(FedwanError, match="take 8 or more"):
-        table.make_row("fedwan", outcome(steps=6), LINK, 1.5)
+        compare.make_row("fedwan", outcome(steps=6), LINK, 1.5)
 
 
 def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
-    fast = table.make_row("ddp", outcome(steps=10), BARE, 1.5)
-    short = table.make_row("ddp", outcome(steps=10, stop_at=8), LINK, 1.5)
-    row = table.borrow_curve(short, fast)
+    fast = compare.make_row("ddp", outcome(steps=10), BARE, 1.5)
+    short = compare.make_row("ddp", outcome(steps=10, stop_at=8), LINK, 1.5)
+    row = compare.borrow_curve(short, fast)
     assert row["fd_from"] == "fast link" and row["steps"] == 8 and row["fd_steps"] == 10
     assert row["time_to_fd_s"] == pytest.approx(8 * short["s_per_step"])
-    other = table.make_row("ddp", outcome(steps=10, hash_="bb"), BARE, 1.5)
+    other = compare.make_row("ddp", outcome(steps=10, hash_="bb"), BARE, 1.5)
     with pytest.raises(FedwanError, match="no curve can be borrowed"):
-        table.borrow_curve(short, other)
+        compare.borrow_curve(short, other)
 
 
 @pytest.mark.parametrize(
