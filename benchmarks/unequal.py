@@ -33,21 +33,18 @@ CASES: dict[str, tuple[str, ...]] = {
 COLUMNS = "seed steps samples slow_factor step_s wall_s fd fd_floor staleness".split()
 
 
-class PacedWorkload:
-    """A workload whose steps take a given time at least, in seconds."""
+def paced(workload: Any, step_s: float) -> Any:
+    """The workload, with steps that take this time at least, in seconds."""
+    step = workload.step
 
-    def __init__(self, inner: Any, step_s: float) -> None:
-        self._inner = inner
-        self._step_s = step_s
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def step(self, *args: Any) -> Any:
+    def paced_step(*args: Any) -> Any:
         began = time.monotonic()
-        losses = self._inner.step(*args)
-        time.sleep(max(0.0, self._step_s - (time.monotonic() - began)))
+        losses = step(*args)
+        time.sleep(max(0.0, began + step_s - time.monotonic()))
         return losses
+
+    workload.step = paced_step
+    return workload
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -66,11 +63,11 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
 def measure_steps(workload: str, case: str, seed: int, steps: int) -> Row:
     words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
 
-    def paced(index: int, inner: Any) -> Any:
-        return PacedWorkload(inner, STEP_S if index else SLOW_FACTOR * STEP_S)
+    def wrap(index: int, workload: Any) -> Any:
+        return paced(workload, STEP_S if index else SLOW_FACTOR * STEP_S)
 
     began = time.monotonic()
-    row = describe(*run_simulated([*words, *CASES[case]], paced))
+    row = describe(*run_simulated([*words, *CASES[case]], wrap))
     row["wall_s"] = round(time.monotonic() - began, 1)
     row |= {"slow_factor": SLOW_FACTOR, "step_s": STEP_S}
     return {"workload": workload, "strategy": case} | {key: row[key] for key in COLUMNS}

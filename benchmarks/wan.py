@@ -104,19 +104,17 @@ class Place:
     def __init__(self, name: str, address: str) -> None:
         self.name = name
         self.address = address
+        self._enter = ["ip", "netns", "exec", name]
         self._children: list[subprocess.Popen[Any]] = []
-
-    def command(self, words: Sequence[str]) -> list[str]:
-        return ["ip", "netns", "exec", self.name, *words]
 
     def popen(self, words: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a process here; it is ended with the star at the latest."""
-        child = subprocess.Popen(self.command(words), **options)
+        child = subprocess.Popen([*self._enter, *words], **options)
         self._children.append(child)
         return child
 
     def run(self, words: Sequence[str], **options: Any) -> subprocess.CompletedProcess[Any]:
-        return subprocess.run(self.command(words), **options)
+        return subprocess.run([*self._enter, *words], **options)
 
     def reap(self) -> None:
         """End what was started here and did not end with the namespace, as it was not in it yet."""

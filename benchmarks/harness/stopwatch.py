@@ -35,16 +35,11 @@ class Stopwatch:
         """A step is done that began then and computed so long."""
         self.began.append(began)
         self.computed.append(seconds if self.nominal_s is None else self.nominal_s)
-        self.ended = self.now()
-
-    @staticmethod
-    def now() -> float:
-        """Seconds of the clock that all processes of a machine share."""
-        return time.monotonic()
+        self.end()
 
     def end(self) -> None:
         """Training is over here, with all that belongs to it."""
-        self.ended = self.now()
+        self.ended = time.monotonic()
 
     def discount(self, steps: Collection[int]) -> None:
         """These steps, counted from 0, held an exchange: they computed as long as the others."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from benchmarks.harness.table import Row
+from benchmarks.harness.table import Row, columns_of
 from benchmarks.peers.part import WORKLOADS, Spec
 from benchmarks.peers.run import Outcome, run
 from benchmarks.wan import BARE, WanLink
@@ -178,9 +178,7 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
     return {
         "system": name,
         "link": "none" if link == BARE else "wan",
-        "rate_mbit": link.rate_mbit,
-        "rtt_ms": link.rtt_ms,
-        "loss": link.loss,
+        **columns_of(link, "rate_mbit rtt_ms loss"),
         "steps": spec.num_steps,
         "h": spec.h,
         "wall_s": round(ended - began, 3),
@@ -189,11 +187,8 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
         "utilisation": round(fmean(utilisation(s, spec.h) for s in sites), 5),
         "fd": curve[-1][2] if curve else None,
         "time_to_fd_s": time_to(curve, target_fd),
-        "workload": spec.workload,
-        "sites": spec.sites,
-        "seed": spec.seed,
-        "emulation": outcome.emulation,
-        "congestion": outcome.congestion,
+        **columns_of(spec, "workload sites seed"),
+        **columns_of(outcome, "emulation congestion"),
         "settings": {**spec.options, "words": list(spec.words)},
         "s_per_step": round(s_per_step(sites, spec.h), 5),
         "target_fd": target_fd,

@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -52,34 +45,32 @@ def environment(home: Path) -> dict[str, str]:
     return flower_environment(home) | TUNED
 
 
-def tool(name: str) -> str:
-    return str(Path(sys.executable).parent / name)
+BIN = Path(sys.executable).parent
 
 
-def superlink_command(spec: Spec) -> list[str]:
+def superlink_command() -> list[str]:
     """SuperLink, at the hub; its state is in memory."""
-    words = ["--insecure", "--host", "0.0.0.0", "--port", str(PORTS[0])]
-    return [tool("flower-superlink"), *words, "--disable-runtime-dependency-installation"]
+    words = [f"{BIN / 'flower-superlink'}", "--insecure", "--host", "0.0.0.0"]
+    return [*words, "--port", str(PORTS[0]), "--disable-runtime-dependency-installation"]
 
 
 def supernode_command(spec: Spec, site: int, folder: Path) -> list[str]:
-    words = ["--insecure", "--superlink", f"{spec.hosts[0]}:{PORTS[0]}"]
-    words += ["--host", "127.0.0.1", "--port", str(PORTS[1 + site])]
-    return [tool("flower-supernode"), *words, "--node-config", f"site={site} folder='{folder}'"]
+    words = [f"{BIN / 'flower-supernode'}", "--insecure", "--host", "127.0.0.1"]
+    words += ["--port", str(PORTS[1 + site]), "--superlink", f"{spec.hosts[0]}:{PORTS[0]}"]
+    return [*words, "--node-config", f"site={site} folder='{folder}'"]
 
 
 # At the coordinator -------------------------------------------------------------------------------
 
 
 def submit(spec: Spec, folder: Path) -> None:
-    """Start the run and wait for its end."""
-    fab = build_fab(APP)
-    deadline = time.monotonic() + 60
-    while True:
+    """Start the run, when SuperLink is up, and wait for its end."""
+    fab, deadline = build_fab(APP), time.monotonic() + 60
+    run = None
+    while run is None:
         try:
             control = Control(f"127.0.0.1:{PORTS[0]}")
             run = control.start_run(fab, {"folder": str(folder)})
-            break
         except FedwanError:
             if time.monotonic() > deadline:
                 raise

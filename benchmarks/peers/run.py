@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,25 +76,14 @@ class Traffic:
         return float(after - before)
 
 
-@dataclass(frozen=True)
-class System:
-    plan: Callable[[Spec, Path, Star], list[Process]]
-    """What to start."""
-    is_star: bool = True
-    """Whether it has a coordinator besides its sites."""
-
-
-def _ranks(name: str) -> Callable[[Spec, Path, Star], list[Process]]:
-    def plan(spec: Spec, folder: Path, star: Star) -> list[Process]:
-        # gloo listens on an interface's own address, and the hub's lies on its loopback.
-        hub = star.coordinator
-        ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", "wan0")
-        return [
-            Process(f"site{rank}", module(name, folder, rank), place)
-            for rank, place in enumerate([hub, *star.sites])
-        ]
-
-    return plan
+def _ranks(spec: Spec, folder: Path, star: Star) -> list[Process]:
+    # gloo listens on an interface's own address, and the hub's lies on its loopback.
+    hub = star.coordinator
+    ip("-n", hub.name, "addr", "add", f"{hub.address}/32", "dev", "wan0")
+    return [
+        Process(f"site{rank}", module(f"peers.{RANKS[spec.system]}", folder, rank), place)
+        for rank, place in enumerate([hub, *star.sites])
+    ]
 
 
 def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
@@ -106,7 +95,7 @@ def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
 
     submit = module("peers.flower_fedavg", folder, "submit")
     return [
-        service("superlink", star.coordinator, flower.superlink_command(spec)),
+        service("superlink", star.coordinator, flower.superlink_command()),
         *[
             service(f"supernode{site}", place, flower.supernode_command(spec, site, folder))
             for site, place in enumerate(star.sites)
@@ -126,12 +115,8 @@ def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
     ]
 
 
-SYSTEMS = {
-    "ddp": System(_ranks("peers.ddp"), is_star=False),
-    "torchft": System(_ranks("peers.torchft_diloco"), is_star=False),
-    "flower": System(_flower),
-    "fedwan": System(_fedwan),
-}
+RANKS = {"ddp": "ddp", "torchft": "torchft_diloco"}
+"""Systems without a coordinator, and their files."""
 
 
 def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:
@@ -144,16 +129,16 @@ def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: s
         timeout_s: for all of it.
         congestion: TCP's congestion control of every namespace; a system may choose its own.
     """
-    system = SYSTEMS[spec.system]
-    num_links = spec.sites if system.is_star else spec.sites - 1
-    with Star(num_links, link, congestion) as star:
+    is_star = spec.system not in RANKS
+    plan = {"flower": _flower, "fedwan": _fedwan}.get(spec.system, _ranks)
+    with Star(spec.sites - (not is_star), link, congestion) as star:
         hosts = (star.coordinator.address, *(place.address for place in star.sites))
         spec = dataclasses.replace(spec, hosts=hosts)
         folder.mkdir(parents=True)
         save_json(folder / "spec.json", dataclasses.asdict(spec))
         lay_app(folder / "app")
-        with _watch(star, Traffic(system.is_star)) as traffic:
-            run_processes(system.plan(spec, folder, star), folder, timeout_s)
+        with _watch(star, Traffic(is_star)) as traffic:
+            run_processes(plan(spec, folder, star), folder, timeout_s)
         emulation = star.emulation
     if spec.system == "fedwan":
         from benchmarks.peers.fedwan_run import gather
