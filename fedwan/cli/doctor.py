@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,7 +23,7 @@ from fedwan.cli.arguments import (
     option,
     write_option,
 )
-from fedwan.config import LinkConfig, load
+from fedwan.config import Config, LinkConfig, load
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.output.units import sites_text
@@ -31,7 +31,7 @@ from fedwan.output.units import sites_text
 if TYPE_CHECKING:
     from fedwan.doctor.diagnosis import Finding
     from fedwan.link.measure import Advice, Measurement, Way
-    from fedwan.output.records import Record
+    from fedwan.output.board import Board
 
 KEYS = ("link.congestion", "link.pace_mbit")
 LEAST_ROUNDS = 3
@@ -73,6 +73,7 @@ def run(
     is 0: it is advice.
     """
     from fedwan.doctor.diagnosis import diagnose
+    from fedwan.output.board import board_of
     from fedwan.output.records import RoundRecord, read_records
 
     if not (run_dir / "config.yaml").is_file():
@@ -84,8 +85,10 @@ def run(
     findings = list(diagnose(records))
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option("--json", json_path, f"{found}\n")
-    num_rounds = max((r.version for r in records if isinstance(r, RoundRecord)), default=0)
-    typer.echo(f"{_headline(run_dir, records, num_rounds)}\n")
+    board = board_of(Config(), records)
+    num_rounds = board.version
+    has_figures = any(r.figures for r in records if isinstance(r, RoundRecord))
+    typer.echo(f"{run_dir}: {_headline(board, has_figures)}\n")
     warnings = [finding for finding in findings if finding.is_warning]
     if not warnings:
         early = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
@@ -96,20 +99,17 @@ def run(
         raise typer.Exit(1)
 
 
-def _headline(run_dir: Path, records: Sequence[Record], num_rounds: int) -> str:
+def _headline(board: Board, has_figures: bool) -> str:
     from fedwan.doctor.chart import FEWEST_OTHERS
-    from fedwan.output.records import EventRecord, RoundRecord
 
-    if not num_rounds:
-        return f"{run_dir}: no round yet"
-    rounds = [record for record in records if isinstance(record, RoundRecord)]
-    sites = {record.site for record in rounds}
-    is_done = any(isinstance(r, EventRecord) and r.event == "done" for r in records)
-    done = "done" if is_done else "not finished"
-    text = f"{run_dir}: {num_rounds} rounds, {sites_text(len(sites))}, {done}"
-    if len(sites) <= FEWEST_OTHERS:
+    if not board.version:
+        return "no round yet"
+    num_sites = sum(bool(row.versions) for row in board.sites.values())
+    done = "done" if board.is_done else "not finished"
+    text = f"{board.version} rounds, {sites_text(num_sites)}, {done}"
+    if num_sites <= FEWEST_OTHERS:
         text += "; sites are compared with each other from three sites on"
-    elif not any(record.figures for record in rounds):
+    elif not has_figures:
         text += "; its sites told no figures of data and rates, as earlier versions do not"
     return text
 

@@ -79,7 +79,3 @@ def _say(exit_code: int, *lines: str) -> int:
     for line in lines:
         print(f"fedwan: {' '.join(line.split())}", file=sys.stderr, flush=True)
     return exit_code
-
-
-if __name__ == "__main__":
-    main()

@@ -38,7 +38,6 @@ def test_the_table_has_a_row_per_site_and_a_column_per_loss(board: Board) -> Non
         "80 %",
     ):
         assert part in text
-    assert "step 10/20, round 1" in text
     assert "Fréchet distance 80 (floor 0.4, untrained 80)" in text
     assert "warning s2 warning" in text
 
