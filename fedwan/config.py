@@ -214,7 +214,8 @@ class CheckpointConfig:
     """What survives a crash."""
 
     every: int = 0
-    """Rounds between checkpoints of coordinator and sites; 0 takes the strategy's own."""
+    """Rounds between checkpoints of coordinator and sites; 0 takes the strategy's own. With 1
+    a killed site costs no bit; with more, its optimisers and data order may go back as many."""
 
 
 @dataclass

@@ -91,7 +91,7 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(
     undisturbed: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
-    process = fedwan("demo", f"out={out}", *SMALL, "checkpoint.every=3")
+    process = fedwan("demo", f"out={out}", *SMALL)
     wait_for_version(out, 3)
     kill(out / "sites" / "s2" / "clientapp.json")
     wait_for_version(out, 6)
