@@ -56,10 +56,18 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        words = ["workload=timed", f"strategy={self.strategy}", f"sites={self.sites}", "threads=1"]
-        words += [f"steps={self.rounds * self.h}", f"codec.up={self.codec}", "eval.every=0"]
-        words += [f"codec.down={self.codec}", f"checkpoint.every={1000 * self.rounds}"]
-        words += [f"link.congestion={self.congestion}"]
+        words = [
+            "workload=timed",
+            f"strategy={self.strategy}",
+            f"sites={self.sites}",
+            f"steps={self.rounds * self.h}",
+            f"codec.up={self.codec}",
+            f"codec.down={self.codec}",
+            "eval.every=0",
+            "threads=1",
+            f"checkpoint.every={1000 * self.rounds}",
+            f"link.congestion={self.congestion}",
+        ]
         if self.pace_mbit:
             words.append(f"link.pace_mbit={self.pace_mbit:g}")
         if self.strategy != "sync":

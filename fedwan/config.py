@@ -30,8 +30,8 @@ from fedwan._config_tree import (
     span,
 )
 from fedwan.errors import ConfigError
+from fedwan.files import replace_text
 from fedwan.names import why_unsafe
-from fedwan.output.files import replace_text
 from fedwan.uses import Faults, Needs, unmet
 
 COMMAND = "command"

@@ -24,9 +24,8 @@ Row = dict[str, Any]
 Case = TypeVar("Case")
 FRESH = 100
 """The first seed that nothing was tuned on."""
-MOST_SEEDS = 100
 _T_975 = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""Student's t by degrees of freedom, from 1."""
+"""Student's t by degrees of freedom, from 1; beyond them a bound from above."""
 
 
 def read_arguments(module: ModuleType, name: str, words: Sequence[str]) -> argparse.Namespace:
@@ -48,8 +47,8 @@ def read_arguments(module: ModuleType, name: str, words: Sequence[str]) -> argpa
 def seeds_of(args: argparse.Namespace, quick: int = 1) -> range:
     """The seeds that are asked for; fewer in quick form."""
     num = quick if args.quick else args.seeds
-    if not 1 <= num <= MOST_SEEDS:
-        raise UserError(f"--seeds={num} would mix tuned seeds with fresh ones; take 1 to 100")
+    if not 1 <= num <= FRESH:
+        raise UserError(f"--seeds={num} would mix tuned seeds with fresh ones; take 1 to {FRESH}")
     first = FRESH if args.fresh else 0
     return range(first, first + num)
 
@@ -118,7 +117,7 @@ def half_interval(values: Sequence[float]) -> float:
     num = len(values)
     if num < 2:
         return float("nan")
-    t = _T_975[num - 2] if num - 2 < len(_T_975) else 1.96 + 2.7 / num
+    t = _T_975[num - 2] if num - 2 < len(_T_975) else 1.96 + 3 / num
     return t * statistics.stdev(values) / math.sqrt(num)
 
 

@@ -23,7 +23,7 @@ from fedwan.cli.arguments import (
     option,
     write_option,
 )
-from fedwan.config import Config, LinkConfig, load
+from fedwan.config import LinkConfig, load
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.output.units import sites_text
@@ -85,7 +85,7 @@ def run(
     findings = list(diagnose(records))
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option("--json", json_path, f"{found}\n")
-    board = board_of(Config(), records)
+    board = board_of(load(run_dir / "config.yaml"), records)
     num_rounds = board.version
     has_figures = any(r.figures for r in records if isinstance(r, RoundRecord))
     typer.echo(f"{run_dir}: {_headline(board, has_figures)}\n")

@@ -145,7 +145,7 @@ def _read_settings(
 def _contradictions(
     path: Path | None, config: PlanConfig, named: frozenset[str], link: str
 ) -> Iterator[str]:
-    """Lines on a model or a link that comes from two places, or from none."""
+    """Lines on what two places tell, or none, and on what no plan can ask."""
     if path is not None and "params" in named:
         yield (
             f"params = {config.params:g} has no effect: {str(path)!r} names the workload, which "

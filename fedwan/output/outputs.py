@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.output.files import replace_text
+from fedwan.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples

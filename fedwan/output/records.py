@@ -20,7 +20,7 @@ from threading import Lock
 from typing import Any, TextIO
 
 from fedwan.errors import ConfigError
-from fedwan.output.files import replace_text
+from fedwan.files import replace_text
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from fedwan.config import load
 from fedwan.errors import ConfigError
+from fedwan.files import replace_text
 from fedwan.output.board import SiteRow, board_of
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
-from fedwan.output.files import replace_text
 from fedwan.output.records import EventRecord, QualityRecord, RoundRecord, read_records
 from fedwan.output.summary import read_summary
 from fedwan.output.units import (
@@ -155,10 +155,13 @@ def _per_site(
     what: str, run: _Run, values_of: Callable[[RoundRecord], Mapping[str, float | None]]
 ) -> Iterator[Chart | None]:
     """One chart per name, one line per site."""
+    by_site: dict[str, list[RoundRecord]] = {site: [] for site in run.sites}
+    for record in run.rounds:
+        by_site[record.site].append(record)
     for name in sorted({name for record in run.rounds for name in values_of(record)}):
         series = [
-            Series(site, [(r.step, values_of(r).get(name)) for r in run.rounds if r.site == site])
-            for site in run.sites
+            Series(site, [(record.step, values_of(record).get(name)) for record in records])
+            for site, records in by_site.items()
         ]
         yield line_chart(f"{what}: {name}", series, number_text)
 

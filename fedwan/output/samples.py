@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedwan.extras import require
-from fedwan.output.files import replace_bytes
+from fedwan.files import replace_bytes
 
 SAMPLES_KEPT = (
     "pictures are made of the sites' own inputs and stay with them, unless an owner sets "

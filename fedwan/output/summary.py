@@ -15,8 +15,8 @@ from rich.table import Table
 
 from fedwan.config import COMMAND
 from fedwan.errors import ConfigError
+from fedwan.files import replace_text
 from fedwan.output.board import Board
-from fedwan.output.files import replace_text
 from fedwan.output.records import finite
 from fedwan.output.units import bytes_text, duration_text, number_text, percent_text, sites_text
 

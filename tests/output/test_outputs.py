@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save
 
+from fedwan import files
 from fedwan.config import load
-from fedwan.output import files
-from fedwan.output.files import replace_text
+from fedwan.files import replace_text
 from fedwan.output.outputs import Outputs, metrics_of
 from fedwan.output.records import EventRecord, RoundRecord, read_records
 from fedwan.output.summary import read_summary
