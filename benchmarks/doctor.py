@@ -2,7 +2,7 @@
 
 Whole runs in one process (`fedwan.simulate`) on digits, ten rounds of 20 steps, `diloco`; the
 faults are planted from outside, in the data or around the workload, at a site that the seed picks.
-What counts are the live findings of the coordinator, as they stand in `metrics.jsonl`.
+What counts are the live findings of the coordinator, as they stand in `journal.jsonl`.
 `--quick`: one seed, flow alone.
 
 Row: fault workload split seed site network named within_rounds false_alarms. `named`: the right

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -20,3 +21,8 @@ def replace_bytes(path: Path, data: bytes) -> None:
 def replace_text(path: Path, text: str) -> None:
     """`replace_bytes` of UTF-8 text."""
     replace_bytes(path, text.encode())
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256, hex, of a small file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedwan.config import Config, site_names
+from fedwan.config import Config, dump, site_names
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
+from fedwan.output.records import Recorder
 from fedwan.site.group import Group
 from fedwan.site.joining import as_member
 from fedwan.site.recipe import take_part
@@ -53,7 +54,7 @@ class SimulatedRun:
     model: GlobalModel
     totals: Totals
     records: list[dict[str, Any]]
-    """Rows as in `metrics.jsonl`."""
+    """Rows as in `metrics.jsonl` and `journal.jsonl`."""
     site_sha256: dict[str, str]
     """Hash of the weights that each site ended with."""
 
@@ -66,31 +67,41 @@ def simulate(
     strategy: Strategy | None = None,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
+    resume: bool = False,
 ) -> SimulatedRun:
-    """Train to the end, all in memory.
+    """Train to the end, in threads of this process.
 
     Args:
         config: resolved, as `fedwan.app.load_run` gives it.
-        folder: for checkpoints.
+        folder: for what a run keeps, as `out` elsewhere.
         train: a site's part, called in its thread: a function that uses `fedwan.join`, or another
             of its own. The recipe that `config` names if not given.
         strategy: in place of the one that `config` names.
         wrap: gets a site's name and link, and returns the link to use, e.g. a `ShapedLink`.
         absences: by site.
+        resume: go on from the folder's checkpoint.
 
     Raises:
         FedwanError: the first that any party raised.
     """
     records: list[dict[str, Any]] = []
 
+    def record(row: dict[str, Any]) -> None:
+        records.append(row)
+        recorder.write(row)
+
     def event(event: str, site: str | None, text: str) -> None:
-        records.append({"kind": "event", "event": event, "site": site, "text": text})
+        record({"kind": "event", "event": event, "site": site, "text": text})
 
     config = copy.deepcopy(config)
     config.checkpoint.every = config.checkpoint.every or max(1, config.steps)
     run = CoordinatedRun(
-        config, RUN_ID, folder, records.append, event, lambda *_: None, strategy, SILENCE_S
+        config, RUN_ID, folder, record, event, lambda *_: None, strategy, SILENCE_S
     )
+    resumed_version, _ = run.resume() if resume else (None, "")
+    dump(config, folder / "config.yaml")
+    recorder = Recorder(folder, resumed_version)
+    record(run.opening())
 
     def member(name: str, absence: Absence | None) -> Membership:
         def open_link() -> Link:
@@ -113,6 +124,7 @@ def simulate(
     run.hub.finish("the simulation ended")
     for thread in threads:
         thread.join()
+    recorder.close()
     if sites.errors:
         raise sites.errors[0]
     return SimulatedRun(model, run.totals, records, run.site_sha256())

@@ -188,6 +188,7 @@ def run_tiny(
     part: Callable[[Membership, TinyWorkload], object] = take_part,
     wrap: Callable[[str, Link], Link] = lambda _, link: link,
     absences: Mapping[str, Absence] | None = None,
+    resume: bool = False,
 ) -> Ran:
     """Simulate a run whose sites train tiny workloads.
 
@@ -200,6 +201,7 @@ def run_tiny(
         part: what it does then.
         wrap: see `simulate`.
         absences: see `simulate`.
+        resume: see `simulate`.
     """
     workloads: dict[str, TinyWorkload] = {}
 
@@ -211,7 +213,8 @@ def run_tiny(
     strategy = strategy or load_strategy(config.strategy).build(config)
     # Parties in one process need not wait half a second for one another.
     with patch.object(coordinated, "TICK_S", 0.02):
-        ran = simulate(config, folder, train=live, strategy=strategy, wrap=wrap, absences=absences)
+        words = {"strategy": strategy, "wrap": wrap, "absences": absences, "resume": resume}
+        ran = simulate(config, folder, train=live, **words)  # type: ignore[arg-type]
     return Ran(ran, workloads)
 
 

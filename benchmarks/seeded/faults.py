@@ -8,12 +8,15 @@ may be killed, and then what was not yet synchronised is lost or torn; or there 
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.seeded.kernel import Process
+from fedwan.output.journal import DURABLE, JOURNAL
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import Report, World
@@ -105,6 +108,18 @@ class Disk:
         whole = path.read_bytes()
         left = path.with_name(path.name.replace(str(os.getpid()), "12345"))
         left.write_bytes(whole[: self._world.random.randrange(len(whole) + 1)])
+
+
+def tear_journal(folder: Path, random: Random) -> None:
+    """The coordinator died: of what it wrote after it last synchronised, some bytes are left."""
+    path = folder / JOURNAL
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    size = sum(map(len, lines))
+    loose = 0
+    while lines and json.loads(lines[-1])["event"] not in DURABLE:
+        loose += len(lines.pop())
+    if loose:
+        os.truncate(path, size - random.randrange(loose + 1))
 
 
 MEAN_PAUSE_S = 1.0

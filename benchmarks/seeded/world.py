@@ -20,20 +20,22 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.seeded import script
-from benchmarks.seeded.faults import Disk, cause_faults
+from benchmarks.seeded.faults import Disk, cause_faults, tear_journal
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
 from benchmarks.seeded.threads import TIME, Event, installed
 from fedwan import state
 from fedwan.app import load_run
-from fedwan.config import Config, site_names
+from fedwan.config import Config, dump, site_names
 from fedwan.coordinator import run as coordinator_run
-from fedwan.coordinator.model import CHECKPOINT
+from fedwan.coordinator.model import CHECKPOINT, GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
-from fedwan.errors import LinkLost, RunStopped, SessionLost
+from fedwan.errors import FedwanError, LinkLost, RunStopped, SessionLost
 from fedwan.memory import Tidier
+from fedwan.output.journal import verify
+from fedwan.output.records import Recorder
 from fedwan.protocol.rounds import Key
 from fedwan.site import meter, site, stub
 from fedwan.site.site import Membership
@@ -106,6 +108,7 @@ class World:
         seed, scenario = report.seed, report.scenario
         self.kernel = Kernel(seed, CALM_S)
         self.random = random.Random(f"{seed} {scenario}")
+        self._tears = random.Random(f"{seed} {scenario} journal")
         self.config = _config(scenario)
         self.patience_s = self.config.round.patience_s
         self.folder = folder
@@ -226,17 +229,27 @@ class World:
             self.kernel.sleep(1.0 + 10.0 * self.random.random())
 
     def _coordinate(self, present: _Coordinator) -> str:
+        def event(event: str, name: str | None, text: str) -> None:
+            self.note(f"{event}: {text}")
+            recorder.write({"kind": "event", "event": event, "site": name, "text": text})
+
+        folder = self.folder / "coordinator"
         run = CoordinatedRun(
             self.config,
             RUN_ID,
-            self.folder / "coordinator",
-            lambda row: None,
-            lambda event, name, text: self.note(f"{event}: {text}"),
+            folder,
+            lambda row: recorder.write(row),
+            event,
             lambda *_: None,
             silence_s=SILENCE_S,
         )
-        checkpoint = self.folder / "coordinator" / "checkpoint"
-        version, complaint = run.resume() if (checkpoint / CHECKPOINT).exists() else (0, "")
+        checkpoint = folder / "checkpoint"
+        is_new = not (checkpoint / CHECKPOINT).exists()
+        version, complaint = (0, "") if is_new else run.resume()
+        tear_journal(folder, self._tears)
+        dump(self.config, folder / "config.yaml")
+        recorder = Recorder(folder, None if is_new else version)
+        recorder.write(run.opening())
         if complaint:
             self.note(complaint)
         self.note(f"coordinator begins at version {version}")
@@ -247,8 +260,21 @@ class World:
         self._saved = [min(held)] if held else [0]
         self._observe(run)
         present.hub = run.hub
-        model = run.train()
+        try:
+            model = run.train()
+        finally:
+            recorder.close()
+        self._check_journal(folder, model)
         return hash_state(model.state)
+
+    def _check_journal(self, folder: Path, model: GlobalModel) -> None:
+        try:
+            found = verify(folder)
+        except FedwanError as error:
+            self.violated(f"journal: {error}")
+            return
+        if found["versions"] != model.versions or found["checkpoint"] != model.versions:
+            self.violated(f"journal: {found} of a run at {model.versions}")
 
     def _keep_site(self, index: int, name: str) -> None:
         path = self.paths[name]

@@ -81,7 +81,7 @@ def run(
             f"{str(run_dir)!r} holds no run (no config.yaml); give the folder that out= named, "
             "or `fedwan doctor link HOST:PORT` for its link"
         )
-    records = read_records(run_dir / "metrics.jsonl")
+    records = read_records(run_dir)
     findings = list(diagnose(records))
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option("--json", json_path, f"{found}\n")

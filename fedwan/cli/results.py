@@ -1,13 +1,14 @@
-"""The commands for what a run has made: `report`, `sample`, `export`; and `new`, to begin one."""
+"""The commands for what a run has made, `report` to `export`; and `new`, to begin one."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedwan.cli.arguments import NewFolder, RunFolder, make_folder
+from fedwan.cli.arguments import JsonPath, NewFolder, RunFolder, make_folder, write_option
 from fedwan.errors import UserError
 
 Last = Annotated[
@@ -23,6 +24,35 @@ def report(run: RunFolder) -> None:
     from fedwan.output.report import write_report
 
     typer.echo(write_report(run))
+
+
+def verify(run: RunFolder, json_path: JsonPath = None) -> None:
+    """Check RUN/journal.jsonl: its chain, its versions, and that the checkpoint is one of them.
+
+    Exits with 1 and names the first line that is wrong; with 2 if there is no journal.
+    """
+    from fedwan.output.journal import verify as walk
+
+    found = walk(run)
+    write_option("--json", json_path, json.dumps(found, indent=2) + "\n")
+    versions, saved = (" ".join(map(str, found[name] or ())) for name in ("versions", "checkpoint"))
+    counts = (f"{count} {event}" for event, count in sorted(found["events"].items()))
+    for name, text in (
+        (
+            "journal",
+            f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
+        ),
+        (
+            "versions",
+            f"{versions or 'none'}, from {found['contributions']} contributions, none merged twice",
+        ),
+        ("events", ", ".join(counts)),
+        ("checkpoint", f"{saved}, with the weights that the journal tells of" if saved else "none"),
+        ("end", "the run is done" if found["is_done"] else "the run is not done"),
+    ):
+        typer.echo(f"{name:<10}  {text}")
+    if found["torn_bytes"]:
+        typer.echo(f"{'note':<10}  {found['torn_bytes']} bytes at the end are no whole line yet")
 
 
 def sample(

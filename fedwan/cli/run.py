@@ -247,7 +247,7 @@ def start(config: Config, services: RunServices) -> None:
         make_folder("out", out)
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")
-    board = board_of(load(out / "config.yaml"), read_records(out / "metrics.jsonl"))
+    board = board_of(load(out / "config.yaml"), read_records(out))
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     console.print(render_summary(summary, board, short))
 

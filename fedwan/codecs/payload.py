@@ -195,12 +195,19 @@ def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Ent
         digest.update(data)
         offset += size
         yield entry, memoryview(data)[: entry.num_bytes]
-    (expected,) = _TRAILER.unpack(source.read(offset, _TRAILER.size))
+    expected = checksum_of(source)
     if digest.intdigest() != expected:
         raise PayloadError(
             f"payload's checksum is {digest.intdigest():016x}, expected {expected:016x}; "
             "it was damaged on the way"
         )
+
+
+def checksum_of(source: Source) -> int:
+    """XXH3-64 that a whole payload ends with."""
+    checksum: int
+    (checksum,) = _TRAILER.unpack(source.read(source.num_bytes - _TRAILER.size, _TRAILER.size))
+    return checksum
 
 
 def _check_head(source: Source, entries: Sequence[Entry]) -> int:

@@ -154,6 +154,10 @@ class GlobalModel:
         """The same of other versions of the fragments."""
         return rounds_done(self.fragments, versions)
 
+    def hash_of(self, fragment: Fragment) -> str:
+        """`hash_state` of a fragment's global weights; 1 s a GB."""
+        return hash_state({name: self.state[name] for name in fragment.layout})
+
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""
         return sum(fragment.num_bytes for fragment in self.fragments)
@@ -196,6 +200,7 @@ class GlobalModel:
         content = {
             **meta,
             "layout": layout_to_json(self.layout),
+            "fragments": [list(fragment.layout) for fragment in self.fragments],
             "contributes": self._contributes,
             "versions": self.versions,
             "initial_sha256": self.initial_sha256,

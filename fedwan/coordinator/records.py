@@ -1,14 +1,18 @@
-"""What a run tells: its totals, and the rows of its rounds for `metrics.jsonl`."""
+"""What a run tells: its totals, rows of its rounds, and versions for its journal."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+from fedwan.codecs.payload import checksum_of
 from fedwan.coordinator.intake import Contribution
+from fedwan.coordinator.model import GlobalModel
 from fedwan.doctor.diagnosis import LiveDoctor
 from fedwan.doctor.sampling import Direction, Directions, Sample, bounded
+from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.rounds import Merge, Round
 
@@ -121,4 +125,53 @@ def _row(merge: Merge[Contribution], direction: Direction) -> dict[str, Any]:
         "staleness": merge.staleness,
         "figures": bounded(work.figures),
         **direction,
+    }
+
+
+class VersionLines:
+    """Tells the journal of versions in a thread: hashing what moved takes long in large models.
+
+    Nothing may move the weights between `add` and the end of `wait`.
+    """
+
+    def __init__(self, record: Callable[[dict[str, Any]], None]) -> None:
+        self._record = record
+        self._thread = ThreadPoolExecutor(1, "journal")
+        self._writing: list[Future[None]] = []
+
+    def add(
+        self, model: GlobalModel, fragment: Fragment, contributions: Sequence[dict[str, Any]] = ()
+    ) -> None:
+        """A fragment has a new version, made of these."""
+        version = model.versions[fragment.index]
+
+        def write() -> None:
+            weights = model.hash_of(fragment)
+            line = {"event": "version", "site": None, "version": version, "weights": weights}
+            for row in (*contributions, line):
+                self._record({"kind": "event", "fragment": fragment.index, **row})
+
+        self._writing.append(self._thread.submit(write))
+
+    def wait(self) -> None:
+        """Until the lines are on disk; raises what went wrong."""
+        while self._writing:
+            self._writing.pop().result()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
+
+
+def contribution_row(merge: Merge[Contribution], nominal: int) -> dict[str, Any]:
+    """For the journal; while the contribution's payload is still there.
+
+    `nominal`: samples of a contribution of weight 1.
+    """
+    return {
+        "event": "contribution",
+        "site": merge.key.site,
+        "version": merge.key.version,
+        "payload": f"{checksum_of(merge.contribution.payload):016x}",
+        "weight": merge.contribution.work.samples / nominal * merge.scale,
     }

@@ -26,11 +26,12 @@ from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.quality import Finding, find
-from fedwan.coordinator.records import RoundRows, Totals
+from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
 from fedwan.data.sources import has_own_data
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
+from fedwan.files import hash_file
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import CHUNK_BYTES
@@ -73,8 +74,9 @@ class CoordinatedRun:
         self._names = site_names(config)
         self._registry = Registry(self._names, silence_s)
         needed = config.round.quorum or len(self._names)
-        known = None if strategy else sources(config)
-        self._agreement = Agreement(self._names, needed, run_id=run_id, sources=known)
+        self._run_id = run_id
+        self._sources = None if strategy else sources(config)
+        self._agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, self._agreement, event, CHUNK_BYTES)
         self._resumed: GlobalModel | None = None
         self._progress_at: dict[int, int] = {0: 0}
@@ -82,6 +84,7 @@ class CoordinatedRun:
         self._saved_version = 0
         """Of the newest checkpoint."""
         self._mergers: dict[int, Merger] = {}
+        self._version_lines = VersionLines(record)
         self._tidier = Tidier()
         self._evaluation = Evaluation(has_own_data(config.data))
         self._began_s = time.monotonic()
@@ -123,6 +126,24 @@ class CoordinatedRun:
         self._resumed = GlobalModel.load(folder, self._strategy, self.config)
         return self._resumed.version, complaint
 
+    def opening(self) -> dict[str, Any]:
+        """The journal's line that this start of the run begins with."""
+        row = {
+            "kind": "event",
+            "site": None,
+            "config": hash_file(self._folder / "config.yaml"),
+            "sources": self._sources,
+        }
+        model = self._resumed
+        if model is None:
+            return row | {"event": "start", "text": f"run {self._run_id} begins"}
+        return row | {
+            "event": "resume",
+            "text": f"resumed at version {model.version}",
+            "versions": list(model.versions),
+            "weights": [model.hash_of(fragment) for fragment in model.fragments],
+        }
+
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
         """Train to the last version.
 
@@ -130,6 +151,12 @@ class CoordinatedRun:
             UserError: sites do not agree on what they train.
             RunStopped: too few sites for longer than patience allows; a checkpoint was written.
         """
+        try:
+            return self._train(on_agreed)
+        finally:
+            self._version_lines.close()
+
+    def _train(self, on_agreed: Callable[[Config], None]) -> GlobalModel:
         claim = self._await_agreement()
         self._settle(claim)
         on_agreed(self.config)
@@ -139,6 +166,8 @@ class CoordinatedRun:
         )
         rounds = self._start(claim)
         model = self._resumed or self._await_initial(claim)
+        for fragment in () if self._resumed else model.fragments:
+            self._version_lines.add(model, fragment)
         self.hub.set_model(model)
         while not rounds.is_done:
             before, version = rounds.progress, rounds.version
@@ -194,6 +223,9 @@ class CoordinatedRun:
         merger = self._mergers.setdefault(fragment.index, Merger(fragment.layout))
         samples = self._gather(model, round_, merger)
         before = merger.sampler.of(model.state)
+        nominal = rounds.nominal // fragment.times
+        contributions = [contribution_row(merge, nominal) for merge in round_.merged]
+        self._version_lines.wait()
         payload = model.commit(
             fragment,
             merger.take(),
@@ -202,6 +234,7 @@ class CoordinatedRun:
             rounds.run_step,
             is_alone=len(round_.merged) == 1,
         )
+        self._version_lines.add(model, fragment, contributions)
         hub.publish(payload, is_own=model.takes_over)
         self.totals.add_round(round_.merged)
         round_s = time.monotonic() - began_s
@@ -418,7 +451,10 @@ class CoordinatedRun:
         totals.rejected, totals.rejoins = hub.rejected, self._registry.rejoins
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
+        self._version_lines.wait()
         model.save(self._folder / "checkpoint", {"totals": row, "claim": self._agreement.agreed})
+        versions = list(model.versions)
+        self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
         # Sites keep what they need to go on from the one before, too: this one may be damaged.
         hub.durable_version, self._saved_version = self._saved_version, model.version
 

@@ -53,8 +53,7 @@ def run_coordinator(
     )
     resumed_version, complaint = run.resume() if resume else (None, "")
     with Outputs(config, out, resumed_version) as outputs:
-        if resume:
-            outputs.event("resume", None, f"resumed at version {resumed_version}")
+        outputs.record(run.opening())
         if complaint:
             outputs.event("warning", None, complaint)
         plane = _data_plane(config, run.hub, Identity.load(identity, "coordinator"))

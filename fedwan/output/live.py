@@ -1,8 +1,9 @@
-"""The live table of a run: follows `metrics.jsonl`, and knows of nothing else."""
+"""The live table of a run: follows its records, and knows of nothing else."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +18,8 @@ from rich.text import Text
 
 from fedwan.config import Config, load
 from fedwan.output.board import Board
-from fedwan.output.records import NOT_A_RECORD, to_record
+from fedwan.output.journal import JOURNAL
+from fedwan.output.records import METRICS, NOT_A_RECORD, Record, to_record
 from fedwan.output.units import (
     bytes_text,
     duration_text,
@@ -38,7 +40,7 @@ class Follower:
 
     def __init__(self, out: Path, config: Config) -> None:
         self._out = out
-        self._offset, self._inode = 0, 0
+        self._tails = [_Tail(out / METRICS), _Tail(out / JOURNAL)]
         self._began, self._since = time.monotonic(), time.time()
         self.board = Board(config, self._since)
 
@@ -52,32 +54,50 @@ class Follower:
 
         A file that was replaced, as by a run that is resumed, starts the board afresh.
         """
-        path = self._out / "metrics.jsonl"
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            return False
-        if stat.st_ino != self._inode or stat.st_size < self._offset:
-            self._inode, self._offset = stat.st_ino, 0
+        if any(tail.is_replaced() for tail in self._tails):
+            self._tails = [_Tail(tail.path) for tail in self._tails]
             self.board = Board(self.board.config, self._since)
-        with path.open("rb") as file:
+        lines = [line for tail in self._tails for line in tail.new_lines()]
+        records = (record for line in lines if (record := _parsed(line)) is not None)
+        for record in sorted(records, key=lambda record: record.t):
+            if getattr(record, "event", "") == "agreed":  # their script's steps are known now
+                self.board.config = load(self._out / "config.yaml")
+            self.board.take(record)
+        return bool(lines)
+
+
+class _Tail:
+    """What a file gets while it is looked at."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._inode, self._offset = 0, 0
+
+    def is_replaced(self) -> bool:
+        """Whether what was read is no longer there."""
+        if not self._inode or not self.path.exists():
+            return False
+        stat = self.path.stat()
+        return stat.st_ino != self._inode or stat.st_size < self._offset
+
+    def new_lines(self) -> list[bytes]:
+        """Whole lines since the last call."""
+        if not self.path.exists():
+            return []
+        with self.path.open("rb") as file:
+            self._inode = self._inode or os.fstat(file.fileno()).st_ino
             file.seek(self._offset)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
         self._offset += len(whole)
-        for line in whole.splitlines():
-            self._take(line)
-        return bool(whole)
+        return whole.splitlines()
 
-    def _take(self, line: bytes) -> None:
-        try:
-            record = to_record(json.loads(line))
-        except NOT_A_RECORD:
-            return  # a live view must not end for that
-        if getattr(record, "event", "") == "agreed":  # their script's steps are known now
-            self.board.config = load(self._out / "config.yaml")
-        if record is not None:
-            self.board.take(record)
+
+def _parsed(line: bytes) -> Record | None:
+    try:
+        return to_record(json.loads(line))
+    except NOT_A_RECORD:
+        return None  # a live view must not end for that
 
 
 def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import load as load_tensors
 from fedwan.config import Config, dump
 from fedwan.errors import ConfigError
 from fedwan.extras import require
-from fedwan.files import replace_text
+from fedwan.files import hash_file, replace_text
 from fedwan.output.records import EventRecord, QualityRecord, Record, Recorder
 from fedwan.output.report import write_report
 from fedwan.output.samples import SAMPLES_KEPT, draw_samples
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 class Outputs:
-    """`config.yaml`, `metrics.jsonl`, `samples.png`, `summary.json` and `report.html` of a run.
+    """All files of a run's folder but its checkpoints and logs: see docs/deploy.md.
 
     A context: however the run ends, the report is written. Safe to call from several threads. A
     resumed run goes on from `resumed_version`; a new one has none.
@@ -45,7 +45,7 @@ class Outputs:
             # Left by a run that failed before its first checkpoint: no part of this one.
             for name in ("summary.json", "samples.png", "report.html"):
                 (out / name).unlink(missing_ok=True)
-        self._recorder = Recorder(out / "metrics.jsonl", resumed_version)
+        self._recorder = Recorder(out, resumed_version)
         self._wandb = _WandbLog(config, out)
         self._is_kept_said = False
 
@@ -63,14 +63,13 @@ class Outputs:
             return
         self._config = config
         dump(config, self._out / "config.yaml")
-        networks = ", ".join(config.inner)
-        self.event(
-            "agreed", None, f"sites agree on {networks}: {config.steps} steps, H = {config.h}"
-        )
+        text = f"sites agree on {', '.join(config.inner)}: {config.steps} steps, H = {config.h}"
+        self.event("agreed", None, text, config=hash_file(self._out / "config.yaml"))
 
     def record(self, row: Mapping[str, Any]) -> None:
-        """Append a row to `metrics.jsonl`; see `fedwan.output.records`."""
-        self._wandb.write(self._recorder.write(row))
+        """Append a row; see `fedwan.output.records`."""
+        if record := self._recorder.write(row):
+            self._wandb.write(record)
 
     def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
         """Append an event."""
@@ -105,7 +104,7 @@ class Outputs:
     def finish(
         self, totals: Totals, wall_s: float, versions: int, payload_bytes: int, sha256: str
     ) -> None:
-        """Write `summary.json` and the last event.
+        """Write the last event and `summary.json`.
 
         `wall_s` is of the whole run, resumed or not; `payload_bytes` of all networks in fp32,
         before framing; `sha256` of the final global weights.
@@ -125,9 +124,9 @@ class Outputs:
             staleness=totals.staleness / max(1, totals.contributions),
             global_sha256=sha256,
         )
-        write_summary(summary, self._out / "summary.json")
         text = f"{versions} rounds; global weights {sha256[:16]}"
-        self.event("done", None, text, payload_bytes=payload_bytes)
+        self.event("done", None, text, payload_bytes=payload_bytes, sha256=sha256)
+        write_summary(summary, self._out / "summary.json")
 
 
 class _WandbLog:

@@ -1,8 +1,9 @@
-"""`metrics.jsonl`: what happened in a run, one JSON object per line, in the order it happened.
+"""What happened in a run, one JSON object per line: figures in one file, events in another.
 
-    round     one site's part in one round: how far it is, losses, seconds, bytes, norms
-    quality   of the EMA weights of a version; version 0 is the untrained model
-    event     sites that join and leave, checkpoints, refusals, warnings, the end
+    metrics.jsonl   round     one site's part in a round: how far it is, losses, seconds, bytes
+                    quality   of the EMA weights of a version; version 0 is the untrained model
+    journal.jsonl   event     sites that join and leave, refusals, warnings, the end; for
+                              `fedwan verify` also versions and checkpoints
 
 The coordinator appends; everything else (live table, summary, report) reads. A line is written and
 flushed at once, so that a crash costs no more than half a line, which readers leave out.
@@ -10,6 +11,7 @@ flushed at once, so that a crash costs no more than half a line, which readers l
 
 from __future__ import annotations
 
+import heapq
 import json
 import math
 import time
@@ -21,6 +23,9 @@ from typing import Any, TextIO
 
 from fedwan.errors import ConfigError
 from fedwan.files import replace_text
+from fedwan.output.journal import JOURNAL, Journal
+
+METRICS = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ _ROUND_FIELDS = frozenset(field.name for field in fields(RoundRecord))
 
 
 def to_record(row: Mapping[str, Any]) -> Record | None:
-    """A row as a record; None for a kind that this version does not know.
+    """A row as a record; None for an event without text, and for a kind that is not known here.
 
     Raises:
         KeyError: something that every row of its kind holds is missing.
@@ -115,28 +120,36 @@ def to_record(row: Mapping[str, Any]) -> Record | None:
     del rest["t"]
     if kind == "quality":
         return QualityRecord(t, int(rest.pop("version")), int(rest.pop("step")), rest)
-    if kind == "event":
+    if kind == "event" and "text" in rest:
         return EventRecord(t, rest.pop("event"), rest.pop("site"), rest.pop("text"), rest)
     return None
 
 
 class Recorder:
-    """Appends records to a file. Safe to call from several threads.
+    """Appends records to the files of a run's folder. Safe to call from several threads.
 
-    A resumed run keeps its file, less the rounds and the quality of versions after
-    `resume_version`, which are about to be made again.
+    A resumed run keeps them, less the rounds and the quality of versions after `resume_version`,
+    which are about to be made again.
     """
 
-    def __init__(self, path: Path, resume_version: int | None = None) -> None:
+    def __init__(self, out: Path, resume_version: int | None = None) -> None:
+        path = out / METRICS
         kept = [] if resume_version is None else _rows_until(path, resume_version)
         replace_text(path, "".join(_to_line(row) for row in kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._lock = Lock()
+        self._journal = Journal(out / JOURNAL, is_new=resume_version is None)
+        if cut := self._journal.num_cut:
+            text = f"{cut} bytes at the end of {JOURNAL} were no whole line; they are cut off"
+            self.write({"kind": "event", "event": "warning", "site": None, "text": text})
 
-    def write(self, row: Mapping[str, Any]) -> Record:
+    def write(self, row: Mapping[str, Any]) -> Record | None:
         """Append one row; `t` is filled in. Values that are not finite become null."""
         row = finite({"kind": row["kind"], "t": time.time(), **row})
         record = to_record(row)
+        if row["kind"] == "event":
+            self._journal.append(row)
+            return record
         assert record is not None, f"no record is of kind {row['kind']!r}"
         with self._lock:
             self._file.write(_to_line(row))
@@ -144,17 +157,23 @@ class Recorder:
         return record
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the files."""
+        self._journal.close()
         with self._lock:
             self._file.close()
 
 
-def read_records(path: Path) -> list[Record]:
-    """All records of a run, finished or not; none if there is no file yet.
+def read_records(out: Path) -> list[Record]:
+    """All records in a run's folder, finished or not; none if there is no file yet.
 
     Raises:
         ConfigError: a line that is not the last one is no record.
     """
+    both = [_read_records(out / name) for name in (METRICS, JOURNAL)]
+    return list(heapq.merge(*both, key=lambda record: record.t))
+
+
+def _read_records(path: Path) -> list[Record]:
     return [record for row in _read_rows(path) if (record := to_record(row)) is not None]
 
 
@@ -182,11 +201,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def _rows_until(path: Path, version: int) -> list[dict[str, Any]]:
-    return [
-        row
-        for row in _read_rows(path)
-        if row.get("kind") == "event" or int(row.get("version", 0)) <= version
-    ]
+    return [row for row in _read_rows(path) if int(row.get("version", 0)) <= version]
 
 
 def _to_line(row: Mapping[str, Any]) -> str:

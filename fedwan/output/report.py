@@ -53,7 +53,7 @@ class _Run:
         path = out / "summary.json"
         self.out, self.config = out, load(out / "config.yaml")
         self.summary = read_summary(path) if path.exists() else None
-        self.records = read_records(out / "metrics.jsonl")
+        self.records = read_records(out)
         self.rounds = [r for r in self.records if isinstance(r, RoundRecord)]
         self.qualities = [r for r in self.records if isinstance(r, QualityRecord)]
         self.events = [r for r in self.records if isinstance(r, EventRecord)]
@@ -199,5 +199,5 @@ def _events(run: _Run) -> list[list[str]]:
     skipped = len(rows) - _MOST_EVENTS
     if skipped > 0:  # how it began and how it ended tell more than the middle
         rest = rows[_FIRST_EVENTS + skipped :]
-        rows = [*rows[:_FIRST_EVENTS], ["…", f"{skipped} more", "", "see metrics.jsonl"], *rest]
+        rows = [*rows[:_FIRST_EVENTS], ["…", f"{skipped} more", "", "see journal.jsonl"], *rest]
     return rows

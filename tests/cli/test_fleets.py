@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from fedwan.output.journal import verify
 from tests.output.test_summary import PROMISED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -43,8 +44,8 @@ def summary(out: Path) -> dict[str, Any]:
 
 
 def rows(out: Path) -> list[dict[str, Any]]:
-    path = out / "metrics.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    paths = [path for path in (out / "metrics.jsonl", out / "journal.jsonl") if path.exists()]
+    lines = [line for path in paths for line in path.read_text().splitlines(keepends=True)]
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
@@ -121,6 +122,8 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(
     assert "resumed at version" in output
     assert json.loads((out / "flower" / "start.json").read_text())["run_id"] == run_id
     assert summary(out)["global_sha256"] == summary(undisturbed)["global_sha256"]
+    found = verify(out)
+    assert found["is_done"] and (found["versions"], found["events"]["resume"]) == ([ROUNDS], 2)
 
 
 def test_truncated_checkpoints_are_one_clear_line(undisturbed: Path, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""`fedwan sample`, `fedwan export` and `fedwan new`, from the command line."""
+"""`fedwan verify`, `sample`, `export` and `new`, from the command line."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedwan.config import load as load_config
+from fedwan.output.journal import JOURNAL, Journal
 from tests.cli.conftest import Command
 from tests.trained_runs import write_run
 
@@ -69,3 +71,21 @@ def test_a_new_projects_own_test_passes(tmp_path: Path, fedwan: Command) -> None
     argv = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(argv, cwd=tmp_path / "mine", capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_verify_tells_what_it_found_or_the_first_bad_line(tmp_path: Path, fedwan: Command) -> None:
+    path, found = tmp_path / JOURNAL, tmp_path / "found.json"
+    code, _, err = fedwan("verify", str(tmp_path))
+    assert code == 2 and "holds no journal.jsonl" in err
+    journal = Journal(path, is_new=True)
+    for version in (0, 1):
+        journal.append({"event": "version", "fragment": 0, "version": version, "weights": "a"})
+    journal.close()
+    path.write_text((text := path.read_text()) + '{"kind"')
+    code, out, _ = fedwan("verify", str(tmp_path), "--json", str(found))
+    facts = json.loads(found.read_text())
+    assert code == 0 and facts["versions"] == [1] and facts["hash"] in out
+    assert "2 version" in out and "7 bytes at the end are no whole line yet" in out
+    path.write_text(text.replace('"version":1', '"version":2'))
+    code, out, err = fedwan("verify", str(tmp_path))
+    assert (code, out) == (1, "") and f"{path} line 2: it does not" in err

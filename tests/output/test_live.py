@@ -139,7 +139,7 @@ def test_a_resumed_run_expects_every_site_again_and_keeps_its_sums(tmp_path: Pat
 def test_a_follower_takes_whole_lines_once_and_passes_over_what_is_damaged(tmp_path: Path) -> None:
     follower = Follower(tmp_path, make_config(tmp_path))
     assert not follower.poll()
-    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder = Recorder(tmp_path)
     recorder.write(round_row(1, "s1"))
     assert follower.poll() and not follower.poll()
     assert follower.board.sites["s1"].bytes_up == 1000
@@ -154,13 +154,13 @@ def test_a_follower_takes_whole_lines_once_and_passes_over_what_is_damaged(tmp_p
 
 
 def test_a_follower_begins_again_when_a_resumed_run_replaces_the_file(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "metrics.jsonl")
+    recorder = Recorder(tmp_path)
     for version in (1, 2, 3):
         recorder.write(round_row(version, "s1"))
     recorder.close()
     follower = Follower(tmp_path, make_config(tmp_path))
     follower.poll()
     assert follower.board.version == 3
-    Recorder(tmp_path / "metrics.jsonl", resume_version=2).close()
+    Recorder(tmp_path, resume_version=2).close()
     follower.poll()
     assert follower.board.version == 2 and follower.board.sites["s1"].bytes_up == 2000

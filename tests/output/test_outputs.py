@@ -33,6 +33,7 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {
         "config.yaml",
+        "journal.jsonl",
         "metrics.jsonl",
         "samples.png",
         "summary.json",
@@ -61,7 +62,7 @@ def test_a_resumed_run_keeps_its_records_up_to_the_checkpoint(tmp_path: Path) ->
         write_run(outputs, finish=False)
     with Outputs(make_config(tmp_path), tmp_path, resumed_version=1) as outputs:
         outputs.record(round_row(2, "s1"))
-    records = read_records(tmp_path / "metrics.jsonl")
+    records = read_records(tmp_path)
     rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
     assert rounds == [(1, "s1"), (1, "s2"), (2, "s1")]
     assert (tmp_path / "samples.png").exists()
@@ -73,7 +74,7 @@ def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(
 ) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         outputs.samples(3, 60, data)
-    (warning,) = read_records(tmp_path / "metrics.jsonl")
+    (warning,) = read_records(tmp_path)
     assert isinstance(warning, EventRecord) and warning.event == "warning"
     assert "version 3 cannot be drawn" in warning.text
     assert not (tmp_path / "samples.png").exists()
@@ -83,7 +84,7 @@ def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
         outputs.samples(0, 0, save({}))
         outputs.samples(1, 10, save({"moments/a": torch.zeros(1)}))
-    (event,) = read_records(tmp_path / "metrics.jsonl")
+    (event,) = read_records(tmp_path)
     assert isinstance(event, EventRecord) and event.event == "samples_kept"
     assert "data.show_samples" in event.text
     assert not (tmp_path / "samples.png").exists()

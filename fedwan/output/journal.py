@@ -1,0 +1,224 @@
+"""`journal.jsonl`: a run's events in the order in which they happened, and the check of them.
+
+Each line ends with a SHA-256 of itself, and holds that of the line before: none can be changed,
+left out or put in without a trace, unless all that follow are written anew. Whoever keeps the last
+hash elsewhere sees that, too. Some lines have no text; they are for the check alone:
+
+    contribution   what the next version is made of: site, version that it started from, XXH3 of its
+                   payload, weight
+    version        of a fragment; SHA-256 of the global weights of its tensors, as `hash_state`
+    checkpoint     versions of the fragments in it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from fedwan.errors import CheckpointError, ConfigError, FedwanError
+from fedwan.files import replace_bytes
+
+JOURNAL = "journal.jsonl"
+FIRST = "0" * 64
+"""What the first line holds as the hash of the line before."""
+DURABLE = frozenset({"start", "resume", "version", "checkpoint", "stopped", "done"})
+"""Events that are on disk when `append` returns; none of them is told under a lock."""
+
+
+class Journal:
+    """Appends lines to a new file, or to one that is there. Safe to call from several threads."""
+
+    def __init__(self, path: Path, *, is_new: bool) -> None:
+        if is_new or not path.exists():
+            replace_bytes(path, b"")
+        lines = path.read_bytes().splitlines(keepends=True)
+        self.num_cut = 0
+        """Bytes at the end that were no whole line, as a crash leaves them; they are gone."""
+        self._last = FIRST
+        while lines:
+            try:
+                self._last = _open_line(lines[-1])["hash"]
+                break
+            except ValueError:
+                self.num_cut += len(lines.pop())
+        if self.num_cut:
+            os.truncate(path, sum(map(len, lines)))
+        self._file = path.open("ab")
+        self._lock = Lock()
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one event."""
+        with self._lock:
+            line, self._last = _seal(row, self._last)
+            self._file.write(line)
+            self._file.flush()
+        if row["event"] in DURABLE:
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            self._file.close()
+
+
+def _seal(row: Mapping[str, Any], before: str) -> tuple[bytes, str]:
+    """A line, and its hash: of all that stands before it."""
+    text = json.dumps({**row, "before": before}, allow_nan=False, separators=(",", ":"))
+    body = text[:-1].encode()
+    digest = hashlib.sha256(body).hexdigest()
+    return body + f',"hash":"{digest}"}}\n'.encode(), digest
+
+
+def _open_line(line: bytes) -> dict[str, Any]:
+    body, _, end = line.rpartition(b',"hash":"')
+    if end != f'{hashlib.sha256(body).hexdigest()}"}}\n'.encode():
+        raise ValueError("it does not have the hash that it ends with: it was changed")
+    row: dict[str, Any] = json.loads(line)
+    return row
+
+
+# The check ---------------------------------------------------------------------------------------
+
+
+def verify(out: Path) -> dict[str, Any]:
+    """Walk the journal of a run's folder from end to end; what it tells, ready for JSON.
+
+    Raises:
+        ConfigError: there is no journal.
+        FedwanError: the first line that cannot be, or is not true of the folder's other files.
+    """
+    from fedwan.output.summary import read_summary
+
+    path, summary = out / JOURNAL, out / "summary.json"
+    if not path.is_file():
+        raise ConfigError(f"{str(out)!r} holds no {JOURNAL}; give the folder that out= named")
+    saved = _checkpoint(out)  # before the lines: a run may go on meanwhile
+    ended = read_summary(summary).global_sha256 if summary.exists() else ""
+    lines = path.read_bytes().splitlines(keepends=True)
+    torn = lines.pop() if lines and not lines[-1].endswith(b"\n") else b""
+    history = _History()
+    for number, line in enumerate(lines, start=1):
+        try:
+            history.take(number, _open_line(line))
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            text = error if type(error) is ValueError else f"it is none of its kind ({error!r})"
+            raise FedwanError(f"{path} line {number}: {text}") from None
+    try:
+        if saved is not None:
+            history.compare("the checkpoint stands", *saved)
+    except ValueError as error:
+        raise FedwanError(f"{path}: {error}") from None
+    if ended and history.end != ended:
+        raise FedwanError(
+            f"{path}: its last line tells of {history.end[:12] or 'no end'}, {summary} of one with "
+            f"weights {ended[:12]}: lines are missing, or one of the two was changed"
+        )
+    return {
+        "lines": len(lines),
+        "hash": history.last,
+        "torn_bytes": len(torn),
+        "versions": history.versions,
+        "contributions": len(history.merged),
+        "events": dict(history.counts),
+        "checkpoint": None if saved is None else saved[0],
+        "is_done": bool(history.end),
+    }
+
+
+_Checkpoint = tuple[list[int], list[str]]
+"""Versions of the fragments, and the hashes of their weights."""
+
+
+def _checkpoint(out: Path) -> _Checkpoint | None:
+    from fedwan.coordinator.model import CHECKPOINT
+    from fedwan.state import hash_state, read_tensors, select_prefix
+
+    path = out / "checkpoint" / CHECKPOINT
+    if not path.exists():
+        return None
+    try:
+        tensors, meta = read_tensors(path, "global:")
+    except CheckpointError as error:
+        raise FedwanError(str(error)) from None
+    weights = select_prefix("global", tensors)
+    parts = [{name: weights[name] for name in names} for names in meta["fragments"]]
+    return meta["versions"], [hash_state(part) for part in parts]
+
+
+class _History:
+    """What a walk has come to. A `ValueError` of its methods tells what cannot be."""
+
+    def __init__(self) -> None:
+        self.last = FIRST
+        self.counts: Counter[str] = Counter()
+        self.versions: list[int] = []
+        """By fragment."""
+        self.merged: dict[tuple[int, int, str], int] = {}
+        """Version that a contribution went into, by fragment, version it started from, and site."""
+        self.end = ""
+        """SHA-256 of the weights that the run ended with."""
+        self._weights: dict[tuple[int, int], tuple[str, int]] = {}
+        """Hash and line, by fragment and version."""
+
+    def take(self, number: int, row: Mapping[str, Any]) -> None:
+        """The next line."""
+        if row["before"] != self.last:
+            raise ValueError("it does not follow on the line before: a line is missing, or is new")
+        self.last = row["hash"]
+        self.counts[row["event"]] += 1
+        match row["event"]:
+            case "contribution":
+                self._merge(row["fragment"], row["version"], row["site"])
+            case "version":
+                self._advance(row["fragment"], row["version"], (row["weights"], number))
+            case "resume":
+                self._go_back(row["versions"], row["weights"])
+            case "checkpoint" if row["versions"] != self.versions:
+                raise ValueError(f"{row['versions']} were saved where {self.versions} stood")
+            case "done":
+                self.end = row["sha256"]
+
+    def _merge(self, fragment: int, version: int, site: str) -> None:
+        key = (fragment, version, site)
+        if key in self.merged:
+            raise ValueError(
+                f"{site}'s contribution to version {version} of fragment {fragment} "
+                f"was merged before, into version {self.merged[key]}"
+            )
+        self.merged[key] = self.versions[fragment] + 1
+
+    def _advance(self, fragment: int, version: int, told: tuple[str, int]) -> None:
+        if fragment == len(self.versions):
+            self.versions.append(-1)
+        if version != (expected := self.versions[fragment] + 1):
+            raise ValueError(
+                f"it tells of version {version} of fragment {fragment}, expected {expected}"
+            )
+        self.versions[fragment] = version
+        self._weights[fragment, version] = told
+
+    def _go_back(self, versions: list[int], weights: list[str]) -> None:
+        self.compare("it resumes", versions, weights)
+        self.versions = list(versions)
+        stands = [key for key in self._weights if key[1] <= versions[key[0]]]
+        self._weights = {key: self._weights[key] for key in stands}
+        merged = self.merged.items()
+        self.merged = {key: into for key, into in merged if into <= versions[key[0]]}
+
+    def compare(self, what: str, versions: list[int], weights: list[str]) -> None:
+        """With versions that something stands at, and hashes of their weights."""
+        if len(versions) != len(self.versions):
+            raise ValueError(f"{what} at versions {versions}, where the run was at {self.versions}")
+        for key, found in zip(enumerate(versions), weights, strict=True):
+            told, line = self._weights.get(key, ("no weights", 0))
+            if told != found:
+                raise ValueError(
+                    f"{what} at version {key[1]} of fragment {key[0]} with weights {found[:12]}; "
+                    f"line {line} tells of {told[:12]}"
+                )

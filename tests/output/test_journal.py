@@ -1,0 +1,201 @@
+"""The journal of a run whose coordinator was killed, and what its check finds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedwan.coordinator.model import CHECKPOINT
+from fedwan.coordinator.run import CoordinatedRun
+from fedwan.errors import FedwanError
+from fedwan.output import journal
+from fedwan.output.journal import JOURNAL, Journal, verify
+from fedwan.output.outputs import Outputs
+from fedwan.output.records import Recorder
+from fedwan.state import read_tensors, write_tensors
+from tests.output.runs import FakeTotals, event_row
+from tests.planes import in_thread
+from tests.support import run_tiny, tiny_config
+
+KINDS = "start join contribution version checkpoint warning resume leave lost rejected done".split()
+
+
+class Killed(BaseException):
+    """The coordinator's process ends."""
+
+
+@pytest.fixture(scope="module")
+def killed_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A run whose coordinator is killed after version 3, with version 2 saved, and resumed."""
+    folder = tmp_path_factory.mktemp("runs") / "killed"
+    config = tiny_config(h=2, steps=10, checkpoint={"every": 2})
+    after = CoordinatedRun._after_version
+
+    def die(self: CoordinatedRun, model: Any, before: int) -> None:
+        after(self, model, before)
+        if model.version == 3:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(CoordinatedRun, "_after_version", die)
+        run_tiny(folder, config)
+    with (folder / JOURNAL).open("a") as file:
+        file.write('{"kind":"event","event":"ver')
+    (sha256,) = run_tiny(folder, config, resume=True).hashes
+    with Outputs(config, folder, resumed_version=5) as outputs:
+        outputs.record(event_row("lost", "s1"))
+        outputs.record(event_row("rejected", "s1"))
+        outputs.finish(FakeTotals(), 1.0, 5, 500, sha256)  # type: ignore[arg-type]
+    return folder, sha256
+
+
+@pytest.fixture
+def run(killed_run: tuple[Path, str], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(killed_run[0], tmp_path / "run"))
+
+
+def kinds(run: Path) -> list[str]:
+    return [json.loads(line)["event"] for line in (run / JOURNAL).read_text().splitlines()]
+
+
+def test_a_run_whose_coordinator_was_killed_stands(killed_run: tuple[Path, str]) -> None:
+    run, sha256 = killed_run
+    found = verify(run)
+    assert (found["versions"], found["checkpoint"], found["contributions"]) == ([5], [5], 10)
+    assert (found["torn_bytes"], found["is_done"]) == (0, True)
+    # Version 3 was made twice, the second time of the same contributions.
+    events = found["events"]
+    assert (events["version"], events["contribution"], events["resume"]) == (7, 12, 1)
+    rows = [json.loads(line) for line in (run / JOURNAL).read_text().splitlines()]
+    weights = [row["weights"] for row in rows if row["event"] == "version"]
+    assert weights[3] == weights[4] and weights[-1] == sha256
+    (warning,) = [row["text"] for row in rows if row["event"] == "warning"]
+    assert "28 bytes" in warning and "cut off" in warning
+    first = {json.dumps([r["payload"], r["weight"]]) for r in rows if r["event"] == "contribution"}
+    assert len(first) == 10
+
+
+def change(line: bytes) -> list[bytes]:
+    return [line.replace(b'"site":', b'"site": ')]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("spoil", [change, lambda line: [line, line], lambda line: []])
+def test_a_line_that_is_changed_doubled_or_left_out_is_found(
+    kind: str, spoil: Callable[[bytes], list[bytes]], run: Path
+) -> None:
+    lines = (run / JOURNAL).read_bytes().splitlines(keepends=True)
+    at = kinds(run).index(kind)
+    lines[at : at + 1] = new = spoil(lines[at])
+    (run / JOURNAL).write_bytes(b"".join(lines))
+    told = f"line {at + max(1, len(new))}: it does not"
+    if at == len(lines):
+        told = "its last line tells of no end"
+    with pytest.raises(FedwanError, match=told):
+        verify(run)
+
+
+def version(number: int, fragment: int = 0) -> dict[str, Any]:
+    row = {"fragment": fragment, "version": number, "weights": f"{fragment}{number}"}
+    return {"event": "version", **row}
+
+
+def contribution(number: int, site: str = "s1") -> dict[str, Any]:
+    return {"event": "contribution", "fragment": 0, "version": number, "site": site}
+
+
+def resume(*versions: int, weights: str = "") -> dict[str, Any]:
+    told = [weights or f"{index}{number}" for index, number in enumerate(versions)]
+    return {"event": "resume", "versions": list(versions), "weights": told}
+
+
+BEGIN = [version(0), version(0, 1), contribution(0), version(1), version(1, 1)]
+
+
+@pytest.mark.parametrize(
+    ("rows", "told"),
+    [
+        ([version(3)], "tells of version 3 of fragment 0, expected 2"),
+        ([version(1)], "tells of version 1 of fragment 0, expected 2"),
+        ([version(0, 3)], "is none of its kind"),
+        ([contribution(0)], "s1's contribution to version 0 .* before, into version 1"),
+        ([contribution(1), contribution(1)], "s1's contribution to version 1 .* into version 2"),
+        ([resume(2, 1)], "it resumes at version 2 of fragment 0 .* tells of no weights"),
+        ([resume(1)], r"resumes at versions \[1\], where the run was at \[1, 1\]"),
+        ([version(2), resume(1, 1), resume(2, 1)], "tells of no weights"),
+        (
+            [resume(0, 0, weights="else")],
+            "version 0 of fragment 0 with weights else; line 1 tells of 00",
+        ),
+        (
+            [{"event": "checkpoint", "versions": [1, 0]}],
+            r"\[1, 0\] were saved where \[1, 1\] stood",
+        ),
+        ([{"event": "version", "fragment": 0}], "is none of its kind"),
+    ],
+)
+def test_a_history_that_cannot_be_is_found_though_its_chain_is_whole(
+    rows: list[dict[str, Any]], told: str, tmp_path: Path
+) -> None:
+    write(tmp_path, BEGIN)
+    assert verify(tmp_path)["versions"] == [1, 1]
+    write(tmp_path, [*BEGIN, *rows])
+    with pytest.raises(FedwanError, match=f"line {len(BEGIN) + len(rows)}: .*{told}"):
+        verify(tmp_path)
+
+
+def test_what_was_undone_by_a_resume_may_be_made_again(tmp_path: Path) -> None:
+    again = [contribution(1), version(2)]
+    rest = [contribution(1, "s2"), resume(1, 1)]
+    write(tmp_path, [*BEGIN, *again, resume(1, 1), *rest, *again])
+    assert verify(tmp_path)["contributions"] == 2
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    lines = Journal(folder / JOURNAL, is_new=True)
+    for row in rows:
+        lines.append(row)
+    lines.close()
+
+
+def test_a_checkpoint_of_other_weights_is_found_with_its_versions_line(run: Path) -> None:
+    path = run / "checkpoint" / CHECKPOINT
+    tensors, meta = read_tensors(path)
+    name = next(name for name in tensors if name.startswith("global:"))
+    write_tensors(path, tensors | {name: torch.zeros_like(tensors[name])}, meta)
+    last = len(kinds(run)) - kinds(run)[::-1].index("version")
+    with pytest.raises(
+        FedwanError, match=f"the checkpoint stands at version 5 .*; line {last} tells"
+    ):
+        verify(run)
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(FedwanError, match="cannot be read"):
+        verify(run)
+
+
+def test_no_event_waits_for_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites' events are told under the coordinator's lock."""
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(number: int) -> None:
+        begun.set()
+        assert goes_on.wait(10)
+
+    recorder = Recorder(tmp_path)
+    monkeypatch.setattr(journal.os, "fsync", slow)
+    syncing = in_thread(lambda: recorder.write({"kind": "event", "site": None, **version(0)}))
+    assert begun.wait(10)
+    recorder.write(event_row("join", "s1"))
+    assert kinds(tmp_path) == ["version", "join"]
+    goes_on.set()
+    syncing(10.0)
+    monkeypatch.setattr(journal.os, "fsync", os.fsync)
+    recorder.close()
