@@ -246,7 +246,7 @@ def stub_of(port: int, folder: Path) -> Iterator[Stub]:
     credentials = Identity.load(folder).grpc_channel_credentials()
     channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials)
     try:
-        yield Stub(channel, ByteCounter())
+        yield Stub(channel, ByteCounter(), f"127.0.0.1:{port}")
     finally:
         channel.close()
 
@@ -258,7 +258,7 @@ def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:
         time.sleep(0.01)
 
 
-def in_thread(call: Callable[[], Any]) -> Callable[[float], Any]:
+def in_thread(call: Callable[[], Any]) -> Any:
     """Run a call beside the test; the returned function waits for it and gives or raises."""
     outcome: list[Any] = []
 
@@ -279,4 +279,5 @@ def in_thread(call: Callable[[], Any]) -> Callable[[float], Any]:
             raise value
         return value
 
+    wait.is_running = thread.is_alive  # type: ignore[attr-defined]
     return wait

@@ -102,7 +102,7 @@ class FlakyProxy:
     ) -> None:
         source, sink = pair if upwards else pair[::-1]
         with suppress(OSError):
-            while data := source.recv(1 << 16):
+            while data := source.recv(min(1 << 16, int((rate or 1e9) / 20))):
                 self._passes.wait()
                 if self._count(len(data), upwards):
                     self.cut()

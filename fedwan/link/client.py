@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -19,7 +19,7 @@ from fedwan.errors import JoinRefused
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.framing import Packing
-from fedwan.link.rpc import OPTIONS, ByteCounter, Patience, Stub, num_channels
+from fedwan.link.rpc import OPTIONS, ByteCounter, Patience, Stub, messages, num_channels, watch
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity, handshake_complaint
 from fedwan.link.transfers import Direction, download, upload
@@ -83,7 +83,7 @@ class GrpcLink:
         self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
         tcp.pace_mbit = pace_mbit / self.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
-        self._stub, *stubs = [Stub(channel, self._counter) for channel in self._channels]
+        self._stub, *stubs = [Stub(channel, self._counter, address) for channel in self._channels]
 
         def direction(name: str) -> Direction:
             # Threads for two transfers: the next one begins before the last has arrived.
@@ -140,7 +140,8 @@ class GrpcLink:
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.
-        self._retrying(self._stub.Leave, farewell, min(self._patience_s, LEAVE_PATIENCE_S))
+        short_s = min(self._patience_s, LEAVE_PATIENCE_S)
+        self._retrying(self._stub.Leave, farewell, short_s, short_s)
 
     def close(self) -> None:
         if self._control is not None:
@@ -150,11 +151,14 @@ class GrpcLink:
         for channel in self._channels:
             channel.close()
 
-    def _retrying(self, call: Callable[[Any], Any], message: Any, patience_s: float) -> Any:
+    def _retrying(
+        self, call: Any, message: Any, patience_s: float, timeout_s: float | None = None
+    ) -> Any:
         patience = self._patience(patience_s)
         while True:
             try:
-                return call(message)
+                with watch(self._address) as watched:
+                    return watched.result(call.future(message, timeout=timeout_s))
             except grpc.RpcError as error:
                 patience.failed(error)
 
@@ -193,7 +197,7 @@ class _ControlStream:
                 self._call = self._stub.Control(self._heartbeats())
                 if self._closing.is_set():  # `close` came before there was a call to cancel
                     self._call.cancel()
-                for signal in self._call:
+                for signal in messages(self._stub.address, self._call):
                     if signal.kind != wire.CoordinatorSignal.HEARTBEAT:
                         self.signals.put(signal)
             except grpc.RpcError as error:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import grpc
@@ -18,6 +20,7 @@ import grpc
 from fedwan.errors import IdentityError, LinkLost, PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
+from fedwan.link.tcp import read_state
 
 SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"].full_name
 MAX_MESSAGE_BYTES = 32 << 20
@@ -119,7 +122,8 @@ class Stub:
     Report: Any
     Leave: Any
 
-    def __init__(self, channel: grpc.Channel, counter: ByteCounter) -> None:
+    def __init__(self, channel: grpc.Channel, counter: ByteCounter, address: str) -> None:
+        self.address = address
         for name, method in METHODS.items():
             call = getattr(channel, method.kind)(
                 f"/{SERVICE}/{name}",
@@ -155,6 +159,94 @@ def threads_per_site(channels: int, num_fragments: int = 0) -> int:
     Control, words, downloads that wait for a round, and the stripes of two transfers each way.
     """
     return 2 + max(MAX_WAITING, num_fragments) + 4 * (channels or NUM_CHANNELS)
+
+
+# Calls that stand still ---------------------------------------------------------------------------
+
+STALL_S = 10.0
+"""Between two looks at the calls under way. gRPC needs up to twice as long to find that a
+connection is gone; a chunk of 1 MiB takes less from 0.9 Mbit/s on."""
+MAX_STILL = 3
+"""Looks that find nothing moved since the last one, after which a call is cancelled."""
+LEAST_BYTES_PER_S = 4096.0
+"""On a connection that carries payload, however slow; pings, heartbeats and polls are less."""
+
+
+class Watched:
+    """A call that is cancelled once neither messages nor bytes of its connections move.
+
+    The other end may hang, and its connections stand all the same. What counts are looks and not
+    time, so that a process that was stopped goes on.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.call: Any = None
+        self.is_ours = False
+        """Whether it waits for what this end has yet to make."""
+        self.still = 0
+        """Looks since a message was taken, here or there."""
+        self._address = address
+        self._moved = 0
+
+    def result(self, call: Any) -> Any:
+        """What a call ends with."""
+        self.call = call
+        try:
+            return call.result()
+        except grpc.FutureCancelledError:
+            raise call from None
+
+    def look(self) -> None:
+        """Called every `STALL_S`."""
+        if self.still:  # else the kernel need not be asked
+            before, self._moved = self._moved, read_state(self._address).moved
+            if self.is_ours or self._moved - before > LEAST_BYTES_PER_S * STALL_S:
+                self.still = 0
+        self.still += 1
+        if self.still > MAX_STILL and self.call is not None:
+            self.call.cancel()
+
+
+_watched: set[Watched] = set()
+_starting = threading.Lock()
+
+
+@contextmanager
+def watch(address: str) -> Iterator[Watched]:
+    """Watch a call to `host:port`, or from there, as long as the context lasts."""
+    with _starting:
+        _begin_to_watch()
+    watched = Watched(address)
+    _watched.add(watched)
+    try:
+        yield watched
+    finally:
+        _watched.discard(watched)
+
+
+@cache
+def _begin_to_watch() -> None:
+    def run() -> None:
+        while True:
+            time.sleep(STALL_S)
+            look()
+
+    threading.Thread(target=run, daemon=True, name="watch").start()
+
+
+def look() -> None:
+    """Look at every call of this process once."""
+    for watched in tuple(_watched):
+        watched.look()
+
+
+def messages(address: str, call: Any) -> Iterator[Any]:
+    """What a stream brings."""
+    with watch(address) as watched:
+        watched.call = call
+        for message in call:
+            watched.still = 0
+            yield message
 
 
 # Failed calls -------------------------------------------------------------------------------------
@@ -199,6 +291,8 @@ class Patience:
     def failed(self, error: grpc.RpcError) -> None:
         """Wait before the next attempt, or raise what no attempt can mend; else `LinkLost`."""
         code, text = error.code(), str(error.details())
+        if code is Code.CANCELLED:
+            text = "connected, but it neither takes nor sends anything"
         if code is Code.UNAUTHENTICATED:
             raise IdentityError(text) from None
         if code is Code.FAILED_PRECONDITION:

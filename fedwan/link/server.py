@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import cache, lru_cache, partial
 from queue import Empty
 from typing import Any
+from urllib.parse import unquote
 
 import grpc
 from cryptography import x509
@@ -34,6 +35,7 @@ from fedwan.link.rpc import (
     SERVICE,
     Method,
     num_channels,
+    watch,
     window_options,
 )
 from fedwan.link.tcp import Congestion
@@ -231,20 +233,23 @@ class DataPlane:
                 f"{len(request.chunks)} chunks asked for where there are {num_chunks}"
             )
         chunks = self._share(site, request, request.chunks or range(num_chunks), context)
-        # By itself: the site's other channels begin when it comes, not a chunk later.
-        yield Part(header, None)
-        for index in chunks:
-            offset = index * size
-            if offset >= payload.num_bytes:
-                continue
-            read = partial(payload.read, offset, min(size, payload.num_bytes - offset))
-            if not request.packed:
-                chunk = plain(offset, read())
-            elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
-                chunk = self._packed.chunk(header.checksum, offset, read)
-            else:
-                chunk = pack(offset, read())
-            yield Part(None, chunk)
+        with watch(unquote(context.peer()).partition(":")[2]) as watched:
+            watched.call = context
+            # By itself: the site's other channels begin when it comes, not a chunk later.
+            yield Part(header, None)
+            for index in chunks:
+                watched.still = 0
+                offset = index * size
+                if offset >= payload.num_bytes:
+                    continue
+                read = partial(payload.read, offset, min(size, payload.num_bytes - offset))
+                if not request.packed:
+                    chunk = plain(offset, read())
+                elif request.kind == wire.DownloadRequest.UPDATE:  # other sites fetch the same
+                    chunk = self._packed.chunk(header.checksum, offset, read)
+                else:
+                    chunk = pack(offset, read())
+                yield Part(None, chunk)
 
     def _share(
         self, site: str, request: wire.DownloadRequest, chunks: Iterable[int], context: Any

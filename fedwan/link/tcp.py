@@ -36,7 +36,7 @@ _SYSCTLS = Path("/proc/sys/net/ipv4")
 _FILES = "/proc/self/fd"
 _NAME_BYTES = 16  # TCP_CA_NAME_MAX of Linux
 _INFO_BYTES = 255
-_RTT_AT, _SENT_AT, _AGAIN_AT = 68, 200, 208
+_RTT_AT, _ACKED_AT, _RECEIVED_AT, _SENT_AT, _AGAIN_AT = 68, 120, 128, 200, 208
 """Offsets in struct tcp_info (linux/tcp.h), which only ever grows at its end."""
 
 
@@ -125,6 +125,8 @@ class TcpState:
     """Bytes, those sent again included."""
     again: int = 0
     """Bytes sent again: every lost packet is, and few others."""
+    moved: int = 0
+    """Bytes that the other end has taken, and bytes that came."""
 
 
 def read_state(address: str) -> TcpState:
@@ -138,6 +140,8 @@ def read_state(address: str) -> TcpState:
             total.congestion = name.split(b"\0")[0].decode()
             total.rtt_us = max(total.rtt_us, struct.unpack_from("=I", info, _RTT_AT)[0])
             total.sent += struct.unpack_from("=Q", info, _SENT_AT)[0]
+            for at in (_ACKED_AT, _RECEIVED_AT):
+                total.moved += struct.unpack_from("=Q", info, at)[0]
             total.again += struct.unpack_from("=Q", info, _AGAIN_AT)[0]
     return total
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import grpc
 
@@ -26,16 +26,13 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Reception
 from fedwan.link.framing import Packing, Part, pack, plain, unpack
-from fedwan.link.rpc import Patience, Stub
+from fedwan.link.rpc import STALL_S, Patience, Stub, Watched, messages, watch
 
 T = TypeVar("T")
 CHECKED_S = 0.05
-"""Between two questions whether a whole payload has been checked."""
+"""Between the first two questions whether a whole payload has been checked."""
 READY = wire.DownloadHeader.READY
 WAKE_S = 1.0
-STALL_S = 10.0
-"""Without a chunk for so long, a transfer no longer keeps others waiting. gRPC needs up to twice as
-long to find that a connection is gone; a chunk of 1 MiB takes less from 0.9 Mbit/s on."""
 MAX_QUEUES = 1024
 """Chunk queues remembered: those in use, and some that are empty."""
 
@@ -174,7 +171,7 @@ def upload(
     One chunk per stripe is in memory at a time, packed and not; the payload itself is only read.
     """
     began = time.monotonic()
-    sender = _Sender(up, header, payload)
+    sender, pause_s = _Sender(up, header, payload), CHECKED_S
     missing: Sequence[int] = range(-(-payload.num_bytes // header.chunk_bytes))
     while True:
         try:
@@ -191,7 +188,8 @@ def upload(
                 up.packing.note(payload.num_bytes, time.monotonic() - began)
                 return receipt
         if not missing and not receipts[0].missing:
-            time.sleep(CHECKED_S)  # whole, and still being checked for a stream that broke
+            time.sleep(pause_s)  # whole, and still being checked for a stream that broke
+            pause_s = min(2 * pause_s, WAKE_S)
         missing = receipts[0].missing if not missing else ()
 
 
@@ -227,20 +225,25 @@ class _Sender:
         return receipts
 
     def _send_stripe(self, stub: Stub, chunks: Iterable[int]) -> wire.Receipt:
-        receipt: wire.Receipt = stub.Upload(self._parts(chunks))
-        return receipt
+        with watch(stub.address) as watched:
+            receipt = watched.result(stub.Upload.future(self._parts(chunks, watched)))
+        return cast(wire.Receipt, receipt)
 
-    def _parts(self, chunks: Iterable[int]) -> Iterator[Part[wire.UploadHeader]]:
+    def _parts(self, chunks: Iterable[int], watched: Watched) -> Iterator[Part[wire.UploadHeader]]:
         """The messages of one stripe; the first has the header, and comes even without chunks."""
         size, make = self._header.chunk_bytes, pack if self._up.packing.is_on else plain
         num_sent = 0
         for index in chunks:
             offset = index * size
+            watched.is_ours = True  # it may have to be encoded first
             try:
                 data = self._payload.read(offset, min(size, self._payload.num_bytes - offset))
             except Exception as error:
                 self.error = error
                 raise
+            finally:
+                watched.is_ours = False
+                watched.still = 0
             if num_sent == 1:  # gRPC asks for the second message when it has sent the first
                 self._up.on_connected()
             yield Part(None if num_sent else self._header, make(offset, data))
@@ -267,7 +270,7 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
         wanted.packed = down.packing.is_on
         try:
             if incoming is None:
-                parts = down.stubs[0].Download(wanted)
+                parts = messages(down.stubs[0].address, down.stubs[0].Download(wanted))
                 first = next(parts, None)
                 if first is None or first.header is None:
                     raise PayloadError("a download began without its header; refused")
@@ -304,10 +307,11 @@ def _fetch(
     """
     num_begun = int(begun is not None)
     most = max(0, len(incoming.missing()) - num_begun)
-    futures = [
-        down.threads.submit(lambda stub: _store(stub.Download(wanted), incoming), stub)
-        for stub in down.stubs[num_begun:][:most]
-    ]
+
+    def fetch(stub: Stub) -> bool:
+        return _store(messages(stub.address, stub.Download(wanted)), incoming)
+
+    futures = [down.threads.submit(fetch, stub) for stub in down.stubs[num_begun:][:most]]
     try:
         is_held = begun is None or _store(begun, incoming)
     finally:  # a stripe that still ran would store what the next attempt asks for again

@@ -53,11 +53,11 @@ def test_no_certificate_is_no_entry(bench: Bench, identities: Path) -> None:
         credentials = grpc.ssl_channel_credentials(root_certificates=ca)
         with grpc.secure_channel(f"127.0.0.1:{plane.port}", credentials) as channel:
             with pytest.raises(grpc.RpcError) as caught:
-                Stub(channel, ByteCounter()).Join(bench.hello("s1"), timeout=5)
+                Stub(channel, ByteCounter(), "").Join(bench.hello("s1"), timeout=5)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         with grpc.insecure_channel(f"127.0.0.1:{plane.port}") as channel:
             with pytest.raises(grpc.RpcError):
-                Stub(channel, ByteCounter()).Join(bench.hello("s1"), timeout=5)
+                Stub(channel, ByteCounter(), "").Join(bench.hello("s1"), timeout=5)
     assert not bench.events
 
 
