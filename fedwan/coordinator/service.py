@@ -39,8 +39,7 @@ def run_coordinator(
         FedwanError: see the tree; outputs are written as far as they go.
     """
     tune_allocator()
-    if config.threads:
-        torch.set_num_threads(config.threads)
+    torch.set_num_threads(config.threads or torch.get_num_threads())  # before the data plane's
     out = Path(config.out)
     run = CoordinatedRun(
         config,

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import unquote
 
 import grpc
+import torch
 from cryptography import x509
 from google.protobuf.message import DecodeError
 
@@ -78,7 +79,9 @@ class DataPlane:
         self._chunk_queues = SharedQueues()
         self._packed = PackedOnce()
         self._update_queues: dict[str, TransferQueue] = {}
-        self._pool = ThreadPoolExecutor(num_threads, thread_name_prefix="data-plane")
+        # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
+        # team of threads, most wait for their teams.
+        self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
         self._congestion = Congestion(congestion)
         channels = num_channels(0, self._congestion.is_bbr, bool(pace_mbit))
         self._congestion.pace_mbit = pace_mbit / channels
