@@ -102,6 +102,7 @@ class Bench:
             self.rounds.hold(0, version, payload)
             self.intake.forget(0, version)
             self.hub.changed.notify_all()
+        self.intake.free()
 
     def withdraw(self) -> None:
         """Drop the update that is out."""

@@ -14,6 +14,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +48,7 @@ class Contribution(NamedTuple):
 
 
 class Intake:
-    """Receptions that are open. Not locked, but for `inspect`, which needs no lock."""
+    """Receptions that are open. Not locked; `inspect` and `free` need no lock."""
 
     def __init__(
         self,
@@ -61,6 +62,7 @@ class Intake:
         self._up = up
         self._folder = folder
         self._open: dict[Upload, UploadReception] = {}
+        self._dropped: list[UploadReception] = []
         # Few at once: each holds a record, and all sites' payloads come together. The first to be
         # whole is the first to be checked, so that merging begins while others wait.
         self._checks = threading.Semaphore(min(MAX_CHECKS, os.cpu_count() or 1))
@@ -125,10 +127,15 @@ class Intake:
         self._open.pop(upload, None)
 
     def close(self, upload: Upload) -> None:
-        """Drop what is open."""
-        reception = self._open.pop(upload, None)
-        if reception is not None:
-            reception.close()
+        """Drop what is open; `free` gives its space back."""
+        if upload in self._open:
+            self._dropped.append(self._open.pop(upload))
+
+    def free(self) -> None:
+        """Close the files of what was dropped, which takes long: to be called without the lock."""
+        with suppress(IndexError):
+            while True:
+                self._dropped.pop().close()
 
     def forget(self, fragment: int, before: int) -> None:
         """Drop what is open for a fragment's versions before one."""

@@ -2,7 +2,7 @@
 
 Handler threads of the data plane come in through the `Hub` methods; the run
 (`fedwan.coordinator.run`) takes contributions out and puts updates in. One lock guards all, and is
-never held while bytes are checked, merged or sent.
+never held while bytes are checked, merged or sent, nor while files are made or closed.
 """
 
 from __future__ import annotations
@@ -190,6 +190,7 @@ class Servicer:
     def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
         """See `Hub`."""
         upload = _upload(site, header)
+        self.intake.free()
         with self.changed:
             self.registry.find(site, header.session)
             if header.run_id != self._run_id:
@@ -396,10 +397,11 @@ class Servicer:
         """See `Rounds.publish`; frees the contributions that are done with."""
         with self.changed:
             done = self.rounds.publish(payload, is_own=is_own)
-            for contribution in done:
-                contribution.reception.close()
             self.intake.forget(*self.rounds.least_wanted())
             self.changed.notify_all()
+        for contribution in done:
+            contribution.reception.close()
+        self.intake.free()
 
     def finish(self, text: str, is_complete: bool = False) -> None:
         """Tell every site that the run is over, and whether it has done what it was to do."""

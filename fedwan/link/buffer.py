@@ -62,20 +62,30 @@ class FileBuffer:
     """A payload in a file that has no name, so that no crash leaves it behind.
 
     The page cache holds it while it is fresh; it does not count towards the process's memory. The
-    space is reserved at once, an `OSError` where the disk is full.
+    first write reserves the space, all of it: an `OSError` where the disk is full.
     """
 
     def __init__(self, num_bytes: int, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
-            self._file: _Descriptor | None = _Descriptor(os.dup(file.fileno()))
-        os.posix_fallocate(self._file.number, 0, max(1, num_bytes))
         self.num_bytes = num_bytes
+        self._folder = folder
+        self._file: _Descriptor | None = None
+        self._is_closed = False
+        self._making = threading.Lock()
         self._scratch = threading.local()
+
+    def _make(self) -> _Descriptor | None:
+        with self._making:
+            if self._file is None and not self._is_closed:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                with tempfile.TemporaryFile(dir=self._folder, buffering=0) as file:
+                    made = _Descriptor(os.dup(file.fileno()))
+                os.posix_fallocate(made.number, 0, max(1, self.num_bytes))
+                self._file = made
+            return self._file
 
     def write(self, offset: int, data: Bytes) -> None:
         """Put bytes in their place; threads may write at once. Drops them once it is closed."""
-        file, view = self._file, memoryview(data)
+        file, view = self._file or self._make(), memoryview(data)
         while file is not None and view:
             written = os.pwrite(file.number, view, offset)
             view, offset = view[written:], offset + written
@@ -99,7 +109,8 @@ class FileBuffer:
 
     def close(self) -> None:
         """Give the disk space back, once nobody reads or writes any more."""
-        self._file = None
+        with self._making:
+            self._is_closed, self._file = True, None
 
 
 class Reception(Generic[H]):

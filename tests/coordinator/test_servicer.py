@@ -18,7 +18,6 @@ from fedwan.coordinator.intake import Upload
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
-from fedwan.link.buffer import Reception
 from fedwan.state import layout_to_json
 from tests.planes import (
     Bench,
@@ -217,11 +216,48 @@ def test_receptions_that_are_replaced_or_past_hold_no_descriptor(tmp_path: Path)
     before = len(os.listdir("/proc/self/fd"))
     for value in range(5):
         payload = payload_of(float(value), bench.layout)
-        assert isinstance(bench.hub.open_upload("s1", prepared(payload)), Reception)
+        write(bench, prepared(payload), payload, range(1))
+    bench.intake.free()  # as the next call does
     assert len(os.listdir("/proc/self/fd")) == before + 1
     model.versions[0] = 1
     bench.publish(1, payload)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("slow", ["posix_fallocate", "close"])
+def test_heartbeats_are_heard_while_a_large_file_is_made_or_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    bench = Bench(tmp_path, num_values=3_000_000)  # large enough for the disk
+    model = bench.set_model()
+    bench.hub.join("s1", bench.hello("s1"))
+    payload, work, go_on = payload_of(1.0, bench.layout), getattr(os, slow), threading.Event()
+    is_slow = threading.Event()
+
+    def slowly(*args: Any) -> Any:
+        is_slow.set()
+        assert go_on.wait(10)
+        return work(*args)
+
+    def publish() -> None:
+        bench.rounds.begin(0.0)
+        bench.hub.advance()
+        model.versions[0] = 1
+        bench.hub.publish(payload)
+
+    if slow == "close":
+        upload(bench, prepared(payload), payload)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"fedwan.link.buffer.os.{slow}", slowly)
+        busy = in_thread(
+            publish if slow == "close" else lambda: upload(bench, prepared(payload), payload)
+        )
+        assert is_slow.wait(10)
+        in_thread(lambda: bench.hub.heard("s1", wire.SiteSignal(session="s1-first", step=3)))(2.0)
+        assert bench.registry.sites["s1"].step == 3
+        go_on.set()
+        busy()
+    bench.forget()
 
 
 # Downloads -------------------------------------------------------------------------------------

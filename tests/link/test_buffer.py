@@ -50,6 +50,8 @@ def test_a_closed_buffer_drops_writes_and_refuses_reads(make: Make) -> None:
 def test_a_file_buffer_leaves_neither_a_name_nor_a_descriptor(tmp_path: Path) -> None:
     before = num_descriptors()
     buffers = [FileBuffer(1000, tmp_path) for _ in range(5)]
+    for buffer in buffers:
+        buffer.write(0, b"x")
     assert list(tmp_path.iterdir()) == [] and num_descriptors() == before + 5
     for buffer in buffers:
         buffer.close()
@@ -59,7 +61,7 @@ def test_a_file_buffer_leaves_neither_a_name_nor_a_descriptor(tmp_path: Path) ->
 def test_a_full_disk_leaks_no_descriptor(tmp_path: Path) -> None:
     before = num_descriptors()
     with pytest.raises(OSError):
-        FileBuffer(1 << 62, tmp_path)
+        FileBuffer(1 << 62, tmp_path).write(0, b"x")
     assert num_descriptors() == before
 
 
