@@ -15,7 +15,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
-from fedwan.site.exchange import Exchange
+from fedwan.site.place import Found, Place
 from fedwan.site.stub import CoordinatorStub
 
 
@@ -52,12 +52,13 @@ def _accept_late(settled: Any) -> Any:
     return lambda self, key: settled(self, key).replace("stale", "")
 
 
-def _do_not_send_again(begin: Any) -> Any:
+def _do_not_send_again(find: Any) -> Any:
     """A successor forgets that the steps of its newest checkpoint are still to be merged."""
 
-    def forgetful(self: Exchange, versions: Any, run_step: int) -> int:
+    def forgetful(self: Place, versions: Any, run_step: int) -> Found:
         self.is_exact = False
-        return int(begin(self, versions, run_step))
+        found: Found = find(self, versions, run_step)
+        return found
 
     return forgetful
 
@@ -129,7 +130,7 @@ BUGS: dict[str, tuple[tuple[object, str, Callable[[Any], Any]], ...]] = {
         (CoordinatedRun, "checkpoint", _promise_too_early),
     ),
     "a late contribution is accepted": ((Rounds, "settled", _accept_late),),
-    "a successor does not send again what was lost": ((Exchange, "begin", _do_not_send_again),),
+    "a successor does not send again what was lost": ((Place, "find", _do_not_send_again),),
     "a site saves after its contribution has left": (
         (SiteCheckpoints, "save", _keep_for_later),
         (CoordinatorStub, "send_contribution", _save_after_sending),

@@ -24,22 +24,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
 
 from fedwan.errors import FedwanError, UserError
-from fedwan.fragments import Fragment, due_step, reached_step
+from fedwan.fragments import Fragment, due_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.site.background import BufferPool, background_threads
-from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.meter import Meter, Work
-from fedwan.site.replica import Replica
+from fedwan.site.place import Place
 from fedwan.site.stub import CoordinatorStub, PendingUpdate, is_merged, is_superseded
 from fedwan.state import Role, State
-from fedwan.strategy import Landing, SiteHook, Strategy
+from fedwan.strategy import Landing
 
 log = logging.getLogger(__name__)
 
@@ -84,48 +83,24 @@ class Exchange:
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        num_steps: int,
-        replica: Replica,
-        hook: SiteHook,
-        checkpoints: SiteCheckpoints,
-        stub: CoordinatorStub,
-        meter: Meter,
-        listen: Callable[[], bool],
+        self, place: Place, stub: CoordinatorStub, meter: Meter, listen: Callable[[], bool]
     ) -> None:
-        self.fragments = strategy.fragments(replica.layout)
-        self._strategy = strategy
-        self._num_steps = num_steps
-        self._replica = replica
-        self._group = replica.group
-        self._hook = hook
-        self._checkpoints = checkpoints
+        self._place = place
+        self._strategy = place.strategy
+        self._replica = place.replica
+        self._group = place.replica.group
+        self._hook = place.hook
+        self._residuals = place.residuals
         self._stub = stub
         self._meter = meter
         self._listen = listen
-        count = len(self.fragments)
-        self._tau = strategy.overlap.tau
-        self._has_gradients = strategy.contributes == "gradient"
-        self._keeps_pace = strategy.clock == "samples"
-        self.is_mirrored = self._has_gradients and not self._keeps_pace
-        """Whether every site's optimisers take the same steps, on the sites' mean gradient."""
-        assert count == 1 or not self._keeps_pace, "at a pace of their own sites send all at once"
-        self.is_exact = not (count > 1 or self._tau or self._has_gradients or self._keeps_pace)
-        """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
-        self.versions = [0] * count
-        """Per fragment, what this site holds."""
-        self._durable_version = 0  # that the coordinator would resume from, as far as known
-        # At a pace of its own: steps until the next upload, and where the run and this site stand.
-        self._steps, self._run_step = strategy.h, 0
-        self._residuals = Residuals(count)
+        self._tau = place.strategy.overlap.tau
         self._buffers = BufferPool()
-        self._marks = [Work(0, 0)] * count
         self._flights: dict[int, _Flight] = {}
-        self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
         self._rejections = 0
         self._is_reduced = False
         self._is_grounded = threading.Event()
+        count = len(place.fragments)
         self._flyers = background_threads(count, "flight")
         # One more than there are fragments: a question that was given up may still be waiting.
         self._askers = background_threads(count + 1, "update")
@@ -135,21 +110,29 @@ class Exchange:
     @property
     def expected_step(self) -> int:
         """Where this site will stand once all that is in flight has landed."""
-        return self._reached([v + (i in self._flights) for i, v in enumerate(self.versions)])
+        held = enumerate(self._place.versions)
+        return self._place.reached([v + (i in self._flights) for i, v in held])
 
-    def _reached(self, versions: Sequence[int]) -> int:
-        return reached_step(self.fragments, versions, self._strategy.h, self._num_steps)
+    def begin(self, versions: list[int], run_step: int) -> int:
+        """Find this site's place in a run at these versions; the step to go on from."""
+        step, is_unsent = self._place.find(versions, run_step)
+        if not is_unsent:
+            return step
+        with self._meter.waiting():
+            return self._exchange(self._place.fragments, [], step)
 
     # In the step loop ----------------------------------------------------------------------
 
     def reduce(self, step: int) -> None:
         """Called inside the step that leads to `step`, once all gradients are complete."""
-        if not self._has_gradients:
+        if not self._place.has_gradients:
             return
         self._is_reduced = True
         with self._meter.waiting():
-            self._exchange(self.fragments, [], step)
-        if self._keeps_pace:  # the weights have moved: nothing is left for optimisers to step on
+            self._exchange(self._place.fragments, [], step)
+        if (
+            self._place.keeps_pace
+        ):  # the weights have moved: nothing is left for optimisers to step on
             for optimizer in self._replica.inner.optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
 
@@ -160,7 +143,7 @@ class Exchange:
         one if the others went on without this site; at a pace of its own, it is the run's.
         """
         self._hook.after_step()
-        if self._has_gradients:
+        if self._place.has_gradients:
             if not self._is_reduced:
                 raise UserError(
                     "this run's strategy exchanges gradients, and the step had no site.reduce(); "
@@ -169,9 +152,9 @@ class Exchange:
             self._is_reduced = False
             with self._meter.waiting():
                 # The step is complete only now: its contribution has left within it.
-                self._save(self.versions[0], self._residuals.ledger(Work(0, 0)))
-            return self._run_step if self._keeps_pace else step
-        is_last = step >= self._num_steps
+                self._place.save(self._place.versions[0], self._residuals.ledger(Work(0, 0)))
+            return self._place.run_step if self._place.keeps_pace else step
+        is_last = step >= self._place.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
         due = self._due(step, landing)
         if not landing and not due:
@@ -179,20 +162,16 @@ class Exchange:
         with self._meter.waiting():
             return self._exchange(due, landing, step)
 
-    def _save(self, version: int, ledger: Ledger) -> None:
-        """The steps that lead to a version are complete."""
-        self._checkpoints.save(version, self._durable_version, ledger)
-
     def _exchange(self, due: Sequence[Fragment], landing: Sequence[_Flight], step: int) -> int:
-        is_last = step >= self._num_steps
+        is_last = step >= self._place.num_steps
         try:
             for flight in landing:
                 self._land(flight, is_last)
             for flight in [self._depart(fragment, step) for fragment in due]:
-                if self._has_gradients or is_last or flight.lands_at <= step:
+                if self._place.has_gradients or is_last or flight.lands_at <= step:
                     self._land(flight, is_last)
         except _Astray as error:
-            if self.is_mirrored:
+            if self._place.is_mirrored:
                 raise FedwanError(
                     "this site's gradients were refused or came too late, so that its weights are "
                     "not the others' any more; it will rejoin with the global weights"
@@ -201,33 +180,33 @@ class Exchange:
         except _Over:  # the step loop ends by itself
             self._flights.clear()
             return step
-        return self._run_step if self._keeps_pace else step
+        return self._place.run_step if self._place.keeps_pace else step
 
     def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
-        if self._keeps_pace:
-            is_due = self._meter.total.since(self._marks[0]).steps >= self._steps
-            return list(self.fragments) if is_due else []
+        if self._place.keeps_pace:
+            is_due = self._meter.total.since(self._place.marks[0]).steps >= self._place.steps
+            return list(self._place.fragments) if is_due else []
         ahead = {flight.fragment.index for flight in landing}
 
         def due(fragment: Fragment) -> bool:
             is_ahead = fragment.index in ahead
-            version = self.versions[fragment.index] + is_ahead
+            version = self._place.versions[fragment.index] + is_ahead
             is_free = is_ahead or fragment.index not in self._flights
             return is_free and step == due_step(
-                fragment, version, self._strategy.h, self._num_steps
+                fragment, version, self._strategy.h, self._place.num_steps
             )
 
-        return [fragment for fragment in self.fragments if due(fragment)]
+        return [fragment for fragment in self._place.fragments if due(fragment)]
 
     # Departure -----------------------------------------------------------------------------
 
     def _depart(self, fragment: Fragment, step: int) -> _Flight:
         index, meter = fragment.index, self._meter
-        done = meter.total.since(self._marks[index])
-        self._marks[index] = meter.total
+        done = meter.total.since(self._place.marks[index])
+        self._place.marks[index] = meter.total
         work = meter.work(step, done)
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
-        flight = _Flight(fragment, self.versions[index], step + tau)
+        flight = _Flight(fragment, self._place.versions[index], step + tau)
         self._flights[index] = flight
         if self._tau:
             self._take_off(flight, work, done)
@@ -252,13 +231,15 @@ class Exchange:
         site forgets.
         """
         fragment, version, replica = flight.fragment, flight.version, self._replica
-        taken = replica.gradients(fragment) if self._has_gradients else replica.delta(fragment)
+        taken = (
+            replica.gradients(fragment) if self._place.has_gradients else replica.delta(fragment)
+        )
         residual = self._residual(fragment)
         payload, owed = None, State()
         if self._group.rank == 0:
             payload, owed = self._strategy.up.encode(taken, residual, fragment.layout)
-        if fragment.index == 0 and not self._has_gradients:
-            self._save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
+        if fragment.index == 0 and not self._place.has_gradients:
+            self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
         receipt = self._group.lead(
             lambda: self._stub.send_contribution(fragment.index, version, payload, work)
         )
@@ -272,7 +253,7 @@ class Exchange:
         self._replica.take_delta(fragment, flight.held)
         self._hook.before_send(fragment)
         if fragment.index == 0:
-            self._save(flight.version + 1, self._residuals.ledger(done))
+            self._place.save(flight.version + 1, self._residuals.ledger(done))
         if is_leader:
             asked = PendingUpdate()
             flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
@@ -320,7 +301,7 @@ class Exchange:
         version, fragment = flight.version, flight.fragment
         if receipt.status == wire.Receipt.REJECTED:
             self._rejections += 1
-            self._checkpoints.drop(version + 1)
+            self._place.checkpoints.drop(version + 1)
             log.warning("contribution to version %d was refused: %s", version, receipt.text)
             if self._rejections >= MAX_REJECTIONS:
                 raise FedwanError(
@@ -330,8 +311,8 @@ class Exchange:
         flight.sent = (residual, owed)
         if receipt.status != wire.Receipt.ACCEPTED:
             flight.unpaid = self._residuals.of(fragment)
-            if self._keeps_pace:
-                self._checkpoints.drop(version + 1)
+            if self._place.keeps_pace:
+                self._place.checkpoints.drop(version + 1)
                 raise _Astray
         self._residuals.settle(fragment, version + 1, owed)
 
@@ -353,23 +334,23 @@ class Exchange:
         while True:
             update = self._stub.receive(flight.update, self._heed)
             header = update.header
-            if is_superseded(update) and self._keeps_pace:
+            if is_superseded(update) and self._place.keeps_pace:
                 # Its own contribution may be in them, and was not when the question was answered.
-                header = self._take_weights()
+                header = self._place.take_weights()
             else:
                 if not self._tau or self._group.size > 1:
                     self._advance(fragment, update)
-                self.versions[index] = header.version
-                self._durable_version = header.durable_version
-            self._note(header)
-            version = self.versions[index]
+                self._place.versions[index] = header.version
+                self._place.durable_version = header.durable_version
+            self._place.note(header)
+            version = self._place.versions[index]
             has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version
-            if not self._keeps_pace or has_own or version > last:
+            if not self._place.keeps_pace or has_own or version > last:
                 return header
             self._ask(flight, version + 1)
 
     def _heed(self) -> None:
-        if self._listen() and self._keeps_pace:
+        if self._listen() and self._place.keeps_pace:
             raise _Over
 
     def _advance(self, fragment: Fragment, update: Delivery) -> None:
@@ -377,15 +358,11 @@ class Exchange:
             raise _Astray
         assert update.payload is not None
         replica, down = self._replica, self._strategy.down
-        if self.is_mirrored:
+        if self._place.is_mirrored:
             replica.apply_gradients(update.payload, fragment, down)
             return
         replica.advance(update.payload, fragment, down)
         self._hook.on_update(fragment, update.payload, down)
-
-    def _note(self, header: wire.DownloadHeader) -> None:
-        self._steps = int(header.steps) or self._strategy.h
-        self._run_step = int(header.run_step)
 
     def _land(self, flight: _Flight, is_last: bool) -> None:
         """The local weights take over the update, each fragment at a step of its own."""
@@ -393,153 +370,54 @@ class Exchange:
         header = self._receive(flight)
         del self._flights[index]
         self._rejections = 0
-        version = self.versions[index]
+        version = self._place.versions[index]
         has_own = is_merged(header, flight.version, version)
         is_unpaid = flight.unpaid is not None and not has_own
         owed = flight.unpaid if is_unpaid else self._residuals.of(fragment)
         self._residuals.settle(fragment, version, owed or {})
-        if self.is_mirrored:
+        if self._place.is_mirrored:
             return
         steps = fragment.steps(self._strategy.h)
         is_replaced = is_last or not self._tau or steps == 1
         landing = Landing(steps, has_own, is_replaced, *(flight.sent or ({}, {})))
         is_written = self._hook.on_land(fragment, landing)
-        self._renew(fragment, header, version)
+        self._place.renew(fragment, header)
         # The local weights are what the update stands for, less what a subtraction and an addition
         # round away: one site without outer optimiser takes the steps that it takes alone.
-        is_own = header.is_own and not self._tau and not self._keeps_pace
+        is_own = header.is_own and not self._tau and not self._place.keeps_pace
         if is_written or is_own:
             self._replica.landed(fragment)
         else:
             self._replica.land(fragment, 0.0 if is_replaced else self._strategy.overlap.alpha)
         if not is_last:
-            self._owe(fragment)
-
-    def _renew(self, fragment: Fragment, header: wire.DownloadHeader, version: int) -> None:
-        """Have the hook begin anew, once, where the coordinator says so."""
-        if self._anew.get(fragment.index, 0) < header.anew_from <= version:
-            self._anew[fragment.index] = header.anew_from
-            self._hook.forget(fragment)
-            log.info("state of the strategy begins anew at version %d", version)
-
-    def _owe(self, fragment: Fragment) -> None:
-        if self._strategy.owes == "weights":
-            self._replica.owe(self._residuals.of(fragment))
-
-    # Beginning, and beginning anew ---------------------------------------------------------
-
-    def _take_weights(self) -> wire.DownloadHeader:
-        """Take the present global weights whole, as both global and local."""
-        weights, header = self._stub.fetch_weights()
-        self._replica.adopt(weights)
-        self.versions = list(header.versions)
-        self._note(header)
-        return header
+            self._place.owe(fragment)
 
     def _start_over(self, is_refused: bool) -> int:
-        """Take the global weights; the step that they stand at."""
+        """Give up what is in flight and take the global weights; the step that they stand at."""
         self._is_grounded.set()
-        flights = [f.update for f in self._flights.values()]
-        for update in flights:
-            update.give_up()
-        if self._tau:
-            wait([update.outcome for update in flights if update.outcome is not None])
+        for flight in self._flights.values():
+            flight.update.give_up()
+        self._group.lead(self._ground)
         self._is_grounded.clear()
         for flight in self._flights.values():
             if flight.sent is None:  # nobody knows whether it was merged, and so paid
                 self._residuals.settle(flight.fragment, flight.version, {})
         self._flights.clear()
-        header = self._take_weights()
-        owed = self._residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
-        if is_refused:
-            # The optimisers too: moments that are not finite would spoil every later step.
-            self._replica.reset_optimizers()
-        self._take_over(self.versions, None if is_refused else owed)
-        for fragment in self.fragments:
-            self._renew(fragment, header, self.versions[fragment.index])
-        if self._keeps_pace:
-            return self._run_step
-        return self._reached(self.versions)
+        place = self._place
+        place.start_over(is_refused)
+        return place.run_step if place.keeps_pace else place.reached(place.versions)
 
-    def _take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
-        """Go on from these versions, with what a predecessor of this process left."""
-        self.versions = list(versions)
-        self._residuals.restore(self.fragments, versions, ledger)
-        for fragment in self.fragments:
-            self._owe(fragment)
-        self._marks = [self._meter.total] * len(versions)
-        self._hook.on_adopt()
-
-    def begin(self, versions: list[int], run_step: int) -> int:
-        """Find this site's place in a run at these versions; the step to go on from.
-
-        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
-        """
-        replica, checkpoints, header = self._replica, self._checkpoints, wire.DownloadHeader()
-        weights: State | None = None
-        outer: State | None = None
-        if is_begun := any(versions):
-            weights, header, outer = self._stub.fetch_all(with_outer=self.is_mirrored)
-            versions = list(header.versions)
-        versions = versions or self.versions
-        version, kept = versions[0], checkpoints.versions()
-        # Deltas save before their contribution leaves.
-        nearest = version + (not self._has_gradients)
-        if self.is_exact and nearest in kept:
-            if is_begun:
-                replica.adopt(weights)
-            return self._send_again(header, version)
-        usable = max((v for v in kept if v <= nearest), default=0)
-        # Whether the predecessor's last contribution was merged before it saw the update. Nothing
-        # is known of that where the coordinator is new, too.
-        is_missed = is_begun and self.is_exact and usable == version
-        is_missed &= not header.merged_into or is_merged(header, version - 1, version)
-        found = checkpoints.load(usable, with_model=is_missed) if usable else None
-        if found is not None and is_missed:
-            replica.load_base(weights)
-            # The hook learns from it: the local weights still are the predecessor's.
-            (fragment,) = self.fragments
-            steps = fragment.steps(self._strategy.h)
-            self._hook.on_land(fragment, Landing(steps, True, True, found.residual, found.owed))
-        elif found is not None and usable == version:
-            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
-        # Where the update was made of its weights alone, what it left are the global ones.
-        if is_begun and not (is_missed and header.is_own):
-            replica.adopt(weights)
-        self._take_over(versions, found)
-        self._follow_hook(header, usable)
-        if outer is not None:
-            replica.load_optimizers(outer, is_whole=True)
-        if is_begun:
-            log.info("goes on from version %d", version)
-            if version not in kept:
-                at = f"version {usable}" if usable else "the beginning"
-                log.warning("data order and optimisers go on from %s", at)
-        return run_step if self._keeps_pace else self.expected_step
-
-    def _send_again(self, header: wire.DownloadHeader, version: int) -> int:
-        """The steps to the next version are complete: only their contribution may be missing."""
-        (fragment,) = self.fragments
-        self._follow_hook(header, version + 1)
-        self._take_over([version], None)
-        log.info("sends its contribution to version %d again", version)
-        ledger = self._checkpoints.load(version + 1, with_model=True)
-        self._residuals.settle(fragment, version, ledger.residual)
-        self._marks[0] = self._meter.total.since(ledger.work)
-        with self._meter.waiting():
-            return self._exchange([fragment], [], (version + 1) * self._strategy.h)
-
-    def _follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
-        """The hook begins anew if all did since the checkpoint of a version; 0 for none."""
-        for fragment in self.fragments:
-            if checkpoint > header.anew_from:
-                self._anew[fragment.index] = header.anew_from
-            self._renew(fragment, header, self.versions[fragment.index])
+    def _ground(self) -> None:
+        """Wait for what is in the air; a call of it in which nothing moves ends by itself."""
+        for flight in self._flights.values():
+            if self._tau and flight.update.outcome is not None:
+                with suppress(_Astray):
+                    flight.update.outcome.result()
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""
-        if self._keeps_pace:
-            self._take_weights()
+        if self._place.keeps_pace:
+            self._place.take_weights()
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""

@@ -40,6 +40,7 @@ from fedwan.site.checkpoint import SiteCheckpoints, Stateful
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
 from fedwan.site.meter import Meter, Work
+from fedwan.site.place import Place
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub
 from fedwan.state import State, add_prefix, layout_to_json
@@ -124,8 +125,9 @@ class Site:
             every=config.checkpoint.every,
             is_beside=strategy.overlap.tau > 0,
         )
-        parts = (replica, hook, self._checkpoints, self._stub, self.meter, self._listen)
-        self._exchange = Exchange(strategy, self.num_steps, *parts)
+        parts = (replica, hook, self._checkpoints, self._stub, self.meter)
+        self._place = Place(strategy, self.num_steps, *parts)
+        self._exchange = Exchange(self._place, self._stub, self.meter, self._listen)
         self._is_inside = False  # whether a step has begun and not ended
 
     # The story -----------------------------------------------------------------------------
@@ -274,10 +276,8 @@ class Site:
 
     def _stay(self) -> None:
         """Answer the coordinator until it says stop; then say farewell."""
-        self.global_sha256 = sha256 = self.replica.global_sha256(
-            of_steps=self._exchange.is_mirrored
-        )
-        version = self._exchange.versions[0]
+        self.global_sha256 = sha256 = self.replica.global_sha256(of_steps=self._place.is_mirrored)
+        version = self._place.versions[0]
         with self.meter.waiting():
             while not self._is_stopped:
                 if not self._listen(wait_s=HEARTBEAT_S) and self._stub.is_over(version):

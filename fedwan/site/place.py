@@ -1,0 +1,200 @@
+"""A site's place in the run: which version of each fragment it holds, and how it came there.
+
+A site finds its place when it joins, from the coordinator's versions and its own checkpoints, loses
+it when its steps cannot be merged, and takes one step further with every update that lands. What
+belongs to a place are the weights, what error feedback owes at these versions, what the strategy's
+hook has learned, and the checkpoint that says all this.
+
+It moves the replica, the hook and the residuals, reads and writes checkpoints, and fetches whole
+weights. It knows nothing of what is on its way.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from fedwan.fragments import Fragment, reached_step
+from fedwan.link import wire_pb2 as wire
+from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
+from fedwan.site.meter import Meter, Work
+from fedwan.site.replica import Replica
+from fedwan.site.stub import CoordinatorStub, is_merged
+from fedwan.state import State
+from fedwan.strategy import Landing, SiteHook, Strategy
+
+log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """Where to go on from."""
+
+    step: int
+    is_unsent: bool = False
+    """The steps to the next version are complete: only their contribution may be missing."""
+
+
+class Place:
+    """One site's; of a run of `num_steps`, 0 where it has no such end."""
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        num_steps: int,
+        replica: Replica,
+        hook: SiteHook,
+        checkpoints: SiteCheckpoints,
+        stub: CoordinatorStub,
+        meter: Meter,
+    ) -> None:
+        self.strategy = strategy
+        self.num_steps = num_steps
+        self.replica = replica
+        self.hook = hook
+        self.checkpoints = checkpoints
+        self.fragments = strategy.fragments(replica.layout)
+        count = len(self.fragments)
+        self.has_gradients = strategy.contributes == "gradient"
+        self.keeps_pace = strategy.clock == "samples"
+        self.is_mirrored = self.has_gradients and not self.keeps_pace
+        """Whether every site's optimisers take the same steps, on the sites' mean gradient."""
+        assert count == 1 or not self.keeps_pace, "at a pace of their own sites send all at once"
+        has_others = count > 1 or strategy.overlap.tau > 0
+        self.is_exact = not (has_others or self.has_gradients or self.keeps_pace)
+        """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        self.versions = [0] * count
+        """Per fragment, what this site holds."""
+        self.durable_version = 0
+        """That the coordinator would resume from, as far as known."""
+        self.steps, self.run_step = strategy.h, 0
+        """At a pace of its own: steps until the next upload, and where the run stands."""
+        self.residuals = Residuals(count)
+        self.marks = [Work(0, 0)] * count
+        """Per fragment, the work that contributions before the next one were of."""
+        self._stub = stub
+        self._meter = meter
+        self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
+
+    def reached(self, versions: Sequence[int]) -> int:
+        """Where a site stands that holds these versions."""
+        return reached_step(self.fragments, versions, self.strategy.h, self.num_steps)
+
+    # What lands ----------------------------------------------------------------------------
+
+    def note(self, header: wire.DownloadHeader) -> None:
+        """What the coordinator said of this site's pace."""
+        self.steps = int(header.steps) or self.strategy.h
+        self.run_step = int(header.run_step)
+
+    def renew(self, fragment: Fragment, header: wire.DownloadHeader) -> None:
+        """Have the hook begin anew, once, where the coordinator says so."""
+        version = self.versions[fragment.index]
+        if self._anew.get(fragment.index, 0) < header.anew_from <= version:
+            self._anew[fragment.index] = header.anew_from
+            self.hook.forget(fragment)
+            log.info("state of the strategy begins anew at version %d", version)
+
+    def owe(self, fragment: Fragment) -> None:
+        """Where the weights hold what error feedback owes, put it there."""
+        if self.strategy.owes == "weights":
+            self.replica.owe(self.residuals.of(fragment))
+
+    def save(self, version: int, ledger: Ledger) -> None:
+        """The steps that lead to a version are complete."""
+        self.checkpoints.save(version, self.durable_version, ledger)
+
+    # Beginning, and beginning anew ---------------------------------------------------------
+
+    def take_weights(self) -> wire.DownloadHeader:
+        """Take the present global weights whole, as both global and local."""
+        weights, header = self._stub.fetch_weights()
+        self.replica.adopt(weights)
+        self.versions = list(header.versions)
+        self.note(header)
+        return header
+
+    def start_over(self, is_refused: bool) -> None:
+        """Take the global weights; without what error feedback owes, if that was refused."""
+        header = self.take_weights()
+        owed = self.residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
+        if is_refused:
+            # The optimisers too: moments that are not finite would spoil every later step.
+            self.replica.reset_optimizers()
+        self._take_over(self.versions, None if is_refused else owed)
+        for fragment in self.fragments:
+            self.renew(fragment, header)
+
+    def _take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
+        """Go on from these versions, with what a predecessor of this process left."""
+        self.versions = list(versions)
+        self.residuals.restore(self.fragments, versions, ledger)
+        for fragment in self.fragments:
+            self.owe(fragment)
+        self.marks = [self._meter.total] * len(versions)
+        self.hook.on_adopt()
+
+    def find(self, versions: list[int], run_step: int) -> Found:
+        """Find this site's place in a run at these versions.
+
+        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
+        """
+        replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
+        weights: State | None = None
+        outer: State | None = None
+        if is_begun := any(versions):
+            weights, header, outer = self._stub.fetch_all(with_outer=self.is_mirrored)
+            versions = list(header.versions)
+        versions = versions or self.versions
+        version, kept = versions[0], checkpoints.versions()
+        # Deltas save before their contribution leaves.
+        nearest = version + (not self.has_gradients)
+        if self.is_exact and nearest in kept:
+            if is_begun:
+                replica.adopt(weights)
+            return self._stand_before(header, version)
+        usable = max((v for v in kept if v <= nearest), default=0)
+        # Whether the predecessor's last contribution was merged before it saw the update. Nothing
+        # is known of that where the coordinator is new, too.
+        is_missed = is_begun and self.is_exact and usable == version
+        is_missed &= not header.merged_into or is_merged(header, version - 1, version)
+        found = checkpoints.load(usable, with_model=is_missed) if usable else None
+        if found is not None and is_missed:
+            replica.load_base(weights)
+            # The hook learns from it: the local weights still are the predecessor's.
+            (fragment,) = self.fragments
+            steps = fragment.steps(self.strategy.h)
+            self.hook.on_land(fragment, Landing(steps, True, True, found.residual, found.owed))
+        elif found is not None and usable == version:
+            found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
+        # Where the update was made of its weights alone, what it left are the global ones.
+        if is_begun and not (is_missed and header.is_own):
+            replica.adopt(weights)
+        self._take_over(versions, found)
+        self._follow_hook(header, usable)
+        if outer is not None:
+            replica.load_optimizers(outer, is_whole=True)
+        if is_begun:
+            log.info("goes on from version %d", version)
+            if version not in kept:
+                at = f"version {usable}" if usable else "the beginning"
+                log.warning("data order and optimisers go on from %s", at)
+        return Found(run_step if self.keeps_pace else self.reached(self.versions))
+
+    def _stand_before(self, header: wire.DownloadHeader, version: int) -> Found:
+        """Take over all that a predecessor had when its contribution to a version could leave."""
+        (fragment,) = self.fragments
+        self._follow_hook(header, version + 1)
+        self._take_over([version], None)
+        log.info("sends its contribution to version %d again", version)
+        ledger = self.checkpoints.load(version + 1, with_model=True)
+        self.residuals.settle(fragment, version, ledger.residual)
+        self.marks[0] = self._meter.total.since(ledger.work)
+        return Found((version + 1) * self.strategy.h, is_unsent=True)
+
+    def _follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
+        """The hook begins anew if all did since the checkpoint of a version; 0 for none."""
+        for fragment in self.fragments:
+            if checkpoint > header.anew_from:
+                self._anew[fragment.index] = header.anew_from
+            self.renew(fragment, header)
