@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from fedwan.workloads.base import Workload
 
 Shape = tuple[int, ...]
-FORMATS = ("safetensors",)
-"""Of `export`."""
+FORMATS = ("safetensors", "diffusers")
+"""Of `export`; of the second is what the recipe's workload writes by its `save_pretrained`."""
 
 
 @dataclass(frozen=True)
@@ -225,12 +225,22 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 def export(trained: Trained, to: str, folder: Path) -> None:
     """Write one file per network, `config.json`, and a README on loading, into a new folder.
 
-    A `UserError` if there is no such format, or the folder holds something.
+    To `diffusers`, what its `from_pretrained` opens. A `UserError` if there is no such format, or
+    none of the run's workload, or the folder holds something.
     """
     if to not in FORMATS:
         raise UserError(f"--to {to} is none of {', '.join(FORMATS)}{nearest(to, FORMATS)}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{str(folder)!r} holds something already; give a new folder")
+    if to == "diffusers":
+        save = getattr(trained.workload(), "save_pretrained", None)
+        if save is None:
+            raise UserError(
+                f"--to diffusers: workload {trained.config.workload!r} is of no diffusers model; "
+                "use --to safetensors"
+            )
+        save(folder)
+        return
     folder.mkdir(parents=True, exist_ok=True)
     try:
         modules = dict(trained.workload().networks)

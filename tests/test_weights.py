@@ -124,7 +124,7 @@ def test_exported_files_hold_each_network_by_the_names_of_its_module(tmp_path: P
     assert about["weights"] == "ema" and about["config"]["model"]["width"] == 4
     assert about["missing"] == {"discriminator": [], "generator": []}
     other = tmp_path / "other"
-    says = "--to safetensor is none of safetensors; did you mean"
+    says = "--to safetensor is none of safetensors, diffusers; did you mean"
     refused(lambda: export(trained, "safetensor", other), UserError, says)
     refused(lambda: export(trained, "safetensors", folder), UserError, "holds something already")
 

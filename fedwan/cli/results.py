@@ -89,7 +89,7 @@ def export(
     run: RunFolder,
     folder: NewFolder,
     to: Annotated[
-        str, typer.Option(metavar="FORMAT", help="`safetensors`: one plain file per network.")
+        str, typer.Option(metavar="FORMAT", help="`safetensors`: a file per network; `diffusers`.")
     ] = "safetensors",
     last: Last = False,
 ) -> None:

@@ -42,7 +42,7 @@ def test_export_writes_a_folder_and_says_where(tmp_path: Path, fedwan: Command) 
         "generator.safetensors",
     }
     code, _, err = fedwan("export", str(tmp_path / "run"), "--to", "onnx", "x")
-    assert (code, err) == (2, "fedwan: --to onnx is none of safetensors\n")
+    assert (code, err) == (2, "fedwan: --to onnx is none of safetensors, diffusers\n")
 
 
 @pytest.mark.parametrize("command", [["sample"], ["export", "--to=safetensors"]])

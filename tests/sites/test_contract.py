@@ -17,7 +17,7 @@ from fedwan.errors import ConfigError
 from fedwan.state import hash_state
 from fedwan.workloads.base import Batch, Examinable
 from fedwan.workloads.settings import resolve_page
-from sites import distill, flow, gan, pix2pix
+from sites import diffusers_unet, distill, flow, gan, pix2pix
 from tests.sites.support import DIT, MLP, Run, equal, weights
 from tests.workloads import line
 
@@ -28,6 +28,7 @@ MODELS: dict[str, tuple[ModuleType, str, dict[str, Any]]] = {
     "flow-ring": (flow, "ring8", MLP),
     "dit": (flow, "digits", DIT),
     "pix2pix": (pix2pix, "photo_edges", {"width": 4}),
+    "unet": (diffusers_unet, "digits", {"width": 8, "sampling_steps": 4}),
     "line": (line, "digits", {}),
     "distill": (distill, "ring8", {"teacher": "mlp_teacher"}),
     "distill-dit": (distill, "digits", {"teacher": "dit_teacher"}),

@@ -1,0 +1,286 @@
+"""Any network of diffusers that denoises images: by its folder, or a small UNet of our own.
+
+The folder is what `save_pretrained` wrote, of a pipeline or of its network alone; its weights are
+what training starts from, if it holds any. The scheduler that it names says what is learned:
+
+    DDPM and its kin    noise, velocity or image (`prediction_type`) at a random timestep, Ho et al.
+                        2020 (2006.11239); samples by DDIM, Song et al. 2021 (2010.02502)
+    FlowMatch           the velocity of a rectified flow, see `fedwan.workloads.flow`
+
+A network that knows classes (`num_class_embeds`) is told them; its samples are of all alike.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+from fedwan.config import Config, InnerConfig
+from fedwan.data import num_labels, source_of
+from fedwan.errors import ConfigError
+from fedwan.extras import require
+from fedwan.models.layers import clamp_images
+from fedwan.names import nearest
+from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.workloads import flow
+from fedwan.workloads.base import Batch, NetworkKind
+from fedwan.workloads.descent import Simple
+from fedwan.workloads.settings import require_each
+
+NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
+USES = (
+    *("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute"),
+    *("site.partition", "site.partition=weights", "data.labels"),
+)
+DEFAULTS = {
+    "data.batch": 32,
+    "steps": 4000,
+    "inner.*": lambda config, kind: InnerConfig(
+        name="adamw", lr=1e-4 if config.model["path"] else 1e-3
+    ),
+}
+TARGETS = ("epsilon", "v_prediction", "sample")
+"""What a network of the DDPM family may predict."""
+AT_ONCE = 256
+"""Samples that are made together."""
+
+
+@dataclass
+class Model:
+    """Settings under `model.*`."""
+
+    path: str = ""
+    """A folder of diffusers, at the same path on every machine; a small UNet without."""
+    width: int = 32
+    """Channels of that UNet's first level; each of the next ones has twice as many."""
+    scheduler: str = "DDPMScheduler"
+    """Of diffusers, where the folder names none."""
+    sampling_steps: int = 50
+    """From noise to a sample."""
+
+
+class Parts:
+    """What a folder, or its absence, says: the classes of network and scheduler, and settings."""
+
+    def __init__(self, config: Config) -> None:
+        self.model = Model(**config.model)
+        self.shape = source_of(config.data).shape
+        library = require("diffusers", "diffusers")
+        if len(self.shape) != 3:
+            raise ConfigError(
+                f"workload 'diffusers_unet' needs images, which {config.data.name!r} has none of; "
+                "set workload=flow"
+            )
+        network, scheduler = self._folders()
+        if network is None:
+            name, self.settings = "UNet2DModel", self._own(num_labels(config))
+        else:
+            self.settings = _read(network / "config.json")
+            name = str(self.settings.get("_class_name"))
+        self.weights = network if network and any(network.glob("*.safetensors*")) else None
+        self.network = getattr(library, name, None)
+        if not inspect.isclass(self.network) or not issubclass(self.network, library.ModelMixin):
+            raise ConfigError(
+                f"{network}: {name!r} is no network of diffusers; give another folder"
+            )
+        self._require_plain_call(name)
+        found = {} if scheduler is None else _read(scheduler / "scheduler_config.json")
+        self.scheduler = _scheduler(library, found, self.model.scheduler)
+
+    def _folders(self) -> tuple[Path | None, Path | None]:
+        """Of the network and of the scheduler."""
+        if not self.model.path:
+            return None, None
+        root = Path(self.model.path)
+        if (root / "model_index.json").is_file():
+            parts = _read(root / "model_index.json")
+            name = next((part for part in ("unet", "transformer") if part in parts), "unet")
+            return root / name, root / "scheduler"
+        if not (root / "config.json").is_file():
+            raise ConfigError(
+                f"model.path = {str(root)!r} holds no model_index.json and no config.json; give a "
+                "folder that diffusers' save_pretrained wrote"
+            )
+        scheduler = root.parent / "scheduler"
+        return root, scheduler if scheduler.is_dir() else None
+
+    def _own(self, num_classes: int) -> dict[str, Any]:
+        """Of a small UNet: as many levels, up to 3, as leave 4 pixels a side."""
+        channels, *sides = self.shape
+        levels = max(1, min(3, min(sides).bit_length() - 2))
+        widths = [self.model.width * 2**level for level in range(levels)]
+        return {
+            "sample_size": sides[0],
+            "in_channels": channels,
+            "out_channels": channels,
+            "layers_per_block": 1,
+            "block_out_channels": widths,
+            "down_block_types": ["DownBlock2D"] * levels,
+            "up_block_types": ["UpBlock2D"] * levels,
+            "norm_num_groups": 8,
+            "num_class_embeds": num_classes or None,
+        }
+
+    def _require_plain_call(self, name: str) -> None:
+        """Refuse networks that must be told more than a timestep and a class."""
+        given = inspect.signature(self.network.forward).parameters
+        asked = list(given.values())[2:]
+        more = [p.name for p in asked if p.default is p.empty and p.name != "timestep"]
+        if more or "timestep" not in given:
+            raise ConfigError(
+                f"model.path: {name} must be told {', '.join(more) or 'no timestep'} as well, "
+                "which this workload has not; write a script of your own, see docs/own_model.md"
+            )
+
+    @property
+    def num_classes(self) -> int:
+        """That the network is told; 0 for none."""
+        return (
+            self.settings.get("num_class_embeds") or self.settings.get("num_embeds_ada_norm") or 0
+        )
+
+    def build(self, device: torch.device | str) -> nn.Module:
+        """The network, with the folder's weights where there are any to read."""
+        if self.weights and torch.device(device).type != "meta":
+            network = self.network.from_pretrained(
+                self.weights, use_safetensors=True, low_cpu_mem_usage=False
+            ).train()
+        else:
+            network = self.network.from_config(self.settings)
+        return network.to(device)  # type: ignore[no-any-return]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); give model.path another folder"
+        ) from None
+    return found if isinstance(found, dict) else {}
+
+
+def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
+    """What noise is added by: a flow's scheduler, or DDPM's with the settings of its kin."""
+    name = str(found.get("_class_name", default))
+    kind = getattr(library, name, None)
+    if not inspect.isclass(kind) or not issubclass(kind, library.SchedulerMixin):
+        names = [n for n in dir(library) if n.endswith("Scheduler")]
+        raise ConfigError(
+            f"scheduler {name!r} is none of diffusers'; set model.scheduler=DDPMScheduler"
+            f"{nearest(name, names)}"
+        )
+    if name.startswith("FlowMatch"):
+        return kind.from_config(found)
+    scheduler = library.DDPMScheduler.from_config(found)
+    target = found.get("prediction_type", "epsilon")
+    if target not in TARGETS or "beta_schedule" not in kind.from_config(found).config:
+        raise ConfigError(
+            f"scheduler {name!r} with prediction_type {target!r} is none that this workload knows; "
+            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers"
+        )
+    return scheduler
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built, and images that the network does not take."""
+    model = Model(**config.model)
+    require_each(model, width=8, sampling_steps=1)
+    if model.width % 8:
+        raise ConfigError(f"model.width = {model.width} is no multiple of 8; choose one")
+    parts = Parts(config)
+    channels, *sides = parts.shape
+    takes = parts.settings.get("in_channels", channels)
+    if takes != channels:
+        raise ConfigError(
+            f"model.path = {model.path!r} takes images of {takes} channels, and data are of "
+            f"{channels}; give another folder"
+        )
+    size = parts.settings.get("sample_size")
+    if "patch_size" in parts.settings and size is not None and sides != [size, size]:
+        raise ConfigError(
+            f"model.path = {model.path!r} takes images of {size} x {size}, and data are of "
+            f"{sides[0]} x {sides[1]}; set data.size={size}"
+        )
+    unit = 2 ** (len(parts.settings.get("block_out_channels", [0])) - 1)
+    if any(side % unit for side in sides):
+        raise ConfigError(
+            f"images of {sides[0]} x {sides[1]} cannot be halved {unit.bit_length() - 1} times, as "
+            f"the network does; make both sides a multiple of {unit}"
+        )
+    if 0 < parts.num_classes < num_labels(config):
+        raise ConfigError(
+            f"model.path = {model.path!r} knows {parts.num_classes} classes, and data have "
+            f"{num_labels(config)}; choose fewer with data.classes"
+        )
+
+
+class Diffusion(Simple):
+    """One denoising network."""
+
+    def __init__(self, config: Config, device: torch.device | str) -> None:
+        self.parts = parts = Parts(config)
+        self.scheduler, self._told = parts.scheduler, min(parts.num_classes, num_labels(config))
+        self._is_flow = "prediction_type" not in self.scheduler.config
+        with seeded_init(config.seed):
+            network = parts.build(device)
+        super().__init__(config, "denoiser", network, self._loss, self._draw)
+
+    def _predict(self, x: Tensor, timestep: Tensor, labels: Tensor) -> Tensor:
+        told = {"class_labels": labels} if self._told else {}
+        out = self.networks["denoiser"](x, timestep=timestep, return_dict=False, **told)[0]
+        return out[:, : x.shape[1]]  # type: ignore[no-any-return]  # without learned variances
+
+    def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
+        noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(batch.x)
+        count, total = len(noise), self.scheduler.config.num_train_timesteps
+        if self._is_flow:
+            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift)
+            sigma = sigma.to(batch.x)
+            x, target = flow.interpolate(batch.x, noise, sigma)
+            return mse_loss(self._predict(x, sigma * total, batch.y), target)
+        step = torch.randint(total, (count,), generator=rng["step"]).to(batch.x.device)
+        x = self.scheduler.add_noise(batch.x, noise, step)
+        target = {
+            "epsilon": lambda: noise,
+            "v_prediction": lambda: self.scheduler.get_velocity(batch.x, noise, step),
+            "sample": lambda: batch.x,
+        }[self.scheduler.config.prediction_type]()
+        return mse_loss(self._predict(x, step, batch.y), target)
+
+    def _draw(self, num: int, seed: int) -> Tensor:
+        """From fixed noise, (num, channels, height, width); as many of each class."""
+        noise = torch.Generator().manual_seed(derive_seed(seed, "sample"))
+        order = torch.Generator().manual_seed(derive_seed(seed, "labels"))
+        x = torch.randn(num, *self.parts.shape, generator=noise).to(self.device)
+        labels = flow.balanced_labels(num, max(1, self._told), order).to(self.device)
+        both = zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
+        return clamp_images(torch.cat([self._denoise(*part) for part in both]))
+
+    def _denoise(self, x: Tensor, labels: Tensor) -> Tensor:
+        kind = type(self.scheduler) if self._is_flow else require("diffusers", "").DDIMScheduler
+        solver = kind.from_config(self.scheduler.config)  # it counts its steps
+        solver.set_timesteps(self.parts.model.sampling_steps, device=x.device)
+        for step in solver.timesteps:
+            x = solver.step(self._predict(x, step.expand(len(x)), labels), step, x).prev_sample
+        return x
+
+    def save_pretrained(self, folder: Path) -> None:
+        """As diffusers opens it: a `DDPMPipeline` where one can be, else network and scheduler."""
+        library, network = require("diffusers", "diffusers"), self.networks["denoiser"]
+        if isinstance(network, library.UNet2DModel) and not (self._is_flow or self._told):
+            library.DDPMPipeline(network, self.scheduler).save_pretrained(folder)
+        else:
+            name = "unet" if isinstance(network, library.UNet2DModel) else "transformer"
+            network.save_pretrained(folder / name)
+            self.scheduler.save_pretrained(folder / "scheduler")
+
+
+build = Diffusion

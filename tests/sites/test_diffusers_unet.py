@@ -1,0 +1,155 @@
+"""Networks of diffusers: folders in, folders out, and what no such network can be trained of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import pytest
+import torch
+
+from fedwan.config import Config, DataConfig
+from fedwan.errors import ConfigError
+from fedwan.workloads.settings import resolve_page
+from sites import diffusers_unet
+from tests.sites.support import CPU, Run, weights
+
+UNET = {
+    "sample_size": 8,
+    "in_channels": 1,
+    "out_channels": 1,
+    "layers_per_block": 1,
+    "block_out_channels": (8, 8),
+    "down_block_types": ("DownBlock2D",) * 2,
+    "up_block_types": ("UpBlock2D",) * 2,
+    "norm_num_groups": 4,
+}
+DIT = {
+    "num_attention_heads": 2,
+    "attention_head_dim": 4,
+    "in_channels": 1,
+    "out_channels": 2,
+    "num_layers": 1,
+    "sample_size": 8,
+    "patch_size": 4,
+    "num_embeds_ada_norm": 10,
+    "norm_num_groups": 1,
+}
+
+
+def config(path: Path | str = "", data: str = "digits", **model: Any) -> Config:
+    model = {"path": str(path), "sampling_steps": 3} | model
+    return Config("diffusers_unet", sites=2, data=DataConfig(data, batch=8), model=model)
+
+
+def pipeline(folder: Path, **scheduler: Any) -> Path:
+    torch.manual_seed(0)
+    noises = diffusers.DDPMScheduler(**scheduler)
+    diffusers.DDPMPipeline(diffusers.UNet2DModel(**UNET), noises).save_pretrained(folder)
+    return folder
+
+
+def test_training_starts_from_the_folders_weights_by_what_its_scheduler_says(
+    tmp_path: Path,
+) -> None:
+    losses = {}
+    for target in diffusers_unet.TARGETS:
+        folder = pipeline(tmp_path / target, prediction_type=target)
+        run = Run(diffusers_unet, config(folder))
+        kept = diffusers.UNet2DModel.from_pretrained(folder / "unet").state_dict()
+        state = run.workload.networks["denoiser"].state_dict()
+        assert all(torch.equal(kept[name], state[name]) for name in kept)
+        losses[target] = float(run.step()["denoiser"])
+        assert run.workload.sample(3, 0).shape == (3, 1, 8, 8)
+    assert len(set(losses.values())) == 3
+
+
+def test_a_transformer_learns_a_flow_and_is_told_classes(tmp_path: Path) -> None:
+    diffusers.DiTTransformer2DModel(**DIT).save_pretrained(tmp_path / "transformer")
+    diffusers.FlowMatchEulerDiscreteScheduler(shift=2.0).save_pretrained(tmp_path / "scheduler")
+    run = Run(diffusers_unet, config(tmp_path / "transformer"))
+    before = weights(run)
+    run.step(2)
+    assert not all(map(torch.equal, before, weights(run)))
+    assert run.workload.sample(4, 0).isfinite().all()
+    run.workload.save_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
+    opened = diffusers.DiTTransformer2DModel.from_pretrained(tmp_path / "out" / "transformer")
+    assert opened.config.num_embeds_ada_norm == 10
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler.from_pretrained(
+        tmp_path / "out" / "scheduler"
+    )
+    assert scheduler.config.shift == 2.0
+
+
+def test_a_pipeline_that_is_exported_makes_the_same_samples(tmp_path: Path) -> None:
+    run = Run(diffusers_unet, config(pipeline(tmp_path / "in")))
+    run.step(2)
+    run.workload.save_pretrained(tmp_path / "out")  # type: ignore[attr-defined]
+    opened = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "out")
+    again = Run(diffusers_unet, config(tmp_path / "out"))
+    assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
+    assert opened(num_inference_steps=2, output_type="np").images.shape == (1, 8, 8, 1)
+
+
+def _text_model(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"_class_name": "UNet2DConditionModel"}))
+
+
+@pytest.mark.parametrize(
+    ("make", "model", "data", "text"),
+    [
+        (lambda folder: None, {}, "digits", "holds no model_index.json and no config.json"),
+        (lambda folder: None, {"path": ""}, "ring8", "needs images, which 'ring8' has none of"),
+        (_text_model, {}, "digits", "must be told encoder_hidden_states as well"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"_class_name": "Tensor"}'),
+            {},
+            "digits",
+            "'Tensor' is no network of diffusers",
+        ),
+        (lambda folder: (folder / "config.json").write_text("{"), {}, "digits", "cannot be read"),
+        (
+            lambda folder: diffusers.UNet2DModel(**UNET | {"in_channels": 3}).save_config(folder),
+            {},
+            "digits",
+            "takes images of 3 channels, and data are of 1",
+        ),
+        (
+            lambda folder: pipeline(folder, prediction_type="flow"),
+            {},
+            "digits",
+            "with prediction_type 'flow' is none that this workload knows",
+        ),
+        (lambda folder: None, {"path": "", "width": 12}, "digits", "is no multiple of 8"),
+        (
+            lambda folder: None,
+            {"path": "", "scheduler": "DDPMSchedule"},
+            "digits",
+            "did you mean 'DDPMScheduler'",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(
+    make: Any, model: dict[str, Any], data: str, text: str, tmp_path: Path
+) -> None:
+    make(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        resolve_page(diffusers_unet, config(**{"path": tmp_path, "data": data} | model))
+    assert text in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_model_of_fewer_classes_than_the_data_is_refused(tmp_path: Path) -> None:
+    diffusers.UNet2DModel(**UNET, num_class_embeds=5).save_config(tmp_path)
+    with pytest.raises(ConfigError, match="knows 5 classes, and data have 10"):
+        resolve_page(diffusers_unet, config(tmp_path))
+
+
+def test_no_memory_is_taken_to_learn_what_it_consists_of(tmp_path: Path) -> None:
+    chosen = config(pipeline(tmp_path))
+    resolve_page(diffusers_unet, chosen)
+    with torch.device("meta") as meta:
+        built = diffusers_unet.build(chosen, meta)
+    assert all(p.device.type == "meta" for p in built.networks["denoiser"].parameters())
+    assert diffusers_unet.build(chosen, CPU).networks["denoiser"].training
