@@ -15,6 +15,8 @@ __all__ = [
     "PayloadError",
     "RunStopped",
     "SessionLost",
+    "SiteDrained",
+    "SiteEjected",
     "UserError",
     "WireError",
 ]
@@ -44,6 +46,10 @@ class JoinRefused(UserError):
     """The coordinator refused this site: another run, protocol, or initial weights."""
 
 
+class SiteEjected(JoinRefused):
+    """The run's operator has put this site out."""
+
+
 class WireError(FedwanError):
     """Bytes that came from outside do not hold what they claim."""
 
@@ -68,3 +74,9 @@ class SessionLost(FedwanError):
 
 class RunStopped(FedwanError):
     """The run ended before its last step: stopped from outside, or below its quorum."""
+
+
+class SiteDrained(RunStopped):
+    """The run's operator has asked this site to leave, which it has done in order."""
+
+    exit_code = 0

@@ -10,7 +10,7 @@ import click
 import typer
 
 from fedwan import __version__
-from fedwan.cli import config, doctor, pki, plan, results, run
+from fedwan.cli import config, doctor, members, pki, plan, results, run
 from fedwan.errors import ConfigError, FedwanError, UserError
 
 INTERRUPTED = 130
@@ -32,6 +32,8 @@ app.command()(config.config)
 app.command()(run.site)
 app.command(epilog=plan.KEYS)(plan.plan)
 app.add_typer(pki.app, name="pki")
+app.command()(members.status)
+app.command()(members.sites)
 app.command()(results.report)
 app.command()(results.verify)
 app.add_typer(doctor.app, name="doctor")

@@ -116,6 +116,10 @@ class Intake:
         """The reception that is open."""
         return self._open.get(upload)
 
+    def open_of(self, site: str = "") -> list[Upload]:
+        """What is on its way in; of one site, or of all."""
+        return [upload for upload in self._open if site in ("", upload.key.site)]
+
     def inspect(self, upload: Upload, payload: Source) -> dict[str, float]:
         """See `inspect` below; waits its turn, and takes a pass over the payload."""
         codec, layout = self._codec_and_layout(upload)

@@ -45,6 +45,8 @@ class Totals:
     quality: dict[str, Any] = field(default_factory=dict)
     """The latest quality."""
     quality_version: int = -1
+    sites: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Contributions and their bytes."""
 
     def add_work(self, work: wire.Work) -> None:
         """Count what a site did since its last contribution."""
@@ -55,12 +57,20 @@ class Totals:
 
     def add_round(self, merged: Sequence[Merge[Contribution]]) -> None:
         """Count what was merged."""
-        for _, contribution, staleness, _ in merged:
-            self.add_work(contribution.work)
+        for key, contribution, staleness, _ in merged:
+            work, site = contribution.work, self.of_site(key.site)
+            self.add_work(work)
+            site["contributions"] += 1
+            site["bytes_up"] += work.bytes_up
+            site["bytes_down"] += work.bytes_down
             self.contributions += 1
-            self.samples += contribution.work.samples
+            self.samples += work.samples
             self.late += staleness > 0
             self.staleness += staleness
+
+    def of_site(self, site: str) -> dict[str, int]:
+        """What has been merged of one site."""
+        return self.sites.setdefault(site, {"contributions": 0, "bytes_up": 0, "bytes_down": 0})
 
 
 class RoundRows:

@@ -23,6 +23,7 @@ from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs import fp32
 from fedwan.config import Config, site_names
 from fedwan.coordinator.intake import Contribution, Intake
+from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.quality import Finding, find
@@ -36,6 +37,7 @@ from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
+from fedwan.output.journal import JOURNAL
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.registry import Registry
@@ -122,6 +124,9 @@ class CoordinatedRun:
                 f"({error}); resume with the one that it began with"
             ) from None
         self._agreement.agreed = claim
+        for verb, site in decisions(self._folder / JOURNAL):
+            if not self._registry.objection(verb, site):
+                self.hub.decide(verb, site)
         self._settle(claim)
         self._resumed = GlobalModel.load(folder, self._strategy, self.config)
         return self._resumed.version, complaint
@@ -251,9 +256,9 @@ class CoordinatedRun:
         while True:
             verdict, merges = self.hub.advance()
             for merge in merges:
-                if round_.is_on_arrival and len(self._names) > 1:
+                if round_.is_on_arrival and (others := len(self.hub.rounds.awaited) - 1):
                     # One contribution must not replace the running statistics of all.
-                    merger.keep(model.state, len(self._names) - 1.0)
+                    merger.keep(model.state, float(others))
                 samples.append(self._merge(merge, round_, merger))
                 self._tidier.tidy()
             if verdict == "close":
@@ -496,8 +501,7 @@ class CoordinatedRun:
         return self._registry.live(time.monotonic())
 
     def _notice_lost(self) -> list[str]:
-        with self.hub.changed:
-            lost = self._registry.newly_lost(time.monotonic())
+        lost = self.hub.notice_lost()
         for name in lost:
             self._event("lost", name, f"{name} has fallen silent")
         return lost

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from fedwan.config import Config, host_and_port, to_json
+from fedwan.coordinator import control, members
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
@@ -60,7 +62,12 @@ def run_coordinator(
             plane.start()
             address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
             outputs.event("listening", None, f"data plane listens on {address}")
-            with announce(Ticket(address, run_id, to_json(config))):
+
+            def answer(request: Mapping[str, Any]) -> dict[str, Any]:
+                return members.answer(request, run.hub, run.config, run.totals, outputs.event)
+
+            ticket = Ticket(address, run_id, to_json(config))
+            with control.serving(out, answer), announce(ticket):
                 _train(run, outputs)
         finally:
             plane.stop()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from queue import SimpleQueue
+from typing import NamedTuple
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
@@ -23,7 +24,7 @@ from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.policy import Verdict
-from fedwan.protocol.registry import Registry
+from fedwan.protocol.registry import Registry, Verb
 from fedwan.protocol.rounds import Key, Merge, Rounds
 from fedwan.state import Layout
 
@@ -44,6 +45,29 @@ _SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, _Versions]]] = {
 }
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
+
+
+class SiteState(NamedTuple):
+    """Of one site, for the operator."""
+
+    site: str
+    state: str
+    """As `Registry.state_of`; one that is here is `contributing`, `waiting` or `training`."""
+    version: int
+    step: int
+    heard_s: float
+
+
+class Survey(NamedTuple):
+    """Where the run stands."""
+
+    version: int
+    progress: int
+    since_s: float
+    """When the round began, or the run."""
+    awaited: list[str]
+    """Sites without which it does not go on."""
+    rows: list[SiteState]
 
 
 class Servicer:
@@ -78,6 +102,7 @@ class Servicer:
         self._is_complete = False
         self._keeps_updates = False
         self._event = on_event
+        self._began_s = time.monotonic()
         self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
         self._copying = threading.Lock()
 
@@ -110,11 +135,12 @@ class Servicer:
             self.layout, self._rounds, self._intake = layout, rounds, intake
             self._keeps_updates = keeps_updates
             rounds.is_over = bool(self.stop_text)
-            self.changed.notify_all()
+            self._follow()
 
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """See `Hub`."""
         with self.changed:
+            self.registry.check(site)
             rounds, refusal = self._rounds, ""
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
                 refusal = f"the run is over: {self.stop_text}"
@@ -129,12 +155,12 @@ class Servicer:
                 return wire.Welcome(is_waiting=True, text=self.agreement.waits_for())
             is_new = self.registry.admit(site, hello.session, now_s)
             is_rejoin = self.registry.sites[site].joins > 1
+            self._follow()
             if is_new:
                 rounds.note_back(site, hello.checkpoint)
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
-            self.changed.notify_all()
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
@@ -258,6 +284,7 @@ class Servicer:
                 self.intake.take(upload)
                 contribution = Contribution(payload, reception, reception.header.work, norms)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
+            self._release()
             self.changed.notify_all()
             return _ACCEPTED
 
@@ -311,6 +338,7 @@ class Servicer:
         fragment = request.fragment
         with self.changed:
             while True:
+                self.registry.check(site)
                 answer, payload = self.rounds.answer(site, fragment, request.version)
                 if payload is not None:
                     return self._ready(site, fragment, request.version, (), payload)
@@ -364,6 +392,8 @@ class Servicer:
     def _ready(
         self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload
     ) -> Delivery:
+        if not fragment:
+            self.registry.sites[site].version = version
         header = wire.DownloadHeader(
             status=wire.DownloadHeader.READY,
             version=version,
@@ -375,6 +405,64 @@ class Servicer:
             **self.rounds.tell(site, fragment)._asdict(),
         )
         return Delivery(header, payload)
+
+    # Membership ----------------------------------------------------------------------------
+
+    def decide(self, verb: Verb, site: str) -> None:
+        """The operator has decided on a site, and `Registry.objection` has nothing to say."""
+        done: list[Contribution] = []
+        with self.changed:
+            sending = self._intake.open_of(site) if self._intake else []
+            self.registry.decide(verb, site, sending, self._rounds is not None)
+            if verb == "eject" and self._intake and self._rounds:
+                for upload in sending:
+                    self._intake.close(upload)
+                done = self._rounds.forget(site)
+            self._release()
+            self._follow()
+        for contribution in done:
+            contribution.reception.close()
+
+    def survey(self) -> Survey:
+        """Where the run stands, and each site."""
+        with self.changed:
+            now_s, rounds = time.monotonic(), self._rounds
+            round_ = rounds.round if rounds else None
+            if rounds is None or round_ is None:  # the initial weights are its first contribution
+                awaited = self.agreement.missing() if rounds is None else [self.registry.first]
+            else:
+                awaited = rounds.lacking(self.registry.live(now_s))
+            rows = [self._state(name, now_s, awaited) for name in self.registry.sites]
+            version, progress = (rounds.version, rounds.progress) if rounds else (0, 0)
+            since_s = round_.began_s if round_ else self._began_s
+            return Survey(version, progress, since_s, awaited, rows)
+
+    def _state(self, name: str, now_s: float, awaited: Collection[str]) -> SiteState:
+        site, state = self.registry.sites[name], self.registry.state_of(name, now_s)
+        if state == "here":
+            state = "training" if name in awaited and self._rounds else "waiting"
+            if self._intake and self._intake.open_of(name):
+                state = "contributing"
+        return SiteState(name, state, site.version, site.step, site.heard_s)
+
+    def notice_lost(self) -> list[str]:
+        """Sites that have fallen silent since the last call."""
+        with self.changed:
+            lost = self.registry.newly_lost(time.monotonic())
+            self._release()
+            return lost
+
+    def _release(self) -> None:
+        """Let sites go that have nothing on its way in any more, and were to leave."""
+        if self.registry.release(self._intake.open_of() if self._intake else ()):
+            self._follow()
+
+    def _follow(self) -> None:
+        """Rounds, and the sites' agreement, follow the registry."""
+        self.agreement.expect(self.registry.admitted())
+        if self._rounds is not None:
+            self._rounds.expect(self.registry.awaited())
+        self.changed.notify_all()
 
     # For the run ---------------------------------------------------------------------------
 

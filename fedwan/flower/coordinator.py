@@ -169,12 +169,13 @@ def run_local(
             coordinating(config, out / "pki" / "coordinator", resume=resume) as coordinator,
             _site_services(out / "pki", folders, coordinator.door.port, command) as sites,
         ):
+            paths = [clientapp_files(folder)[1] for folder in folders]
             try:
-                coordinator.run(stop, check=lambda: _check(sites))
+                coordinator.run(stop, check=lambda: _check(sites, paths))
             except FedwanError:
                 stop.set()
                 raise
-            _let_end([clientapp_files(folder)[1] for folder in folders], stop)
+            _let_end(paths, stop)
 
 
 def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
@@ -223,9 +224,11 @@ def _site_services(
         processes.stop_all(services, _SITES_GRACE_S)
 
 
-def _check(sites: Sequence[Service]) -> None:
-    for site in sites:
+def _check(sites: Sequence[Service], paths: Sequence[Path]) -> None:
+    for site, path in zip(sites, paths, strict=True):
         code = site.poll()
+        if code is not None and (status := Status.read(path)) and status.is_out:
+            continue
         if code == ConfigError.exit_code:
             raise UserError(
                 f"{site.name}: {processes.last_line(site.log).removeprefix('fedwan: ')}"

@@ -70,7 +70,7 @@ class _Supervisor:
         self._refused_at: float | None = None
 
     def look(self) -> None:
-        """See to whatever needs it now; raises what only the user can mend."""
+        """See to whatever needs it now; raises what ends this service."""
         if self._forwarder.refusal is not None:
             raise self._forwarder.refusal
         status = Status.read(self._status_path)
@@ -80,7 +80,7 @@ class _Supervisor:
                 self._node = self._start()
         elif (reason := self._why_restart(self._node, status)) is not None:
             self._restart(self._node, reason)
-        elif status is not None and status.outcome == "refused" and status.is_gone:
+        elif status is not None and status.is_final and status.is_gone:
             self._refused_at = self._refused_at or now
             if now - self._refused_at > _REFUSAL_S:
                 raise status.exception(self._log)

@@ -15,11 +15,20 @@ from typing import Any
 import grpc
 
 from fedwan.codecs.payload import Source
-from fedwan.errors import JoinRefused
+from fedwan.errors import JoinRefused, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.framing import Packing
-from fedwan.link.rpc import OPTIONS, ByteCounter, Patience, Stub, messages, num_channels, watch
+from fedwan.link.rpc import (
+    FINAL,
+    OPTIONS,
+    ByteCounter,
+    Patience,
+    Stub,
+    messages,
+    num_channels,
+    watch,
+)
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity, handshake_complaint
 from fedwan.link.transfers import Direction, download, upload
@@ -34,9 +43,6 @@ LEAVE_PATIENCE_S = 5.0
 REDIAL_S = 0.5
 HANDSHAKE_MS = 8_000
 """How long one may take; gRPC's own limit is 20 s."""
-
-_FINAL = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED)
-"""The coordinator knows this session no more, or its certificate was revoked."""
 
 
 def dial(address: str, identity: Identity) -> grpc.Channel:
@@ -203,10 +209,11 @@ class _ControlStream:
             except grpc.RpcError as error:
                 if self._closing.is_set():
                     return
-                if error.code() in _FINAL:
-                    kind, text = wire.CoordinatorSignal.GONE, str(error.details())
-                    self.signals.put(wire.CoordinatorSignal(kind=kind, text=text))
-                    return
+                if error.code() in FINAL:
+                    if not issubclass(FINAL[error.code()], SiteDrained | SiteEjected):
+                        kind, text = wire.CoordinatorSignal.GONE, str(error.details())
+                        self.signals.put(wire.CoordinatorSignal(kind=kind, text=text))
+                    return  # the next call tells who was drained or ejected
                 log.debug("control stream broke: %s", error)
             self._closing.wait(REDIAL_S)
 

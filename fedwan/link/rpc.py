@@ -17,7 +17,15 @@ from typing import Any, NamedTuple
 
 import grpc
 
-from fedwan.errors import IdentityError, LinkLost, PayloadError, SessionLost
+from fedwan.errors import (
+    FedwanError,
+    IdentityError,
+    LinkLost,
+    PayloadError,
+    SessionLost,
+    SiteDrained,
+    SiteEjected,
+)
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
 from fedwan.link.tcp import read_state
@@ -256,6 +264,22 @@ _PASSING = {
     *(Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED),
     *(Code.RESOURCE_EXHAUSTED, Code.INTERNAL, Code.UNKNOWN),
 }
+FINAL: dict[grpc.StatusCode, type[FedwanError]] = {
+    Code.UNAUTHENTICATED: IdentityError,
+    Code.FAILED_PRECONDITION: SessionLost,
+    Code.ABORTED: SiteDrained,
+    Code.PERMISSION_DENIED: SiteEjected,
+}
+"""What no attempt can mend, by the status that tells it."""
+
+
+def code_of(error: FedwanError) -> grpc.StatusCode:
+    """The status that tells a site of an error."""
+    if isinstance(error, PayloadError):
+        return Code.INVALID_ARGUMENT
+    codes = (code for code, kind in FINAL.items() if isinstance(error, kind))
+    return next(codes, Code.FAILED_PRECONDITION)
+
 
 FIRST_WAIT_S = 0.05
 LONGEST_WAIT_S = 5.0
@@ -293,10 +317,8 @@ class Patience:
         code, text = error.code(), str(error.details())
         if code is Code.CANCELLED:
             text = "connected, but it neither takes nor sends anything"
-        if code is Code.UNAUTHENTICATED:
-            raise IdentityError(text) from None
-        if code is Code.FAILED_PRECONDITION:
-            raise SessionLost(text) from None
+        if code in FINAL:
+            raise FINAL[code](text) from None
         if code is Code.INVALID_ARGUMENT:
             self._damaged += 1
             if "damaged" not in text or self._damaged > MAX_DAMAGED:

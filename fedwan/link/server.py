@@ -35,6 +35,7 @@ from fedwan.link.rpc import (
     OPTIONS,
     SERVICE,
     Method,
+    code_of,
     num_channels,
     watch,
     window_options,
@@ -281,10 +282,8 @@ def _errors_as_status(context: Any) -> Iterator[None]:
     """Our errors become statuses, whose text the site shows as it is."""
     try:
         yield
-    except PayloadError as error:
-        context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     except FedwanError as error:
-        context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        context.abort(code_of(error), str(error))
     except OSError as error:
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
 

@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from fedwan.config import Config, site_names
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
 
-_STATES = {"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"}
-_NEWS = frozenset({"lost", "rejoin", "rejected", "paused", "warning", "resume", "finding"})
+_STATES = {
+    **{"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"},
+    **{"drained": "draining", "ejected": "ejected", "admitted": "admitted"},
+}
+_NEWS = frozenset(
+    "lost rejoin rejected paused warning resume finding drained ejected admitted".split()
+)
+ABSENT = {"expected": "not here yet", "silent": "silent"}
+"""States of sites that a run waits for, in words."""
 _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
+
+
+class Awaited(NamedTuple):
+    """A site that a run waits for, which is not there."""
+
+    site: str
+    state: str
+    """One of `ABSENT`."""
+    since: float
+    """Unix seconds."""
+
+
+def clock_text(t: float) -> str:
+    """A moment in Unix seconds, by this machine's clock."""
+    return time.strftime("%d %b %H:%M:%S", time.localtime(t))
+
+
+def waiting_text(awaited: Sequence[Awaited], config: Config) -> str:
+    """For whom a run waits, since when, and what would let it go on; nothing if for nobody."""
+    if not awaited:
+        return ""
+    who = ", ".join(f"{a.site} ({ABSENT[a.state]} since {clock_text(a.since)})" for a in awaited)
+    least = config.round.quorum
+    mend = "back" if len(awaited) == 1 else "all back"
+    others = ""
+    if least and config.sites - len(awaited) >= least:
+        others = f", without after {config.round.patience_s:g} s of the round at most"
+    drain = f"`fedwan sites RUN drain {awaited[0].site}`"
+    return f"waiting for {who}; goes on when {mend}{others}, or without after {drain}"
 
 
 @dataclass
@@ -20,7 +58,7 @@ class SiteRow:
 
     name: str
     state: str = "expected"
-    """`expected`, `training`, `silent` or `left`."""
+    """`expected`, `training`, `silent`, `left`, `draining`, `ejected` or `admitted`."""
     step: int = 0
     losses: dict[str, float | None] = field(default_factory=dict)
     compute_s: float = 0.0
@@ -29,7 +67,8 @@ class SiteRow:
     bytes_down: int = 0
     steps_per_s: float | None = None
     seen_t: float = 0.0
-
+    since: float = 0.0
+    """When its state began, in Unix seconds."""
     versions: set[int] = field(default_factory=set)
     """Of the rounds that it took part in."""
 
@@ -98,13 +137,16 @@ class Board:
             self._take_event(record)
 
     def _take_event(self, record: EventRecord) -> None:
-        self.is_listening = self.is_listening or record.event == "listening"
+        if record.event == "listening":
+            self.is_listening = True
+            for row in self.sites.values():
+                row.since = record.t
         self.is_done = self.is_done or record.event == "done"
         self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
         self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
         if record.site in self.sites and record.event in _STATES:
             row = self.sites[record.site]
-            row.state = _STATES[record.event]
+            row.state, row.since = _STATES[record.event], record.t
             row.seen_t = 0.0  # the time away is no measure of its speed
         if record.event in _NEWS:
             self.news.append(record)
@@ -112,7 +154,7 @@ class Board:
     @property
     def phase(self) -> str:
         """What the run is doing, in a few words."""
-        waiting = [row.name for row in self.sites.values() if row.state in ("expected", "silent")]
+        waiting = [row.name for row in self.sites.values() if row.state in ABSENT]
         if self.is_done:
             return "done"
         if not self.is_listening:
@@ -124,6 +166,13 @@ class Board:
         if waiting:
             return f"waiting for {', '.join(waiting)}"
         return "training"
+
+    @property
+    def waiting(self) -> str:
+        """See `waiting_text`."""
+        rows = [row for row in self.sites.values() if row.state in ABSENT and self.is_listening]
+        awaited = [Awaited(row.name, row.state, row.since) for row in rows]
+        return "" if self.is_done else waiting_text(awaited, self.config)
 
     @property
     def remaining_s(self) -> float | None:

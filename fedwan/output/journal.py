@@ -27,7 +27,7 @@ from fedwan.files import replace_bytes
 JOURNAL = "journal.jsonl"
 FIRST = "0" * 64
 """What the first line holds as the hash of the line before."""
-DURABLE = frozenset({"start", "resume", "version", "checkpoint", "stopped", "done"})
+DURABLE = frozenset("start resume version checkpoint stopped done drained ejected admitted".split())
 """Events that are on disk when `append` returns; none of them is told under a lock."""
 
 

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedwan.config import Config, load
-from fedwan.output.board import Board
+from fedwan.output.board import ABSENT, Board
 from fedwan.output.journal import JOURNAL
 from fedwan.output.records import METRICS, NOT_A_RECORD, Record, to_record
 from fedwan.output.units import (
@@ -147,7 +147,8 @@ def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: 
 
 
 def _plain_line(board: Board) -> str:
-    parts, total = [board.phase], board.total
+    has_begun = any(row.state not in ABSENT for row in board.sites.values())
+    parts, total = [board.waiting if has_begun and board.waiting else board.phase], board.total
     if board.version:
         parts += [
             f"round {board.version}",
@@ -183,6 +184,8 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
     lines: list[RenderableType] = [title, progress]
     if board.fd is not None:
         lines.append(Text(_quality(board)))
+    if board.waiting:
+        lines.append(Text(board.waiting, style="yellow"))
     lines.append(_site_table(board))
     lines += [
         Text.from_markup(f"[yellow]{event.event}[/] {escape(event.text)}")

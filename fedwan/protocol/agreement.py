@@ -147,9 +147,14 @@ class Agreement:
         if leading is not None and claim != leading:
             del self._claims[site]
             return f"site {site}: {leading.difference(claim)}"
-        if self.agreed is None and self.count(claim) >= self._needed:
+        if self.agreed is None and self.count(claim) >= min(self._needed, len(self._names)):
             self.agreed = claim
         return ""
+
+    def expect(self, site_names: Sequence[str]) -> None:
+        """Only these may take part from now on."""
+        self._names = list(site_names)
+        self._claims = {name: c for name, c in self._claims.items() if name in self._names}
 
     def count(self, claim: Claim) -> int:
         """Sites that make a claim."""
@@ -177,9 +182,13 @@ class Agreement:
             for name in differing
         )
 
+    def missing(self) -> list[str]:
+        """Sites that have made no claim."""
+        return [name for name in self._names if name not in self._claims]
+
     def waits_for(self) -> str:
         """For whom the start of the run waits."""
-        missing = [name for name in self._names if name not in self._claims]
+        missing = self.missing()
         if not missing:
             return "all sites are here"
         return f"{len(self._claims)} of {len(self._names)} sites are here, not {', '.join(missing)}"

@@ -1,18 +1,30 @@
-"""Who takes part: sessions, silence, what sites are told to do, and who sends the first weights."""
+"""Who takes part: sessions, silence, what sites are told to do, and who sends the first weights.
+
+The operator may have a site leave. One that is drained leaves once what it was sending is here or
+is not coming any more; one that is ejected is out at once. Nobody waits for a site that is admitted
+again before it joins.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from typing import Literal
 
-from fedwan.errors import SessionLost
+from fedwan.errors import SessionLost, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
 
 KEPT_SESSIONS = 64
 """Of each site, that are remembered: no network holds a call back for so many of its starts."""
+
+
+Verb = Literal["admit", "drain", "eject"]
+"""What the operator decides of a site."""
+DECIDED: dict[Verb, str] = {"admit": "admitted", "drain": "drained", "eject": "ejected"}
+"""The event that tells of it."""
 
 
 @dataclass
@@ -31,7 +43,7 @@ class SiteEntry:
     """By kind, what was said and not yet acted on: said again on every new Control stream, since a
     stream that breaks may swallow it."""
     heard_s: float = 0.0
-    """Time of its last heartbeat."""
+    """Time of its last heartbeat; 0 before its first Join."""
     joined_s: float = 0.0
     """Time at which its present process joined."""
     step: int = 0
@@ -40,6 +52,14 @@ class SiteEntry:
     """Whether it said farewell in this session."""
     is_lost: bool = False
     """Whether its silence was noticed and announced."""
+    standing: Literal["in", "draining", "drained", "ejected"] = "in"
+    """As the operator decided."""
+    sending: frozenset[object] = frozenset()
+    """While it drains: what is still waited for."""
+    is_awaited: bool = True
+    """Not between being admitted again and its Join."""
+    version: int = 0
+    """That it was last given."""
 
 
 class Registry:
@@ -63,6 +83,7 @@ class Registry:
             raise SessionLost(text)
         site.heard_s = now_s
         site.has_left = site.is_lost = False
+        site.is_awaited = True
         self.first = self.first or name
         self.settle(name, wire.CoordinatorSignal.SEND_INITIAL)  # Welcome says it
         if site.session == session:
@@ -78,6 +99,7 @@ class Registry:
 
     def find(self, name: str, session: str | None = None) -> SiteEntry:
         """The entry of a site that has joined; with a session only if it is the present one."""
+        self.check(name)
         site = self.sites.get(name)
         if site is None or not site.session:
             raise SessionLost(f"site {name!r} has not joined this run; join first")
@@ -134,13 +156,87 @@ class Registry:
             site.is_lost = True
         return [site.name for site in lost]
 
+    # Membership ----------------------------------------------------------------------------
+
+    def state_of(self, name: str, now_s: float) -> str:
+        """`draining`, `ejected`, `left`, `expected`, `silent`, or else `here`."""
+        site = self.sites[name]
+        if site.standing in ("draining", "ejected"):
+            return site.standing
+        if site.has_left:
+            return "left"
+        if now_s - site.heard_s <= self._silence_s and not site.is_lost:
+            return "here"
+        return "silent" if site.session else "expected"
+
+    def check(self, name: str) -> None:
+        """Raise what a site is told whom the operator had leave."""
+        standing = self.sites[name].standing if name in self.sites else "in"
+        mend = f"`fedwan sites RUN admit {name}` at the coordinator takes it back"
+        if standing == "drained":
+            raise SiteDrained(f"{name} was drained and has left the run in order; {mend}")
+        if standing == "ejected":
+            raise SiteEjected(f"{name} was ejected from the run; {mend}")
+
+    def admitted(self) -> list[str]:
+        """Sites that may take part."""
+        return [n for n, site in self.sites.items() if site.standing in ("in", "draining")]
+
+    def awaited(self) -> list[str]:
+        """Sites that rounds wait for."""
+        return [name for name in self.admitted() if self.sites[name].is_awaited]
+
+    def objection(self, verb: Verb, name: str) -> str:
+        """Why a decision cannot be; nothing if it can."""
+        if name not in self.sites:
+            return f"site {name!r} is not in this run, which has {', '.join(self.sites)}"
+        standing = self.sites[name].standing
+        same = {"admit": ["in"], "drain": ["draining", "drained"], "eject": ["ejected"]}[verb]
+        if standing in same:
+            return f"{name} is {'in the run' if standing == 'in' else standing} already"
+        if verb == "drain" and standing == "ejected":
+            return f"{name} is ejected, which is more; admit it if it shall take part again"
+        others = [n for n in self.awaited() if n != name and self.sites[n].standing == "in"]
+        if verb != "admit" and not others:
+            return (
+                f"{name} is the last site that the run waits for, which would wait for ever; "
+                "admit another one first, or stop the run"
+            )
+        return ""
+
+    def decide(self, verb: Verb, name: str, sending: Collection[object], has_begun: bool) -> None:
+        """The operator has decided; `sending`: what is on its way in from the site."""
+        site = self.sites[name]
+        if verb == "admit":
+            if site.standing != "draining":
+                # Its process may not know yet that it was to leave: it must join again, too.
+                site.is_awaited = not has_begun
+                site.replaced.append(site.session)
+                site.session = ""
+            site.standing = "in"
+        elif verb == "drain":
+            site.standing, site.sending = "draining", frozenset(sending)
+        else:
+            site.standing, site.has_left = "ejected", True
+
+    def release(self, sending: Collection[object]) -> list[str]:
+        """Let those go that drain and have sent what they were sending, or are silent."""
+        done = [
+            site
+            for site in self.sites.values()
+            if site.standing == "draining" and (site.is_lost or site.sending.isdisjoint(sending))
+        ]
+        for site in done:
+            site.standing, site.has_left = "drained", True
+        return [site.name for site in done]
+
     @staticmethod
     def _is_here(site: SiteEntry) -> bool:
         return bool(site.session) and not site.has_left and not site.is_lost
 
     def replace_first(self, lost: Sequence[str], now_s: float) -> None:
         """Ask another live site for the initial weights where the one that was to send is lost."""
-        if self.first in ("", *lost):
+        if self.first in ("", *lost) or self.sites[self.first].has_left:
             self.first = next(iter(self.live(now_s)), "")
             if self.first:
                 self.tell(self.first, wire.CoordinatorSignal.SEND_INITIAL)

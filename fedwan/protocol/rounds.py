@@ -134,6 +134,8 @@ class Rounds(Generic[C, U]):
         self._policy = strategy.policy
         self._fragments = fragments
         self._names = list(site_names)
+        self.awaited = list(site_names)
+        """Sites that rounds wait for."""
         self._num_versions = num_versions
         self._keep_bytes = keep_bytes
         self._paces = Paces(strategy.h, strategy.least_steps)
@@ -172,7 +174,7 @@ class Rounds(Generic[C, U]):
     @property
     def is_hopeless(self) -> bool:
         """Whether no contribution was fit for several rounds."""
-        return self.refused >= HOPELESS_ROUNDS * len(self._names)
+        return self.refused >= HOPELESS_ROUNDS * len(self.awaited)
 
     def _run_step(self) -> int:
         """Where the run stands: at a pace of the sites' own, the mean of the steps merged."""
@@ -202,7 +204,7 @@ class Rounds(Generic[C, U]):
         fragment, version, site = key
         if not self._keep_bytes and version in self._updates[fragment]:
             self._holders[fragment].add(site)
-            if self._holders[fragment].issuperset(self._names):
+            if self._holders[fragment].issuperset(self.awaited):
                 del self._updates[fragment][version]
 
     def note_dropped(self, key: Key) -> None:
@@ -237,17 +239,52 @@ class Rounds(Generic[C, U]):
         fragment = next_due(self._fragments, self.versions, self._strategy.h, self._num_versions)
         version = self.versions[fragment.index]
         is_on_arrival = self._policy.is_on_arrival(version)
-        self.round = Round(fragment, version, now_s, is_on_arrival, list(self._names))
+        waiting = self._waiting(fragment.index, version)
+        self.round = Round(fragment, version, now_s, is_on_arrival, waiting)
         return self.round
+
+    def _waiting(self, fragment: int, version: int) -> list[str]:
+        whole = self._whole[fragment]
+        return [n for n in self._names if n in self.awaited or (version, n) in whole]
+
+    def expect(self, awaited: Sequence[str]) -> None:
+        """Wait for these sites from now on; what is whole of others is merged all the same."""
+        if self.awaited == list(awaited):
+            return
+        self.awaited = list(awaited)
+        quorum = min(self._strategy.policy.quorum, len(self.awaited))
+        self._policy = self._strategy.policy._replace(quorum=quorum)
+        present = self.round
+        if present is not None and not present.is_closed:
+            index, version = present.fragment.index, present.version
+            merged = [merge.key for merge in present.merged]
+            present.waiting = [
+                name
+                for name in self._waiting(index, version)
+                if Key(index, version, name) not in merged
+            ]
+        for index in range(len(self._fragments)):
+            self._begin_anew(index)
+
+    def forget(self, site: str) -> list[C]:
+        """Drop what is whole of a site and not merged; the contributions that are done with."""
+        merged = [merge.key for merge in self.round.merged] if self.round else []
+        done = []
+        for index, whole in enumerate(self._whole):
+            keys = [key for key in whole if key[1] == site and Key(index, *key) not in merged]
+            done += [whole.pop(key) for key in keys]
+        return done
 
     def advance(self, now_s: float, num_live: int) -> tuple[Verdict, list[Merge[C]]]:
         """What the policy says, and which contributions are merged now, in this order."""
         present = self._present()
         whole = self._whole[present.fragment.index]
-        num_arrived = len(whole)
+        num_arrived, policy = len(whole), self._policy
         if not present.is_on_arrival:
             num_arrived = sum(version == present.version for version, _ in whole)
-        verdict = self._policy.decide(
+            merged = sum(merge.key.version == present.version for merge in present.merged)
+            policy = policy._replace(num_sites=merged + len(present.waiting))
+        verdict = policy.decide(
             num_arrived,
             now_s - present.began_s,
             self._past_s[present.fragment.index],
@@ -310,7 +347,7 @@ class Rounds(Generic[C, U]):
     def times(self) -> int:
         """As how many contributions the round's mean is taken by optimisers that count them."""
         is_warmup = self._policy.arrivals_from is not None and not self._present().is_on_arrival
-        return len(self._names) if is_warmup else 1
+        return len(self.awaited) if is_warmup else 1
 
     def publish(self, update: U, *, is_own: bool = False) -> list[C]:
         """The round's update is out; contributions that are done with: merged, or too late."""
@@ -363,6 +400,12 @@ class Rounds(Generic[C, U]):
         waiting = self._present().waiting
         absent = [name for name in waiting if name not in live]
         return absent if absent and self._present().is_on_arrival else waiting
+
+    def lacking(self, live: Collection[str]) -> list[str]:
+        """Sites whose contribution is not here without which the round could not close."""
+        present = self._present()
+        whole = self._whole[present.fragment.index]
+        return [name for name in self.owing(live) if (present.version, name) not in whole]
 
     def _present(self) -> Round[C]:
         assert self.round is not None, "a round has begun"

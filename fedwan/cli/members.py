@@ -1,0 +1,108 @@
+"""`status` and `sites`: what a run's coordinator does, and who takes part."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedwan.cli.arguments import RunFolder, argument
+from fedwan.config import load
+from fedwan.coordinator.control import ask
+from fedwan.errors import ConfigError
+from fedwan.output.units import bytes_text, duration_text
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
+
+
+def status(run: RunFolder, as_json: Json = False) -> None:
+    """Say where a run stands: for whom it waits, since when, and what would let it go on."""
+    found = ask(run, {"ask": "status"}) or _of_files(run)
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+        return
+    typer.echo(f"version {found['version']} of {found['versions']}")
+    typer.echo(found["text"])
+    _print_sites(found["sites"])
+
+
+def sites(
+    run: RunFolder,
+    action: Annotated[
+        Literal["list", "admit", "drain", "eject"], argument("list|admit|drain|eject")
+    ],
+    site: Annotated[str, argument("[SITE]", "Whom to admit, drain or eject.")] = "",
+    as_json: Json = False,
+) -> None:
+    """List a run's sites, or decide who takes part while it goes on.
+
+    drain: what the site is sending is merged, then it leaves with exit status 0.
+
+    eject: nothing more of it is taken; it ends with exit status 2.
+
+    admit: takes either back.
+    """
+    if (action == "list") == bool(site):
+        raise ConfigError(
+            f"SITE = {site!r}: `list` takes none; admit, drain and eject take one of the run's"
+        )
+    found = ask(run, {"ask": "status"} if action == "list" else {"ask": action, "site": site})
+    if found is None:
+        raise ConfigError(f"no coordinator runs for {run}; {_mend(run)}")
+    if action == "list":
+        found = {"sites": found["sites"]}
+    if as_json:
+        typer.echo(json.dumps(found, indent=2))
+    elif action == "list":
+        _print_sites(found["sites"])
+    else:
+        typer.echo(found["text"])
+
+
+def _print_sites(rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    table = [("site", "state", "from version", "last heard", "contributions", "up", "down")]
+    for row in rows:
+        heard = row["heard"]
+        ago = f"{duration_text(time.time() - heard)} ago" if heard else "never"
+        table.append(
+            (
+                *(row["site"], row["state"], str(row["version"]), ago),
+                *(str(row["contributions"]), bytes_text(row["bytes_up"])),
+                bytes_text(row["bytes_down"]),
+            )
+        )
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        typer.echo("  ".join(cells).rstrip())
+
+
+def _of_files(run: Path) -> dict[str, Any]:
+    """Where a run stands whose coordinator does not run."""
+    from fedwan.output.board import board_of, clock_text
+    from fedwan.output.records import EventRecord, read_records
+
+    config, records = load(run / "config.yaml"), read_records(run)
+    board = board_of(config, records)
+    said = [r for r in records if isinstance(r, EventRecord) and r.event in ("done", "stopped")]
+    last = f"; last words, {clock_text(said[-1].t)}: {said[-1].text}" if said else ""
+    return {
+        "is_running": False,
+        "version": board.step // config.h if config.h else 0,
+        "versions": config.steps // config.h if config.h else 0,
+        "waits_since": None,
+        "waits_for": [],
+        "text": f"no coordinator runs for {run}; {_mend(run)}{last}",
+        "sites": [],
+    }
+
+
+def _mend(run: Path) -> str:
+    if (run / "summary.json").exists():
+        return "the run is done"
+    return f"`fedwan run {run / 'config.yaml'} --resume` goes on with it"
