@@ -16,6 +16,9 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.seeded.kernel import Process
+from fedwan.coordinator import members
+from fedwan.coordinator.records import Totals
+from fedwan.errors import UserError
 from fedwan.output.journal import DURABLE, JOURNAL
 
 if TYPE_CHECKING:
@@ -134,7 +137,7 @@ def cause_faults(world: World, report: Report) -> None:
         world.kernel.sleep(world.random.expovariate(1 / MEAN_PAUSE_S))
         if world.is_complete:
             return
-        kind = world.random.choice(KINDS)
+        kind = world.random.choice(KINDS if report.seed // 8 % 3 else (*KINDS, *[_decide] * 2))
         if index not in report.skipped:
             kind(world)
     world.kernel.sleep(LAST_S)
@@ -196,6 +199,24 @@ def _lose(world: World) -> None:
 def _fill_disk(world: World) -> None:
     name = world.random.choice(["coordinator", *world.names])
     world.disk.full_until[name] = world.kernel.now + 20.0 * world.random.random()
+
+
+def _decide(world: World) -> None:
+    """The operator has a site leave, or takes it back; a third of the seeds have one."""
+    present, site = world.coordinator, world.random.choice(world.names)
+    verb = world.random.choice(("drain", "drain", "eject", "admit"))
+    if present is None or present.hub is None or present.process.is_dead:
+        return
+    hub, event = present.hub, present.event
+
+    def ask() -> None:
+        try:
+            members.answer({"ask": verb, "site": site}, hub, world.config, Totals(), event)
+            world.count(f"{verb} of a site")
+        except UserError as error:
+            world.note(str(error))
+
+    world.kernel.spawn(present.process, ask, "control")
 
 
 def _rot(world: World) -> None:

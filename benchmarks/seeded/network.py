@@ -17,12 +17,12 @@ import grpc
 from benchmarks.seeded.kernel import Killed, Process
 from benchmarks.seeded.threads import Future, SimpleQueue
 from fedwan.codecs.payload import Source
-from fedwan.errors import FedwanError, JoinRefused, PayloadError
+from fedwan.errors import FedwanError, JoinRefused, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub
 from fedwan.link.buffer import Buffer
 from fedwan.link.client import LEAVE_PATIENCE_S
-from fedwan.link.rpc import Patience
+from fedwan.link.rpc import FINAL, Patience, code_of
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import World
@@ -113,10 +113,8 @@ class SeededLink:
                 answer, error = serve(hub), None
             except (Killed, grpc.RpcError):
                 raise
-            except PayloadError as failure:
-                answer, error = None, Broken(grpc.StatusCode.INVALID_ARGUMENT, str(failure))
             except FedwanError as failure:
-                answer, error = None, Broken(grpc.StatusCode.FAILED_PRECONDITION, str(failure))
+                answer, error = None, Broken(code_of(failure), str(failure))
             except OSError as failure:
                 answer, error = None, Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, str(failure))
             if path.breaks("down"):
@@ -258,7 +256,9 @@ class SeededLink:
             try:
                 self._attempt(lambda hub: self._attach(hub, session, alive, is_current), False)  # noqa: B023
             except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.FAILED_PRECONDITION:
+                if error.code() in FINAL:
+                    if FINAL[error.code()] is not SessionLost:
+                        return
                     gone = wire.CoordinatorSignal.GONE
                     self.signals.put(wire.CoordinatorSignal(kind=gone, text=error.details()))
                     return

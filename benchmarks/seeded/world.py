@@ -32,10 +32,18 @@ from fedwan.coordinator import run as coordinator_run
 from fedwan.coordinator.model import CHECKPOINT, GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
-from fedwan.errors import FedwanError, LinkLost, RunStopped, SessionLost
+from fedwan.errors import (
+    FedwanError,
+    LinkLost,
+    RunStopped,
+    SessionLost,
+    SiteDrained,
+    SiteEjected,
+)
 from fedwan.memory import Tidier
 from fedwan.output.journal import verify
 from fedwan.output.records import Recorder
+from fedwan.protocol.registry import DECIDED
 from fedwan.protocol.rounds import Key
 from fedwan.site import meter, site, stub
 from fedwan.site.site import Membership
@@ -99,6 +107,7 @@ class _Coordinator:
     def __init__(self) -> None:
         self.process = Process("coordinator")
         self.hub: Servicer | None = None
+        self.event: Callable[[str, str | None, str], None] = lambda *_: None
 
 
 class World:
@@ -126,6 +135,9 @@ class World:
         self._supervisors = Process("supervisor")
         self._ended: dict[str, str] = {}
         self._has_died = False
+        self._decided: dict[str, str] = {}
+        """What the operator decided last, by site: an event's name."""
+        self._has_decided = False
         self._has_lost = False
         """Whether a site lost a checkpoint: what it held may be of a contribution that counts."""
 
@@ -232,6 +244,8 @@ class World:
         def event(event: str, name: str | None, text: str) -> None:
             self.note(f"{event}: {text}")
             recorder.write({"kind": "event", "event": event, "site": name, "text": text})
+            if event in DECIDED.values() and name is not None:
+                self._decided[name], self._has_decided = event, True
 
         folder = self.folder / "coordinator"
         run = CoordinatedRun(
@@ -246,6 +260,13 @@ class World:
         checkpoint = folder / "checkpoint"
         is_new = not (checkpoint / CHECKPOINT).exists()
         version, complaint = (0, "") if is_new else run.resume()
+        if is_new:
+            self._decided.clear()  # nothing is left of the run
+        for name, entry in run.hub.registry.sites.items():
+            if entry.standing != (
+                decided := self._decided.get(name, "in").replace("admitted", "in")
+            ):
+                self.violated(f"{name} was {decided}, and is {entry.standing}")
         tear_journal(folder, self._tears)
         dump(self.config, folder / "config.yaml")
         recorder = Recorder(folder, None if is_new else version)
@@ -259,7 +280,7 @@ class World:
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._saved = [min(held)] if held else [0]
         self._observe(run)
-        present.hub = run.hub
+        present.hub, present.event = run.hub, event
         try:
             model = run.train()
         finally:
@@ -296,6 +317,10 @@ class World:
             if isinstance(outcome, str):
                 self._ended[name] = outcome
                 return
+            if isinstance(outcome, SiteDrained | SiteEjected):
+                while not self.is_complete and self._decided.get(name, "admitted") != "admitted":
+                    self.kernel.sleep(5.0)  # its service is not started before
+                continue
             if not isinstance(outcome, Killed | SessionLost | LinkLost | RunStopped | OSError):
                 self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
                 return
@@ -314,8 +339,11 @@ class World:
         advance, publish, download = hub.advance, hub.publish, hub.download
 
         def observed_advance() -> Any:
+            ejected = [n for n, s in hub.registry.sites.items() if s.standing == "ejected"]
             verdict, merges = advance()
             for merge in merges:
+                if merge.key.site in ejected:
+                    self.violated(f"{merge.key} was merged, of a site that was ejected before")
                 into = hub.rounds.round.version + 1
                 if merge.key in self._merged:
                     self.violated(f"{merge.key} was merged twice")
@@ -350,7 +378,8 @@ class World:
         """Whether the weights have to be those of the undisturbed run."""
         same = SCENARIOS[self.report.scenario].same_bits
         is_bound = same == "always" or (same == "until a death" and not self._has_died)
-        return bool(self.report.num_faults) and is_bound and not self._has_lost
+        is_bound &= not (self._has_lost or self._has_decided)
+        return bool(self.report.num_faults) and is_bound
 
     def _check_end(self) -> None:
         mine = self._ended.get("coordinator", "nothing")

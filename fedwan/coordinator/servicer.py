@@ -454,7 +454,10 @@ class Servicer:
 
     def _release(self) -> None:
         """Let sites go that have nothing on its way in any more, and were to leave."""
-        if self.registry.release(self._intake.open_of() if self._intake else ()):
+        gone = self.registry.release(self._intake.open_of() if self._intake else ())
+        for name in gone if self._rounds else ():
+            self._event("leave", name, f"{name} left: it was drained")
+        if gone:
             self._follow()
 
     def _follow(self) -> None:

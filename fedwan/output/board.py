@@ -10,13 +10,13 @@ from typing import NamedTuple
 from fedwan.config import Config, site_names
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
 
+_DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {
     **{"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"},
-    **{"drained": "draining", "ejected": "ejected", "admitted": "admitted"},
+    **_DECIDED,
 }
-_NEWS = frozenset(
-    "lost rejoin rejected paused warning resume finding drained ejected admitted".split()
-)
+_NEWS = frozenset(["lost", "rejoin", "rejected", "paused", "warning", "resume", "finding"])
+_NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
 _SMOOTHING = 0.3
@@ -86,7 +86,8 @@ class SiteRow:
             before = latest if self.steps_per_s is None else self.steps_per_s
             self.steps_per_s = before + _SMOOTHING * (latest - before)
         if is_now:
-            self.state, self.seen_t = "training", record.t
+            has_gone = self.state in ("left", "ejected")  # it was merged afterwards
+            self.state, self.seen_t = self.state if has_gone else "training", record.t
         self.versions.add(record.version)
         self.step = record.step
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
@@ -133,7 +134,7 @@ class Board:
             self.fd, self.fd_floor = record.figure("fd"), record.figure("fd_floor")
             if record.version == 0:
                 self.fd_untrained = self.fd
-        elif record.t >= self._since:
+        elif record.t >= self._since or record.event in _DECIDED:
             self._take_event(record)
 
     def _take_event(self, record: EventRecord) -> None:
@@ -141,6 +142,8 @@ class Board:
             self.is_listening = True
             for row in self.sites.values():
                 row.since = record.t
+                if row.state == "admitted":
+                    row.state = "expected"
         self.is_done = self.is_done or record.event == "done"
         self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
         self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
@@ -148,7 +151,7 @@ class Board:
             row = self.sites[record.site]
             row.state, row.since = _STATES[record.event], record.t
             row.seen_t = 0.0  # the time away is no measure of its speed
-        if record.event in _NEWS:
+        if record.event in _NEWS and record.t >= self._since:
             self.news.append(record)
 
     @property
