@@ -15,7 +15,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
-from fedwan.site.place import Found, Place
+from fedwan.site.place import Place
 from fedwan.site.stub import CoordinatorStub
 
 
@@ -55,10 +55,9 @@ def _accept_late(settled: Any) -> Any:
 def _do_not_send_again(find: Any) -> Any:
     """A successor forgets that the steps of its newest checkpoint are still to be merged."""
 
-    def forgetful(self: Place, versions: Any, run_step: int) -> Found:
+    def forgetful(self: Place, versions: Any, run_step: int) -> Any:
         self.is_exact = False
-        found: Found = find(self, versions, run_step)
-        return found
+        return find(self, versions, run_step)
 
     return forgetful
 

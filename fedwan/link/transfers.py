@@ -241,9 +241,7 @@ class _Sender:
             except Exception as error:
                 self.error = error
                 raise
-            finally:
-                watched.is_ours = False
-                watched.still = 0
+            watched.is_ours, watched.still = False, 0
             if num_sent == 1:  # gRPC asks for the second message when it has sent the first
                 self._up.on_connected()
             yield Part(None if num_sent else self._header, make(offset, data))

@@ -226,7 +226,8 @@ class SiteCheckpoints:
         self, version: int, durable: int, moving: State, still: State, meta: Mapping[str, Any]
     ) -> None:
         write_tensors(self._path(version), moving | still, meta)
-        self._buffers.take_back(moving)
+        if self._writer is not None:
+            self._buffers.take_back(moving)
         for old in self._own_versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable):

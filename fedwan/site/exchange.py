@@ -16,7 +16,8 @@ Gradients under the clock `versions` are synchronous training: their mean takes 
 site's own. Under `samples` the coordinator has the optimisers and the site's never step: a
 parameter server (Recht et al. 2011, 1106.5730; Dean et al. 2012, "Downpour").
 
-Every process of a site runs the exchange; rank 0 alone encodes, sends and receives.
+Every process of a site runs the exchange; rank 0 alone encodes, sends and receives. It moves what is
+in flight into the replica and the hook; where the site then stands, `fedwan.site.place` knows.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from fedwan.fragments import Fragment, due_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.site.background import BufferPool, background_threads
-from fedwan.site.meter import Meter, Work
+from fedwan.site.meter import Work
 from fedwan.site.place import Place
-from fedwan.site.stub import CoordinatorStub, PendingUpdate, is_merged, is_superseded
+from fedwan.site.stub import PendingUpdate, is_merged, is_superseded
 from fedwan.state import Role, State
 from fedwan.strategy import Landing
 
@@ -82,17 +83,11 @@ class Exchange:
     with overlap also Δ of every fragment in flight until it is encoded, about τ P / H of them.
     """
 
-    def __init__(
-        self, place: Place, stub: CoordinatorStub, meter: Meter, listen: Callable[[], bool]
-    ) -> None:
+    def __init__(self, place: Place, listen: Callable[[], bool]) -> None:
         self._place = place
-        self._strategy = place.strategy
-        self._replica = place.replica
-        self._group = place.replica.group
-        self._hook = place.hook
-        self._residuals = place.residuals
-        self._stub = stub
-        self._meter = meter
+        self._strategy, self._residuals = place.strategy, place.residuals
+        self._replica, self._group = place.replica, place.replica.group
+        self._hook, self._stub, self._meter = place.hook, place.stub, place.meter
         self._listen = listen
         self._tau = place.strategy.overlap.tau
         self._buffers = BufferPool()
@@ -130,9 +125,8 @@ class Exchange:
         self._is_reduced = True
         with self._meter.waiting():
             self._exchange(self._place.fragments, [], step)
-        if (
-            self._place.keeps_pace
-        ):  # the weights have moved: nothing is left for optimisers to step on
+        if self._place.keeps_pace:
+            # The weights have moved: nothing is left for optimisers to step on.
             for optimizer in self._replica.inner.optimizers.values():
                 optimizer.zero_grad(set_to_none=True)
 
@@ -183,27 +177,28 @@ class Exchange:
         return self._place.run_step if self._place.keeps_pace else step
 
     def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
-        if self._place.keeps_pace:
-            is_due = self._meter.total.since(self._place.marks[0]).steps >= self._place.steps
-            return list(self._place.fragments) if is_due else []
+        place = self._place
+        if place.keeps_pace:
+            is_due = self._meter.total.since(place.marks[0]).steps >= place.steps
+            return list(place.fragments) if is_due else []
         ahead = {flight.fragment.index for flight in landing}
 
         def due(fragment: Fragment) -> bool:
             is_ahead = fragment.index in ahead
-            version = self._place.versions[fragment.index] + is_ahead
+            version = place.versions[fragment.index] + is_ahead
             is_free = is_ahead or fragment.index not in self._flights
             return is_free and step == due_step(
-                fragment, version, self._strategy.h, self._place.num_steps
+                fragment, version, self._strategy.h, place.num_steps
             )
 
-        return [fragment for fragment in self._place.fragments if due(fragment)]
+        return [fragment for fragment in place.fragments if due(fragment)]
 
     # Departure -----------------------------------------------------------------------------
 
     def _depart(self, fragment: Fragment, step: int) -> _Flight:
-        index, meter = fragment.index, self._meter
-        done = meter.total.since(self._place.marks[index])
-        self._place.marks[index] = meter.total
+        index, meter, marks = fragment.index, self._meter, self._place.marks
+        done = meter.total.since(marks[index])
+        marks[index] = meter.total
         work = meter.work(step, done)
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
         flight = _Flight(fragment, self._place.versions[index], step + tau)
@@ -230,15 +225,18 @@ class Exchange:
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
         site forgets.
         """
-        fragment, version, replica = flight.fragment, flight.version, self._replica
-        taken = (
-            replica.gradients(fragment) if self._place.has_gradients else replica.delta(fragment)
+        fragment, version, has_gradients = (
+            flight.fragment,
+            flight.version,
+            self._place.has_gradients,
         )
+        take = self._replica.gradients if has_gradients else self._replica.delta
+        taken = take(fragment)
         residual = self._residual(fragment)
         payload, owed = None, State()
         if self._group.rank == 0:
             payload, owed = self._strategy.up.encode(taken, residual, fragment.layout)
-        if fragment.index == 0 and not self._place.has_gradients:
+        if fragment.index == 0 and not has_gradients:
             self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
         receipt = self._group.lead(
             lambda: self._stub.send_contribution(fragment.index, version, payload, work)

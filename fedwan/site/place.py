@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from fedwan.fragments import Fragment, reached_step
 from fedwan.link import wire_pb2 as wire
@@ -27,33 +27,21 @@ from fedwan.strategy import Landing, SiteHook, Strategy
 log = logging.getLogger(__name__)
 
 
-class Found(NamedTuple):
-    """Where to go on from."""
-
-    step: int
-    is_unsent: bool = False
-    """The steps to the next version are complete: only their contribution may be missing."""
-
-
+@dataclass
 class Place:
-    """One site's; of a run of `num_steps`, 0 where it has no such end."""
+    """One site's."""
 
-    def __init__(
-        self,
-        strategy: Strategy,
-        num_steps: int,
-        replica: Replica,
-        hook: SiteHook,
-        checkpoints: SiteCheckpoints,
-        stub: CoordinatorStub,
-        meter: Meter,
-    ) -> None:
-        self.strategy = strategy
-        self.num_steps = num_steps
-        self.replica = replica
-        self.hook = hook
-        self.checkpoints = checkpoints
-        self.fragments = strategy.fragments(replica.layout)
+    strategy: Strategy
+    num_steps: int
+    replica: Replica
+    hook: SiteHook
+    checkpoints: SiteCheckpoints
+    stub: CoordinatorStub
+    meter: Meter
+
+    def __post_init__(self) -> None:
+        strategy = self.strategy
+        self.fragments = strategy.fragments(self.replica.layout)
         count = len(self.fragments)
         self.has_gradients = strategy.contributes == "gradient"
         self.keeps_pace = strategy.clock == "samples"
@@ -71,9 +59,7 @@ class Place:
         """At a pace of its own: steps until the next upload, and where the run stands."""
         self.residuals = Residuals(count)
         self.marks = [Work(0, 0)] * count
-        """Per fragment, the work that contributions before the next one were of."""
-        self._stub = stub
-        self._meter = meter
+        """Per fragment, all work until its last contribution left."""
         self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
 
     def reached(self, versions: Sequence[int]) -> int:
@@ -108,7 +94,7 @@ class Place:
 
     def take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
-        weights, header = self._stub.fetch_weights()
+        weights, header = self.stub.fetch_weights()
         self.replica.adopt(weights)
         self.versions = list(header.versions)
         self.note(header)
@@ -131,19 +117,20 @@ class Place:
         self.residuals.restore(self.fragments, versions, ledger)
         for fragment in self.fragments:
             self.owe(fragment)
-        self.marks = [self._meter.total] * len(versions)
+        self.marks = [self.meter.total] * len(versions)
         self.hook.on_adopt()
 
-    def find(self, versions: list[int], run_step: int) -> Found:
-        """Find this site's place in a run at these versions.
+    def find(self, versions: list[int], run_step: int) -> tuple[int, bool]:
+        """Find this site's place in a run at these versions: the step to go on from.
 
-        Weights are the coordinator's, the rest is of this site's nearest checkpoint.
+        And whether it is to begin with the contribution that the steps until there are for. Weights
+        are the coordinator's, the rest is of this site's nearest checkpoint.
         """
         replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
         weights: State | None = None
         outer: State | None = None
         if is_begun := any(versions):
-            weights, header, outer = self._stub.fetch_all(with_outer=self.is_mirrored)
+            weights, header, outer = self.stub.fetch_all(with_outer=self.is_mirrored)
             versions = list(header.versions)
         versions = versions or self.versions
         version, kept = versions[0], checkpoints.versions()
@@ -179,9 +166,9 @@ class Place:
             if version not in kept:
                 at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
-        return Found(run_step if self.keeps_pace else self.reached(self.versions))
+        return run_step if self.keeps_pace else self.reached(self.versions), False
 
-    def _stand_before(self, header: wire.DownloadHeader, version: int) -> Found:
+    def _stand_before(self, header: wire.DownloadHeader, version: int) -> tuple[int, bool]:
         """Take over all that a predecessor had when its contribution to a version could leave."""
         (fragment,) = self.fragments
         self._follow_hook(header, version + 1)
@@ -189,8 +176,8 @@ class Place:
         log.info("sends its contribution to version %d again", version)
         ledger = self.checkpoints.load(version + 1, with_model=True)
         self.residuals.settle(fragment, version, ledger.residual)
-        self.marks[0] = self._meter.total.since(ledger.work)
-        return Found((version + 1) * self.strategy.h, is_unsent=True)
+        self.marks[0] = self.meter.total.since(ledger.work)
+        return (version + 1) * self.strategy.h, True
 
     def _follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
         """The hook begins anew if all did since the checkpoint of a version; 0 for none."""

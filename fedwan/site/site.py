@@ -127,7 +127,7 @@ class Site:
         )
         parts = (replica, hook, self._checkpoints, self._stub, self.meter)
         self._place = Place(strategy, self.num_steps, *parts)
-        self._exchange = Exchange(self._place, self._stub, self.meter, self._listen)
+        self._exchange = Exchange(self._place, self._listen)
         self._is_inside = False  # whether a step has begun and not ended
 
     # The story -----------------------------------------------------------------------------
