@@ -172,12 +172,11 @@ def threads_per_site(channels: int, num_fragments: int = 0) -> int:
 # Calls that stand still ---------------------------------------------------------------------------
 
 STALL_S = 10.0
-"""Between two looks at the calls under way. gRPC needs up to twice as long to find that a
-connection is gone; a chunk of 1 MiB takes less from 0.9 Mbit/s on."""
+"""Between two looks at the calls under way; the kernel finds as fast that a path is dead."""
 MAX_STILL = 3
-"""Looks that find nothing moved since the last one, after which a call is cancelled."""
+"""Looks in a row that find nothing moved, after which a call is cancelled."""
 LEAST_BYTES_PER_S = 4096.0
-"""On a connection that carries payload, however slow; pings, heartbeats and polls are less."""
+"""Of connections that carry payload; pings, heartbeats and polls are less."""
 
 
 class Watched:

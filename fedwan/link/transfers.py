@@ -26,7 +26,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.buffer import Reception
 from fedwan.link.framing import Packing, Part, pack, plain, unpack
-from fedwan.link.rpc import STALL_S, Patience, Stub, Watched, messages, watch
+from fedwan.link.rpc import Patience, Stub, Watched, messages, watch
 
 T = TypeVar("T")
 CHECKED_S = 0.05
@@ -78,39 +78,23 @@ class TransferQueue:
     """First come, first served; any thread may wait in it.
 
     A transfer leaves the queue when its last chunk is handed over, not when it has arrived: the
-    next one's chunks follow close behind. One that stalls, as after a broken connection, loses its
-    place and goes on beside the next.
+    next one's chunks follow close behind.
     """
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Hashable, int] = OrderedDict()
         self._changed = threading.Condition()
-        self._progress_at = time.monotonic()
 
     def enter(self, key: Hashable) -> None:
         """Wait behind the others; a key that waits already is joined."""
         with self._changed:
-            if not self._waiting:
-                self._progress_at = time.monotonic()
             self._waiting[key] = self._waiting.get(key, 0) + 1
 
     def wait(self, key: Hashable, is_wanted: Callable[[], bool]) -> None:
         """Return when this key is first, or no longer wanted, which is asked now and then."""
         with self._changed:
-            while key in self._waiting and not self._is_first(key) and is_wanted():
-                if time.monotonic() - self._progress_at > STALL_S:
-                    self.end(next(iter(self._waiting)))
-                else:
-                    self._changed.wait(WAKE_S)
-
-    def _is_first(self, key: Hashable) -> bool:
-        return next(iter(self._waiting), None) == key
-
-    def progressed(self, key: Hashable) -> None:
-        """Note that a chunk was handed over."""
-        with self._changed:
-            if self._is_first(key):
-                self._progress_at = time.monotonic()
+            while key in self._waiting and key != next(iter(self._waiting)) and is_wanted():
+                self._changed.wait(WAKE_S)
 
     def leave(self, key: Hashable) -> None:
         """Undo one `enter`; the key is gone after the last."""
@@ -123,15 +107,12 @@ class TransferQueue:
     def end(self, key: Hashable) -> None:
         """Let the next one begin; harmless if repeated."""
         with self._changed:
-            self.progressed(key)
             if self._waiting.pop(key, None) is not None:
                 self._changed.notify_all()
 
     def following(self, key: Hashable, chunks: Iterable[int]) -> Iterator[int]:
-        """The same chunks, each noted as progress; the transfer ends after the last."""
-        for chunk in chunks:
-            self.progressed(key)
-            yield chunk
+        """The same chunks; the transfer ends after the last."""
+        yield from chunks
         self.end(key)
 
     @contextmanager

@@ -16,8 +16,8 @@ Gradients under the clock `versions` are synchronous training: their mean takes 
 site's own. Under `samples` the coordinator has the optimisers and the site's never step: a
 parameter server (Recht et al. 2011, 1106.5730; Dean et al. 2012, "Downpour").
 
-Every process of a site runs the exchange; rank 0 alone encodes, sends and receives. It moves what is
-in flight into the replica and the hook; where the site then stands, `fedwan.site.place` knows.
+Every process of a site runs the exchange; rank 0 alone encodes, sends and receives. Where the site
+stands once something has landed, `fedwan.site.place` knows.
 """
 
 from __future__ import annotations
@@ -225,13 +225,9 @@ class Exchange:
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
         site forgets.
         """
-        fragment, version, has_gradients = (
-            flight.fragment,
-            flight.version,
-            self._place.has_gradients,
-        )
-        take = self._replica.gradients if has_gradients else self._replica.delta
-        taken = take(fragment)
+        fragment, version = flight.fragment, flight.version
+        has_gradients, replica = self._place.has_gradients, self._replica
+        taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
         residual = self._residual(fragment)
         payload, owed = None, State()
         if self._group.rank == 0:
@@ -379,7 +375,7 @@ class Exchange:
         is_replaced = is_last or not self._tau or steps == 1
         landing = Landing(steps, has_own, is_replaced, *(flight.sent or ({}, {})))
         is_written = self._hook.on_land(fragment, landing)
-        self._place.renew(fragment, header)
+        self._place.renew(header, [fragment])
         # The local weights are what the update stands for, less what a subtraction and an addition
         # round away: one site without outer optimiser takes the steps that it takes alone.
         is_own = header.is_own and not self._tau and not self._place.keeps_pace

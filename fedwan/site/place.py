@@ -1,12 +1,8 @@
 """A site's place in the run: which version of each fragment it holds, and how it came there.
 
-A site finds its place when it joins, from the coordinator's versions and its own checkpoints, loses
-it when its steps cannot be merged, and takes one step further with every update that lands. What
-belongs to a place are the weights, what error feedback owes at these versions, what the strategy's
-hook has learned, and the checkpoint that says all this.
-
-It moves the replica, the hook and the residuals, reads and writes checkpoints, and fetches whole
-weights. It knows nothing of what is on its way.
+It finds its place when it joins, from the coordinator's versions and its own checkpoints, and anew
+when its steps cannot be merged. Touched are the replica, the strategy's hook, what error feedback
+owes, and checkpoints; whole weights are fetched. Nothing here knows what is on its way.
 """
 
 from __future__ import annotations
@@ -73,13 +69,18 @@ class Place:
         self.steps = int(header.steps) or self.strategy.h
         self.run_step = int(header.run_step)
 
-    def renew(self, fragment: Fragment, header: wire.DownloadHeader) -> None:
-        """Have the hook begin anew, once, where the coordinator says so."""
-        version = self.versions[fragment.index]
-        if self._anew.get(fragment.index, 0) < header.anew_from <= version:
-            self._anew[fragment.index] = header.anew_from
-            self.hook.forget(fragment)
-            log.info("state of the strategy begins anew at version %d", version)
+    def renew(
+        self, header: wire.DownloadHeader, fragments: Sequence[Fragment], checkpoint: int = 0
+    ) -> None:
+        """Have the hook begin anew, once, if all did since the checkpoint of a version."""
+        for fragment in fragments:
+            index, version = fragment.index, self.versions[fragment.index]
+            if checkpoint > header.anew_from:
+                self._anew[index] = header.anew_from
+            if self._anew.get(index, 0) < header.anew_from <= version:
+                self._anew[index] = header.anew_from
+                self.hook.forget(fragment)
+                log.info("state of the strategy begins anew at version %d", version)
 
     def owe(self, fragment: Fragment) -> None:
         """Where the weights hold what error feedback owes, put it there."""
@@ -108,8 +109,7 @@ class Place:
             # The optimisers too: moments that are not finite would spoil every later step.
             self.replica.reset_optimizers()
         self._take_over(self.versions, None if is_refused else owed)
-        for fragment in self.fragments:
-            self.renew(fragment, header)
+        self.renew(header, self.fragments)
 
     def _take_over(self, versions: Sequence[int], ledger: Ledger | None) -> None:
         """Go on from these versions, with what a predecessor of this process left."""
@@ -158,7 +158,7 @@ class Place:
         if is_begun and not (is_missed and header.is_own):
             replica.adopt(weights)
         self._take_over(versions, found)
-        self._follow_hook(header, usable)
+        self.renew(header, self.fragments, usable)
         if outer is not None:
             replica.load_optimizers(outer, is_whole=True)
         if is_begun:
@@ -171,17 +171,10 @@ class Place:
     def _stand_before(self, header: wire.DownloadHeader, version: int) -> tuple[int, bool]:
         """Take over all that a predecessor had when its contribution to a version could leave."""
         (fragment,) = self.fragments
-        self._follow_hook(header, version + 1)
+        self.renew(header, self.fragments, version + 1)
         self._take_over([version], None)
         log.info("sends its contribution to version %d again", version)
         ledger = self.checkpoints.load(version + 1, with_model=True)
         self.residuals.settle(fragment, version, ledger.residual)
         self.marks[0] = self.meter.total.since(ledger.work)
         return (version + 1) * self.strategy.h, True
-
-    def _follow_hook(self, header: wire.DownloadHeader, checkpoint: int) -> None:
-        """The hook begins anew if all did since the checkpoint of a version; 0 for none."""
-        for fragment in self.fragments:
-            if checkpoint > header.anew_from:
-                self._anew[fragment.index] = header.anew_from
-            self.renew(fragment, header)

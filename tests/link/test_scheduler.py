@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from fedwan.codecs.payload import Bytes
-from fedwan.link import transfers
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.link.transfers import ChunkQueue, SharedQueues, TransferQueue
@@ -64,31 +63,6 @@ def test_a_place_that_several_share_is_free_when_all_have_left() -> None:
     thread.join()
     queue.leave("a")  # whoever is gone may say so again
     queue.wait("c", lambda: True)  # and who never came does not wait
-
-
-def test_a_transfer_that_stalls_holds_nobody_up_and_one_that_progresses_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(transfers, "WAKE_S", 0.01)
-    monkeypatch.setattr(transfers, "STALL_S", 0.3)
-    queue = TransferQueue()
-    with queue.first() as first, ThreadPoolExecutor(1) as pool:
-        queue.enter("second")
-        waiting = pool.submit(queue.wait, "second", lambda: True)
-        for _ in range(6):
-            time.sleep(0.1)
-            queue.progressed(first)
-            assert not waiting.done()
-        queue.enter("third")
-        while not waiting.done():
-            queue.progressed("third")  # who is not first does not move who is
-            time.sleep(0.01)
-        third = pool.submit(queue.wait, "third", lambda: True)
-        queue.end(first)
-        time.sleep(0.1)
-        assert not third.done()  # one place was lost, not the order
-        queue.end("second")
-        third.result(5)
 
 
 def test_every_chunk_goes_once_to_any_number_of_threads() -> None:
