@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from fedwan.errors import LinkLost
@@ -113,6 +114,25 @@ def test_a_site_that_stops_reading_does_not_hold_the_coordinator_s_sender(
         assert next(parts).header is not None  # and no more
         eventually(lambda: rpc._watched)
         look_until(lambda: not rpc._watched)
+
+
+def test_a_path_that_swallows_everything_and_breaks_nothing_is_noticed(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, failures, failed = Bench(tmp_path), [], rpc.Patience.failed
+
+    def note(self: rpc.Patience, error: grpc.RpcError) -> None:
+        failures.append(error.code())
+        failed(self, error)
+
+    monkeypatch.setattr(rpc.Patience, "failed", note)
+    with joined_through_proxy(bench, identities) as (link, proxy):
+        call(link, bench, "download")()  # the connections stand
+        proxy.black_hole()
+        result = in_thread(call(link, bench, "download"))
+        look_until(lambda: failures)
+        proxy.come_back()
+        assert result().payload is not None and set(failures) == {grpc.StatusCode.CANCELLED}
 
 
 @pytest.mark.slow

@@ -108,20 +108,6 @@ def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
         bench.forget()
 
 
-@pytest.mark.slow
-def test_a_network_that_swallows_everything_is_noticed_by_keepalive(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench = Bench(tmp_path, num_values=500_000)
-    payload = random_payload(1, bench.layout)
-    with joined_through_proxy(bench, identities, patience_s=120.0) as (link, proxy):
-        proxy.black_hole()
-        result = in_thread(lambda: link.upload(header_of(payload), payload))
-        time.sleep(25.0)  # longer than keepalive's time and timeout: the connections are given up
-        proxy.come_back()
-        assert result(40.0).status == wire.Receipt.ACCEPTED
-
-
 def test_patience_ends_with_what_to_check(tmp_path: Path, identities: Path) -> None:
     bench = Bench(tmp_path)
     with serving(bench.hub, identities) as plane:
