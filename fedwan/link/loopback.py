@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Any
 
 from fedwan.codecs.payload import Source
 from fedwan.errors import JoinRefused
@@ -97,23 +98,8 @@ class ShapedLink:
         self._sleep = sleep
         self._clock = clock
 
-    @property
-    def signals(self) -> Signals:
-        return self._inner.signals
-
-    @property
-    def bytes_up(self) -> int:
-        return self._inner.bytes_up
-
-    @property
-    def bytes_down(self) -> int:
-        return self._inner.bytes_down
-
-    def join(self, hello: wire.Hello) -> wire.Welcome:
-        return self._inner.join(hello)
-
-    def heartbeat(self, step: int) -> None:
-        self._inner.heartbeat(step)
+    def __getattr__(self, name: str) -> Any:  # all else of a `Link`
+        return getattr(self._inner, name)
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         began = self._clock()
@@ -129,15 +115,6 @@ class ShapedLink:
                 self._rtt_s + delivery.payload.num_bytes / self._bytes_per_s, self._clock()
             )
         return delivery
-
-    def report(self, report: wire.QualityReport) -> None:
-        self._inner.report(report)
-
-    def leave(self, farewell: wire.Farewell) -> None:
-        self._inner.leave(farewell)
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _wait_out(self, duration_s: float, began: float) -> None:
         remaining = duration_s - (self._clock() - began)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -260,7 +260,8 @@ def _open_link(config: Config, address: str, identity: Identity) -> Link:
         pace_mbit=settings.pace_mbit,
     )
     if settings.rate_mbit or settings.rtt_ms or settings.loss:
-        link = ShapedLink(link, settings.rate_mbit, settings.rtt_ms, settings.loss)
+        shaped = ShapedLink(link, settings.rate_mbit, settings.rtt_ms, settings.loss)
+        link = cast(Link, shaped)
     return link
 
 
