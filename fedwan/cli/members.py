@@ -63,41 +63,32 @@ def sites(
 
 
 def _print_sites(rows: list[dict[str, Any]]) -> None:
-    if not rows:
-        return
     table = [("site", "state", "from version", "last heard", "contributions", "up", "down")]
     for row in rows:
-        heard = row["heard"]
-        ago = f"{duration_text(time.time() - heard)} ago" if heard else "never"
-        table.append(
-            (
-                *(row["site"], row["state"], str(row["version"]), ago),
-                *(str(row["contributions"]), bytes_text(row["bytes_up"])),
-                bytes_text(row["bytes_down"]),
-            )
-        )
+        heard = f"{duration_text(time.time() - row['heard'])} ago" if row["heard"] else "never"
+        first = (row["site"], row["state"], str(row["version"]), heard)
+        up, down = bytes_text(row["bytes_up"]), bytes_text(row["bytes_down"])
+        table.append((*first, str(row["contributions"]), up, down))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table:
+    for line in table if rows else ():
         cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
         typer.echo("  ".join(cells).rstrip())
 
 
 def _of_files(run: Path) -> dict[str, Any]:
     """Where a run stands whose coordinator does not run."""
-    from fedwan.output.board import board_of, clock_text
+    from fedwan.output.board import board_of
     from fedwan.output.records import EventRecord, read_records
 
     config, records = load(run / "config.yaml"), read_records(run)
-    board = board_of(config, records)
-    said = [r for r in records if isinstance(r, EventRecord) and r.event in ("done", "stopped")]
-    last = f"; last words, {clock_text(said[-1].t)}: {said[-1].text}" if said else ""
+    ends = [r for r in records if isinstance(r, EventRecord) and r.event in ("done", "stopped")]
+    last = f"; its last words: {ends[-1].text}" if ends else ""
     return {
         "is_running": False,
-        "version": board.step // config.h if config.h else 0,
-        "versions": config.steps // config.h if config.h else 0,
-        "waits_since": None,
-        "waits_for": [],
+        "version": board_of(config, records).step // max(1, config.h),
+        "versions": config.steps // max(1, config.h),
         "text": f"no coordinator runs for {run}; {_mend(run)}{last}",
+        "waits_for": [],
         "sites": [],
     }
 

@@ -24,7 +24,7 @@ REQUEST_S = 3.0
 """In which a request has to come, and its answer to be taken."""
 ANSWER_S = 20.0
 """How long who asks waits: the answer may need a disk that is busy with a checkpoint."""
-_TICK_S = 0.5
+_TICK_S = 0.2
 
 Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 """Of a request; a `UserError` says what is wrong with it."""

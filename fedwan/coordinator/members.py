@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -30,10 +29,7 @@ def answer(
     totals: Totals,
     event: Callable[[str, str, str], None],
 ) -> dict[str, Any]:
-    """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; a `UserError` if it cannot be.
-
-    Never holds the run's lock for long.
-    """
+    """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; may be a `UserError`."""
     ask, site = request.get("ask"), str(request.get("site"))[:80]
     if ask == "status":
         return _status(hub, config, totals)
@@ -61,37 +57,18 @@ def decisions(journal: Path) -> Iterator[tuple[Verb, str]]:
 
 
 def _status(hub: Servicer, config: Config, totals: Totals) -> dict[str, Any]:
-    survey = hub.survey()
-    to_unix = time.time() - time.monotonic()
-    since = survey.since_s + to_unix
-    rows: list[dict[str, Any]] = [
-        {
-            "site": row.site,
-            "state": row.state,
-            "version": row.version,
-            "step": row.step,
-            "heard": row.heard_s + to_unix if row.heard_s else None,
-            **totals.of_site(row.site),
-        }
-        for row in survey.rows
-    ]
-    awaited = [row for row in rows if row["site"] in survey.awaited]
+    found = hub.survey()
+    for row in found["sites"]:
+        row |= totals.of_site(row["site"])
+    awaited = [row for row in found["sites"] if row["site"] in found["waits_for"]]
     absent = [
-        Awaited(row["site"], row["state"], row["heard"] or since)
+        Awaited(row["site"], row["state"], row["heard"] or found["since"])
         for row in awaited
         if row["state"] in ABSENT
     ]
-    names = ", ".join(row["site"] for row in awaited)
     text = waiting_text(absent, config) or (
-        f"round {survey.version + 1} began at {clock_text(since)}; "
-        f"contributions of {names or 'no site'} are still to come"
+        f"the present round began at {clock_text(found['since'])}; contributions of "
+        f"{', '.join(found['waits_for']) or 'no site'} are still to come"
     )
-    return {
-        "is_running": True,
-        "version": survey.progress,
-        "versions": config.steps // config.h if config.h else 0,
-        "waits_since": since,
-        "waits_for": [row["site"] for row in awaited],
-        "text": hub.stop_text or text,
-        "sites": rows,
-    }
+    is_running, versions = True, config.steps // max(1, config.h)
+    return {"is_running": is_running, "versions": versions, "text": hub.stop_text or text, **found}

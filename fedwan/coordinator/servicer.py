@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import Any
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
@@ -45,29 +45,6 @@ _SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, _Versions]]] = {
 }
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
-
-
-class SiteState(NamedTuple):
-    """Of one site, for the operator."""
-
-    site: str
-    state: str
-    """As `Registry.state_of`; one that is here is `contributing`, `waiting` or `training`."""
-    version: int
-    step: int
-    heard_s: float
-
-
-class Survey(NamedTuple):
-    """Where the run stands."""
-
-    version: int
-    progress: int
-    since_s: float
-    """When the round began, or the run."""
-    awaited: list[str]
-    """Sites without which it does not go on."""
-    rows: list[SiteState]
 
 
 class Servicer:
@@ -423,27 +400,38 @@ class Servicer:
         for contribution in done:
             contribution.reception.close()
 
-    def survey(self) -> Survey:
-        """Where the run stands, and each site."""
+    def survey(self) -> dict[str, Any]:
+        """Where the run stands, for whom it waits, and its sites; times in Unix seconds."""
         with self.changed:
-            now_s, rounds = time.monotonic(), self._rounds
+            now_s, rounds, registry = time.monotonic(), self._rounds, self.registry
+            to_unix = time.time() - now_s
             round_ = rounds.round if rounds else None
-            if rounds is None or round_ is None:  # the initial weights are its first contribution
-                awaited = self.agreement.missing() if rounds is None else [self.registry.first]
+            if rounds is None or round_ is None:  # who sends the initial weights is waited for, too
+                awaited = [registry.first] if rounds else self.agreement.missing()
             else:
-                awaited = rounds.lacking(self.registry.live(now_s))
-            rows = [self._state(name, now_s, awaited) for name in self.registry.sites]
-            version, progress = (rounds.version, rounds.progress) if rounds else (0, 0)
-            since_s = round_.began_s if round_ else self._began_s
-            return Survey(version, progress, since_s, awaited, rows)
+                awaited = rounds.lacking(registry.live(now_s))
+            rows = [
+                {
+                    "site": name,
+                    "state": self._state_of(name, name in awaited, now_s),
+                    "version": site.version,
+                    "heard": site.heard_s + to_unix if site.heard_s else None,
+                }
+                for name, site in registry.sites.items()
+            ]
+            return {
+                "version": rounds.progress if rounds else 0,
+                "since": (round_.began_s if round_ else self._began_s) + to_unix,
+                "waits_for": awaited,
+                "sites": rows,
+            }
 
-    def _state(self, name: str, now_s: float, awaited: Collection[str]) -> SiteState:
-        site, state = self.registry.sites[name], self.registry.state_of(name, now_s)
-        if state == "here":
-            state = "training" if name in awaited and self._rounds else "waiting"
-            if self._intake and self._intake.open_of(name):
-                state = "contributing"
-        return SiteState(name, state, site.version, site.step, site.heard_s)
+    def _state_of(self, name: str, is_awaited: bool, now_s: float) -> str:
+        if (state := self.registry.state_of(name, now_s)) != "here":
+            return state
+        if self._intake and self._intake.open_of(name):
+            return "contributing"
+        return "training" if is_awaited and self._rounds else "waiting"
 
     def notice_lost(self) -> list[str]:
         """Sites that have fallen silent since the last call."""

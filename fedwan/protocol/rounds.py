@@ -257,12 +257,8 @@ class Rounds(Generic[C, U]):
         present = self.round
         if present is not None and not present.is_closed:
             index, version = present.fragment.index, present.version
-            merged = [merge.key for merge in present.merged]
-            present.waiting = [
-                name
-                for name in self._waiting(index, version)
-                if Key(index, version, name) not in merged
-            ]
+            merged = [merge.key.site for merge in present.merged]
+            present.waiting = [n for n in self._waiting(index, version) if n not in merged]
         for index in range(len(self._fragments)):
             self._begin_anew(index)
 
@@ -281,9 +277,9 @@ class Rounds(Generic[C, U]):
         whole = self._whole[present.fragment.index]
         num_arrived, policy = len(whole), self._policy
         if not present.is_on_arrival:
-            num_arrived = sum(version == present.version for version, _ in whole)
-            merged = sum(merge.key.version == present.version for merge in present.merged)
-            policy = policy._replace(num_sites=merged + len(present.waiting))
+            policy = policy._replace(num_sites=len(present.merged) + len(present.waiting))
+            lacking = sum((present.version, name) not in whole for name in present.waiting)
+            num_arrived = policy.num_sites - lacking
         verdict = policy.decide(
             num_arrived,
             now_s - present.began_s,

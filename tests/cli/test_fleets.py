@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from fedwan.flower.processes import free_port
+from fedwan.link.pki import init, issue
 from fedwan.output.journal import verify
 from tests.output.test_summary import PROMISED
 
@@ -136,3 +138,40 @@ def test_truncated_checkpoints_are_one_clear_line(undisturbed: Path, tmp_path: P
     output = finish(process)
     assert process.returncode == 2
     assert "coordinator.safetensors" in output and "Traceback" not in output
+
+
+def test_a_drained_site_ends_with_0_and_an_ejected_one_with_2(tmp_path: Path) -> None:
+    out, pki, sites = tmp_path / "run", tmp_path / "pki", ("s1", "s2", "s3")
+    init(pki, ["127.0.0.1"])
+    door, listen = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    for site in sites:
+        issue(pki, site)
+        keys = {"site": site, "identity": pki / site, "door": door, "dir": tmp_path / site}
+        (tmp_path / f"{site}.yaml").write_text("".join(f"{k}: {v}\n" for k, v in keys.items()))
+    words = f"sites=3 threads=1 eval.every=0 steps=400 out={out} link.door={door}".split()
+    (tmp_path / "run.yaml").write_text("workload: gan\n")
+    identity = ("--identity", str(pki / "coordinator"), f"link.listen={listen}")
+    coordinator = fedwan("coordinator", str(tmp_path / "run.yaml"), *identity, *words)
+    services = {site: fedwan("site", str(tmp_path / f"{site}.yaml")) for site in sites}
+    try:
+        wait_for_version(out, 2)
+        for verb, site in (("drain", "s2"), ("eject", "s3")):
+            process = fedwan("sites", str(out), verb, site)
+            output = finish(process)
+            assert process.returncode == 0, output
+        for site, code, said in (("s2", 0, "s2 was drained"), ("s3", 2, "s3 was ejected")):
+            output = finish(services[site])
+            assert services[site].returncode == code, output
+            last = output.strip().splitlines()[-1]
+            assert last.startswith(f"fedwan: {said}") and "Traceback" not in output
+        output = finish(coordinator)
+        assert coordinator.returncode == 0, output
+    finally:
+        for process in (coordinator, *services.values()):
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+    contributed = [row["site"] for row in rows(out) if row["kind"] == "round"]
+    assert contributed.count("s1") == 20 > contributed.count("s2") >= 2
+    assert verify(out)["is_done"]
+    process = fedwan("status", str(out))
+    assert "the run is done" in finish(process) and process.returncode == 0

@@ -1,0 +1,205 @@
+"""The operator's socket, and what a decision does to sites over a real data plane."""
+
+from __future__ import annotations
+
+import json
+import socket
+import stat
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.config import Config
+from fedwan.coordinator import control, members
+from fedwan.coordinator.records import Totals
+from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
+from fedwan.link import wire_pb2 as wire
+from tests.cli.conftest import Command
+from tests.cli.conftest import fedwan as fedwan
+from tests.planes import (
+    Bench,
+    dialling,
+    eventually,
+    header_of,
+    in_thread,
+    payload_of,
+    serving,
+    update_request,
+)
+
+
+class Desk:
+    """A bench's operator, at a socket in a folder whose path is long."""
+
+    def __init__(self, folder: Path) -> None:
+        self.bench = Bench(folder)
+        for site in ("s1", "s2", "s3"):
+            self.bench.hub.join(site, self.bench.hello(site))
+        with self.bench.hub.changed:
+            self.bench.rounds.begin(0.0)
+        self.out = folder / ("a-long-name-" * 15) / "run"
+        self.out.mkdir(parents=True)
+        (self.out / "config.yaml").write_text("steps: 40\nh: 4\nsites: 3\n")
+
+    def answer(self, request: Any) -> dict[str, Any]:
+        config = Config(steps=40, h=4, sites=3)
+        hub, events = self.bench.hub, self.bench.events
+        return members.answer(request, hub, config, Totals(), lambda *e: events.append(e))
+
+    def ask(self, verb: str, site: str = "") -> dict[str, Any]:
+        found = control.ask(self.out, {"ask": verb, "site": site})
+        assert found is not None
+        return found
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Iterator[Desk]:
+    desk = Desk(tmp_path)
+    with control.serving(desk.out, desk.answer):
+        yield desk
+
+
+def test_the_socket_is_for_its_user_alone_and_goes_with_the_run(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    (desk.out / control.SOCKET).touch()  # left by a coordinator that was killed
+    with control.serving(desk.out, desk.answer):
+        mode = (desk.out / control.SOCKET).stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
+    assert control.ask(desk.out, {"ask": "status"}) is None
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        (b"\n", "a request is a JSON object in one line"),
+        (b"[1]\n", "a request is a JSON object in one line"),
+        (b"[" * 20_000 + b"\n", "a request is a JSON object in one line"),
+        (b"\xff\xfe\n", "a request is a JSON object in one line"),
+        (b"x" * (control.MAX_BYTES + 1), "of more than 65536 bytes"),
+        (b'{"ask": "stop"}\n', "ask = 'stop'; it is status, admit, drain, eject"),
+        (b'{"ask": ["drain"]}\n', "it is status, admit"),
+        (b'{"ask": "drain"}\n', "site 'None' is not in this run, which has s1, s2, s3"),
+        (b'{"ask": "drain", "site": {"a": 1}}\n', "is not in this run"),
+        (b'{"ask"', "no whole request came within 0.2 s"),
+    ],
+)
+def test_a_bad_request_is_answered_in_one_line(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, sent: bytes, expected: str
+) -> None:
+    monkeypatch.setattr(control, "REQUEST_S", 0.2)
+    with socket.socket(socket.AF_UNIX) as raw, control._short(desk.out / control.SOCKET) as at:
+        raw.settimeout(5.0)
+        raw.connect(at)
+        raw.sendall(sent)
+        reply = json.loads(raw.makefile().readline())
+    assert expected in reply["error"] and "\n" not in reply["error"]
+    assert desk.ask("status")["is_running"], "the next one is answered"
+
+
+def test_who_asks_is_told_of_a_coordinator_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "ANSWER_S", 0.2)
+    desk, is_over = Desk(tmp_path), threading.Event()
+
+    def hang(_: Any) -> dict[str, Any]:
+        is_over.wait(10)
+        return {}
+
+    with control.serving(desk.out, hang):
+        with pytest.raises(ConfigError, match="did not answer"):
+            desk.ask("status")
+        is_over.set()
+    with pytest.raises(ConfigError, match=r"holds? no|no run's folder"):
+        control.ask(tmp_path / "elsewhere", {"ask": "status"})
+
+
+def test_status_names_who_is_waited_for(desk: Desk) -> None:
+    with desk.bench.hub.changed:
+        desk.bench.registry.sites["s3"].heard_s -= 100.0
+    found = desk.ask("status")
+    assert found["waits_for"] == ["s1", "s2", "s3"] and found["versions"] == 10
+    assert found["text"].startswith("waiting for s3 (silent since ")
+    assert "goes on when back, or without after `fedwan sites RUN drain s3`" in found["text"]
+    assert [row["state"] for row in found["sites"]] == ["training", "training", "silent"]
+
+
+def test_a_contribution_on_its_way_is_merged_and_then_its_site_is_drained(
+    desk: Desk, identities: Path
+) -> None:
+    bench = desk.bench
+    payload = payload_of(2.0, bench.layout)
+    header = header_of(payload)
+    header.session, header.chunk_bytes = "s2-first", 1 << 10
+    reception = bench.hub.open_upload("s2", header)
+    assert not isinstance(reception, wire.Receipt)
+    with serving(bench.hub, identities) as plane, dialling(plane.port, identities / "s2") as link:
+        waits = in_thread(lambda: link.download(update_request(wait_s=10.0)))
+        assert desk.ask("drain", "s2")["event"] == "drained"
+        assert [row["state"] for row in desk.ask("status")["sites"]][1] == "draining"
+        assert bench.rounds.awaited == ["s1", "s2", "s3"]
+        data = bytes(payload.read(0, payload.num_bytes))
+        for offset in range(0, len(data), 1 << 10):
+            reception.write(offset, data[offset : offset + (1 << 10)])
+        assert bench.hub.close_stripe("s2", header).status == wire.Receipt.ACCEPTED
+        with pytest.raises(SiteDrained, match="s2 was drained and has left"):
+            waits()
+        with pytest.raises(SiteDrained):
+            link.join(bench.hello("s2", "again"))
+    assert bench.rounds.awaited == ["s1", "s3"] and bench.value("s2") == 2.0
+    assert [event[0] for event in bench.events[-2:]] == ["drained", "leave"]
+
+
+def test_nothing_more_is_taken_of_a_site_that_is_ejected(desk: Desk, identities: Path) -> None:
+    bench = desk.bench
+    payload = payload_of(2.0, bench.layout)
+    with serving(bench.hub, identities) as plane, dialling(plane.port, identities / "s2") as link:
+        link.join(bench.hello("s2", "s2-second"))
+        assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+        desk.ask("eject", "s2")
+        assert bench.contribution("s2") is None
+        for call in (
+            lambda: link.upload(header_of(payload), payload),
+            lambda: link.download(update_request()),
+            lambda: link.join(bench.hello("s2", "third")),
+        ):
+            with pytest.raises(SiteEjected, match="s2 was ejected"):
+                call()
+        desk.ask("admit", "s2")
+        assert not link.join(bench.hello("s2", "fourth")).refusal
+        eventually(lambda: bench.is_live("s2"))
+    assert bench.rounds.awaited == ["s1", "s2", "s3"]
+    with pytest.raises(UserError, match="s1 is in the run already"):
+        desk.ask("admit", "s1")
+
+
+def test_the_commands_print_a_table_or_json(desk: Desk, fedwan: Command) -> None:
+    code, out, _ = fedwan("sites", str(desk.out), "drain", "s2")
+    assert code == 0 and out.startswith("s2 leaves once")
+    code, out, _ = fedwan("sites", str(desk.out), "list")
+    assert code == 0 and out.splitlines()[2].split()[:2] == ["s2", "left"]
+    code, out, _ = fedwan("status", str(desk.out), "--json")
+    assert code == 0 and json.loads(out)["waits_for"] == ["s1", "s3"]
+    code, _, err = fedwan("sites", str(desk.out), "drain")
+    assert code == 2 and "admit, drain and eject take one" in err
+
+
+def test_a_coordinator_that_does_not_run_is_told_in_one_line(
+    tmp_path: Path, fedwan: Command
+) -> None:
+    out = Desk(tmp_path).out
+    code, _, err = fedwan("sites", str(out), "list")
+    assert code == 2 and "no coordinator runs for" in err and "--resume` goes on" in err
+    code, text, _ = fedwan("status", str(out))
+    assert code == 0 and text.startswith("version 0 of 10\nno coordinator runs for")
+
+
+def test_decisions_outlive_the_coordinator_and_damage_to_the_journal(tmp_path: Path) -> None:
+    rows = [("drained", "s1"), ("join", "s1"), ("ejected", "s2"), ("admitted", "s1")]
+    lines = [json.dumps({"event": event, "site": site}) for event, site in rows]
+    (tmp_path / "journal.jsonl").write_text("\n".join([*lines[:2], '{"event": "eje', *lines[2:]]))
+    found = list(members.decisions(tmp_path / "journal.jsonl"))
+    assert found == [("drain", "s1"), ("eject", "s2"), ("admit", "s1")]

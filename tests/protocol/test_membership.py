@@ -1,0 +1,135 @@
+"""Sites that the operator drains, ejects and admits: who is waited for, and what is merged."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedwan.errors import SessionLost, SiteDrained, SiteEjected
+from fedwan.protocol.policy import barrier, on_arrival
+from fedwan.protocol.registry import Registry
+from fedwan.protocol.rounds import Rounds
+from tests.protocol.test_rounds import Sent, Update, close, make, send
+
+
+@pytest.fixture
+def registry() -> Registry:
+    registry = Registry(["s1", "s2", "s3"], 10.0)
+    for name in registry.sites:
+        registry.admit(name, name, 0.0)
+    return registry
+
+
+def test_a_site_that_drains_leaves_when_what_it_was_sending_is_here(registry: Registry) -> None:
+    registry.decide("drain", "s2", ["first"], True)
+    assert registry.release(["first", "second"]) == [] and registry.awaited() == [*registry.sites]
+    assert registry.find("s2", "s2").standing == "draining"
+    assert registry.release(["second"]) == ["s2"] and registry.awaited() == ["s1", "s3"]
+    assert registry.live(0.0) == ["s1", "s3"], "its farewell is not waited for"
+    with pytest.raises(SiteDrained, match="left the run in order; .*admit s2"):
+        registry.find("s2", "s2")
+
+
+def test_a_site_that_drains_and_falls_silent_is_waited_for_no_longer(registry: Registry) -> None:
+    registry.decide("drain", "s2", ["first"], True)
+    assert registry.newly_lost(11.0)
+    assert registry.release(["first"]) == ["s2"]
+
+
+def test_a_site_that_is_admitted_again_is_waited_for_once_it_has_joined(registry: Registry) -> None:
+    registry.decide("eject", "s2", (), True)
+    with pytest.raises(SiteEjected, match="s2 was ejected"):
+        registry.find("s2")
+    registry.decide("admit", "s2", (), True)
+    assert registry.admitted() == ["s1", "s2", "s3"] and registry.awaited() == ["s1", "s3"]
+    with pytest.raises(SessionLost):  # its process may not have heard of it: it would go on
+        registry.find("s2", "s2")
+    registry.admit("s2", "new", 1.0)
+    assert registry.awaited() == ["s1", "s2", "s3"]
+
+
+def test_a_drain_that_is_taken_back_changes_nothing(registry: Registry) -> None:
+    registry.decide("drain", "s2", ["first"], True)
+    registry.decide("admit", "s2", (), True)
+    assert registry.release([]) == [] and registry.find("s2", "s2")
+    assert registry.awaited() == ["s1", "s2", "s3"]
+
+
+def test_what_cannot_be_decided_is_said_in_one_line(registry: Registry) -> None:
+    assert registry.objection("drain", "s9").endswith("this run, which has s1, s2, s3")
+    assert registry.objection("admit", "s1") == "s1 is in the run already"
+    registry.decide("eject", "s2", (), True)
+    assert registry.objection("eject", "s2") == "s2 is ejected already"
+    assert "admit it" in registry.objection("drain", "s2")
+    registry.decide("admit", "s2", (), True)  # and has not joined: the run does not wait for it
+    registry.decide("drain", "s3", ["first"], True)
+    assert "s1 is the last site that the run waits for" in registry.objection("drain", "s1")
+    assert registry.objection("eject", "s3") == ""
+
+
+def test_the_first_weights_come_from_another_site_if_their_sender_is_ejected(
+    registry: Registry,
+) -> None:
+    registry.decide("eject", "s1", (), True)
+    registry.replace_first([], 1.0)
+    assert registry.first == "s2"
+
+
+def verdict(rounds: Rounds[Sent, Update]) -> tuple[str, list[str]]:
+    said, merges = rounds.advance(1.0, 3)
+    return said, [merge.key.site for merge in merges]
+
+
+def test_a_round_does_not_wait_for_a_site_that_left_but_merges_what_it_sent() -> None:
+    rounds = make(barrier(3))
+    rounds.begin(0.0)
+    send(rounds, "s3", 0)
+    rounds.expect(["s1"])  # s2 has sent nothing, s3 has
+    assert verdict(rounds) == ("wait", []) and rounds.lacking(["s1"]) == ["s1"]
+    send(rounds, "s1", 0)
+    assert verdict(rounds) == ("close", ["s1", "s3"])
+    rounds.publish(Update(1))
+    assert close(rounds, "s1") == [("s1", 1, 0)]
+    assert rounds.tell("s1", 0).anew_from == 1, "what sites hold together begins anew"
+
+
+def test_an_upload_that_outlives_its_site_s_stay_does_not_close_a_round() -> None:
+    rounds = make(barrier(3))
+    rounds.begin(0.0)
+    rounds.expect(["s1", "s3"])
+    send(rounds, "s2", 0)
+    send(rounds, "s1", 0)
+    assert verdict(rounds) == ("wait", ["s1"])
+
+
+def test_a_site_that_is_back_is_waited_for_in_site_order() -> None:
+    rounds = make(barrier(3))
+    rounds.expect(["s1", "s3"])
+    rounds.begin(0.0)
+    send(rounds, "s3", 0)
+    rounds.expect(["s1", "s2", "s3"])
+    send(rounds, "s1", 0)
+    assert verdict(rounds) == ("wait", ["s1"])
+    send(rounds, "s2", 0)
+    assert verdict(rounds) == ("close", ["s2", "s3"])
+
+
+def test_what_an_ejected_site_sent_is_dropped_unless_it_was_merged() -> None:
+    rounds = make(barrier(3))
+    rounds.begin(0.0)
+    for name in ("s1", "s2"):
+        send(rounds, name, 0)
+    assert verdict(rounds) == ("wait", ["s1", "s2"])
+    send(rounds, "s1", 1)  # it went ahead
+    assert len(rounds.forget("s1")) == 1 and rounds.forget("s2") == []
+    rounds.expect(["s2", "s3"])
+    send(rounds, "s3", 0)
+    assert verdict(rounds) == ("close", ["s3"])
+    assert len(rounds.publish(Update(1))) == 3
+
+
+def test_a_quorum_counts_no_more_sites_than_are_left() -> None:
+    rounds = make(on_arrival(3, quorum=2, max_staleness=4))
+    rounds.expect(["s2"])
+    rounds.begin(0.0)
+    send(rounds, "s2", 0)
+    assert rounds.advance(1.0, 1)[0] == "close"
