@@ -409,7 +409,7 @@ class Servicer:
             if rounds is None or round_ is None:  # who sends the initial weights is waited for, too
                 awaited = [registry.first] if rounds else self.agreement.missing()
             else:
-                awaited = rounds.lacking(registry.live(now_s))
+                awaited = rounds.owing(registry.live(now_s))
             rows = [
                 {
                     "site": name,

@@ -389,19 +389,16 @@ class Rounds(Generic[C, U]):
         """Sites that the round waits for, of those that were here and are not any more."""
         if self._present().is_on_arrival and num_live >= self._policy.quorum:
             return []
-        return [name for name in absent if name in self._present().waiting]
+        owing = self.owing(())
+        return [name for name in absent if name in owing]
 
     def owing(self, live: Collection[str]) -> list[str]:
-        """Sites without which the round could not close."""
-        waiting = self._present().waiting
-        absent = [name for name in waiting if name not in live]
-        return absent if absent and self._present().is_on_arrival else waiting
-
-    def lacking(self, live: Collection[str]) -> list[str]:
-        """Sites whose contribution is not here without which the round could not close."""
+        """Sites without whose contribution the round could not close."""
         present = self._present()
         whole = self._whole[present.fragment.index]
-        return [name for name in self.owing(live) if (present.version, name) not in whole]
+        waiting = [name for name in present.waiting if (present.version, name) not in whole]
+        absent = [name for name in waiting if name not in live]
+        return absent if absent and present.is_on_arrival else waiting
 
     def _present(self) -> Round[C]:
         assert self.round is not None, "a round has begun"

@@ -84,7 +84,7 @@ def test_a_round_does_not_wait_for_a_site_that_left_but_merges_what_it_sent() ->
     rounds.begin(0.0)
     send(rounds, "s3", 0)
     rounds.expect(["s1"])  # s2 has sent nothing, s3 has
-    assert verdict(rounds) == ("wait", []) and rounds.lacking(["s1"]) == ["s1"]
+    assert verdict(rounds) == ("wait", []) and rounds.owing(["s1"]) == ["s1"]
     send(rounds, "s1", 0)
     assert verdict(rounds) == ("close", ["s1", "s3"])
     rounds.publish(Update(1))
