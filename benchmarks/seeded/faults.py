@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.seeded.kernel import Process
 from fedwan.coordinator import members
-from fedwan.coordinator.records import Totals
 from fedwan.errors import UserError
 from fedwan.output.journal import DURABLE, JOURNAL
 
@@ -207,11 +206,11 @@ def _decide(world: World) -> None:
     verb = world.random.choice(("drain", "drain", "eject", "admit"))
     if present is None or present.hub is None or present.process.is_dead:
         return
-    hub, event = present.hub, present.event
+    run, event = present.run, present.event
 
     def ask() -> None:
         try:
-            members.answer({"ask": verb, "site": site}, hub, world.config, Totals(), event)
+            members.answer(run, event, {"ask": verb, "site": site})
             world.count(f"{verb} of a site")
         except UserError as error:
             world.note(str(error))

@@ -107,6 +107,7 @@ class _Coordinator:
     def __init__(self) -> None:
         self.process = Process("coordinator")
         self.hub: Servicer | None = None
+        self.run: CoordinatedRun
         self.event: Callable[[str, str | None, str], None] = lambda *_: None
 
 
@@ -280,7 +281,7 @@ class World:
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._saved = [min(held)] if held else [0]
         self._observe(run)
-        present.hub, present.event = run.hub, event
+        present.hub, present.run, present.event = run.hub, run, event
         try:
             model = run.train()
         finally:

@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedwan.config import Config
-from fedwan.coordinator.records import Totals
-from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import UserError
-from fedwan.output.board import ABSENT, Awaited, clock_text, waiting_text
+from fedwan.output.board import ABSENT, clock_text, waiting_text
 from fedwan.protocol.registry import DECIDED, Verb
+
+if TYPE_CHECKING:
+    from fedwan.coordinator.run import CoordinatedRun
 
 _TEXTS: dict[Verb, str] = {
     "admit": "may take part again; start its service, unless it runs",
@@ -23,26 +23,22 @@ _TEXTS: dict[Verb, str] = {
 
 
 def answer(
-    request: Mapping[str, Any],
-    hub: Servicer,
-    config: Config,
-    totals: Totals,
-    event: Callable[[str, str, str], None],
+    run: CoordinatedRun, event: Callable[[str, str, str], None], request: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; may be a `UserError`."""
     ask, site = request.get("ask"), str(request.get("site"))[:80]
     if ask == "status":
-        return _status(hub, config, totals)
+        return _status(run)
     if not isinstance(ask, str) or ask not in DECIDED:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")
     verb: Verb = ask
-    with hub.changed:
-        objection = hub.registry.objection(verb, site)
+    with run.hub.changed:
+        objection = run.hub.registry.objection(verb, site)
     if objection:
         raise UserError(objection)
     text = f"{site} {_TEXTS[verb]}"
     event(DECIDED[verb], site, text)  # on disk before it is done: it outlives the coordinator
-    hub.decide(verb, site)
+    run.hub.decide(verb, site)
     return {"site": site, "event": DECIDED[verb], "text": text}
 
 
@@ -56,19 +52,22 @@ def decisions(journal: Path) -> Iterator[tuple[Verb, str]]:
                 yield verbs[row["event"]], row["site"]
 
 
-def _status(hub: Servicer, config: Config, totals: Totals) -> dict[str, Any]:
-    found = hub.survey()
+def _status(run: CoordinatedRun) -> dict[str, Any]:
+    found, config = run.hub.survey(), run.config
+    since = found["since"]
     for row in found["sites"]:
-        row |= totals.of_site(row["site"])
-    awaited = [row for row in found["sites"] if row["site"] in found["waits_for"]]
+        row |= run.totals.of_site(row["site"])
     absent = [
-        Awaited(row["site"], row["state"], row["heard"] or found["since"])
-        for row in awaited
-        if row["state"] in ABSENT
+        (row["site"], row["state"], row["heard"] or since)
+        for row in found["sites"]
+        if row["site"] in found["waits_for"] and row["state"] in ABSENT
     ]
-    text = waiting_text(absent, config) or (
-        f"the present round began at {clock_text(found['since'])}; contributions of "
-        f"{', '.join(found['waits_for']) or 'no site'} are still to come"
+    text = (
+        run.hub.stop_text
+        or waiting_text(absent, config)
+        or (
+            f"the present round began at {clock_text(since)}; contributions of "
+            f"{', '.join(found['waits_for']) or 'no site'} are still to come"
+        )
     )
-    is_running, versions = True, config.steps // max(1, config.h)
-    return {"is_running": is_running, "versions": versions, "text": hub.stop_text or text, **found}
+    return {"is_running": True, "versions": config.steps // max(1, config.h), "text": text, **found}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -62,11 +62,8 @@ def run_coordinator(
             plane.start()
             address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
             outputs.event("listening", None, f"data plane listens on {address}")
-
-            def answer(request: Mapping[str, Any]) -> dict[str, Any]:
-                return members.answer(request, run.hub, run.config, run.totals, outputs.event)
-
             ticket = Ticket(address, run_id, to_json(config))
+            answer = partial(members.answer, run, outputs.event)
             with control.serving(out, answer), announce(ticket):
                 _train(run, outputs)
         finally:

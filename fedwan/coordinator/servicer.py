@@ -410,10 +410,11 @@ class Servicer:
                 awaited = [registry.first] if rounds else self.agreement.missing()
             else:
                 awaited = rounds.owing(registry.live(now_s))
+            sending = [up.key.site for up in self._intake.open_of()] if self._intake else []
             rows = [
                 {
                     "site": name,
-                    "state": self._state_of(name, name in awaited, now_s),
+                    "state": registry.state_of(name, now_s, name in awaited, name in sending),
                     "version": site.version,
                     "heard": site.heard_s + to_unix if site.heard_s else None,
                 }
@@ -425,13 +426,6 @@ class Servicer:
                 "waits_for": awaited,
                 "sites": rows,
             }
-
-    def _state_of(self, name: str, is_awaited: bool, now_s: float) -> str:
-        if (state := self.registry.state_of(name, now_s)) != "here":
-            return state
-        if self._intake and self._intake.open_of(name):
-            return "contributing"
-        return "training" if is_awaited and self._rounds else "waiting"
 
     def notice_lost(self) -> list[str]:
         """Sites that have fallen silent since the last call."""

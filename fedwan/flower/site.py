@@ -80,7 +80,7 @@ class _Supervisor:
                 self._node = self._start()
         elif (reason := self._why_restart(self._node, status)) is not None:
             self._restart(self._node, reason)
-        elif status is not None and status.is_final and status.is_gone:
+        elif status and status.is_gone and (status.outcome == "refused" or status.is_out):
             self._refused_at = self._refused_at or now
             if now - self._refused_at > _REFUSAL_S:
                 raise status.exception(self._log)

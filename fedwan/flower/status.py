@@ -100,11 +100,6 @@ class Status:
             return True
 
     @property
-    def is_final(self) -> bool:
-        """Whether another ticket would only end the same way."""
-        return self.outcome == "refused" or self.is_out
-
-    @property
     def is_out(self) -> bool:
         """Whether the run's operator had this site leave."""
         return self.error in ("SiteDrained", "SiteEjected")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from fedwan.config import Config, site_names
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
@@ -23,33 +22,23 @@ _SMOOTHING = 0.3
 """Weight of the latest round in a site's speed."""
 
 
-class Awaited(NamedTuple):
-    """A site that a run waits for, which is not there."""
-
-    site: str
-    state: str
-    """One of `ABSENT`."""
-    since: float
-    """Unix seconds."""
-
-
 def clock_text(t: float) -> str:
     """A moment in Unix seconds, by this machine's clock."""
     return time.strftime("%d %b %H:%M:%S", time.localtime(t))
 
 
-def waiting_text(awaited: Sequence[Awaited], config: Config) -> str:
-    """For whom a run waits, since when, and what would let it go on; nothing if for nobody."""
-    if not awaited:
+def waiting_text(absent: Sequence[tuple[str, str, float]], config: Config) -> str:
+    """For whom a run waits, since when, and what would let it go on; nothing if for nobody.
+
+    `absent`: of each site that is waited for and not there name, state and since when.
+    """
+    if not absent:
         return ""
-    who = ", ".join(f"{a.site} ({ABSENT[a.state]} since {clock_text(a.since)})" for a in awaited)
-    least = config.round.quorum
-    mend = "back" if len(awaited) == 1 else "all back"
-    others = ""
-    if least and config.sites - len(awaited) >= least:
-        others = f", without after {config.round.patience_s:g} s of the round at most"
-    drain = f"`fedwan sites RUN drain {awaited[0].site}`"
-    return f"waiting for {who}; goes on when {mend}{others}, or without after {drain}"
+    who = ", ".join(f"{name} ({ABSENT[state]} since {clock_text(t)})" for name, state, t in absent)
+    text = f"waiting for {who}; goes on when {'back' if len(absent) == 1 else 'all are back'}"
+    if 0 < config.round.quorum <= config.sites - len(absent):
+        text += f", without after {config.round.patience_s:g} s of the round at most"
+    return f"{text}, or without after `fedwan sites RUN drain {absent[0][0]}`"
 
 
 @dataclass
@@ -174,8 +163,8 @@ class Board:
     def waiting(self) -> str:
         """See `waiting_text`."""
         rows = [row for row in self.sites.values() if row.state in ABSENT and self.is_listening]
-        awaited = [Awaited(row.name, row.state, row.since) for row in rows]
-        return "" if self.is_done else waiting_text(awaited, self.config)
+        absent = [(row.name, row.state, row.since) for row in rows]
+        return "" if self.is_done else waiting_text(absent, self.config)
 
     @property
     def remaining_s(self) -> float | None:

@@ -158,16 +158,18 @@ class Registry:
 
     # Membership ----------------------------------------------------------------------------
 
-    def state_of(self, name: str, now_s: float) -> str:
-        """`draining`, `ejected`, `left`, `expected`, `silent`, or else `here`."""
+    def state_of(self, name: str, now_s: float, is_awaited: bool, is_sending: bool) -> str:
+        """In a word."""
         site = self.sites[name]
         if site.standing in ("draining", "ejected"):
             return site.standing
         if site.has_left:
             return "left"
-        if now_s - site.heard_s <= self._silence_s and not site.is_lost:
-            return "here"
-        return "silent" if site.session else "expected"
+        if now_s - site.heard_s > self._silence_s or site.is_lost:
+            return "silent" if site.session else "expected"
+        if is_sending:
+            return "contributing"
+        return "training" if is_awaited and site.session else "waiting"
 
     def check(self, name: str) -> None:
         """Raise what a site is told whom the operator had leave."""

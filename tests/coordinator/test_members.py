@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,9 +46,9 @@ class Desk:
         (self.out / "config.yaml").write_text("steps: 40\nh: 4\nsites: 3\n")
 
     def answer(self, request: Any) -> dict[str, Any]:
-        config = Config(steps=40, h=4, sites=3)
-        hub, events = self.bench.hub, self.bench.events
-        return members.answer(request, hub, config, Totals(), lambda *e: events.append(e))
+        config, hub = Config(steps=40, h=4, sites=3), self.bench.hub
+        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals())
+        return members.answer(run, lambda *event: self.bench.events.append(event), request)
 
     def ask(self, verb: str, site: str = "") -> dict[str, Any]:
         found = control.ask(self.out, {"ask": verb, "site": site})
