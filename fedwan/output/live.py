@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedwan.config import Config, load
-from fedwan.output.board import ABSENT, Board
+from fedwan.output.board import Board
 from fedwan.output.journal import JOURNAL
 from fedwan.output.records import METRICS, NOT_A_RECORD, Record, to_record
 from fedwan.output.units import (
@@ -147,8 +147,8 @@ def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: 
 
 
 def _plain_line(board: Board) -> str:
-    has_begun = any(row.state not in ABSENT for row in board.sites.values())
-    parts, total = [board.waiting if has_begun and board.waiting else board.phase], board.total
+    is_silent = any(row.state == "silent" for row in board.sites.values())
+    parts, total = [board.waiting if is_silent else board.phase], board.total
     if board.version:
         parts += [
             f"round {board.version}",
