@@ -152,7 +152,7 @@ def header_of(payload: Payload, version: int = 0, samples: int = 4) -> wire.Uplo
         version=version,
         num_bytes=payload.num_bytes,
         checksum=payload.checksum,
-        work=wire.Work(step=1, steps=1, samples=samples),
+        work=wire.Work(step=1, steps=-(-samples // 4), samples=samples),
     )
 
 

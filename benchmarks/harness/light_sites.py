@@ -110,7 +110,7 @@ class _Host:
         if welcome.send_initial:
             stub.send_initial(self._weights)
         for version in range(self._num_rounds):
-            work = wire.Work(step=version + 1, samples=1)
+            work = wire.Work(step=version + 1, steps=1, samples=1)
             receipt = stub.send_contribution(0, version, self._payload, work)
             if receipt.status != wire.Receipt.ACCEPTED:
                 raise RuntimeError(f"{name}'s contribution was not accepted: {receipt}")

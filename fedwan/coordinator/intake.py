@@ -83,13 +83,8 @@ class Intake:
     def open(self, upload: Upload, header: wire.UploadHeader) -> UploadReception:
         """The reception for a payload; a new attempt with other bytes replaces the old one.
 
-        Nothing is allocated for a size that the fragment does not take, nor without samples.
+        Nothing is allocated for a size that the fragment does not take.
         """
-        if upload.kind == wire.UploadHeader.CONTRIBUTION and not header.work.samples:
-            raise PayloadError(
-                "contribution of 0 samples announced, which has no weight; "
-                "take at least one step between two uploads"
-            )
         codec, layout = self._codec_and_layout(upload)
         expected = codec.payload_bytes(layout)
         if header.num_bytes != expected:

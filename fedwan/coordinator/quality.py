@@ -6,7 +6,6 @@ together: they hand in moments, never samples. Other figures are means over the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -15,8 +14,8 @@ import safetensors.torch
 from safetensors import SafetensorError
 
 from fedwan.errors import FedwanError, PayloadError
-from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.evaluation import Answers
+from fedwan.protocol.limits import Report
 from fedwan.state import State, select_prefix
 
 
@@ -28,7 +27,7 @@ class Finding(NamedTuple):
     version: int
     figures: dict[str, Any]
     samples: bytes
-    """See `QualityReport`: pictures of the first site that shows any."""
+    """See `Report`: pictures of the first site that shows any."""
     complaint: str = ""
     """Why figures are not those of all data together."""
 
@@ -38,18 +37,18 @@ def find(answers: Answers) -> Finding:
     reports = answers.reports
     if answers.is_shared:
         ((site, report),) = reports.items()
-        return Finding((site,), report.version, json.loads(report.figures_json), report.samples)
+        return Finding((site,), report.version, report.figures, report.samples)
     # Imported here: feature networks and data sets come with it, which other runs do without.
     from fedwan.metrics.distances import merge_comparisons, unpack_comparisons
 
     sites = tuple(sorted(reports))
-    figures = _means([json.loads(reports[site].figures_json) for site in sites])
+    figures = _means([reports[site].figures for site in sites])
     complaint = ""
     try:
         figures |= merge_comparisons(
             [unpack_comparisons(_moments(reports[site])) for site in sites]
         )
-    except (ValueError, FedwanError) as error:
+    except (ValueError, FedwanError, RuntimeError) as error:
         complaint = f"fd is the mean over sites, not that of their data together: {error}"
     shown = next((site for site in sites if _has_pictures(reports[site])), sites[0])
     version = max(report.version for report in reports.values())
@@ -66,18 +65,18 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _has_pictures(report: wire.QualityReport) -> bool:
+def _has_pictures(report: Report) -> bool:
     try:
         return "generated" in _tensors(report)
     except PayloadError:
         return False
 
 
-def _moments(report: wire.QualityReport) -> State:
+def _moments(report: Report) -> State:
     return select_prefix("moments", _tensors(report))
 
 
-def _tensors(report: wire.QualityReport) -> State:
+def _tensors(report: Report) -> State:
     try:
         return safetensors.torch.load(report.samples)
     except SafetensorError as error:

@@ -11,7 +11,7 @@ from fedwan.codecs.payload import checksum_of
 from fedwan.coordinator.intake import Contribution
 from fedwan.coordinator.model import GlobalModel
 from fedwan.doctor.diagnosis import LiveDoctor
-from fedwan.doctor.sampling import Direction, Directions, Sample, bounded
+from fedwan.doctor.sampling import Direction, Directions, Sample
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.rounds import Merge, Round
@@ -133,7 +133,7 @@ def _row(merge: Merge[Contribution], direction: Direction) -> dict[str, Any]:
         "bytes_down": work.bytes_down,
         "norms": merge.contribution.norms,
         "staleness": merge.staleness,
-        "figures": bounded(work.figures),
+        "figures": dict(work.figures),
         **direction,
     }
 

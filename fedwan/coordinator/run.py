@@ -330,8 +330,8 @@ class CoordinatedRun:
         """End a run that nothing can come of: no contribution was fit for some rounds."""
         if self.hub.rounds.is_hopeless:
             text = (
-                f"{self.hub.rounds.refused} contributions in a row were refused, and none was "
-                f"merged: {self.hub.last_refusal}"
+                f"{self.hub.rounds.refused.total()} contributions in a row were refused, and none "
+                f"was merged: {self.hub.last_refusal}"
             )
             self._stop(text, UserError)
 
@@ -406,8 +406,8 @@ class CoordinatedRun:
         while self.totals.quality_version < model.version and time.monotonic() < deadline_s:
             with self.hub.changed:
                 live = self._live()
-            if self._evaluation.is_idle(live):
-                self._ask_quality()
+            if self._evaluation.is_idle(live) and not self._ask_quality() and live:
+                return  # what all of them answered was refused
             with self.hub.changed:
                 if self.hub.reports.empty():
                     self.hub.changed.wait(TICK_S)
@@ -463,11 +463,13 @@ class CoordinatedRun:
         # Sites keep what they need to go on from the one before, too: this one may be damaged.
         hub.durable_version, self._saved_version = self._saved_version, model.version
 
-    def _ask_quality(self) -> None:
-        """Have the EMA weights measured, if possible by a site that keeps up."""
+    def _ask_quality(self) -> list[str]:
+        """Have the EMA weights measured, if possible by a site that keeps up; who was asked."""
         with self.hub.changed:
-            for site in self._evaluation.choose(self._live(), self.hub.rounds.latest):
+            asked = self._evaluation.choose(self._live(), self.hub.rounds.latest)
+            for site in asked:
                 self._registry.tell(site, wire.CoordinatorSignal.EVALUATE)
+        return asked
 
     def _take_reports(self) -> None:
         while True:
@@ -483,7 +485,7 @@ class CoordinatedRun:
     def _take_finding(self, finding: Finding) -> None:
         sites, version, figures, samples, complaint = finding
         site = ", ".join(sites)
-        if "fd" in figures and not math.isfinite(figures["fd"]):
+        if not math.isfinite(figures.get("fd", 0.0)):
             self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
         if complaint:
             self._event("warning", site, complaint)

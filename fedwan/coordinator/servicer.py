@@ -7,12 +7,15 @@ never held while bytes are checked, merged or sent, nor while files are made or 
 
 from __future__ import annotations
 
-import json
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable
+from functools import wraps
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
@@ -23,6 +26,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
 from fedwan.protocol.agreement import Agreement
+from fedwan.protocol.limits import Refusals, Report, bound, read_report
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
 from fedwan.protocol.rounds import Key, Merge, Rounds
@@ -45,6 +49,23 @@ _SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, _Versions]]] = {
 }
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
+M = TypeVar("M", bound=Message)
+R = TypeVar("R")
+
+
+def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, M], R]:
+    """Check a message before the call heeds it; tell of what is refused."""
+
+    @wraps(call)
+    def checked(self: Servicer, site: str, message: M) -> R:
+        try:
+            bound(message)
+            return call(self, site, message)
+        except PayloadError as error:
+            self._refuse(site, str(error))
+            raise
+
+    return checked
 
 
 class Servicer:
@@ -61,7 +82,8 @@ class Servicer:
         self.changed = threading.Condition()
         self.registry = registry
         self.agreement = agreement
-        self.reports: SimpleQueue[tuple[str, wire.QualityReport]] = SimpleQueue()
+        self.reports: SimpleQueue[tuple[str, Report | None]] = SimpleQueue()
+        """None is one that was asked for and refused."""
         self.farewells: dict[str, wire.Farewell] = {}
         self.rejected = 0
         self.last_refusal = ""
@@ -79,6 +101,7 @@ class Servicer:
         self._is_complete = False
         self._keeps_updates = False
         self._event = on_event
+        self._refusals: dict[str, Refusals] = defaultdict(Refusals)
         self._began_s = time.monotonic()
         self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
         self._copying = threading.Lock()
@@ -116,6 +139,11 @@ class Servicer:
 
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """See `Hub`."""
+        try:
+            bound(hello)
+        except PayloadError as error:
+            self._refuse(site, f"site {site}'s {error}")
+            return wire.Welcome(refusal=str(error))
         with self.changed:
             self.registry.check(site)
             rounds, refusal = self._rounds, ""
@@ -123,7 +151,7 @@ class Servicer:
                 refusal = f"the run is over: {self.stop_text}"
             refusal = refusal or self.agreement.join(site, hello)
             if refusal:
-                self._event("rejected", site, refusal)
+                self._refuse(site, refusal)
                 return wire.Welcome(refusal=refusal)
             now_s = time.monotonic()
             if rounds is None:
@@ -150,6 +178,7 @@ class Servicer:
         with self.changed:
             return self.registry.attach(site, session, time.monotonic())
 
+    @_bounded
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
         """See `Hub`."""
         with self.changed:
@@ -160,28 +189,37 @@ class Servicer:
         with self.changed:
             self.registry.drop(site, session, time.monotonic())
 
+    @_bounded
     def report(self, site: str, report: wire.QualityReport) -> None:
         """See `Hub`."""
+        answer, problem = None, ""
+        try:
+            answer = read_report(report)
+        except PayloadError as error:
+            problem = str(error)
         with self.changed:
             self.registry.find(site)
-            present = self.rounds.version
-            if report.run_id != self._run_id or report.version > present + 1:
-                raise PayloadError(
-                    f"report on version {report.version} of run {report.run_id} where run "
-                    f"{self._run_id} is at version {present}; refused"
+            present, version = self.rounds.version, report.version
+            if report.run_id != self._run_id or version > present + 1:
+                answer = None
+                problem = (
+                    f"report on version {version} of run {report.run_id} where run {self._run_id} "
+                    f"is at version {present}; refused"
                 )
-            if not _is_json_object(report.figures_json):
-                raise PayloadError("a report's figures are no JSON object of numbers; refused")
-            self.registry.settle(site, wire.CoordinatorSignal.EVALUATE)
-            self.reports.put((site, report))
-            self.changed.notify_all()
+            if self.registry.answer(site, version):
+                self.reports.put((site, answer))
+                self.changed.notify_all()
+        if problem:
+            raise PayloadError(problem)
 
+    @_bounded
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """See `Hub`."""
         with self.changed:
             entry = self.registry.find(site)
             if entry.session != farewell.session or entry.has_left:
                 return
+            entry.check_seconds(farewell.work, time.monotonic())
             entry.has_left = True
             self.farewells[site] = farewell
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
@@ -190,12 +228,13 @@ class Servicer:
 
     # Uploads -------------------------------------------------------------------------------
 
+    @_bounded
     def open_upload(self, site: str, header: wire.UploadHeader) -> UploadReception | wire.Receipt:
         """See `Hub`."""
         upload = _upload(site, header)
         self.intake.free()
         with self.changed:
-            self.registry.find(site, header.session)
+            entry = self.registry.find(site, header.session)
             if header.run_id != self._run_id:
                 raise PayloadError(f"upload is of run {header.run_id}, this is {self._run_id}")
             self.intake.check(upload)
@@ -204,11 +243,15 @@ class Servicer:
                 if settled.status == wire.Receipt.STALE:
                     self.rounds.note_dropped(upload.key)
                 return settled
+            is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
             try:
+                if is_contribution:
+                    entry.check_seconds(header.work, time.monotonic())
+                    self.rounds.check(upload.key, header.work)
                 reception = self.intake.open(upload, header)
             except PayloadError as error:
                 return self._rejection(upload, str(error))
-            if upload.kind == wire.UploadHeader.CONTRIBUTION:
+            if is_contribution:
                 self.rounds.announce(upload.key)
                 if self._keeps_updates:
                     # Rounds do not clear them here, and a copy of the average that is out costs
@@ -217,6 +260,7 @@ class Servicer:
                         self._snapshots.pop((site, kind), None)
             return reception
 
+    @_bounded
     def close_stripe(self, site: str, header: wire.UploadHeader) -> wire.Receipt:
         """See `Hub`."""
         upload = _upload(site, header)
@@ -255,7 +299,7 @@ class Servicer:
                 self.intake.close(upload)
                 return settled
             if upload.kind == wire.UploadHeader.INITIAL:
-                self.initial = payload
+                self.initial, self.registry.opener = payload, upload.key.site
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)
@@ -279,15 +323,23 @@ class Servicer:
         return wire.Receipt(status=wire.Receipt.STALE, text=text)
 
     def _rejection(self, upload: Upload, text: str) -> wire.Receipt:
+        site = upload.key.site
         self.intake.close(upload)
-        self.rejected += 1
-        self.rounds.refused += 1
-        self.last_refusal = f"contribution of {upload.key.site} refused: {text}"
-        self._event("rejected", upload.key.site, self.last_refusal)
+        self.rounds.refused[site] += 1
+        self.last_refusal = f"contribution of {site} refused: {text}"
+        self._refuse(site, self.last_refusal)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
+
+    def _refuse(self, site: str, text: str) -> None:
+        with self.changed:
+            self.rejected += 1
+            told = self._refusals[site].tell(text, time.monotonic())
+        if told:
+            self._event("rejected", site, told)
 
     # Downloads -----------------------------------------------------------------------------
 
+    @_bounded
     def download(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """See `Hub`."""
         with self.changed:
@@ -311,7 +363,7 @@ class Servicer:
 
     def _update(self, site: str, request: wire.DownloadRequest) -> Delivery:
         """An update, after waiting up to `wait_s` for it."""
-        deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)  # in this order for NaN
+        deadline = time.monotonic() + min(MAX_WAIT_S, request.wait_s)
         fragment = request.fragment
         with self.changed:
             while True:
@@ -490,12 +542,3 @@ class Servicer:
 
 def _upload(site: str, header: wire.UploadHeader) -> Upload:
     return Upload(header.kind, Key(header.fragment, header.version, site))
-
-
-def _is_json_object(text: str) -> bool:
-    """Whether a report's figures can be read, and an `fd` among them is a number."""
-    try:
-        figures = json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(figures, dict) and isinstance(figures.get("fd", 0.0), int | float)

@@ -31,8 +31,6 @@ _RUN = 8
 """Places that follow each other: block-wise codes are decoded by the block."""
 _MOVES = 3
 """Updates that `backward` looks back."""
-MOST_FIGURES = 64
-_LONGEST_NAME = 64
 
 Sample = dict[str, Tensor]
 """Values at the places of each network, fp32 (places,)."""
@@ -121,12 +119,6 @@ def agreement_of(stacked: Tensor) -> float:
     """|mean|² / mean |·|² of vectors (n, values); 0 where all are 0."""
     mean_square = float(stacked.square().sum(1).mean())
     return float(stacked.mean(0).square().sum()) / mean_square if mean_square else 0.0
-
-
-def bounded(figures: Mapping[str, float]) -> dict[str, float]:
-    """No more figures of a site than a record should hold, in name order."""
-    names = sorted(name for name in figures if len(name) <= _LONGEST_NAME)
-    return {name: figures[name] for name in names[:MOST_FIGURES]}
 
 
 def _draw(size: int, network: str) -> Tensor:

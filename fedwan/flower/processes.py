@@ -204,9 +204,16 @@ def log_to(path: Path, *, echo: bool) -> Iterator[None]:
 def serving(
     folder: Path, key: str, log: str, stop: threading.Event, *, echo: bool = False
 ) -> Iterator[None]:
-    """Around a service's work: its folder is its own, it logs there, and it can be stopped."""
-    with only_one(folder, key), log_to(folder / "logs" / log, echo=echo), stop_on_sigterm(stop):
-        yield
+    """Around a service's work: its folder is its own, it logs there, and it can be stopped.
+
+    What it and its children make, no other user of the machine can read.
+    """
+    mask = os.umask(0o077)
+    try:
+        with only_one(folder, key), log_to(folder / "logs" / log, echo=echo), stop_on_sigterm(stop):
+            yield
+    finally:
+        os.umask(mask)
 
 
 class Backoff:

@@ -126,6 +126,7 @@ SMALLEST_DEVIATION = 1e-3
 """Added to the deviation of each feature, some of which hardly vary."""
 _MOST = 64  # comparisons in a report
 _MOST_FEATURES = 4096
+_MOST_COUNT = 1 << 40
 
 
 class Comparison(NamedTuple):
@@ -184,8 +185,8 @@ def unpack_comparisons(tensors: State) -> list[Comparison]:
         raise PayloadError(f"a report's moments are of shapes {shapes}; refused")
     if not all(torch.isfinite(tensor).all() for tensor in (means, covariances)):
         raise PayloadError("a report's moments are not finite")
-    if counts.is_floating_point() or int(counts.min()) < 1:
-        raise PayloadError("a report's moments count no samples; refused")
+    if counts.is_floating_point() or not 0 < int(counts.min()) <= int(counts.max()) <= _MOST_COUNT:
+        raise PayloadError(f"a report's moments count no samples, or above {_MOST_COUNT}; refused")
     rows = zip(counts.tolist(), means, covariances, strict=True)
     return [Comparison(*map(Moments, *row)) for row in rows]
 

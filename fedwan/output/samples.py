@@ -29,6 +29,8 @@ _TITLE_PX = 44
 _INK, _MUTED, _PAPER = "#1c2330", "#5c6675", "#ffffff"
 _BLUE, _GREY = "#2f6fde", "#9aa3af"
 
+_MOST_PX, _MOST_POINTS = 1 << 24, 1 << 16
+
 Floats = NDArray[np.float32]
 
 
@@ -69,8 +71,11 @@ def _part(theirs: Floats, ours: Floats) -> tuple[Floats | None, Floats]:
 
 
 def _draw_images(panels: list[tuple[str, Floats]], title: str) -> Any:
-    count = len(panels[0][1])
+    count, _, tall, wide = panels[0][1].shape
     columns = math.ceil(math.sqrt(count))
+    scale = _scale(columns, wide)
+    if count * (tall * scale + _GAP_PX) * (wide * scale + _GAP_PX) > _MOST_PX:
+        raise ValueError(f"{count} pictures of {tall} by {wide} pixels are too many to show")
     mosaics = [(name, _mosaic(images[:count], columns)) for name, images in panels]
     grid_height, grid_width = mosaics[0][1].shape[:2]
     width = _MARGIN_PX + len(mosaics) * (grid_width + _MARGIN_PX)
@@ -83,9 +88,13 @@ def _draw_images(panels: list[tuple[str, Floats]], title: str) -> Any:
     return figure
 
 
+def _scale(columns: int, width: int) -> int:
+    return max(1, round(_GRID_PX / (columns * width)))
+
+
 def _mosaic(images: Floats, columns: int) -> Floats:
     """(num, channels, height, width) in [-1, 1] to one (H, W, 3) picture in [0, 1]."""
-    scale = max(1, round(_GRID_PX / (columns * images.shape[3])))
+    scale = _scale(columns, images.shape[3])
     images = np.nan_to_num(np.clip(images * 0.5 + 0.5, 0.0, 1.0))
     tiles = images.repeat(scale, axis=2).repeat(scale, axis=3).transpose(0, 2, 3, 1)
     height, width = tiles.shape[1] + _GAP_PX, tiles.shape[2] + _GAP_PX
@@ -98,6 +107,8 @@ def _mosaic(images: Floats, columns: int) -> Floats:
 
 
 def _draw_points(panels: list[tuple[str, Floats]], title: str) -> Any:
+    if len(panels[0][1]) > _MOST_POINTS:
+        raise ValueError(f"{len(panels[0][1])} points are too many to show")
     side = 2 * _MARGIN_PX  # Room for the numbers at the axes.
     width = len(panels) * (side + _GRID_PX) + _MARGIN_PX
     height = _TITLE_PX + _CAPTION_PX + _GRID_PX + _MARGIN_PX

@@ -34,11 +34,15 @@ class Claim(NamedTuple):
         Raises:
             ValueError: the layout, kinds or sources cannot be read.
         """
-        layout_from_json(hello.layout_json)
+        names = list(layout_from_json(hello.layout_json))
         for text in (hello.kinds_json, hello.sources_json):
             values = json.loads(text or "{}")
             if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
                 raise ValueError(f"{text[:40]!r} is no JSON object of texts")
+            names += [*values, *values.values()]
+        for name in names:
+            if not name.isprintable():
+                raise ValueError(f"{name[:40]!r} holds characters that cannot be shown")
         return cls(
             hello.sources_json,
             hello.layout_json,
@@ -110,7 +114,7 @@ class Agreement:
             return refusal
         try:
             claim = Claim.of(hello)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"site {site}'s layout cannot be read: {error}"
         if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
             mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.limits import Report
 
 
 class Answers(NamedTuple):
     """On one version."""
 
-    reports: Mapping[str, wire.QualityReport]
+    reports: Mapping[str, Report]
     """By site."""
     is_shared: bool
     """One site measured on behalf of all."""
@@ -28,11 +28,14 @@ class Evaluation:
         self._asks_all = asks_all
         self._asked: set[str] = set()
         """Who has not answered yet, where all are asked; else the last who was."""
-        self._heard: dict[str, wire.QualityReport] = {}
+        self._refused: set[str] = set()
+        """Who answered with what cannot be taken, and is not asked again."""
+        self._heard: dict[str, Report] = {}
         self._found: list[Answers] = []
 
     def choose(self, live: Sequence[str], latest: Sequence[str]) -> list[str]:
         """Whom to ask now; nobody while answers of all sites are still to come."""
+        live = [name for name in live if name not in self._refused]
         if not self._asks_all:
             present = [name for name in latest if name in live] or list(live)
             self._asked = set(present[:1])
@@ -46,9 +49,12 @@ class Evaluation:
         """Whether no answer is to be expected without asking again."""
         return not self._asked & set(live)
 
-    def hear(self, site: str, report: wire.QualityReport) -> None:
-        """Take an answer; the weights that a run starts from are measured unasked, by one site."""
-        if not self._asks_all or not report.version:
+    def hear(self, site: str, report: Report | None) -> None:
+        """Take an answer, or that one was refused; `Registry.answer` knows who was asked."""
+        if report is None:
+            self._asked.discard(site)
+            self._refused.add(site)
+        elif not self._asks_all or not report.version:
             self._found.append(Answers({site: report}, is_shared=True))
         elif site in self._asked:
             self._asked.discard(site)

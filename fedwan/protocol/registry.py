@@ -13,13 +13,14 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Literal
 
-from fedwan.errors import SessionLost, SiteDrained, SiteEjected
+from fedwan.errors import PayloadError, SessionLost, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
 
 KEPT_SESSIONS = 64
 """Of each site, that are remembered: no network holds a call back for so many of its starts."""
 
+_SLACK_S = 1.0
 
 Verb = Literal["admit", "drain", "eject"]
 """What the operator decides of a site."""
@@ -60,6 +61,17 @@ class SiteEntry:
     """Not between being admitted again and its Join."""
     version: int = 0
     """That it was last given."""
+    reported: int = -1
+    """Version that it last told the quality of."""
+
+    def check_seconds(self, work: wire.Work, now_s: float) -> None:
+        """Refuse more seconds than have passed since its process joined; clocks may differ."""
+        told_s, most_s = work.compute_s + work.wait_s, now_s - self.joined_s
+        if told_s > 1.01 * most_s + _SLACK_S:
+            raise PayloadError(
+                f"{told_s:.3g} s of work announced {most_s:.3g} s after {self.name} joined; "
+                "set the clock of that machine right"
+            )
 
 
 class Registry:
@@ -70,6 +82,8 @@ class Registry:
         self.rejoins = 0
         self.first = ""
         """The site that sends the initial weights."""
+        self.opener = ""
+        """Whose initial weights were taken, until it has told how good they are."""
         self._silence_s = silence_s
 
     def admit(self, name: str, session: str, now_s: float) -> bool:
@@ -254,6 +268,26 @@ class Registry:
         signal = wire.CoordinatorSignal(kind=kind, text=text, is_complete=is_complete)
         self.sites[name].owed[kind] = signal
         self.sites[name].signals.put(signal)
+
+    def answer(self, name: str, version: int) -> bool:
+        """Take a report on a version; False if it was heard before.
+
+        Raises:
+            PayloadError: nobody asked for it. Initial weights are measured unasked, by the site
+                that sent them.
+        """
+        site = self.find(name)
+        is_first = version == 0 and name == self.opener
+        if not is_first and wire.CoordinatorSignal.EVALUATE not in site.owed:
+            if site.reported == version:
+                return False
+            raise PayloadError(f"report on version {version}, for which nobody asked {name}")
+        if is_first:
+            self.opener = ""
+        else:
+            self.settle(name, wire.CoordinatorSignal.EVALUATE)
+        site.reported = version
+        return True
 
     def settle(self, name: str, kind: wire.CoordinatorSignal.Kind) -> None:
         """A site did what a signal asks for."""

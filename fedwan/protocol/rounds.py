@@ -12,11 +12,12 @@ it with payloads and its own clock, the planner with numbers of bytes in virtual
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
 
+from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, next_due, rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import Paces, Verdict
@@ -122,8 +123,8 @@ class Rounds(Generic[C, U]):
         self.nominal = strategy.h * batch
         """Samples; a contribution of as many has weight 1."""
         self.samples = samples
-        self.refused = 0
-        """Contributions that were refused since the last update went out."""
+        self.refused: Counter[str] = Counter()
+        """Contributions of each site that were refused since the last update went out."""
         self.dropped = 0
         """Contributions that came too late to be merged."""
         self.latest: list[str] = []
@@ -138,6 +139,7 @@ class Rounds(Generic[C, U]):
         """Sites that rounds wait for."""
         self._num_versions = num_versions
         self._keep_bytes = keep_bytes
+        self._batch = batch
         self._paces = Paces(strategy.h, strategy.least_steps)
         self._past_s = [deque[float](maxlen=PAST_ROUNDS) for _ in fragments]
         self._whole: list[dict[tuple[int, str], C]] = [{} for _ in fragments]
@@ -173,8 +175,10 @@ class Rounds(Generic[C, U]):
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether no contribution was fit for several rounds."""
-        return self.refused >= HOPELESS_ROUNDS * len(self.awaited)
+        """Whether no site's contribution was fit for several rounds."""
+        return bool(self.refused) and all(
+            self.refused[name] >= HOPELESS_ROUNDS for name in self.awaited
+        )
 
     def _run_step(self) -> int:
         """Where the run stands: at a pace of the sites' own, the mean of the steps merged."""
@@ -195,6 +199,26 @@ class Rounds(Generic[C, U]):
         present = self.versions[fragment]
         is_wanted = present - self._policy.max_staleness <= version <= present + 1
         return "" if is_wanted and not self.is_over else "stale"
+
+    def check(self, key: Key, work: wire.Work) -> None:
+        """Refuse a contribution of no work, or of more than the schedule has.
+
+        So no site weighs more than one that took all steps; whether it took them, nobody can tell.
+        """
+        if not work.samples:
+            raise PayloadError(
+                "contribution of 0 samples announced, which has no weight; "
+                "take at least one step between two uploads"
+            )
+        fragment = self._fragments[key.fragment]
+        # Shifted for the first time; and a step that a site repeats that begins anew.
+        most = fragment.steps(self._strategy.h) + fragment.offset + 1
+        if work.steps > most or work.samples > work.steps * self._batch:
+            raise PayloadError(
+                f"contribution of {work.samples} samples in {work.steps} steps announced, where "
+                f"{most} steps of {self._batch} are the most; start site and coordinator with the "
+                "same configuration"
+            )
 
     def announce(self, key: Key) -> None:
         """A wanted contribution is on its way: its site holds the update before it.
@@ -370,7 +394,7 @@ class Rounds(Generic[C, U]):
                 total -= updates.pop(next(iter(updates))).num_bytes
         self.versions[fragment] = version
         self._holders[fragment].clear()
-        self.refused = 0
+        self.refused.clear()
 
     def _forget(self, present: Round[C]) -> list[C]:
         whole = self._whole[present.fragment.index]

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.config import Config
-from fedwan.errors import LinkLost, RunStopped, SessionLost, UserError
+from fedwan.errors import LinkLost, PayloadError, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
@@ -361,7 +361,10 @@ class Site:
         plain = {k: v.item() if isinstance(v, Tensor) else v for k, v in figures.items()}
         text = json.dumps(plain)
         if self._group.rank == 0:
-            self._stub.report(version, text, safetensors.torch.save(shown))
+            try:
+                self._stub.report(version, text, safetensors.torch.save(shown))
+            except PayloadError as error:
+                log.warning("the coordinator does not take this site's figures: %s", error)
         if plain:
             log.info("quality of version %d in %.2f s: %s", version, time.monotonic() - began, text)
 

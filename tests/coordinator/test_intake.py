@@ -151,13 +151,12 @@ def upload(
 
 
 def header(
-    num_bytes: int = len(DATA), checksum: int = 1, chunk_bytes: int = 1 << 20, samples: int = 8
+    num_bytes: int = len(DATA), checksum: int = 1, chunk_bytes: int = 1 << 20
 ) -> wire.UploadHeader:
     return wire.UploadHeader(
         num_bytes=num_bytes,
         checksum=checksum,
         chunk_bytes=chunk_bytes,
-        work=wire.Work(samples=samples),
     )
 
 
@@ -183,13 +182,6 @@ def test_another_size_than_the_codec_makes_is_refused_before_anything_is_allocat
 def test_what_names_nothing_that_the_run_has_is_refused(bad: Upload, tmp_path: Path) -> None:
     with pytest.raises(PayloadError, match="is none that this run has"):
         make(tmp_path).check(bad)
-
-
-def test_a_contribution_without_samples_is_refused(tmp_path: Path) -> None:
-    intake = make(tmp_path)
-    with pytest.raises(PayloadError, match="0 samples"):
-        intake.open(upload(), header(samples=0))
-    intake.open(upload(kind=INITIAL), header(samples=0))
 
 
 def test_the_same_bytes_go_on_where_they_stopped_and_others_begin_anew(tmp_path: Path) -> None:

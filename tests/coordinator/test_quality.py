@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from fedwan.coordinator.quality import Finding, find
-from fedwan.link import wire_pb2 as wire
 from fedwan.metrics.distances import compare, merge_comparisons, pack_comparisons
 from fedwan.protocol.evaluation import Evaluation
+from fedwan.protocol.limits import Report
 from fedwan.state import State, add_prefix
 
 
@@ -22,17 +20,13 @@ def parts(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     return real, made, other
 
 
-def report(
-    version: int, fd: float = 1.0, moments: State | None = None, **others: object
-) -> wire.QualityReport:
+def report(version: int, fd: float = 1.0, moments: State | None = None, **others: object) -> Report:
     shown = {"generated": torch.full((1, 2), fd)} | add_prefix("moments", moments or {})
-    text = json.dumps({"fd": fd, "fd_floor": 0.5, **others})
-    return wire.QualityReport(
-        version=version, figures_json=text, samples=safetensors.torch.save(shown)
-    )
+    figures = {"fd": fd, "fd_floor": 0.5, **others}
+    return Report(version, figures, safetensors.torch.save(shown))
 
 
-def own(version: int, seed: int, fd: float = 1.0, **others: object) -> wire.QualityReport:
+def own(version: int, seed: int, fd: float = 1.0, **others: object) -> Report:
     return report(version, fd, pack_comparisons([compare(*parts(seed))]), **others)
 
 
@@ -94,7 +88,7 @@ def test_without_moments_the_mean_is_taken_and_said_to_be_one(samples: bytes | N
     evaluation.choose(["s1", "s2"], [])
     bad = report(4, 3.0)
     if samples is not None:
-        bad.samples = samples
+        bad = bad._replace(samples=samples)
     evaluation.hear("s1", own(4, 1, 1.0))
     evaluation.hear("s2", bad)
     (finding,) = findings(evaluation, ["s1", "s2"])
@@ -109,7 +103,7 @@ def test_pictures_are_those_of_the_first_site_that_shows_any() -> None:
         answer = own(4, seed, float(seed))
         if site == "s1":
             moments = add_prefix("moments", pack_comparisons([compare(*parts(seed))]))
-            answer.samples = safetensors.torch.save(moments)
+            answer = answer._replace(samples=safetensors.torch.save(moments))
         evaluation.hear(site, answer)
     (finding,) = findings(evaluation, ["s1", "s2", "s3"])
     assert float(safetensors.torch.load(finding.samples)["generated"][0, 0]) == 2.0

@@ -169,15 +169,17 @@ def test_totals_count_what_sites_did_after_their_last_contribution(tmp_path: Pat
     assert totals.bytes_down == sum(link.bytes_down for link in links)
 
 
-def test_figures_of_a_site_cannot_pose_as_other_rows(tmp_path: Path) -> None:
-    class Liar(TinyWorkload):
+@pytest.mark.parametrize("others", [{}, {"kind": "round", "site": "s9"}])
+def test_figures_that_no_record_can_hold_end_no_run(tmp_path: Path, others: Any) -> None:
+    class Careless(TinyWorkload):
         def evaluate(self, *args: object) -> dict[str, Any]:
-            return {"fd": torch.tensor(float("nan")), "kind": "round", "site": "s9"}
+            return {"fd": torch.tensor(float("nan")), **others}
 
-    ran = run_tiny(tmp_path, tiny_config(sites=1, steps=2), make=lambda: Liar(NET))
+    ran = run_tiny(tmp_path, tiny_config(sites=1, steps=2), make=lambda: Careless(NET))
     qualities = [row for row in ran.result.records if row["kind"] == "quality"]
-    assert len(qualities) == 2 and {row["site"] for row in qualities} == {"s1"}
-    assert any("measured an fd of nan" in text for text in ran.events("warning"))
+    assert len(qualities) == (0 if others else 2) and len(ran.hashes) == 1
+    texts = ran.events("rejected" if others else "warning")
+    assert ("a figure named 'kind'" if others else "measured an fd of nan") in texts[0]
 
 
 def test_a_coordinator_whose_port_is_taken_says_so_before_anything_runs(

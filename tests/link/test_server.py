@@ -214,21 +214,6 @@ def test_a_download_for_another_run_is_refused(setting: Setting) -> None:
     assert "download is of run another, this is run-1" in text
 
 
-def test_an_absurd_wait_is_no_wait(setting: Setting) -> None:
-    setting.bench.hub.finish("over")  # so that the longest wait is not sat out here
-    for wait_s in (float("nan"), -1e300):
-        (part,) = setting.stub.Download(update_request(1, wait_s), timeout=5)
-        assert part.header.status == wire.DownloadHeader.DONE
-    setting.bench.hub.stop_text, setting.bench.hub.rounds.is_over = "", False
-
-
-def test_a_report_that_is_no_report_is_refused(setting: Setting) -> None:
-    for figures in ("", "[1]", "{", '{"fd": "low"}', "[" * 100_000, "\x00"):
-        report = wire.QualityReport(run_id=RUN, figures_json=figures)
-        refused(Code.INVALID_ARGUMENT, lambda r=report: setting.stub.Report(r, timeout=10))
-    assert setting.bench.hub.reports.empty()
-
-
 def test_a_port_in_use_is_the_user_s_to_mend(setting: Setting, identities: Path) -> None:
     port = setting.plane.port
     identity = Identity.load(identities / "coordinator", "coordinator")

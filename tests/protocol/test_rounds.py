@@ -243,9 +243,9 @@ def test_who_is_waited_for_is_named() -> None:
 
 def test_three_rounds_of_refusals_without_an_update_are_hopeless() -> None:
     rounds = make(barrier(3))
-    rounds.refused = 8
+    rounds.refused.update(s1=9, s2=3, s3=2)
     assert not rounds.is_hopeless
-    rounds.refused += 1
+    rounds.refused["s3"] += 1
     assert rounds.is_hopeless
     close(rounds, *SITES)
     assert not rounds.is_hopeless

@@ -1,0 +1,177 @@
+"""What messages of sites may hold, whatever they ask for: checked before anything else is done.
+
+A field is checked by its type, which its descriptor tells; what a round takes of steps, samples and
+seconds is `Rounds.problem`'s. A `PayloadError` says what does not fit.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import MutableMapping
+from typing import Any, NamedTuple
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
+
+MOST_FIGURES = 64
+"""Losses of a contribution, or figures of it or of a report."""
+_LONGEST_NAME = 64
+_LONGEST_TEXT = 128
+_LONGEST = {"layout_json": 24 << 20, "kinds_json": 1 << 16, "sources_json": 1 << 16}
+_LONGEST["figures_json"] = 1 << 20
+_CUT = {"error": 400}
+"""Texts that say something and decide nothing: what does not fit is left out."""
+_MOST_COUNT = 1 << 53
+_LARGEST = 1e100
+_MOST_BINS = 1 << 12
+_TAKEN = frozenset({"kind", "t", "version", "step", "site"})
+"""What a record of quality holds besides the figures."""
+_MOST_HEADER_BYTES = 1 << 16
+_SIDES = range(1, 1 << 24)
+_ITEM_BYTES = {"F32": 4, "F64": 8, "I64": 8}
+_DTYPES = {"generated": "F32", "real": "F32", "moments:counts": "I64"}
+_DTYPES |= {"moments:means": "F64", "moments:covariances": "F64"}
+
+
+class Report(NamedTuple):
+    """A site's answer to the question how good some weights are."""
+
+    version: int
+    figures: dict[str, Any]
+    """Numbers or lists of numbers; NaN where one was not finite."""
+    samples: bytes = b""
+    """Safetensors whose header was checked, or nothing."""
+
+
+def is_name(text: str) -> bool:
+    """Whether a name is short and can be shown anywhere."""
+    return 0 < len(text) <= _LONGEST_NAME and text.isprintable()
+
+
+def bound(message: Message) -> None:
+    """Check a message of a site; texts are cut and names of losses left out in place."""
+    for field, value in message.ListFields():
+        name, kind = field.name, field.type
+        if isinstance(value, MutableMapping):
+            _bound_map(value)
+        elif kind == FieldDescriptor.TYPE_MESSAGE:
+            bound(value)
+        elif kind == FieldDescriptor.TYPE_STRING:
+            if name in _CUT:
+                setattr(message, name, shown(value, _CUT[name]))
+            elif len(value) > (most := _LONGEST.get(name, _LONGEST_TEXT)):
+                raise PayloadError(f"{name} of {len(value)} characters, {most} are taken")
+            elif not value.isprintable():
+                raise PayloadError(f"{name} {value[:40]!r} holds characters that cannot be shown")
+        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= _LARGEST:
+            raise PayloadError(f"{name} of {value}, which is below 0 or not finite")
+        elif kind == FieldDescriptor.TYPE_UINT64 and value > _MOST_COUNT:
+            raise PayloadError(f"{name} of {value}, {_MOST_COUNT} is the most that is taken")
+
+
+def shown(text: str, most: int) -> str:
+    """A text in one line that does nothing to a terminal."""
+    line = " ".join(text[: 2 * most].split())
+    return "".join(c if c.isprintable() else "?" for c in line)[:most]
+
+
+def _bound_map(values: MutableMapping[str, float]) -> None:
+    names = sorted(name for name in values if is_name(name))[:MOST_FIGURES]
+    for name in values.keys() - set(names):
+        del values[name]
+    for name in names:
+        if not abs(values[name]) <= _LARGEST:
+            values[name] = math.nan
+
+
+def read_report(report: wire.QualityReport) -> Report:
+    """Check figures and samples, of which nothing is decoded yet."""
+    _check_samples(report.samples)
+    return Report(report.version, _figures(report.figures_json), report.samples)
+
+
+def _figures(text: str) -> dict[str, Any]:
+    try:
+        figures = json.loads(text)
+    except (ValueError, RecursionError):
+        figures = None
+    if not isinstance(figures, dict) or len(figures) > MOST_FIGURES:
+        raise PayloadError(f"a report's figures are no JSON object of at most {MOST_FIGURES} names")
+    for name, value in figures.items():
+        if not is_name(name) or name in _TAKEN:
+            raise PayloadError(
+                f"a report has a figure named {name[:_LONGEST_NAME]!r}; give it another name, of "
+                f"at most {_LONGEST_NAME} characters and none of {', '.join(sorted(_TAKEN))}"
+            )
+        is_list = isinstance(value, list) and name != "fd"
+        numbers = value if is_list else [value]
+        if len(numbers) > _MOST_BINS or not all(map(_is_number, numbers)):
+            raise PayloadError(
+                f"a report's figure {name!r} is no number up to {_LARGEST:g}, and no list of up "
+                f"to {_MOST_BINS} of them"
+            )
+        numbers = [n if math.isfinite(n) else math.nan for n in numbers]
+        figures[name] = numbers if is_list else numbers[0]
+    return figures
+
+
+def _is_number(value: object) -> bool:
+    is_one = isinstance(value, int | float)
+    return is_one and not _LARGEST < abs(value) < math.inf  # type: ignore[arg-type]
+
+
+def _check_samples(data: bytes) -> None:
+    """Safetensors: 8 bytes with the length of a JSON header, the header, the tensors' bytes."""
+    size = int.from_bytes(data[:8], "little")
+    if not data:
+        return
+    try:
+        if size > _MOST_HEADER_BYTES:
+            raise ValueError(f"their header has {size} bytes")
+        header = json.loads(data[8 : 8 + size])
+        header.pop("__metadata__", None)
+        total = 0
+        for name, row in header.items():
+            dtype, shape = row["dtype"], row["shape"]
+            if _DTYPES.get(name) != dtype:
+                raise ValueError(f"{str(name)[:40]!r} of dtype {str(dtype)[:20]!r} is among them")
+            if not (len(shape) < 8 and all(type(n) is int and n in _SIDES for n in shape)):
+                raise ValueError(f"{name!r} is of shape {ascii(shape)[:80]}")
+            total += math.prod(shape) * _ITEM_BYTES[dtype]
+        if total != len(data) - 8 - size:
+            raise ValueError(f"{total} bytes are announced, {len(data) - 8 - size} are there")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise PayloadError(f"a report's samples cannot be taken: {error}") from None
+
+
+_BURST, _REFILL_S = 8.0, 10.0
+"""Refusals of a site that are told at once, and seconds until one more is."""
+
+
+class Refusals:
+    """What is told of one site's refusals: the same one in a row at every tenth power of times."""
+
+    def __init__(self) -> None:
+        self._last, self._times = "", 0
+        self._credit, self._at_s = _BURST, 0.0
+        self._untold = 0
+
+    def tell(self, text: str, now_s: float) -> str:
+        """What to tell of the next one; empty where it is only counted."""
+        self._times = self._times + 1 if text == self._last else 1
+        self._last = text
+        if self._times > 1:
+            is_told = str(self._times).rstrip("0") == "1"
+            return f"{text} ({self._times} times in a row)" if is_told else ""
+        self._credit = min(_BURST, self._credit + (now_s - self._at_s) / _REFILL_S)
+        self._at_s = now_s
+        if self._credit < 1:
+            self._untold += 1
+            return ""
+        self._credit -= 1
+        more, self._untold = self._untold, 0
+        return f"{text} (and {more} others since the last one)" if more else text

@@ -1,0 +1,231 @@
+"""Messages that are well-formed and lie: refused with a reason, and nothing else comes of them."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import save
+
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL, Link
+from fedwan.link.framing import Part
+from fedwan.output.board import board_of
+from fedwan.output.live import render_board
+from fedwan.output.records import read_records
+from fedwan.output.report import write_report
+from fedwan.protocol.limits import Refusals, bound, shown
+from tests.planes import Bench, header_of, payload_of, serving, stub_of
+from tests.support import WrappedLink, hub_of, run_tiny, tiny_config
+
+INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
+Make = Callable[[wire.UploadHeader], Any]
+
+
+def work(**changes: Any) -> Make:
+    def make(header: wire.UploadHeader) -> wire.UploadHeader:
+        values = {"step": 1, "steps": 1, "samples": 4} | changes
+        header.work.CopyFrom(wire.Work(**values))
+        return header
+
+    return make
+
+
+def report(figures: str = '{"fd": 1.0}', samples: bytes = b"", version: int = 0) -> Make:
+    return lambda header: wire.QualityReport(
+        run_id=header.run_id, version=version, figures_json=figures, samples=samples
+    )
+
+
+def hello(**changes: Any) -> Make:
+    def make(header: wire.UploadHeader) -> wire.Hello:
+        values = {"run_id": header.run_id, "protocol": PROTOCOL, "site": "s1", "session": "x"}
+        return wire.Hello(**values | changes)
+
+    return make
+
+
+def ask(**changes: Any) -> Make:
+    return lambda header: wire.DownloadRequest(run_id=header.run_id, version=9, **changes)
+
+
+def tensors(dtype: str, shape: list[int], num_bytes: int = 256, name: str = "generated") -> bytes:
+    row = {"dtype": dtype, "shape": shape, "data_offsets": [0, num_bytes]}
+    header = json.dumps({name: row}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(num_bytes)
+
+
+LAYOUT = json.dumps({f"net/{ESC}": [[1], "float32", "parameter"]})
+HOSTILE: dict[str, tuple[Make, str]] = {
+    "samples beyond any": (work(samples=2**63), "samples of 9223372036854775808"),
+    "samples of all others": (work(samples=2**52), "are the most"),
+    "more steps than H": (work(steps=2**40, samples=4), "are the most"),
+    "no samples": (work(samples=0), "no weight"),
+    "compute_s nan": (work(compute_s=NAN), "compute_s of nan"),
+    "compute_s inf": (work(compute_s=INF), "compute_s of inf"),
+    "wait_s below 0": (work(wait_s=-1.0), "wait_s of -1.0"),
+    "seconds to come": (work(compute_s=1e6), "after s1 joined"),
+    "400 digits": (report('{"fd": ' + "9" * 400 + "}"), "'fd' is no number"),
+    "named t": (report('{"fd": 1.0, "t": 0}'), "a figure named 't'"),
+    "700 deep": (report('{"a": ' + "[" * 700 + "]" * 700 + "}"), "'a' is no number"),
+    "100,000 deep": (report("[" * 100_000), "no JSON object"),
+    "a list": (report("[1]"), "no JSON object"),
+    "no JSON": (report("{"), "no JSON object"),
+    "a control character": (report("\x00"), "cannot be shown"),
+    "a text": (report('{"fd": "low"}'), "'fd' is no number"),
+    "null": (report('{"fd": null}'), "'fd' is no number"),
+    "fd a list": (report('{"fd": [1.0]}'), "'fd' is no number"),
+    "an escaped sequence": (report(json.dumps({ESC: 1.0})), "a figure named"),
+    "many figures": (report(json.dumps(dict.fromkeys(map(str, range(999)), 0))), "at most 64"),
+    "bf16": (report(samples=save({"generated": torch.zeros(4, 2).bfloat16()})), "'BF16'"),
+    "no pictures": (report(samples=tensors("F32", [0, 1, 8, 8], 0)), "of shape [0, 1, 8, 8]"),
+    "unknown dtype": (report(samples=tensors("F4", [64])), "'F4'"),
+    "19.7 GiB": (report(samples=tensors("F32", [5000, 1, 1000, 1000])), "bytes are announced"),
+    "other tensors": (report(samples=tensors("F32", [64], name="x")), "'x' of dtype"),
+    "a header of 2^62": (report(samples=b"\xff" * 7 + b"\x3f"), "header has"),
+    "from the future": (report(version=10**6), "at version"),
+    "a name in a layout": (hello(layout_json=LAYOUT), "cannot be shown"),
+    "kinds without end": (hello(layout_json="{}", kinds_json="[" * 60_000), "cannot be read"),
+    "a site's name": (hello(site=ESC), "cannot be shown"),
+    "a session's name": (hello(session="x" * 999), "session of 999 characters"),
+    "wait_s nan": (ask(wait_s=NAN), "wait_s of nan"),
+    "wait_s below": (ask(wait_s=-1e300), "wait_s of -1e+300"),
+    "a fragment that is none": (ask(fragment=7), "download of fragment 7"),
+    "a farewell": (
+        lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e9)),
+        "after s1 joined",
+    ),
+}
+METHODS = {
+    wire.UploadHeader: "Upload",
+    wire.QualityReport: "Report",
+    wire.Hello: "Join",
+    wire.DownloadRequest: "Download",
+    wire.Farewell: "Leave",
+}
+
+
+def send(stub: Any, message: Any) -> str:
+    """What the coordinator answers to it."""
+    call = getattr(stub, METHODS[type(message)])
+    try:
+        if isinstance(message, wire.UploadHeader):
+            return str(call(iter([Part(message, None)]), timeout=10).text)
+        answer = call(message, timeout=10)
+        if isinstance(message, wire.DownloadRequest):
+            answer = list(answer)
+        return str(getattr(answer, "refusal", ""))
+    except grpc.RpcError as error:
+        return str(error.details())  # type: ignore[attr-defined]
+
+
+def have_asked(hub: Any) -> None:
+    """As if s1 had been asked for quality, which it never hears of itself."""
+    with hub.changed:
+        kind = wire.CoordinatorSignal.EVALUATE
+        hub.registry.sites["s1"].owed[kind] = wire.CoordinatorSignal(kind=kind)
+
+
+@pytest.fixture(scope="module")
+def served(
+    tmp_path_factory: pytest.TempPathFactory, identities: Path
+) -> Iterator[tuple[Bench, Any]]:
+    bench = Bench(tmp_path_factory.mktemp("served"))
+    with serving(bench.hub, identities) as plane, stub_of(plane.port, identities / "s1") as stub:
+        assert not stub.Join(bench.hello("s1")).refusal
+        yield bench, stub
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_message_that_lies_is_refused_with_the_reason(
+    name: str, served: tuple[Bench, Any]
+) -> None:
+    bench, stub = served
+    bench.hub._refusals.clear()
+    bench.events.clear()
+    header = header_of(payload_of(1.0, bench.layout))
+    header.session, header.chunk_bytes = "s1-first", 1 << 16
+    make, expected = HOSTILE[name]
+    have_asked(bench.hub)
+    before = bench.hub.rejected
+    assert expected in send(stub, make(header))
+    ((event, site, text),) = bench.events
+    assert (event, site) == ("rejected", "s1") and expected in text and text.isprintable()
+    assert bench.hub.rejected == before + 1
+    assert bench.contribution("s1") is None and not bench.registry.sites["s1"].has_left
+
+
+def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identities: Path) -> None:
+    config = tiny_config(h=3, steps=9, sites=2)
+    (expected,) = run_tiny(tmp_path / "a", config).hashes
+    answers: dict[str, str] = {}
+    lock, stack = threading.Lock(), ExitStack()
+    stubs: list[Any] = []
+
+    class Lying(WrappedLink):
+        def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            if header.version == 1 and header.kind == wire.UploadHeader.CONTRIBUTION:
+                self.lie(header)
+            return self._inner.upload(header, payload)
+
+        def lie(self, header: wire.UploadHeader) -> None:
+            hub = hub_of(self._inner)
+            for name, (make, _) in HOSTILE.items():
+                if "report" in make.__qualname__:
+                    have_asked(hub)
+                copy = wire.UploadHeader()
+                copy.CopyFrom(header)
+                copy.session, copy.chunk_bytes = hub.registry.sites["s1"].session, 1 << 16
+                answers[name] = send(stubs[0], make(copy))
+            answers["unasked"] = send(stubs[0], report(version=1)(header))
+
+    def wrap(name: str, link: Link) -> Link:
+        with lock:
+            if name == "s1":
+                plane = stack.enter_context(serving(hub_of(link), identities))
+                stubs.append(stack.enter_context(stub_of(plane.port, identities / "s1")))
+                return Lying(link)  # type: ignore[return-value]
+        return link
+
+    with stack:
+        ran = run_tiny(tmp_path / "b", config, wrap=wrap)
+    assert ran.hashes == {expected}
+    for name, (_, text) in HOSTILE.items():
+        assert text in answers[name], name
+    assert "nobody asked s1" in answers["unasked"]
+    assert ran.result.totals.rejected == len(answers)
+    assert 8 <= len(ran.events("rejected")) <= 10
+    assert ran.result.totals.quality["fd"] > 0  # of s2, who was asked in place of s1
+    records = read_records(tmp_path / "b")
+    console = Console(file=io.StringIO())
+    console.print(render_board(board_of(config, records), 1.0))
+    write_report(tmp_path / "b")
+
+
+def test_texts_are_cut_and_names_that_do_not_fit_are_left_out() -> None:
+    farewell = wire.Farewell(error=f"{ESC}\n\u202etxt.exe" + "x" * 10**6)
+    bound(farewell)
+    assert farewell.error.startswith("?]0;owned? ?txt.exe") and len(farewell.error) == 400
+    losses = {str(n): 1.0 for n in range(99)} | {ESC: 1.0, "0": INF}
+    header = wire.UploadHeader(work=wire.Work(losses=losses))
+    bound(header)
+    assert len(header.work.losses) == 64 and ESC not in header.work.losses
+    assert str(header.work.losses["0"]) == "nan"
+    assert shown("a\n\tb  c", 4) == "a b "
+
+
+def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then() -> None:
+    refusals = Refusals()
+    told = [text for _ in range(1000) if (text := refusals.tell("no", 0.0))]
+    assert told == ["no"] + [f"no ({n} times in a row)" for n in (10, 100, 1000)]
+    assert sum(bool(refusals.tell(f"no {n}", 1.0)) for n in range(1000)) == 7
+    assert refusals.tell("again", 12.0) == "again (and 993 others since the last one)"
