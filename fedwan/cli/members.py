@@ -78,19 +78,13 @@ def _print_sites(rows: list[dict[str, Any]]) -> None:
 def _of_files(run: Path) -> dict[str, Any]:
     """Where a run stands whose coordinator does not run."""
     from fedwan.output.board import board_of
-    from fedwan.output.records import EventRecord, read_records
+    from fedwan.output.records import read_records
 
-    config, records = load(run / "config.yaml"), read_records(run)
-    ends = [r for r in records if isinstance(r, EventRecord) and r.event in ("done", "stopped")]
-    last = f"; its last words: {ends[-1].text}" if ends else ""
-    return {
-        "is_running": False,
-        "version": board_of(config, records).step // max(1, config.h),
-        "versions": config.steps // max(1, config.h),
-        "text": f"no coordinator runs for {run}; {_mend(run)}{last}",
-        "waits_for": [],
-        "sites": [],
-    }
+    config = load(run / "config.yaml")
+    h, step = max(1, config.h), board_of(config, read_records(run)).step
+    text = f"no coordinator runs for {run}; {_mend(run)}"
+    found = {"is_running": False, "version": step // h, "versions": config.steps // h, "text": text}
+    return found | {"waits_for": [], "sites": []}
 
 
 def _mend(run: Path) -> str:

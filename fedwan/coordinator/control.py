@@ -61,33 +61,29 @@ def serving(out: Path, answer: Answer) -> Iterator[None]:
 
 def _reply(connection: socket.socket, answer: Answer) -> None:
     try:
-        request = json.loads(_read_line(connection, MAX_BYTES, REQUEST_S))
-        if not isinstance(request, dict):
-            raise UserError("a request is a JSON object in one line")
-        reply = answer(request)
+        reply = answer(_read(connection, REQUEST_S, MAX_BYTES))
     except UserError as error:
         reply = {"error": str(error)}
-    except TimeoutError:
-        reply = {"error": f"no whole request came within {REQUEST_S:g} s"}
-    except (ValueError, RecursionError):
-        reply = {"error": "a request is a JSON object in one line"}
-    except Exception as error:  # a question must not end the thread that answers the next one
-        reply = {"error": f"the coordinator could not answer: {type(error).__name__}: {error}"}
+    except (ValueError, RecursionError, TimeoutError):
+        text = f"a request is a JSON object in one line of at most {MAX_BYTES} bytes"
+        reply = {"error": f"{text}, sent within {REQUEST_S:g} s"}
     connection.settimeout(REQUEST_S)
     connection.sendall(json.dumps(reply).encode() + b"\n")
 
 
-def _read_line(connection: socket.socket, most_bytes: int, within_s: float) -> bytes:
+def _read(connection: socket.socket, within_s: float, most_bytes: int = 1 << 30) -> dict[str, Any]:
+    """The JSON object that comes in a line; a ValueError or a TimeoutError if none does."""
     data, deadline, part = bytearray(), time.monotonic() + within_s, b"more"
-    while part and not data.endswith(b"\n"):
+    while part and not data.endswith(b"\n") and len(data) <= most_bytes:
         if (left_s := deadline - time.monotonic()) <= 0:
             raise TimeoutError
         connection.settimeout(left_s)
         part = connection.recv(MAX_BYTES)
         data += part
-        if len(data) > most_bytes:
-            raise UserError(f"a request of more than {most_bytes} bytes; send less")
-    return bytes(data)
+    found = json.loads(data) if len(data) <= most_bytes else None
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object in a line")
+    return found
 
 
 @contextlib.contextmanager
@@ -109,7 +105,7 @@ def ask(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
         try:
             connection.connect(address)
             connection.sendall(json.dumps(request).encode() + b"\n")
-            reply = json.loads(_read_line(connection, 1 << 30, ANSWER_S))
+            reply = _read(connection, ANSWER_S)
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except (OSError, ValueError) as error:
@@ -119,4 +115,4 @@ def ask(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
             ) from None
     if "error" in reply:
         raise UserError(reply["error"])
-    return dict(reply)
+    return reply

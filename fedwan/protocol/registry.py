@@ -207,18 +207,16 @@ class Registry:
         if name not in self.sites:
             return f"site {name!r} is not in this run, which has {', '.join(self.sites)}"
         standing = self.sites[name].standing
-        same = {"admit": ["in"], "drain": ["draining", "drained"], "eject": ["ejected"]}[verb]
-        if standing in same:
-            return f"{name} is {'in the run' if standing == 'in' else standing} already"
-        if verb == "drain" and standing == "ejected":
-            return f"{name} is ejected, which is more; admit it if it shall take part again"
-        others = [n for n in self.awaited() if n != name and self.sites[n].standing == "in"]
-        if verb != "admit" and not others:
-            return (
-                f"{name} is the last site that the run waits for, which would wait for ever; "
-                "admit another one first, or stop the run"
-            )
-        return ""
+        if verb == "admit":
+            return f"{name} is in the run already" if standing == "in" else ""
+        if standing == "ejected" or (verb == "drain" and standing != "in"):
+            return f"{name} is {standing} already; admit it if it shall take part again"
+        if any(n != name and self.sites[n].standing == "in" for n in self.awaited()):
+            return ""
+        return (
+            f"{name} is the last site that the run waits for, which would wait for ever; "
+            "admit another one first, or stop the run"
+        )
 
     def decide(self, verb: Verb, name: str, sending: Collection[object], has_begun: bool) -> None:
         """The operator has decided; `sending`: what is on its way in from the site."""
