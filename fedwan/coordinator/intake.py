@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from fedwan.codecs import Codec, fp32
 from fedwan.codecs.payload import Source
-from fedwan.errors import PayloadError
+from fedwan.errors import FedwanError, PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import UploadReception
@@ -125,9 +125,10 @@ class Intake:
         """A payload was accepted: its reception is its contribution's from now on."""
         self._open.pop(upload, None)
 
-    def close(self, upload: Upload) -> None:
-        """Drop what is open; `free` gives its space back."""
+    def close(self, upload: Upload, refusal: FedwanError | None = None) -> None:
+        """Drop what is open; `free` gives its space back. A refusal ends its stream."""
         if upload in self._open:
+            self._open[upload].refusal = refusal
             self._dropped.append(self._open.pop(upload))
 
     def free(self) -> None:

@@ -445,7 +445,7 @@ class Servicer:
             self.registry.decide(verb, site, sending, self._rounds is not None)
             if verb == "eject" and self._intake and self._rounds:
                 for upload in sending:
-                    self._intake.close(upload)
+                    self._intake.close(upload, self.registry.refusal(site))
                 done = self._rounds.forget(site)
             self._release()
             self._follow()

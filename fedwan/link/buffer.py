@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from fedwan.codecs.payload import Bytes, Source
-from fedwan.errors import PayloadError
+from fedwan.errors import FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 
 H = TypeVar("H", wire.UploadHeader, wire.DownloadHeader)
@@ -136,6 +136,8 @@ class Reception(Generic[H]):
             else Buffer(num_bytes)
         )
         self._is_claimed = False
+        self.refusal: FedwanError | None = None
+        """What the next chunk is answered with, if none is wanted."""
 
     def write(self, offset: int, data: Bytes) -> None:
         """Store a chunk; a `PayloadError` if none of this payload lies there. May be repeated."""
@@ -146,6 +148,8 @@ class Reception(Generic[H]):
                 f"chunk of {len(data)} bytes at {offset} does not fit a payload of "
                 f"{num_bytes} bytes in chunks of {chunk_bytes}; refused"
             )
+        if self.refusal is not None:
+            raise self.refusal
         with self._lock:
             if index not in self._missing:
                 return

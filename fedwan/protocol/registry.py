@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Literal
 
-from fedwan.errors import PayloadError, SessionLost, SiteDrained, SiteEjected
+from fedwan.errors import FedwanError, PayloadError, SessionLost, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Signals
 
@@ -185,14 +185,20 @@ class Registry:
             return "contributing"
         return "training" if is_awaited and site.session else "waiting"
 
-    def check(self, name: str) -> None:
-        """Raise what a site is told whom the operator had leave."""
+    def refusal(self, name: str) -> FedwanError | None:
+        """What a site is told that the operator had leave."""
         standing = self.sites[name].standing if name in self.sites else "in"
         mend = f"`fedwan sites RUN admit {name}` at the coordinator takes it back"
         if standing == "drained":
-            raise SiteDrained(f"{name} was drained and has left the run in order; {mend}")
+            return SiteDrained(f"{name} was drained and has left the run in order; {mend}")
         if standing == "ejected":
-            raise SiteEjected(f"{name} was ejected from the run; {mend}")
+            return SiteEjected(f"{name} was ejected from the run; {mend}")
+        return None
+
+    def check(self, name: str) -> None:
+        """Raise it."""
+        if (refusal := self.refusal(name)) is not None:
+            raise refusal
 
     def admitted(self) -> list[str]:
         """Sites that may take part."""

@@ -160,8 +160,14 @@ def test_nothing_more_is_taken_of_a_site_that_is_ejected(desk: Desk, identities:
     with serving(bench.hub, identities) as plane, dialling(plane.port, identities / "s2") as link:
         link.join(bench.hello("s2", "s2-second"))
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
+        ahead = header_of(payload, version=1)
+        ahead.session, ahead.chunk_bytes = "s2-second", 1 << 10
+        reception = bench.hub.open_upload("s2", ahead)
+        assert not isinstance(reception, wire.Receipt)
         desk.ask("eject", "s2")
         assert bench.contribution("s2") is None
+        with pytest.raises(SiteEjected):  # its stream ends
+            reception.write(0, bytes(1 << 10))
         for call in (
             lambda: link.upload(header_of(payload), payload),
             lambda: link.download(update_request()),
