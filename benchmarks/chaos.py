@@ -60,27 +60,28 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
         raise FedwanError("chaos makes a network and a disk of its own, which needs root")
     kinds = [kind for kind in KINDS if args.only in kind]
     count, num_runs = 20 if args.quick else args.faults, 0
-    with tempfile.TemporaryDirectory() as folder:
-        undisturbed = Federation(Path(folder) / "undisturbed", args.steps)
-        undisturbed.start()
-        undisturbed.wait()
-        wanted = undisturbed.sha256()
-        undisturbed.close()
-        while count > 0:
-            num_runs += 1
-            rng = random.Random(f"{args.seed} {num_runs}")
-            run = Federation(Path(folder) / f"run{num_runs}", args.steps)
-            try:
-                for row in _disturb(run, rng, kinds):
-                    count -= 1
-                    yield row | {"run": num_runs}
-                problem = run.problem(wanted)
-            finally:
-                run.close()
-            yield _row("the end", math.nan, 0.0, run.child.returncode, problem) | {"run": num_runs}
+    folder = Path(tempfile.mkdtemp(prefix="fedwan-chaos-"))
+    undisturbed = Federation(folder / "undisturbed", args.steps)
+    undisturbed.start()
+    undisturbed.wait()
+    wanted = undisturbed.sha256()
+    undisturbed.close()
+    while count > 0:
+        num_runs += 1
+        rng = random.Random(f"{args.seed} {num_runs}")
+        run = Federation(folder / f"run{num_runs}", args.steps)
+        problem = "interrupted"
+        try:
+            for row in _disturb(run, rng, kinds):
+                count -= 1
+                yield row | {"run": num_runs}
+            problem = run.problem(wanted)
+        finally:
+            run.close(is_kept=bool(problem))
+        yield _row("the end", 0, 0.0, run.child.returncode, problem) | {"run": num_runs}
 
 
-def _row(fault: str, version: float, seconds: float, ended: Any, problem: str = "") -> Row:
+def _row(fault: str, version: int, seconds: float, ended: Any, problem: str = "") -> Row:
     return {
         "run": 0,
         "fault": fault,
@@ -164,11 +165,14 @@ class Federation:
 
     def version(self) -> int:
         """The newest one that the journal tells of; 0 for none."""
+        versions = [row["version"] for row in self.journal() if row["event"] == "version"]
+        return int(versions[-1]) if versions else 0
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Its whole lines, newest last."""
         path = self.out / JOURNAL
         lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-        whole = (json.loads(line) for line in lines if line.endswith(b"\n"))
-        versions = [row["version"] for row in whole if row["event"] == "version"]
-        return int(versions[-1]) if versions else 0
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
     def reach(self, version: int) -> str:
         """Wait for a version, or for the end; resume what has ended before. How it ended, if so."""
@@ -239,14 +243,15 @@ class Federation:
             return f"left: {', '.join(left)}"
         return "" if self.sha256() == wanted else f"weights {self.sha256()[:8]}, not {wanted[:8]}"
 
-    def close(self) -> None:
-        """End what is left of it, and its disk."""
+    def close(self, *, is_kept: bool = False) -> None:
+        """End what is left of it, and its disk; what is to be looked at is copied beside it."""
         for number in self.processes():
             _signal(number, signal.SIGKILL)
         self.child.wait()
         while self.processes():
             time.sleep(0.05)
-        shutil.copytree(self.out, self.folder.with_suffix(".kept"), dirs_exist_ok=True)
+        if is_kept:
+            shutil.copytree(self.out, self.folder.with_suffix(".kept"))
         _call("umount", str(self.folder))
 
 
@@ -303,8 +308,11 @@ def _blackout(run: Federation, rng: random.Random) -> None:
 
 
 def _resets(run: Federation, rng: random.Random) -> None:
-    """Of every connection at once."""
-    run.inside("ss", "-K", "-t")
+    """Of all connections of the data plane."""
+    port = next(
+        row["text"] for row in reversed(run.journal()) if row["event"] == "listening"
+    ).split(":")[-1]
+    run.inside("ss", "-K", "-t", f"( sport = :{port} or dport = :{port} )")
 
 
 def _full_disk(run: Federation, rng: random.Random) -> None:
@@ -349,7 +357,7 @@ KINDS: dict[str, Fault] = {
     "a site's process stops for 1 to 20 s": _stopped(RECIPE, 0),
     "the coordinator stops for 1 to 20 s": _stopped("flwr-serverapp"),
     "blackout of 0.5 to 20 s": _blackout,
-    "all connections are reset": _resets,
+    "connections of the data plane are reset": _resets,
     "the disk is full for 1 to 8 s": _full_disk,
     "a bit of the coordinator's checkpoint flips": _coordinators_bit,
     "a bit of a site's checkpoint flips": _sites_bit,
