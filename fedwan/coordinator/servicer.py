@@ -219,7 +219,6 @@ class Servicer:
             entry = self.registry.find(site)
             if entry.session != farewell.session or entry.has_left:
                 return
-            entry.check_seconds(farewell.work, time.monotonic())
             entry.has_left = True
             self.farewells[site] = farewell
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
@@ -234,7 +233,7 @@ class Servicer:
         upload = _upload(site, header)
         self.intake.free()
         with self.changed:
-            entry = self.registry.find(site, header.session)
+            self.registry.find(site, header.session)
             if header.run_id != self._run_id:
                 raise PayloadError(f"upload is of run {header.run_id}, this is {self._run_id}")
             self.intake.check(upload)
@@ -246,7 +245,6 @@ class Servicer:
             is_contribution = upload.kind == wire.UploadHeader.CONTRIBUTION
             try:
                 if is_contribution:
-                    entry.check_seconds(header.work, time.monotonic())
                     self.rounds.check(upload.key, header.work)
                 reception = self.intake.open(upload, header)
             except PayloadError as error:

@@ -1,7 +1,7 @@
 """What messages of sites may hold, whatever they ask for: checked before anything else is done.
 
-A field is checked by its type, which its descriptor tells; what a round takes of steps, samples and
-seconds is `Rounds.problem`'s. A `PayloadError` says what does not fit.
+A field is checked by its type, which its descriptor tells; what a round takes of steps and samples
+is `Rounds.check`'s. A `PayloadError` says what does not fit.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ _CUT = {"error": 400}
 """Texts that say something and decide nothing: what does not fit is left out."""
 _MOST_COUNT = 1 << 53
 _LARGEST = 1e100
+_MOST_SECONDS = 1e9
+"""Not those that have passed: a site may have worked while there was no coordinator."""
 _MOST_BINS = 1 << 12
 _TAKEN = frozenset({"kind", "t", "version", "step", "site"})
 """What a record of quality holds besides the figures."""
@@ -67,8 +69,8 @@ def bound(message: Message) -> None:
                 raise PayloadError(f"{name} of {len(value)} characters, {most} are taken")
             elif not value.isprintable():
                 raise PayloadError(f"{name} {value[:40]!r} holds characters that cannot be shown")
-        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= _LARGEST:
-            raise PayloadError(f"{name} of {value}, which is below 0 or not finite")
+        elif kind == FieldDescriptor.TYPE_DOUBLE and not 0 <= value <= _MOST_SECONDS:
+            raise PayloadError(f"{name} of {value} s; 0 to {_MOST_SECONDS:g} are taken")
         elif kind == FieldDescriptor.TYPE_UINT64 and value > _MOST_COUNT:
             raise PayloadError(f"{name} of {value}, {_MOST_COUNT} is the most that is taken")
 

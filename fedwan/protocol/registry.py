@@ -20,8 +20,6 @@ from fedwan.link.base import Signals
 KEPT_SESSIONS = 64
 """Of each site, that are remembered: no network holds a call back for so many of its starts."""
 
-_SLACK_S = 1.0
-
 Verb = Literal["admit", "drain", "eject"]
 """What the operator decides of a site."""
 DECIDED: dict[Verb, str] = {"admit": "admitted", "drain": "drained", "eject": "ejected"}
@@ -63,15 +61,6 @@ class SiteEntry:
     """That it was last given."""
     reported: int = -1
     """Version that it last told the quality of."""
-
-    def check_seconds(self, work: wire.Work, now_s: float) -> None:
-        """Refuse more seconds than have passed since its process joined; clocks may differ."""
-        told_s, most_s = work.compute_s + work.wait_s, now_s - self.joined_s
-        if told_s > 1.01 * most_s + _SLACK_S:
-            raise PayloadError(
-                f"{told_s:.3g} s of work announced {most_s:.3g} s after {self.name} joined; "
-                "set the clock of that machine right"
-            )
 
 
 class Registry:

@@ -181,6 +181,13 @@ def test_a_check_that_fails_in_an_unforeseen_way_leaves_nothing_claimed(
     assert upload(bench, prepared(payload), payload).status == wire.Receipt.ACCEPTED
 
 
+def test_work_of_before_this_coordinator_began_is_taken(bench: Bench) -> None:
+    payload = payload_of(1.0, bench.layout)
+    header = prepared(payload)
+    header.work.compute_s, header.work.wait_s = 3600.0, 60.0
+    assert upload(bench, header, payload).status == wire.Receipt.ACCEPTED
+
+
 def test_a_contribution_to_a_version_that_is_past_is_stale(bench: Bench) -> None:
     payload = payload_of(1.0, bench.layout)
     for _ in range(2):

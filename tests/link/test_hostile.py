@@ -73,7 +73,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "compute_s nan": (work(compute_s=NAN), "compute_s of nan"),
     "compute_s inf": (work(compute_s=INF), "compute_s of inf"),
     "wait_s below 0": (work(wait_s=-1.0), "wait_s of -1.0"),
-    "seconds to come": (work(compute_s=1e6), "after s1 joined"),
+    "300 years": (work(compute_s=1e10), "compute_s of 10000000000.0 s"),
     "400 digits": (report('{"fd": ' + "9" * 400 + "}"), "'fd' is no number"),
     "named t": (report('{"fd": 1.0, "t": 0}'), "a figure named 't'"),
     "700 deep": (report('{"a": ' + "[" * 700 + "]" * 700 + "}"), "'a' is no number"),
@@ -102,7 +102,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "a fragment that is none": (ask(fragment=7), "download of fragment 7"),
     "a farewell": (
         lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e9)),
-        "after s1 joined",
+        "compute_s of 10000000000.0 s",
     ),
 }
 METHODS = {
