@@ -101,7 +101,7 @@ HOSTILE: dict[str, tuple[Make, str]] = {
     "wait_s below": (ask(wait_s=-1e300), "wait_s of -1e+300"),
     "a fragment that is none": (ask(fragment=7), "download of fragment 7"),
     "a farewell": (
-        lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e9)),
+        lambda header: wire.Farewell(session=header.session, work=wire.Work(compute_s=1e10)),
         "compute_s of 10000000000.0 s",
     ),
 }
