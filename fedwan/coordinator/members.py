@@ -45,7 +45,8 @@ def answer(
 def decisions(journal: Path) -> Iterator[tuple[Verb, str]]:
     """What the operator decided in earlier starts of a run, in order."""
     verbs: dict[str, Verb] = {event: verb for verb, event in DECIDED.items()}
-    for line in journal.read_bytes().splitlines() if journal.exists() else ():
+    lines = journal.read_bytes().splitlines() if journal.exists() else []
+    for line in (line for line in lines if any(event.encode() in line for event in verbs)):
         with suppress(ValueError, KeyError, TypeError):  # `fedwan verify` tells of damage
             row = json.loads(line)
             if row["event"] in verbs:

@@ -58,7 +58,8 @@ class Totals:
     def add_round(self, merged: Sequence[Merge[Contribution]]) -> None:
         """Count what was merged."""
         for key, contribution, staleness, _ in merged:
-            work, site = contribution.work, self.of_site(key.site)
+            work = contribution.work
+            site = self.sites[key.site] = self.of_site(key.site)
             self.add_work(work)
             site["contributions"] += 1
             site["bytes_up"] += work.bytes_up
@@ -69,8 +70,8 @@ class Totals:
             self.staleness += staleness
 
     def of_site(self, site: str) -> dict[str, int]:
-        """What has been merged of one site."""
-        return self.sites.setdefault(site, {"contributions": 0, "bytes_up": 0, "bytes_down": 0})
+        """What has been merged of one site. Any thread may ask."""
+        return self.sites.get(site, {"contributions": 0, "bytes_up": 0, "bytes_down": 0})
 
 
 class RoundRows:
