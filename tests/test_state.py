@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from fedwan.errors import CheckpointError
+from fedwan.files import replace_text
 from fedwan.state import (
     Role,
     State,
@@ -231,3 +234,18 @@ def test_any_flipped_bit_of_a_file_is_told(tmp_path: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(CheckpointError):
             read_tensors(path)
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "some.json"
+    replace_text(path, "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        replace_text(path, "new")
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("some.json", "old")]

@@ -162,10 +162,12 @@ class Servicer:
             is_rejoin = self.registry.sites[site].joins > 1
             self._follow()
             if is_new:
-                rounds.note_back(site, hello.checkpoint)
+                is_older = rounds.note_back(site, hello.checkpoint)
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
+                if is_older:
+                    self._event("warning", site, _older_text(site, hello.checkpoint, rounds))
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
@@ -536,6 +538,14 @@ class Servicer:
             for name in self.registry.sites:
                 self.registry.tell(name, wire.CoordinatorSignal.STOP, text, self._is_complete)
             self.changed.notify_all()
+
+
+def _older_text(site: str, checkpoint: int, rounds: CoordinatorRounds) -> str:
+    begin = f"go on from version {checkpoint}" if checkpoint else "begin anew"
+    return (
+        f"{site} has no checkpoint of version {rounds.versions[0]}: its data order and optimisers "
+        f"{begin}, which changes the weights that come of it"
+    )
 
 
 def _upload(site: str, header: wire.UploadHeader) -> Upload:

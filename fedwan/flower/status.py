@@ -22,13 +22,14 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Self
 
 import psutil
 
 from fedwan import errors
 from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, FedwanError, RunStopped, UserError
+from fedwan.files import replace_text
 from fedwan.site.assignment import end_with
 
 RUN = "FEDWAN_RUN"
@@ -84,7 +85,7 @@ class Status:
 
     def write(self, path: Path) -> None:
         """Put it in place, whole or not at all."""
-        _write_json(path, asdict(self))
+        replace_text(path, json.dumps(asdict(self)))
 
     @property
     def is_gone(self) -> bool:
@@ -166,7 +167,7 @@ class Start:
         out = Path(config.out)
         run_id = cls.read(out).run_id if resume else uuid.uuid4().hex
         start = cls(to_json(config), run_id, str(identity.absolute()), resume)
-        _write_json(out / _START, asdict(start))
+        replace_text(out / _START, json.dumps(asdict(start)))
         return start
 
     @classmethod
@@ -180,13 +181,6 @@ class Start:
                 f"{out} holds no run to go on with ({path.name}: {type(error).__name__}); "
                 "start it without --resume, or give the folder of the run"
             ) from error
-
-
-def _write_json(path: Path, values: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_suffix(f".{os.getpid()}.tmp")
-    draft.write_text(json.dumps(values))
-    draft.replace(path)
 
 
 @contextlib.contextmanager

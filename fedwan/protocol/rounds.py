@@ -453,11 +453,15 @@ class Rounds(Generic[C, U]):
             self.run_step,
         )
 
-    def note_back(self, site: str, checkpoint: int) -> None:
-        """A process is new, of this checkpoint: others must not be corrected for what it lost."""
+    def note_back(self, site: str, checkpoint: int) -> bool:
+        """A process is new, of this checkpoint; whether it is older than the run.
+
+        Others must not be corrected for what it lost.
+        """
         for fragment, merged in enumerate(self._merged):
             if merged.get(site, (0, 0))[1] > checkpoint:
                 self._begin_anew(fragment)
+        return self._strategy.clock == "versions" and checkpoint < self.versions[0]
 
     def _begin_anew(self, fragment: int) -> None:
         """What a strategy keeps at the sites begins anew at all of them, with the next version.

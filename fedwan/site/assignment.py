@@ -107,10 +107,10 @@ class Outcome:
         path, said = _outcome_path(Path(text)), " ".join(str(error or "").split())
         word = cls("" if error is None else type(error).__name__, said, step)
         draft = path.with_suffix(f".{os.getpid()}.tmp")
-        draft.write_text(json.dumps(asdict(word)))
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(OSError):  # another was first, or the disk is full
+            draft.write_text(json.dumps(asdict(word)))
             os.link(draft, path)
-        draft.unlink()
+        draft.unlink(missing_ok=True)
 
 
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:

@@ -335,6 +335,16 @@ def test_a_report_settles_the_question(bench: Bench) -> None:
     assert site == "s1" and report is not None and report.figures == {"fd": 2.0}
 
 
+@pytest.mark.parametrize(("checkpoint", "told"), [(4, ""), (3, ""), (2, "go on from version 2")])
+def test_a_site_that_lost_checkpoints_is_told_of(bench: Bench, checkpoint: int, told: str) -> None:
+    bench.publish(3, payload_of(1.0, bench.layout))
+    hello = bench.hello("s3")
+    hello.checkpoint = checkpoint
+    bench.hub.join("s3", hello)
+    found = [text for event, _, text in bench.events if event == "warning"]
+    assert len(found) == bool(told) and all(told in text for text in found)
+
+
 def test_a_farewell_counts_once(bench: Bench) -> None:
     bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first"))
     bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again"))
