@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from fedwan.config import Config, from_json
 from fedwan.errors import CheckpointError, FedwanError, JoinRefused, LinkLost, RunStopped
 from fedwan.flower.status import Start, Status
+from fedwan.site.assignment import VARIABLE, Outcome
 
 
 def test_a_status_is_read_as_it_was_written_and_a_broken_one_is_none(tmp_path: Path) -> None:
@@ -95,3 +97,18 @@ def test_without_a_run_there_is_nothing_to_resume(tmp_path: Path, text: str | No
         (tmp_path / "flower" / "start.json").write_text(text)
     with pytest.raises(CheckpointError, match="holds no run to go on with"):
         Start.begin(Config(out=str(tmp_path)), Path("identity"), resume=True)
+
+
+def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, status = tmp_path / "clientapp.json", Status.of("run-1")
+    status.write(path)
+    monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            status.ended(None).write(path)
+        Outcome.leave(FedwanError("a mistake"), 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == [path] and Status.read(path) == status
