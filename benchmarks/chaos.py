@@ -259,7 +259,8 @@ class Federation:
         while self.processes():
             time.sleep(0.05)
         if is_kept:
-            shutil.copytree(self.out, self.folder.with_suffix(".kept"))
+            no_sockets = shutil.ignore_patterns("*.sock")
+            shutil.copytree(self.out, self.folder.with_suffix(".kept"), ignore=no_sockets)
         _call("umount", str(self.folder))
 
 
