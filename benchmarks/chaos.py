@@ -107,11 +107,13 @@ def _disturb(run: Federation, rng: random.Random, kinds: Sequence[str]) -> Itera
             return
         kind, version = rng.choice(kinds), run.version()
         began = time.monotonic()
-        KINDS[kind](run, rng)
         problem = ""
         try:
+            KINDS[kind](run, rng)
             ended = run.reach(version + FURTHER)
         except FedwanError as error:
+            if run.child.poll() == 0:
+                return  # it was done before there was anything to disturb
             ended, problem = "never", str(error)
         yield _row(kind, version, time.monotonic() - began, ended or "no", problem)
         if problem:
@@ -218,7 +220,7 @@ class Federation:
     def find(self, rng: random.Random, text: str, rank: int | None = None) -> int:
         """One process whose words hold a text; waits for one, since some are being replaced."""
         deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        while self.child.poll() is None and time.monotonic() < deadline:
             found = [number for number, words in self.processes().items() if text in words]
             if rank is not None:
                 found = [number for number in found if _has_rank(number, rank)]
