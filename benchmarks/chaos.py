@@ -39,7 +39,8 @@ from fedwan.errors import FedwanError
 from fedwan.output.journal import JOURNAL, verify
 
 SITES = 2
-SMALL = (f"sites={SITES}", "site.processes=2", "threads=1", "eval.every=0")
+H = 20
+SMALL = (f"sites={SITES}", f"h={H}", "site.processes=2", "threads=1", "eval.every=0")
 FURTHER = 2
 """Versions after a fault by which the run has recovered: one may have been under way."""
 PATIENCE_S = 300.0
@@ -106,6 +107,9 @@ def _disturb(run: Federation, rng: random.Random, kinds: Sequence[str]) -> Itera
         if run.child.poll() is not None:
             return
         kind, version = rng.choice(kinds), run.version()
+        if version + FURTHER >= run.steps // H:  # it could not be seen to recover
+            run.reach(run.steps)
+            return
         began = time.monotonic()
         problem = ""
         try:
