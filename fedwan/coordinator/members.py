@@ -32,13 +32,14 @@ def answer(
     if not isinstance(ask, str) or ask not in DECIDED:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")
     verb: Verb = ask
-    with run.hub.changed:
-        objection = run.hub.registry.objection(verb, site)
-    if objection:
-        raise UserError(objection)
-    text = f"{site} {_TEXTS[verb]}"
-    event(DECIDED[verb], site, text)  # on disk before it is done: it outlives the coordinator
-    run.hub.decide(verb, site)
+    with run.hub.deciding:  # what is objected to depends on what was decided before
+        with run.hub.changed:
+            objection = run.hub.registry.objection(verb, site)
+        if objection:
+            raise UserError(objection)
+        text = f"{site} {_TEXTS[verb]}"
+        event(DECIDED[verb], site, text)  # on disk before it is done: it outlives the coordinator
+        run.hub.decide(verb, site)
     return {"site": site, "event": DECIDED[verb], "text": text}
 
 

@@ -105,6 +105,8 @@ class Servicer:
         self._began_s = time.monotonic()
         self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
         self._copying = threading.Lock()
+        self.deciding = threading.Lock()
+        """Held by the operator's decisions, one at a time."""
 
     # Join, heartbeats, farewell ------------------------------------------------------------
 
