@@ -82,7 +82,7 @@ def _one(seed: int, is_shrunk: bool = False, is_traced: bool = False) -> Report:
 
 def _shrink(report: Report) -> Report:
     """The same seed with as few faults as still break something."""
-    for index in range(report.num_faults):
+    for index in range(report.num_drawn):
         without = simulate_seed(report.seed, report.scenario, skipped=report.skipped | {index})
         if without.violations:
             report = without

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -131,11 +132,14 @@ LAST_S = 120.0
 
 
 def cause_faults(world: World, report: Report) -> None:
-    """As many as a report asks for, one after the other; then calm."""
-    for index in range(report.num_faults):
+    """One after the other until there are as many as a report asks for; then calm."""
+    for index in count():
+        if report.faults.total() + len(report.skipped) >= report.num_faults:
+            break
         world.kernel.sleep(world.random.expovariate(1 / MEAN_PAUSE_S))
         if world.is_complete:
             return
+        report.num_drawn = index + 1
         kind = world.random.choice(KINDS if report.seed // 8 % 3 else (*KINDS, *[_decide] * 2))
         if index not in report.skipped:
             kind(world)

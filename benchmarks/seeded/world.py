@@ -56,7 +56,8 @@ CALM_S = 6 * 3600.0
 """Virtual time for a run to end once the faults have stopped."""
 SILENCE_S = 20.0
 STEP_S = 0.5
-FAULTS = 48
+FAULTS = 50
+"""At least, of one seed."""
 MEMORY = Path("/dev/shm")
 SGD = " ".join(
     f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
@@ -96,7 +97,8 @@ class Report:
     turns: int = 0
     trace: list[str] = field(default_factory=list)
     num_faults: int = 0
-    """That the seed causes, besides those of single calls."""
+    """That the seed causes at least."""
+    num_drawn: int = 0
     skipped: frozenset[int] = frozenset()
     """Of these, by their number."""
     sha: dict[Versions, str] = field(default_factory=dict)

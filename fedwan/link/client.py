@@ -35,7 +35,7 @@ from fedwan.link.transfers import Direction, download, upload
 
 log = logging.getLogger(__name__)
 
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 19
 """Of payload in one message."""
 HEARTBEAT_S = 2.0
 LEAVE_PATIENCE_S = 5.0
