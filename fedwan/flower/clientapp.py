@@ -21,7 +21,7 @@ from fedwan.flower.serverapp import RECORD
 from fedwan.flower.site_file import SiteFile, find_command, given_site
 from fedwan.flower.status import Status, clientapp_files, reported
 from fedwan.link.base import Ticket
-from fedwan.site.assignment import VARIABLE, Assignment, read_outcome
+from fedwan.site.assignment import VARIABLE, Assignment, newest_version, read_outcome
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -47,13 +47,13 @@ def answer_ticket(message: Message) -> Message:
 def train(ticket: Ticket, site: SiteFile) -> None:
     """Run the site's training processes until the run is over; raises what they ended with.
 
-    A script that fails by itself is started once more if it had got further than the time before:
-    it goes on from its checkpoint.
+    A script that fails by itself or is killed is started again at once if it had got further than
+    the time before: it goes on from its checkpoint.
     """
     config = from_json(ticket.config)
     argv, folder = find_command(config, site)
     path = Path(site.dir) / "training" / "assignment.json"
-    failed_at = -1
+    failed_at = (-1, -1)
     while True:
         assignment = Assignment(
             address=f"{site.door.rpartition(':')[0]}:{ticket.address.rpartition(':')[2]}",
@@ -69,16 +69,15 @@ def train(ticket: Ticket, site: SiteFile) -> None:
         assignment.write(path)
         code = _run(argv, folder, path, site)
         outcome, has_joined = read_outcome(path)
-        if outcome is None and code == 0 and has_joined:
+        if (outcome is None and code == 0 and has_joined) or (outcome and not outcome.error):
             return
-        if outcome is None:
-            raise _silent_end(argv, code, has_joined, site)
-        if not outcome.error:
-            return
-        if outcome.is_own or outcome.step <= failed_at:
-            raise outcome.exception()
-        failed_at = outcome.step
-        _log.warning("%s; it is started again", outcome.exception())
+        error = outcome.exception() if outcome else _silent_end(argv, code, has_joined, site)
+        reached = (newest_version(assignment.checkpoints), outcome.step if outcome else 0)
+        is_final = outcome.is_own if outcome else not has_joined
+        if is_final or reached <= failed_at:
+            raise error
+        failed_at = reached
+        _log.warning("%s; it is started again", error)
 
 
 def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:

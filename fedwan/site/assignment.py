@@ -49,6 +49,11 @@ class Assignment:
     parent: int
     """Process that started the script, and with which it ends."""
 
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the site's checkpoints of this run."""
+        return Path(self.dir) / "checkpoints" / self.run_id
+
     def write(self, path: Path) -> None:
         """Put it in place, and drop the outcome of an earlier start."""
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,6 +125,11 @@ def read_outcome(path: Path) -> tuple[Outcome | None, bool]:
     except (OSError, ValueError, TypeError):
         outcome = None
     return outcome, _joined_path(path).exists()
+
+
+def newest_version(checkpoints: Path) -> int:
+    """Of the files `site-VERSION.safetensors`; -1 if there is none."""
+    return max((int(path.name[5:13]) for path in checkpoints.glob("site-????????.*")), default=-1)
 
 
 def end_with(parent: int) -> None:

@@ -208,7 +208,7 @@ def _member_of(assignment: Assignment) -> Membership:
         config=config,
         run_id=assignment.run_id,
         name=assignment.site,
-        folder=Path(assignment.dir) / "checkpoints" / assignment.run_id,
+        folder=assignment.checkpoints,
         open_link=partial(_open_link, config, assignment.address, identity),
         device=choose_device(config.device),
         data_path=assignment.data_path,

@@ -194,6 +194,21 @@ def test_a_script_that_fails_is_started_again_while_it_gets_further(
     assert caplog.text.count("it is started again") == 3
 
 
+def test_a_script_that_is_killed_is_started_again_while_it_leaves_newer_checkpoints(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = """
+    folder = joined().checkpoints
+    folder.mkdir(parents=True, exist_ok=True)
+    at = len(list(folder.iterdir()))
+    (folder / f"site-{min(at, 2):08d}.safetensors").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    """
+    with caplog.at_level("WARNING"), pytest.raises(FedwanError, match="was killed"):
+        run(tmp_path, body)
+    assert caplog.text.count("it is started again") == 3
+
+
 @pytest.mark.parametrize(
     ("command", "workload", "text"),
     [
