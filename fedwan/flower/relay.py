@@ -38,8 +38,10 @@ from fedwan.link.tls import Identity, RevocationList, common_name, now
 _MAX_BODY_BYTES = 16 << 20
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+_PULL = "/v1/fleet/pull-messages"
 _REFUSED = "fedwan-refused"
 _REPEAT_S = 600.0
+_ASK_AGAIN_S = 0.3
 # A SuperNode asks every 3 s; its connection should live from one question to the next.
 _KEEP_ALIVE_S = 75
 # Connection-level headers, and those that httpx or starlette write themselves.
@@ -260,6 +262,16 @@ class Forwarder(_Relay):
         """Set once the two ends do not accept each other's certificates: trying again is vain."""
         bound = listen("127.0.0.1", 0, "the forwarder", "port")
         super().__init__(bound, None, credentials.ssl_context(server=False))
+
+    async def _pass_on(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
+        """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s."""
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            answer = await super()._pass_on(path, body, headers)
+            is_empty = path == _PULL and answer.status_code == 200 and not answer.body
+            if not is_empty or time.monotonic() > deadline:
+                return answer
+            await asyncio.sleep(_ASK_AGAIN_S)
 
     def take_lost(self) -> bool:
         """Whether an answer was lost since the last question.

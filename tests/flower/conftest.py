@@ -46,6 +46,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
         self.requests: list[tuple[str, bytes, dict[str, str]]] = []
         self.statuses: list[int | None] = []
         """Of the next answers, None for none at all; 200 after them."""
+        self.num_empty = 0
+        """Next answers that hold nothing."""
         fake = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
@@ -58,6 +60,8 @@ class FakeSuperLink(http.server.ThreadingHTTPServer):
                 if status is None:
                     self.close_connection = True
                     return
+                if fake.num_empty:
+                    fake.num_empty, body = fake.num_empty - 1, b""
                 self.send_response(status)
                 self.send_header("content-type", "application/x-protobuf")
                 self.send_header("content-length", str(len(body)))

@@ -202,6 +202,16 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
         assert not forwarder.take_lost()
 
 
+@pytest.mark.parametrize(("name", "num_asked"), [(PULL, 3), ("/v1/fleet/get-run", 1)])
+def test_a_ticket_that_is_not_there_yet_is_asked_for_until_it_is(
+    authority: Path, superlink: Any, door: FrontDoor, name: str, num_asked: int
+) -> None:
+    superlink.num_empty = 2
+    with forwarding(authority / "s1", door.port) as forwarder:
+        assert bool(post(forwarder, name).content) == (name == PULL)
+    assert len(superlink.requests) == num_asked
+
+
 @pytest.mark.parametrize("name", ["pull-messages", "send-node-heartbeat"])
 def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
     authority: Path, superlink: Any, door: FrontDoor, name: str
