@@ -23,7 +23,7 @@ from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
 from fedwan.planner.costs import Costs
 from fedwan.planner.links import modelled_link
-from fedwan.planner.virtual import run_virtually
+from fedwan.planner.virtual import VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout, layout_of
 
@@ -58,9 +58,9 @@ def predict(case: Case, layout: Layout) -> float:
     resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
     settings = columns_of(case, "rate_mbit rtt_ms loss congestion pace_mbit")
     link = modelled_link(LinkConfig(**settings))
-    course = run_virtually(
+    course = VirtualRun(
         recipe.build(config), layout, case.sites, config.steps, STEP_S, link, Costs()
-    )
+    ).play()
     return course.utilisation(case.h * STEP_S, case.skipped, case.rounds - 1)
 
 

@@ -20,13 +20,13 @@ import torch
 from fedwan.codecs import Codec, codec_by_name, fp32
 from fedwan.config import Config, InnerConfig, site_names
 from fedwan.data import data_at_site, open_shard
-from fedwan.fragments import Fragment, whole
+from fedwan.fragments import whole
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
 from fedwan.optim_state import NamedOptimizers
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
-from fedwan.state import Layout, Role, State, layout_of
+from fedwan.state import Layout, Role, TensorSpec, layout_of
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload, keep_local
 from fedwan.workloads.home import staying_home
@@ -35,9 +35,7 @@ from fedwan.workloads.optim import moment_layout
 WARM_UP_STEPS = 3
 LEAST_STEPS = 5
 BUDGET_S = 2.0
-"""Of steps, after the warm-up."""
 SAMPLE_VALUES = 1 << 22
-"""That codecs are timed with, at most: 16 MiB."""
 REPEATS = 3
 
 
@@ -67,10 +65,9 @@ _LOGGED_VALUES = 57_182_660
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per value."""
+    """Seconds per value; a codec that is missing costs as much as the slowest."""
 
     codecs: Mapping[str, Speed] = field(default_factory=lambda: CODECS)
-    """By name; one that is missing costs as much as the slowest of them."""
     check_s: float = 0.040 / _LOGGED_VALUES
     """To check a contribution: layout, checksum, all values finite."""
     outer_s: float = (0.105 + 0.043 + 0.015) / _LOGGED_VALUES
@@ -78,10 +75,9 @@ class Costs:
     copy_s: float = 0.3e-9
     """To copy or blend a value that is in memory: 12 bytes at 40 GB/s."""
     stands_for: float = 1.0
-    """Sites for which each simulated one stands, whose contributions are merged as well, and whose
-    updates are fetched where each makes one."""
+    """Sites for which each simulated one stands: all are merged, and fetched where due."""
     packs: bool = True
-    """Whether what travels is packed: the link is slow enough, and nobody forbade it."""
+    """Whether what travels is packed."""
 
     def left(self, codec: str) -> float:
         """Share of a codec's bytes that travels."""
@@ -119,12 +115,8 @@ def global_bytes(layout: Layout, costs: Costs) -> int:
     return math.ceil(fp32().payload_bytes(whole(layout)[0].layout) * costs.left("fp32"))
 
 
-def loads_of(strategy: Strategy, fragments: Sequence[Fragment], costs: Costs) -> list[Load]:
-    """By fragment."""
-    return [_load(strategy, fragment.layout, costs) for fragment in fragments]
-
-
-def _load(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
+def load_of(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
+    """Of a fragment with this layout."""
     count = sum(spec.num_values for spec in layout.values())
     up, down = costs.speed(strategy.up.name), costs.speed(strategy.down.name)
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
@@ -186,44 +178,27 @@ def step_seconds(config: Config, workload: Workload) -> float:
 
 
 def coding_costs(layout: Layout) -> dict[str, Speed]:
-    """What coding a part of this layout takes here, for every codec that has a default."""
-    sample: Layout = {}
-    for name, spec in layout.items():
-        if not sample or _num_values(sample) + spec.num_values <= SAMPLE_VALUES:
-            sample[name] = spec
-    return {name: coding_speed(codec_by_name(name), sample) for name in CODECS}
+    """What coding as many values takes here, for every codec that has a default."""
+    count = min(SAMPLE_VALUES, sum(spec.num_values for spec in layout.values()))
+    return {name: coding_speed(codec_by_name(name), count) for name in CODECS}
 
 
-def coding_speed(codec: Codec, layout: Layout) -> Speed:
-    """Seconds per value to encode, and to decode and add, on this machine; the best of a few.
-
-    What packing leaves is that of normal values, which pack worst.
-    """
-    generator = torch.Generator().manual_seed(0)
-    tensors: State = {
-        name: (1e-3 * torch.randn(spec.shape, generator=generator)).to(spec.dtype)
-        for name, spec in layout.items()
-    }
-    sums = {name: value.clone() for name, value in tensors.items()}
+def coding_speed(codec: Codec, count: int) -> Speed:
+    """Of so many normal values, which pack worst, on this machine; the best of a few."""
+    values = 1e-3 * torch.randn(count, generator=torch.Generator().manual_seed(0))
+    spec = TensorSpec((count,), values.dtype, Role.PARAMETER)
+    tensors, layout = {"values": values}, {"values": spec}
+    total = values.clone()
     payload, _ = codec.encode(tensors, {}, layout)
 
     def add() -> None:
-        for name, coded in codec.read_each(payload, layout):
-            if layout[name].role is Role.PARAMETER:
-                coded.add_to(sums[name])
+        for _, coded in codec.read_each(payload, layout):
+            coded.add_to(total)
 
-    count = max(1, _num_values(layout))
     encode_s = min(_seconds(lambda: codec.encode(tensors, {}, layout)) for _ in range(REPEATS))
+    add_s = min(_seconds(add) for _ in range(REPEATS))
     data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
-    return Speed(
-        encode_s / count,
-        min(_seconds(add) for _ in range(REPEATS)) / count,
-        len(pack(0, data).data) / len(data),
-    )
-
-
-def _num_values(layout: Layout) -> int:
-    return sum(spec.num_values for spec in layout.values())
+    return Speed(encode_s / count, add_s / count, len(pack(0, data).data) / len(data))
 
 
 def _seconds(call: Callable[[], object]) -> float:

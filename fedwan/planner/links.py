@@ -47,12 +47,10 @@ LEAST_MBIT = 1e-3
 
 
 class Pipe(NamedTuple):
-    """One direction of a link, as payloads see it."""
+    """One direction of a link: its rate for payloads, once TCP has found it, and round trip."""
 
     bytes_per_s: float
-    """Of payload, once TCP has found the rate; infinite where nothing limits it."""
     rtt_s: float
-    """Of an empty link."""
     restarts: bool = False
     """Whether the window starts small again after a pause."""
 
@@ -60,22 +58,18 @@ class Pipe(NamedTuple):
         """Seconds from the first byte that leaves to the last."""
         if self.rtt_s == 0 or idle_s <= 0 or (idle_s < math.inf and not self.restarts):
             return num_bytes / self.bytes_per_s
-        full = self.bytes_per_s * self.rtt_s
-        window = self._first_window(idle_s, full)
+        full = window = self.bytes_per_s * self.rtt_s
+        if idle_s == math.inf:
+            window = FIRST_WINDOW_BYTES
+        elif full < math.inf:  # nothing else says how large the window was
+            timeouts = min(idle_s / (self.rtt_s + LEAST_TIMEOUT_S), 64.0)
+            window = max(full / 2 ** int(timeouts), FIRST_WINDOW_BYTES)
         spent_s = 0.0
         while window < full and num_bytes > window:
             num_bytes -= window
             window *= 2
             spent_s += self.rtt_s
         return spent_s + num_bytes / self.bytes_per_s
-
-    def _first_window(self, idle_s: float, full: float) -> float:
-        """Bytes that may leave in the first round trip; `full` is what fills the link."""
-        if full == math.inf and idle_s < math.inf:
-            return full  # nothing says how large it was
-        timeouts = min(idle_s / (self.rtt_s + LEAST_TIMEOUT_S), 64.0)
-        halved = full / 2 ** int(timeouts) if idle_s < math.inf else 0.0
-        return max(halved, FIRST_WINDOW_BYTES)
 
 
 class WireLink(NamedTuple):
@@ -93,14 +87,12 @@ def modelled_link(link: LinkConfig) -> WireLink:
     """The link that a configuration describes, alike both ways."""
     rtt_s = link.rtt_ms / 1e3
     is_bbr = link.congestion in ("auto", "bbr")
-    rate = link.rate_mbit or math.inf
-    is_paced = bool(link.pace_mbit) and link.pace_mbit < rate
-    mbit = min(rate, link.pace_mbit or math.inf)
-    mbit *= MSS_BYTES / PACKET_BYTES * ACK_SHARE
+    rate, pace = link.rate_mbit or math.inf, link.pace_mbit or math.inf
+    mbit = min(rate, pace) * MSS_BYTES / PACKET_BYTES * ACK_SHARE
     if is_bbr:
         mbit *= 1 - link.loss
         mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
-        mbit *= 1.0 if is_paced else 1 - OVERSHOOT
+        mbit *= 1.0 if pace < rate else 1 - OVERSHOOT
     else:
         channels = num_channels(0, is_bbr, bool(link.pace_mbit))
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))

@@ -13,8 +13,8 @@ from bisect import bisect_left
 from dataclasses import dataclass, replace
 
 from fedwan.planner.candidates import Candidate, Question, candidate
-from fedwan.planner.costs import global_bytes, loads_of
-from fedwan.planner.virtual import Course, run_virtually
+from fedwan.planner.costs import global_bytes, load_of
+from fedwan.planner.virtual import Course, VirtualRun
 
 ROUNDS = 14
 SKIPPED = 6
@@ -75,7 +75,7 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     strategy, layout, link = chosen.strategy, question.layout, question.link
     course = _course(chosen, question, cache)
     num_sites = question.config.sites
-    loads = loads_of(strategy, strategy.fragments(layout), question.costs)
+    loads = [load_of(strategy, f.layout, question.costs) for f in strategy.fragments(layout)]
     up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
     if not course.stopped:
@@ -113,7 +113,7 @@ def _course(chosen: Candidate, question: Question, cache: dict[object, Course]) 
         few = candidate(config, question).strategy
         if few.policy.arrivals_from is not None:  # without a warm-up
             few = few._replace(policy=few.policy._replace(arrivals_from=0))
-        cache[key] = run_virtually(
+        cache[key] = VirtualRun(
             few, question.layout, count, ROUNDS * few.h, question.step_s, question.link, costs
-        )
+        ).play()
     return cache[key]

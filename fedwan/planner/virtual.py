@@ -14,13 +14,13 @@ import heapq
 import math
 import statistics
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from fedwan.fragments import Fragment, due_step
+from fedwan.fragments import due_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.planner.costs import Costs, Load, global_bytes, loads_of
+from fedwan.planner.costs import Costs, global_bytes, load_of
 from fedwan.planner.links import Pipe, WireLink
 from fedwan.protocol.rounds import Answer, Key, Round, Rounds, Told
 from fedwan.state import Layout
@@ -46,20 +46,17 @@ class Course:
     bytes_down: int = 0
     """Without the final weights of sites at a pace of their own."""
     marks: list[list[float]] = field(default_factory=list)
-    """By site, when the step after so many times H began; infinite where it never came by."""
+    """By site, when the step after so many times H began, as far as it came."""
     stopped: str = ""
     """Why it ended early, if it did."""
 
     def utilisation(self, steps_s: float, first: int, last: int) -> float:
         """Share of the time in which sites compute, H steps `steps_s`, between two rounds."""
-
-        def share(marks: list[float]) -> float:
-            begun = [index for index in range(first + 1, last + 1) if marks[index] < UNKNOWN]
-            if not begun:
-                return math.nan
-            return (begun[-1] - first) * steps_s / (marks[begun[-1]] - marks[first])
-
-        return statistics.mean(map(share, self.marks))
+        passed = [marks[first : last + 1] for marks in self.marks]
+        return statistics.mean(
+            (len(marks) - 1) * steps_s / (marks[-1] - marks[0]) if marks[1:] else math.nan
+            for marks in passed
+        )
 
 
 class _Line:
@@ -94,18 +91,17 @@ class _Flight:
 class _Site:
     """One site's way through the run."""
 
-    def __init__(self, name: str, run: _Run) -> None:
+    def __init__(self, name: str, run: VirtualRun) -> None:
         self.name = name
         self._run = run
         self._up, self._down = _Line(run.link.up), _Line(run.link.down)
         self._rtt_s = run.link.up.rtt_s
-        self._marks = [UNKNOWN] * (run.num_rounds + 1)
+        self._marks: list[float] = []
         run.course.marks.append(self._marks)
         self._step = 0
         self._flights: deque[_Flight] = deque()
-        self._departures = deque(() if run.is_paced else run.departures())
+        self._departures = deque(run.departures())
         self._version = 0  # of the global weights that it has, at a pace of its own
-        self._due = run.h  # of the next upload, at a pace of its own
         self._encoder_free_at_s = 0.0
         self._is_waiting = False
         run.at(0.0, self._go_on)
@@ -120,17 +116,14 @@ class _Site:
 
     def _walk(self, now_s: float) -> None:
         """Step until something departs or lands."""
-        run, step, until = self._run, self._step, self._due
-        if not run.is_paced:
-            if step >= run.num_steps:
-                return
-            until = self._departures[0][0] if self._departures else run.num_steps
-            if self._flights:
-                until = min(until, self._flights[0].lands_at)
+        run, step = self._run, self._step
+        if step >= run.num_steps and not self._departures:
+            return
+        until = self._departures[0][0] if self._departures else run.num_steps
+        if self._flights:
+            until = min(until, self._flights[0].lands_at)
         for index in range(-(-step // run.h), -(-until // run.h)):
-            if index >= len(self._marks):
-                self._marks.append(UNKNOWN)  # it takes more than its share of the run's steps
-            self._marks[index] = now_s + (index * run.h - step) * run.step_s
+            self._marks.append(now_s + (index * run.h - step) * run.step_s)
         run.course.num_steps += until - step
         self._step = until
         run.at(now_s + (until - step) * run.step_s, self._go_on)
@@ -138,8 +131,7 @@ class _Site:
     def _land(self, now_s: float) -> float:
         """Let land what has flown long enough; the time afterwards, unknown if it must wait."""
         run, flights, step = self._run, self._flights, self._step
-        is_last = not run.is_paced and step >= run.num_steps
-        while flights and (is_last or flights[0].lands_at <= step):
+        while flights and (step >= run.num_steps or flights[0].lands_at <= step):
             ready_at_s = flights[0].ready_at_s
             if ready_at_s > now_s:
                 self._is_waiting = ready_at_s == UNKNOWN
@@ -147,13 +139,12 @@ class _Site:
                     run.at(ready_at_s, self._go_on)
                 return UNKNOWN
             now_s += run.loads[flights.popleft().key.fragment].land_s
-            self._due = step + run.h
+            if run.is_paced:
+                self._departures.append((step + run.h, 0, self._version))
         return now_s
 
     def _depart_all(self, now_s: float) -> float:
         """Send off what is due; the time at which the step loop goes on."""
-        if self._run.is_paced and self._step >= self._due:
-            return self._depart(Key(0, self._version, self.name), now_s)
         while self._departures and self._departures[0][0] <= self._step:
             _, fragment, version = self._departures.popleft()
             now_s = self._depart(Key(fragment, version, self.name), now_s)
@@ -216,31 +207,34 @@ class _Update(NamedTuple):
     num_bytes: int
 
 
-@dataclass
-class _Run:
-    """The clock, and the coordinator's machine; what all sites share."""
+class VirtualRun:
+    """A run of `num_steps` a site, a multiple of H: the clock, and the coordinator's machine."""
 
-    strategy: Strategy
-    num_steps: int
-    step_s: float
-    link: WireLink
-    fragments: Sequence[Fragment]
-    loads: Sequence[Load]
-    global_bytes: int
-    names: list[str]
-
-    def __post_init__(self) -> None:
-        strategy = self.strategy
+    def __init__(
+        self,
+        strategy: Strategy,
+        layout: Layout,
+        num_sites: int,
+        num_steps: int,
+        step_s: float,
+        link: WireLink,
+        costs: Costs,
+    ) -> None:
+        self.strategy, self.num_steps, self.step_s, self.link = strategy, num_steps, step_s, link
+        self.fragments = strategy.fragments(layout)
+        self.loads = [load_of(strategy, fragment.layout, costs) for fragment in self.fragments]
         self.h, self.tau = strategy.h, strategy.overlap.tau
-        self.num_rounds = self.num_steps // strategy.h
+        self.num_rounds = num_steps // strategy.h
         self.is_paced = strategy.clock == "samples"
+        self._global_bytes = global_bytes(layout, costs)
         self.course = Course()
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = 0
-        keep_bytes = 0 if strategy.policy.arrivals_from is None else self.global_bytes
+        self._names = [f"s{index}" for index in range(num_sites)]
+        keep_bytes = 0 if strategy.policy.arrivals_from is None else self._global_bytes
         self._rounds: Rounds[_Sent, _Update] = Rounds(
-            strategy, self.fragments, self.names, self.num_rounds, batch=1, keep_bytes=keep_bytes
+            strategy, self.fragments, self._names, self.num_rounds, batch=1, keep_bytes=keep_bytes
         )
         self._sent = _Sent(wire.Work(steps=self.h, samples=self.h))
         self._waiting: dict[tuple[int, int], list[tuple[_Site, _Flight]]] = {}
@@ -253,7 +247,7 @@ class _Run:
 
     def play(self) -> Course:
         """From the beginning until nothing is left to happen."""
-        for name in self.names:
+        for name in self._names:
             _Site(name, self)
         self._begin()
         while self._heap and not self.course.stopped:
@@ -262,7 +256,9 @@ class _Run:
         return self.course
 
     def departures(self) -> list[tuple[int, int, int]]:
-        """Step, fragment and version of a site's contributions, in order; on a schedule."""
+        """Step, fragment and version of a site's contributions; at its own pace of the first."""
+        if self.is_paced:
+            return [(self.h, 0, 0)]
         return sorted(
             (due_step(f, version, self.h, self.num_steps), f.index, version)
             for f in self.fragments
@@ -287,7 +283,7 @@ class _Run:
         if answer == "wait":
             self._waiting.setdefault((fragment, version), []).append((site, flight))
         else:
-            num_bytes = update.num_bytes if update else self.global_bytes
+            num_bytes = update.num_bytes if update else self._global_bytes
             version = version if update else self._rounds.versions[fragment]
             site.hear(flight, answer, version, num_bytes, self._rounds.tell(site.name, fragment))
 
@@ -306,15 +302,15 @@ class _Run:
 
     def _consider(self, present: Round[_Sent]) -> None:
         """Ask the machine, and do what it says."""
-        verdict, merges = self._rounds.advance(self.now_s, len(self.names))
+        verdict, merges = self._rounds.advance(self.now_s, len(self._names))
         load = self.loads[present.fragment.index]
         if merges:  # one after the other
             self._free_at_s = max(self._free_at_s, self.now_s) + len(merges) * load.merge_s
         if verdict == "stop":
-            num_arrived, num_sites = len(self.names) - len(present.waiting), len(self.names)
+            num_arrived = len(self._names) - len(present.waiting)
             self.course.stopped = (
-                f"round {present.version + 1} had {num_arrived} of {num_sites} contributions "
-                f"after {self.now_s - present.began_s:g} s"
+                f"round {present.version + 1} had {num_arrived} of {len(self._names)} "
+                f"contributions after {self.now_s - present.began_s:g} s"
             )
         elif verdict == "close":
             self.course.contributions += len(present.merged)
@@ -327,18 +323,3 @@ class _Run:
         for site, flight in self._waiting.pop((fragment, version), ()):
             self.ask(site, flight, version)
         self._begin()
-
-
-def run_virtually(
-    strategy: Strategy,
-    layout: Layout,
-    num_sites: int,
-    num_steps: int,
-    step_s: float,
-    link: WireLink,
-    costs: Costs,
-) -> Course:
-    """A run of `num_steps` a site, a multiple of the strategy's H, in virtual time."""
-    fragments, names = strategy.fragments(layout), [f"s{index}" for index in range(num_sites)]
-    loads, weights = loads_of(strategy, fragments, costs), global_bytes(layout, costs)
-    return _Run(strategy, num_steps, step_s, link, fragments, loads, weights, names).play()

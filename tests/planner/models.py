@@ -9,7 +9,7 @@ from fedwan.config import Config, LinkConfig, StreamConfig
 from fedwan.planner.candidates import Question, synthetic_layout
 from fedwan.planner.costs import Costs
 from fedwan.planner.links import Pipe, WireLink, modelled_link
-from fedwan.planner.virtual import Course, run_virtually
+from fedwan.planner.virtual import Course, VirtualRun
 from fedwan.recipes import resolve_strategy
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
@@ -44,7 +44,7 @@ def course(
     packs: bool = True,
 ) -> Course:
     """A run in virtual time, of steps of 0.1 s."""
-    return run_virtually(strategy, layout, sites, steps, 0.1, link, Costs(packs=packs))
+    return VirtualRun(strategy, layout, sites, steps, 0.1, link, Costs(packs=packs)).play()
 
 
 def question(named: tuple[str, ...] = (), rate_mbit: float = 100.0, **settings: Any) -> Question:
