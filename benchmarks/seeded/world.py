@@ -307,7 +307,7 @@ class World:
             self.kernel.sleep(STEP_S * (0.5 + self.random.random()))
 
         while not self.is_complete:
-            self.sites[name] = process = Process(name)
+            coordinator, self.sites[name] = self.coordinator, (process := Process(name))
             member = Membership(
                 self.config,
                 RUN_ID,
@@ -319,7 +319,9 @@ class World:
             self.note(f"{name} ended: {outcome!r}")
             if isinstance(outcome, str):
                 self._ended[name] = outcome
-                return
+                while not self.is_complete and self.coordinator is coordinator:
+                    self.kernel.sleep(5.0)
+                continue  # a new coordinator sends everybody a ticket
             if isinstance(outcome, SiteDrained | SiteEjected):
                 while not self.is_complete and self._decided.get(name, "admitted") != "admitted":
                     self.kernel.sleep(5.0)  # its service is not started before
