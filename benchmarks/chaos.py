@@ -32,6 +32,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.fleet import app
 from benchmarks.harness.table import Row
 from benchmarks.wan import ROOT
 from fedwan.coordinator.model import CHECKPOINT
@@ -67,7 +68,8 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     kinds = [kind for kind in KINDS if args.only in kind]
     count, num_runs = 20 if args.quick else args.faults, 0
     folder = Path(tempfile.mkdtemp(prefix="fedwan-chaos-"))
-    undisturbed = Federation(folder / "undisturbed", args.steps)
+    words = (f"steps={args.steps}", *SMALL)
+    undisturbed = Federation(folder / "undisturbed", words)
     undisturbed.start()
     undisturbed.wait()
     wanted = undisturbed.sha256()
@@ -75,10 +77,10 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     while count > 0:
         num_runs += 1
         rng = random.Random(f"{args.seed} {num_runs}")
-        run = Federation(folder / f"run{num_runs}", args.steps)
+        run = Federation(folder / f"run{num_runs}", words)
         problem = "interrupted"
         try:
-            for row in _disturb(run, rng, kinds):
+            for row in _disturb(run, args.steps // H, rng, kinds):
                 count -= 1
                 yield row | {"run": num_runs}
             problem = run.problem(wanted)
@@ -98,7 +100,9 @@ def _row(fault: str, version: int, seconds: float, ended: Any, problem: str = ""
     }
 
 
-def _disturb(run: Federation, rng: random.Random, kinds: Sequence[str]) -> Iterator[Row]:
+def _disturb(
+    run: Federation, versions: int, rng: random.Random, kinds: Sequence[str]
+) -> Iterator[Row]:
     """Faults one after the other until the run is done."""
     run.start()
     run.reach(2)
@@ -107,8 +111,8 @@ def _disturb(run: Federation, rng: random.Random, kinds: Sequence[str]) -> Itera
         if run.child.poll() is not None:
             return
         kind, version = rng.choice(kinds), run.version()
-        if version + FURTHER >= run.steps // H:  # it could not be seen to recover
-            run.reach(run.steps)
+        if version + FURTHER >= versions:  # it could not be seen to recover
+            run.reach(versions + 1)
             return
         began = time.monotonic()
         problem = ""
@@ -147,18 +151,18 @@ def summarise(rows: Sequence[Row]) -> list[str]:
 class Federation:
     """A run in a namespace of its own, started and resumed as a user would."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.folder, self.out, self.steps = folder, folder / "out", steps
+    def __init__(self, folder: Path, words: Sequence[str], disk: str = DISK) -> None:
+        self.folder, self.out, self._words = folder, folder / "out", words
         self.log = folder.with_suffix(".log")
         self.child: subprocess.Popen[bytes]
         self._marks = f"{MARK}={uuid.uuid4().hex}"
         folder.mkdir()
-        _call("mount", "-t", "tmpfs", "-o", DISK, "tmpfs", str(folder))
+        _call("mount", "-t", "tmpfs", "-o", disk, "tmpfs", str(folder))
 
     def start(self, *, resume: bool = False) -> None:
         config = self.out / "config.yaml"
         words = ["run", str(config), "--resume"] if resume else ["demo", f"out={self.out}"]
-        words += () if resume else (f"steps={self.steps}", *SMALL)
+        words += () if resume else self._words
         inside = ["unshare", "-n", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
         name, _, value = self._marks.partition("=")
         with self.log.open("ab") as log:
@@ -166,6 +170,7 @@ class Federation:
                 [*inside, sys.executable, "-m", "fedwan", *words],
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                cwd=app(),
                 env={**os.environ, "PYTHONPATH": str(ROOT), name: value},
                 preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
             )
@@ -260,21 +265,21 @@ class Federation:
     def close(self, *, is_kept: bool = False) -> None:
         """End what is left of it, and its disk; what is to be looked at is copied beside it."""
         for number in self.processes():
-            _signal(number, signal.SIGKILL)
+            signal_to(number, signal.SIGKILL)
         self.child.wait()
         while self.processes():
             time.sleep(0.05)
         if is_kept:
             no_sockets = shutil.ignore_patterns("*.sock")
             shutil.copytree(self.out, self.folder.with_suffix(".kept"), ignore=no_sockets)
-        _call("umount", str(self.folder))
+        _call("umount", "--lazy", str(self.folder))  # a process may still be on its way out
 
 
 def _call(*words: str) -> None:
     subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
 
 
-def _signal(number: int, what: signal.Signals) -> None:
+def signal_to(number: int, what: signal.Signals) -> None:
     try:
         os.kill(number, what)
     except ProcessLookupError:
@@ -295,21 +300,21 @@ RECIPE = "fedwan.site.recipe"
 
 
 def _killed(text: str, rank: int | None = None) -> Fault:
-    return lambda run, rng: _signal(run.find(rng, text, rank), signal.SIGKILL)
+    return lambda run, rng: signal_to(run.find(rng, text, rank), signal.SIGKILL)
 
 
 def _stopped(text: str, rank: int | None = None) -> Fault:
     def fault(run: Federation, rng: random.Random) -> None:
         number = run.find(rng, text, rank)
-        _signal(number, signal.SIGSTOP)
+        signal_to(number, signal.SIGSTOP)
         time.sleep(rng.uniform(1, 20))
-        _signal(number, signal.SIGCONT)
+        signal_to(number, signal.SIGCONT)
 
     return fault
 
 
 def _interrupted(run: Federation, rng: random.Random) -> None:
-    run.child.send_signal(signal.SIGINT)
+    run.child.sendsignal_to(signal.SIGINT)
 
 
 def _whole_run_killed(run: Federation, rng: random.Random) -> None:

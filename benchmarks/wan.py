@@ -18,9 +18,11 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -184,6 +186,15 @@ class Star:
         remove([place.name for place in self._places])  # what a killed wire left
         for place in self._places:
             place.reap()
+
+    def silence(self, seconds: float) -> None:
+        """Carry nothing for a while; what is sent then is lost, but for the devices' queues."""
+        assert self._child is not None, "the star is up"
+        os.kill(self._child.pid, signal.SIGSTOP)
+        try:
+            time.sleep(seconds)
+        finally:
+            os.kill(self._child.pid, signal.SIGCONT)
 
     def counts(self, site: int) -> dict[str, dict[str, int]]:
         """Packets and bytes carried, and packets dropped by cause, `up` and `down`."""

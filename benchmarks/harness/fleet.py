@@ -140,7 +140,7 @@ def lay_app(folder: Path) -> Path:
 
 
 @cache
-def _app() -> Path:
+def app() -> Path:
     """One for all runs of this process, as Python imports a recipe once."""
     folder = Path(tempfile.mkdtemp(prefix="fedwan-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -197,8 +197,8 @@ def run_fleet(
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
         folder = Path(name)
         host = star.coordinator.address if star else "127.0.0.1"
-        (folder / "app").symlink_to(_app())
-        with chdir(_app()):
+        (folder / "app").symlink_to(app())
+        with chdir(app()):
             config = load_run(None, [*words, f"link.listen={host}:0"])
         config = dataclasses.replace(config, out=str(folder / "out"))
         dump(config, folder / "config.yaml")
