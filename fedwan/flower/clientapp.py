@@ -53,7 +53,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
     config = from_json(ticket.config)
     argv, folder = find_command(config, site)
     path = Path(site.dir) / "training" / "assignment.json"
-    failed_at = (-1, -1)
+    failed_at, has_joined = (-1, -1), False
     while True:
         assignment = Assignment(
             address=f"{site.door.rpartition(':')[0]}:{ticket.address.rpartition(':')[2]}",
@@ -68,12 +68,19 @@ def train(ticket: Ticket, site: SiteFile) -> None:
         )
         assignment.write(path)
         code = _run(argv, folder, path, site)
-        outcome, has_joined = read_outcome(path)
-        if (outcome is None and code == 0 and has_joined) or (outcome and not outcome.error):
+        outcome, joined = read_outcome(path)
+        version = newest_version(assignment.checkpoints)
+        has_joined |= joined or version >= 0
+        if (outcome is None and code == 0 and joined) or (outcome and not outcome.error):
             return
-        error = outcome.exception() if outcome else _silent_end(argv, code, has_joined, site)
-        reached = (newest_version(assignment.checkpoints), outcome.step if outcome else 0)
-        is_final = outcome.is_own if outcome else not has_joined
+        if outcome:
+            error = outcome.exception()
+        else:
+            error = (FedwanError if has_joined else UserError)(
+                _silent_end(argv, code, joined, site)
+            )
+        reached = (version, outcome.step if outcome else 0)
+        is_final = outcome.is_own if outcome else code >= 0 and not has_joined
         if is_final or reached <= failed_at:
             raise error
         failed_at = reached
@@ -95,7 +102,7 @@ def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
 def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) -> FedwanError:
     """Of processes that have not said how they ended."""
     words, text = " ".join(argv), last_line(clientapp_files(Path(site.dir))[0])
+    done = "ended" if code == 0 else f"ended with status {code}"
     if not has_joined:
-        done = "ended" if code == 0 else f"ended with status {code}"
-        return UserError(f"{words!r} {done} before it called fedwan.join; its last words: {text}")
+        return FedwanError(f"{words!r} {done} before it called fedwan.join; last words: {text}")
     return FedwanError(f"{words!r} was killed (status {code}); last words: {text}")

@@ -25,7 +25,7 @@ from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower import processes
 from fedwan.flower.processes import Service
 from fedwan.flower.relay import FrontDoor
-from fedwan.flower.site_file import SiteData, SiteFile
+from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files
 from fedwan.link import pki
 
@@ -204,6 +204,10 @@ def _site_services(
     services: list[Service] = []
     try:
         for folder in folders:
+            path, start = folder / "site.yaml", (shlex.join(command), str(Path.cwd()))
+            if not command and path.exists():  # a run goes on, with what it began with
+                before = load_site(path)
+                start = (before.command, before.folder)
             SiteFile(
                 site=folder.name,
                 identity=str(identities / folder.name),
@@ -211,10 +215,10 @@ def _site_services(
                 dir=str(folder),
                 # Who starts all sites speaks for their owners.
                 data=SiteData(show_samples=True),
-                command=shlex.join(command),
-                folder=str(Path.cwd()),
-            ).write(folder / "site.yaml")
-            argv = [sys.executable, "-P", "-m", "fedwan", "site", str(folder / "site.yaml")]
+                command=start[0],
+                folder=start[1],
+            ).write(path)
+            argv = [sys.executable, "-P", "-m", "fedwan", "site", str(path)]
             log = folder / "logs" / "service.log"
             services.append(
                 Service(f"site {folder.name}", argv, log, processes.flower_environment(folder))

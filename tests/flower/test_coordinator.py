@@ -18,10 +18,11 @@ from flwr.proto.control_pb2 import ListRunsRequest
 from fedwan.app import load_run
 from fedwan.config import Config, to_json
 from fedwan.errors import CheckpointError, ConfigError, IdentityError
+from fedwan.flower import coordinator
 from fedwan.flower.control import Control
 from fedwan.flower.coordinator import serve_coordinator
 from fedwan.flower.processes import flower_environment, free_port, listen, only_one
-from fedwan.flower.site_file import SiteFile
+from fedwan.flower.site_file import SiteFile, load_site
 from fedwan.flower.status import serverapp_files
 from tests.flower.fleet import REPOSITORY, STANDIN, Fleet, command_of, joins, wait_for
 
@@ -231,3 +232,19 @@ def test_sites_that_differ_end_the_run_in_one_line_that_names_both(
     code, errors = start(2).end()
     assert (code, errors.count("\n")) == (2, 1), errors
     assert "s2 differs from s1: its initial weights hash to" in errors
+
+
+def test_a_run_that_goes_on_keeps_the_command_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(coordinator, "Service", lambda name, argv, log, env: name)
+    monkeypatch.setattr(coordinator.processes, "stop_all", lambda services, grace_s: None)
+    path = tmp_path / "s1" / "site.yaml"
+    found = []
+    for command, where in ((["python", "train.py"], "a"), ([], "b"), (["python", "new.py"], "c")):
+        (tmp_path / where).mkdir()
+        monkeypatch.chdir(tmp_path / where)
+        with coordinator._site_services(tmp_path / "pki", [path.parent], 7, command):
+            site = load_site(path)
+            found.append((site.command, Path(site.folder).name))
+    assert found == [("python train.py", "a"), ("python train.py", "a"), ("python new.py", "c")]
