@@ -152,7 +152,7 @@ def _plain_line(board: Board) -> str:
     if board.version:
         parts += [
             f"round {board.version}",
-            f"step {board.step}/{board.config.steps}",
+            f"step {board.step}/{board.config.steps or '?'}",
             f"{bytes_text(total.bytes_up)} up, {bytes_text(total.bytes_down)} down",
         ]
         if total.utilisation is not None:

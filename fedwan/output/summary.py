@@ -103,14 +103,14 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
         yield "", f"{would}: [bold green]{times} times more[/]"
     yield (
         "time",
-        f"{duration_text(summary.wall_s)} after start-up; each site computed "
+        f"{duration_text(summary.wall_s)}, start-up included; each computed "
         f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
         f"(utilisation {percent_text(summary.utilisation)})",
     )
     yield (
         "rounds",
         f"{summary.rounds:,}, from {summary.contributions:,} contributions; "
-        f"{summary.rejected} rejected; sites rejoined {summary.rejoins} times",
+        f"{summary.rejected} rejected; rejoins of sites: {summary.rejoins}",
     )
     if summary.late or summary.dropped:
         yield (

@@ -109,7 +109,7 @@ def test_one_screen_says_quality_bytes_and_where_to_look() -> None:
         "3.84 GB",
         "20 times more",
         "95 %",
-        "rejoined 1 times",
+        "rejoins of sites: 1",
         "runs/demo/samples.png",
         "runs/demo/report.html",
     ):
