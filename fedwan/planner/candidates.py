@@ -1,20 +1,15 @@
 """What a plan is asked, and the settings that it compares: those that make sense together.
 
 Recipes are asked what they are, never known by name: `resolve` and `build` of each strategy fill in
-and refuse as they do for a run. What the user has settled is kept; for the rest
-
-    H           10 to 100; 1 where gradients are exchanged
-    codecs      the same both ways; a strategy with error feedback its own; gradients exactly or in
-                bf16, since nothing coarser was tried
-    fragments   10 where a strategy streams, as the benchmarks have
-    τ           left open: `fedwan.planner.predict` finds the shortest that serves
+and refuse as they do for a run. What the user has settled is kept; τ is left open.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
@@ -38,32 +33,35 @@ HS = (10, 20, 50, 100)
 CODECS = ("fp32", "bf16", "int8", "int4")
 """float4 has int4's size and takes longer: only where it is asked for."""
 GRADIENT_CODECS = ("fp32", "bf16")
+"""Nothing coarser was tried."""
 FRAGMENTS = 10
 
 
 @dataclass(frozen=True)
 class Question:
-    """Everything that predictions depend on; all sites are alike."""
+    """Everything that predictions depend on; all sites are alike.
+
+    Settings of `config` that `named` lacks are open; time and cost are told for `num_steps`.
+    """
 
     config: Config
-    """The run's settings, `strategy` may be `all`; those that `named` lacks are open."""
     named: frozenset[str]
-    """Keys that the user has settled, such as `h` or `codec.up`."""
     networks: Mapping[str, NetworkKind]
     layout: Layout
-    """Of the whole model."""
     step_s: float
     link: WireLink
-    """Of each site."""
     num_steps: int
-    """That time and cost are told for."""
     usd_per_gb: float = 0.0
-    """Of what is sent, either way; 0 if nobody asks."""
     costs: Costs = field(default_factory=Costs)
 
     def settles(self, section: str) -> bool:
         """Whether the user has settled anything in a section."""
         return any(key.startswith(f"{section}.") for key in self.named)
+
+    def settled(self, section: str) -> dict[str, Any]:
+        """What the user has settled in a section of plain values."""
+        values = vars(getattr(self.config, section)).items()
+        return {key: value for key, value in values if f"{section}.{key}" in self.named}
 
 
 def synthetic_layout(num_values: int) -> Layout:
@@ -114,11 +112,9 @@ def candidates(question: Question) -> list[Candidate]:
                 found.append(candidate(settings, question))
             except ConfigError as error:
                 errors[name] = error
-    if found:
-        return found
-    if errors:
+    if not found:
         raise next(iter(errors.values()))
-    raise ConfigError("no strategy here streams, so that stream.* has no effect; leave it out")
+    return found
 
 
 def candidate(config: Config, question: Question) -> Candidate:
@@ -133,14 +129,11 @@ def candidate(config: Config, question: Question) -> Candidate:
 def _open_config(question: Question, strategy: str) -> Config:
     """The user's settings with everything open that was not settled."""
     config = copy.deepcopy(question.config)
-    config.strategy = strategy
-    config.h, config.stream, config.steps = 0, StreamConfig(), 0
+    config.strategy, config.h, config.steps, config.checkpoint.every = strategy, 0, 0, 0
+    config.codec = CodecConfig(**question.settled("codec"))
+    config.stream = StreamConfig()
     if not question.settles("outer"):
         config.outer = {}
-    config.checkpoint.every = 0
-    for key in vars(CodecConfig()):
-        if f"codec.{key}" not in question.named:
-            setattr(config.codec, key, "")
     return config
 
 
@@ -150,13 +143,13 @@ def _variants(question: Question, plain: Config, kind: Strategy) -> Iterator[Con
     hs = settled if "h" in question.named else (0,) if sends_gradients else HS
     for up, down in _codec_pairs(question, kind):
         for h in hs:
-            config = copy.deepcopy(plain)
-            config.h, config.codec.up, config.codec.down = h, up, down
-            config.steps = question.num_steps
+            steps = question.num_steps
             if not {"h", "steps"} <= question.named:  # rounded up to whole rounds
-                config.steps = -(-question.num_steps // max(1, h)) * max(1, h)
-            config.stream = _stream(question, h, bool(kind.overlap.tau))
-            yield config
+                steps = -(-steps // max(1, h)) * max(1, h)
+            stream = StreamConfig(**question.settled("stream"))
+            if kind.overlap.tau and "stream.fragments" not in question.named:
+                stream.fragments = min(FRAGMENTS, h or 1, max(1, most_fragments(question.layout)))
+            yield replace(plain, h=h, steps=steps, codec=CodecConfig(up, down), stream=stream)
 
 
 def _codec_pairs(question: Question, kind: Strategy) -> list[tuple[str, str]]:
@@ -169,13 +162,3 @@ def _codec_pairs(question: Question, kind: Strategy) -> list[tuple[str, str]]:
     if is_down:
         return [(up, down)] if is_up else [(other, down) for other in compared]
     return [(up, up)] if is_up else [(other, other) for other in compared]
-
-
-def _stream(question: Question, h: int, streams: bool) -> StreamConfig:
-    stream = copy.copy(question.config.stream)
-    for key, value in vars(StreamConfig()).items():
-        if f"stream.{key}" not in question.named:
-            setattr(stream, key, value)
-    if streams and "stream.fragments" not in question.named:
-        stream.fragments = min(FRAGMENTS, h or 1, max(1, most_fragments(question.layout)))
-    return stream

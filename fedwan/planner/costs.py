@@ -40,13 +40,12 @@ REPEATS = 3
 
 
 class Speed(NamedTuple):
-    """Of a codec, seconds per value."""
+    """Of a codec, seconds per value, and what packing leaves of its bytes."""
 
     encode_s: float
     add_s: float
     """To decode and add."""
     packed: float = 1.0
-    """What packing leaves of its bytes (`fedwan.link.framing`)."""
 
 
 _TABLE = {
@@ -90,24 +89,22 @@ class Costs:
 
 
 class Load(NamedTuple):
-    """Of one fragment: bytes as they travel, and seconds of one party's processor."""
+    """Of one fragment: bytes as they travel, and seconds of one party's processor.
+
+    A site holds a copy at departure where the strategy overlaps, applies an update to the global
+    weights, and lands it in the step loop. The coordinator checks several contributions at once,
+    merges one after the other, and commits once a version: outer step and coding of the update.
+    """
 
     up_bytes: int
     down_bytes: int
     encode_s: float
-    """At the site, beside the steps where the strategy overlaps."""
     hold_s: float
-    """At departure, in the step loop; only where the strategy overlaps."""
     apply_s: float
-    """At the site, to add the update to the global weights."""
     land_s: float
-    """At landing, in the step loop."""
     check_s: float
-    """At the coordinator, for each contribution, several at once."""
     merge_s: float
-    """At the coordinator, for each contribution, one after the other."""
     commit_s: float
-    """At the coordinator, once a version: outer step and coding of the update."""
 
 
 def global_bytes(layout: Layout, costs: Costs) -> int:

@@ -1,19 +1,6 @@
 """How long bytes take on a link: rate, round trip, slow start, loss and what TCP loses itself.
 
-Of a link's rate payloads get
-
-    0.965   of every 1500 bytes 1448 are payload
-    0.983   the other direction's acknowledgements, 52 bytes for every two segments
-    0.96    without a pace: bbr keeps up to two bandwidth-delay products under way, and 2 to 6 % of
-            what it sends is lost where link and queue hold no more (docs/log.md)
-    0.97    at 100 ms: every ten seconds bbr empties the link to see the round trip, for 200 ms or
-            a round trip, whichever is longer, and takes another to fill it (Cardwell et al. 2016)
-
-bbr takes losses for what they are. Reno and cubic get what theory gives them (`fedwan.link.tcp`)
-times the channels, and after a pause their window starts small: halved for every timeout that they
-stood idle (RFC 2861, RFC 9293), it doubles in each round trip until the link is full.
-
-None of these was fitted to `benchmarks/planner.py`.
+docs/plan.md says where each constant comes from; none was fitted to `benchmarks/planner.py`.
 """
 
 from __future__ import annotations
@@ -37,6 +24,7 @@ ACK_SHARE = 1 / (1 + ACK_BYTES / (2 * PACKET_BYTES))
 OVERSHOOT = 0.04
 """Of what bbr sends without a pace, what is lost at the queue; 0.02 to 0.06 were seen."""
 PROBE_EVERY_S = 10.0
+"""bbr empties the link to see the round trip, for `PROBE_S` or a round trip, and refills it."""
 PROBE_S = 0.2
 FIRST_WINDOW_BYTES = 10 * MSS_BYTES
 """RFC 6928."""

@@ -1,8 +1,7 @@
 """Utilisation, bytes, time and cost of a setting: a few rounds of it in virtual time.
 
 What is told is the middle of a long run: the first rounds, in which the lines fill up, and the last
-one, where nothing overlaps, are left out, as in `benchmarks/timed.py`. Sites are alike, so that a
-few of them stand for many; only what the coordinator merges is as much as for all.
+one, where nothing overlaps, are left out, as in `benchmarks/timed.py`.
 """
 
 from __future__ import annotations
@@ -29,23 +28,24 @@ AS_GOOD = 0.005
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a setting would do."""
+    """What a setting would do.
+
+    The first four times are of a round: all of it, what its bytes take, and what the coordinator
+    merges and commits. `wall_s` and `num_bytes` are of all steps that were asked for, and of all
+    sites; they have the initial weights in them.
+    """
 
     candidate: Candidate
     utilisation: float
     """Share of the time in which sites compute; NaN if the run would stop."""
     round_s: float
     up_s: float
-    """That a round's bytes take."""
     down_s: float
     coordinator_s: float
-    """That the coordinator merges and commits in a round; on arrival, in H steps of each site."""
     bytes_per_step: float
-    """Per step and site, both ways."""
+    """Of a site, both ways."""
     wall_s: float
-    """Of the steps that were asked for, with the initial weights' way."""
     num_bytes: float
-    """Of all sites, in these steps, both ways."""
     stopped: str = ""
     """Why the run would stop, if it would."""
 

@@ -1,10 +1,6 @@
 """Which setting to take and why, and the table of all.
 
-The fewest bytes among those whose sites compute 95 % of the time or more; if there is none, the
-best utilisation, and what holds it back. Recommended is only what has shown its quality: H up to 50
-(docs/results.md, "What coding costs in quality", has 20), and no error feedback, which needs many
-more rounds (docs/log.md), unless the user has settled on it; under control variates H up to 20,
-with the feedback that they need.
+docs/plan.md, "What is recommended", has the rule.
 """
 
 from __future__ import annotations
@@ -26,15 +22,13 @@ _UNTRUSTED = "*"
 
 def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
     """Best first; without those that would stop, or whose H is larger than it must be."""
-    least_h: dict[tuple[str, str], float] = {}  # that is enough, by strategy and codecs
+    least_h: dict[tuple[str, str], int] = {}  # that is enough, by strategy and codecs
     for p in predictions:
+        h = p.candidate.strategy.h
         if p.utilisation >= ENOUGH and "h" not in question.named:
-            least_h[p.family] = min(p.candidate.strategy.h, least_h.get(p.family, math.inf))
-    kept = [
-        p
-        for p in predictions
-        if not p.stopped and p.candidate.strategy.h <= least_h.get(p.family, math.inf)
-    ]
+            least_h[p.family] = min(h, least_h.get(p.family, h))
+    running = [p for p in predictions if not p.stopped]
+    kept = [p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf)]
     return sorted(kept, key=lambda p: _order(p, question))
 
 

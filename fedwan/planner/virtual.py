@@ -1,11 +1,9 @@
 """A run in virtual time: the coordinator's own state machine, without weights or sockets.
 
-`fedwan.protocol.rounds` says what is wanted, merged, dropped and told; `links` says how long bytes
-take, `costs` how long the work. All sites are alike. The order of things at a site is that of
-`fedwan.site`: at a step, updates land that have flown for τ steps (the site waits for those that
-are not here), then what is due departs, and without overlap its update is waited for at once. A
-site asks for an update before it sends. At a pace of its own it fetches updates one by one until
-its contribution is in them; where updates are held no longer it takes the whole weights.
+The order of things at a site is that of `fedwan.site`: at a step, updates land that have flown for
+τ steps (the site waits for those that are not here), then what is due departs, and without overlap
+its update is waited for at once. A site asks for an update before it sends. At a pace of its own it
+fetches updates until its contribution is in them, or the whole weights.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from fedwan.fragments import due_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.planner.costs import Costs, global_bytes, load_of
 from fedwan.planner.links import Pipe, WireLink
-from fedwan.protocol.rounds import Answer, Key, Round, Rounds, Told
+from fedwan.protocol.rounds import Key, Round, Rounds, Told
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
@@ -34,14 +32,11 @@ UNKNOWN = math.inf
 
 @dataclass
 class Course:
-    """How a run went."""
+    """How a run went, all sites together; `rounds` have fragment and version."""
 
     rounds: list[tuple[int, int]] = field(default_factory=list)
-    """Fragment and version of each."""
     contributions: int = 0
-    """That were merged."""
     num_steps: int = 0
-    """Of all sites."""
     bytes_up: int = 0
     bytes_down: int = 0
     """Without the final weights of sites at a pace of their own."""
@@ -76,16 +71,17 @@ class _Line:
 
 @dataclass(slots=True)
 class _Flight:
-    """A contribution on its way up, or the update that answers it on its way down."""
+    """A contribution on its way up, or the update that answers it on its way down.
+
+    The coordinator hears at `asks_at_s` that the update is wanted, has checked the contribution at
+    `whole_s`; the site has added the update to the global weights at `ready_at_s`.
+    """
 
     key: Key
     lands_at: int
     asks_at_s: float
-    """When the coordinator knows that the site wants the update."""
     whole_s: float
-    """When the contribution is checked."""
     ready_at_s: float = UNKNOWN
-    """When the update is here and added to the global weights."""
 
 
 class _Site:
@@ -109,8 +105,12 @@ class _Site:
     def _go_on(self) -> None:
         """It has completed its step, or what it waited for is here."""
         now_s = self._land(self._run.now_s)
-        if now_s != UNKNOWN:
-            now_s = self._land(self._depart_all(now_s))
+        if now_s == UNKNOWN:
+            return
+        while self._departures and self._departures[0][0] <= self._step:
+            _, fragment, version = self._departures.popleft()
+            now_s = self._depart(Key(fragment, version, self.name), now_s)
+        now_s = self._land(now_s)
         if now_s != UNKNOWN:
             self._walk(now_s)
 
@@ -143,14 +143,8 @@ class _Site:
                 self._departures.append((step + run.h, 0, self._version))
         return now_s
 
-    def _depart_all(self, now_s: float) -> float:
-        """Send off what is due; the time at which the step loop goes on."""
-        while self._departures and self._departures[0][0] <= self._step:
-            _, fragment, version = self._departures.popleft()
-            now_s = self._depart(Key(fragment, version, self.name), now_s)
-        return now_s
-
     def _depart(self, key: Key, now_s: float) -> float:
+        """Send off a contribution; the time at which the step loop goes on."""
         run, load = self._run, self._run.loads[key.fragment]
         now_s += load.hold_s
         coded_s = max(now_s, self._encoder_free_at_s) + load.encode_s
@@ -164,21 +158,25 @@ class _Site:
         flight = _Flight(key, self._step + tau, leaves_s + self._rtt_s / 2, whole_s)
         self._flights.append(flight)
         run.at(whole_s, run.arrive, key)
-        run.ask(self, flight, key.version + 1)
+        self.ask(flight, key.version + 1)
         return now_s
 
-    def hear(
-        self, flight: _Flight, answer: Answer, version: int, num_bytes: int, told: Told
-    ) -> None:
-        """The coordinator has an update for it, or that of a later version."""
-        run = self._run
+    def ask(self, flight: _Flight, version: int) -> None:
+        """Want an update; it comes, or that of a later version, now or once it is out."""
+        run, fragment = self._run, flight.key.fragment
+        answer, update = run.rounds.answer(self.name, fragment, version)
+        if answer == "wait":
+            run.waiting.setdefault((fragment, version), []).append((self, flight))
+            return
         now_s = max(run.now_s, flight.asks_at_s)
         if answer == "superseded":
             now_s += self._rtt_s  # told that the update is gone, it asks for the weights
-        here_s = self._down.carry(num_bytes, now_s) + run.loads[flight.key.fragment].apply_s
+        num_bytes = update.num_bytes if update else run.global_bytes
+        here_s = self._down.carry(num_bytes, now_s) + run.loads[fragment].apply_s
         run.course.bytes_down += num_bytes
         if run.is_paced:
-            run.at(here_s, self._take, flight, version, told)
+            version = version if update else run.rounds.versions[fragment]
+            run.at(here_s, self._take, flight, version, run.rounds.tell(self.name, fragment))
         else:
             self._is_ready(flight, max(here_s, flight.whole_s))
 
@@ -190,7 +188,7 @@ class _Site:
             self._is_ready(flight, self._run.now_s)
         else:
             flight.asks_at_s = self._run.now_s + self._rtt_s / 2
-            self._run.ask(self, flight, version + 1)
+            self.ask(flight, version + 1)
 
     def _is_ready(self, flight: _Flight, ready_at_s: float) -> None:
         flight.ready_at_s = ready_at_s
@@ -226,18 +224,18 @@ class VirtualRun:
         self.h, self.tau = strategy.h, strategy.overlap.tau
         self.num_rounds = num_steps // strategy.h
         self.is_paced = strategy.clock == "samples"
-        self._global_bytes = global_bytes(layout, costs)
+        self.global_bytes = global_bytes(layout, costs)
         self.course = Course()
         self.now_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._num_events = 0
         self._names = [f"s{index}" for index in range(num_sites)]
-        keep_bytes = 0 if strategy.policy.arrivals_from is None else self._global_bytes
-        self._rounds: Rounds[_Sent, _Update] = Rounds(
+        keep_bytes = 0 if strategy.policy.arrivals_from is None else self.global_bytes
+        self.rounds: Rounds[_Sent, _Update] = Rounds(
             strategy, self.fragments, self._names, self.num_rounds, batch=1, keep_bytes=keep_bytes
         )
         self._sent = _Sent(wire.Work(steps=self.h, samples=self.h))
-        self._waiting: dict[tuple[int, int], list[tuple[_Site, _Flight]]] = {}
+        self.waiting: dict[tuple[int, int], list[tuple[_Site, _Flight]]] = {}
         self._free_at_s = 0.0  # when all merging so far is done
 
     def at(self, moment_s: float, call: Callable[..., None], *args: Any) -> None:
@@ -267,7 +265,7 @@ class VirtualRun:
 
     def arrive(self, key: Key) -> None:
         """A contribution is whole and checked."""
-        rounds = self._rounds
+        rounds = self.rounds
         if rounds.settled(key):
             return
         rounds.announce(key)
@@ -276,33 +274,22 @@ class VirtualRun:
         if present and not present.is_closed and present.fragment.index == key.fragment:
             self._consider(present)
 
-    def ask(self, site: _Site, flight: _Flight, version: int) -> None:
-        """A site wants an update; it hears at once or when it is out."""
-        fragment = flight.key.fragment
-        answer, update = self._rounds.answer(site.name, fragment, version)
-        if answer == "wait":
-            self._waiting.setdefault((fragment, version), []).append((site, flight))
-        else:
-            num_bytes = update.num_bytes if update else self._global_bytes
-            version = version if update else self._rounds.versions[fragment]
-            site.hear(flight, answer, version, num_bytes, self._rounds.tell(site.name, fragment))
-
     def _begin(self) -> None:
         """Turn to the next round."""
-        if not self._rounds.is_done:
-            self._tick(self._rounds.begin(self.now_s))
+        if not self.rounds.is_done:
+            self._tick(self.rounds.begin(self.now_s))
         elif self.is_paced:
             self._heap.clear()
 
     def _tick(self, present: Round[_Sent]) -> None:
-        if present is self._rounds.round and not present.is_closed:
+        if present is self.rounds.round and not present.is_closed:
             self._consider(present)
             if not present.is_closed:
                 self.at(self.now_s + TICK_S, self._tick, present)
 
     def _consider(self, present: Round[_Sent]) -> None:
         """Ask the machine, and do what it says."""
-        verdict, merges = self._rounds.advance(self.now_s, len(self._names))
+        verdict, merges = self.rounds.advance(self.now_s, len(self._names))
         load = self.loads[present.fragment.index]
         if merges:  # one after the other
             self._free_at_s = max(self._free_at_s, self.now_s) + len(merges) * load.merge_s
@@ -319,7 +306,7 @@ class VirtualRun:
 
     def _commit(self, present: Round[_Sent]) -> None:
         fragment, version = present.fragment.index, present.version + 1
-        self._rounds.publish(_Update(self.loads[fragment].down_bytes))
-        for site, flight in self._waiting.pop((fragment, version), ()):
-            self.ask(site, flight, version)
+        self.rounds.publish(_Update(self.loads[fragment].down_bytes))
+        for site, flight in self.waiting.pop((fragment, version), ()):
+            site.ask(flight, version)
         self._begin()
