@@ -17,13 +17,13 @@ from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.protocol.policy import RoundPolicy, barrier
-from fedwan.state import layout_of
+from fedwan.state import Layout, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
 from fedwan.weights import check_initial
 from fedwan.workloads.base import NetworkKind, Workload
 from fedwan.workloads.home import staying_home
-from fedwan.workloads.optim import is_matrix
+from fedwan.workloads.optim import is_matrix, moment_layout
 from fedwan.workloads.settings import build_nowhere
 
 OPTIONAL = (
@@ -198,17 +198,18 @@ def check_built(config: Config, workload: ModuleType, strategy: Strategy) -> Non
             with faults.caught():
                 check_initial(built.networks, config.init, config.excluded)
             with faults.caught():
-                _cut(config, strategy, built)
+                strategy.fragments(travelling(config, built))
     faults.tell()
 
 
-def _cut(config: Config, strategy: Strategy, built: Workload) -> None:
-    """Cut the model as sites will."""
+def travelling(config: Config, built: Workload) -> Layout:
+    """What sites send of a workload's networks, moments too where `inner` has them averaged."""
     trained = {name: built.networks[name] for name in built.optimizers}
     # Without memory some recipes make no optimisers: then all parameters count as held.
     is_known = all(built.optimizers.values())
     held = NamedOptimizers.of(built.networks, built.optimizers).held() if is_known else None
-    strategy.fragments(layout_of(trained, staying_home(trained, held, config.excluded)))
+    layout = layout_of(trained, staying_home(trained, held, config.excluded))
+    return dict(sorted((layout | moment_layout(layout, config.inner)).items()))
 
 
 def cut(config: Config, rest: Fragmentation = whole) -> Fragmentation:

@@ -13,7 +13,7 @@ from fedwan.cli.arguments import RunFolder, argument
 from fedwan.config import load
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError
-from fedwan.output.units import bytes_text, duration_text
+from fedwan.output.units import aligned, bytes_text, duration_text
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead.")]
 
@@ -63,16 +63,15 @@ def sites(
 
 
 def _print_sites(rows: list[dict[str, Any]]) -> None:
-    table = [("site", "state", "from version", "last heard", "contributions", "up", "down")]
+    head = ("site", "state", "from version", "last heard", "contributions", "up", "down")
+    table: list[tuple[str, ...]] = [head]
     for row in rows:
         heard = f"{duration_text(time.time() - row['heard'])} ago" if row["heard"] else "never"
         first = (row["site"], row["state"], str(row["version"]), heard)
         up, down = bytes_text(row["bytes_up"]), bytes_text(row["bytes_down"])
         table.append((*first, str(row["contributions"]), up, down))
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for line in table if rows else ():
-        cells = (cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        typer.echo("  ".join(cells).rstrip())
+    for line in aligned(table, left=len(head)) if rows else ():
+        typer.echo(line)
 
 
 def _of_files(run: Path) -> dict[str, Any]:

@@ -203,7 +203,8 @@ def _ask(
 
     from fedwan.app import load_workload, resolve_workload
     from fedwan.planner.candidates import NETWORK, Question, candidates, synthetic_layout
-    from fedwan.planner.costs import Costs, coding_costs, step_seconds, trained_layout
+    from fedwan.planner.costs import Costs, coding_costs, step_seconds
+    from fedwan.recipes import travelling
     from fedwan.site.joining import choose_device
     from fedwan.workloads.settings import networks_of
 
@@ -217,7 +218,7 @@ def _ask(
         torch.set_num_threads(run.threads)
     recipe = load_workload(run.workload)
     workload, networks = recipe.build(run, choose_device(run.device)), networks_of(recipe, run)
-    layout = trained_layout(workload, run.inner, run.excluded)
+    layout = travelling(run, workload)
     rest = config.step_s, link, run.steps, config.usd_per_gb, costs
     question = Question(run, named, networks, layout, *rest)
     candidates(question)
@@ -237,7 +238,8 @@ def _settled(path: Path, question: Question) -> Question:
 
 def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
     """As measured, now or before, or as the settings describe it."""
-    from fedwan.planner.links import measured_link, modelled_link, read_measurement
+    from fedwan.link.measure import measure, read_measurement
+    from fedwan.planner.links import measured_link, modelled_link
 
     if not link:
         if identity is not None:
@@ -250,7 +252,6 @@ def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
     check_address("--link", link)
     if identity is None:
         raise ConfigError(f"--link {link} is measured with a site's identity; add --identity DIR")
-    from fedwan.link.measure import measure
     from fedwan.link.tls import Identity
 
     return measured_link(measure(link, Identity.load(identity), run))

@@ -9,11 +9,14 @@ more under way than they hold, about half of their size in data, in a round trip
 
 from __future__ import annotations
 
+import json
 import math
 import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError, IdentityError, LinkLost, PayloadError, SessionLost
@@ -74,6 +77,20 @@ class Measurement:
     """Of the site."""
     pace_mbit: float = 0.0
     """Of the site, all channels together; 0 for none."""
+
+
+def read_measurement(path: Path) -> Measurement:
+    """What `fedwan doctor link --json` wrote."""
+    try:
+        figures: dict[str, Any] = json.loads(path.read_text())
+        figures.pop("advice")
+        figures |= {way: Way(**figures[way]) for way in ("up", "down")}
+        figures["machine"] = TcpSettings(**figures["machine"])
+        return Measurement(**figures)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        raise ConfigError(
+            f"--link = {str(path)!r} is no measurement; write one with `fedwan doctor link --json`"
+        ) from None
 
 
 def measure(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from fedwan.config import COMMAND, Config
 
@@ -66,6 +67,20 @@ def percent_text(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return "–"
     return f"{100 * share:.0f} %"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int) -> list[str]:
+    """A line for each row of cells, so many columns to the left, the others to the right.
+
+    >>> aligned([("site", "up"), ("s1", "3 MB")], left=1)
+    ['site    up', 's1    3 MB']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    cells = [
+        [*map(str.ljust, row[:left], widths), *map(str.rjust, row[left:], widths[left:])]
+        for row in rows
+    ]
+    return ["  ".join(row).rstrip() for row in cells]
 
 
 def subject(config: Config) -> str:

@@ -68,11 +68,10 @@ def synthetic_layout(num_values: int) -> Layout:
     """Specs of a network with exactly so many values, at least one: layers of equal size."""
     count = max(1, min(MODULES, num_values))
     each, rest = divmod(num_values, count)
+    sizes = [each + (index < rest) for index in range(count)]
     return {
-        f"{NETWORK}/layers.{index:02}.weight": TensorSpec(
-            (each + (index < rest),), torch.float32, Role.PARAMETER
-        )
-        for index in range(count)
+        f"{NETWORK}/layers.{index:02}.weight": TensorSpec((size,), torch.float32, Role.PARAMETER)
+        for index, size in enumerate(sizes)
     }
 
 

@@ -9,42 +9,36 @@ left out: it goes on beside sending.
 from __future__ import annotations
 
 import math
-import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from fedwan.codecs import Codec, codec_by_name, fp32
-from fedwan.config import Config, InnerConfig, site_names
+from fedwan.config import Config, site_names
 from fedwan.data import data_at_site, open_shard
 from fedwan.fragments import whole
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
-from fedwan.optim_state import NamedOptimizers
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
-from fedwan.state import Layout, Role, TensorSpec, layout_of
+from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload, keep_local
-from fedwan.workloads.home import staying_home
-from fedwan.workloads.optim import moment_layout
 
 WARM_UP_STEPS = 3
 LEAST_STEPS = 5
 BUDGET_S = 2.0
+"""That steps are timed for."""
 SAMPLE_VALUES = 1 << 22
-REPEATS = 3
 
 
 class Speed(NamedTuple):
-    """Of a codec, seconds per value, and what packing leaves of its bytes."""
+    """Of a codec, seconds per value (`add_s` decodes, too), and what packing leaves of its bytes."""
 
     encode_s: float
     add_s: float
-    """To decode and add."""
     packed: float = 1.0
 
 
@@ -76,7 +70,6 @@ class Costs:
     stands_for: float = 1.0
     """Sites for which each simulated one stands: all are merged, and fetched where due."""
     packs: bool = True
-    """Whether what travels is packed."""
 
     def left(self, codec: str) -> float:
         """Share of a codec's bytes that travels."""
@@ -91,9 +84,9 @@ class Costs:
 class Load(NamedTuple):
     """Of one fragment: bytes as they travel, and seconds of one party's processor.
 
-    A site holds a copy at departure where the strategy overlaps, applies an update to the global
-    weights, and lands it in the step loop. The coordinator checks several contributions at once,
-    merges one after the other, and commits once a version: outer step and coding of the update.
+    A site holds a copy where the strategy overlaps, applies an update to the global weights, and
+    lands it in the step loop. The coordinator checks contributions at once, merges one by one, and
+    commits a version: outer step and coding of the update.
     """
 
     up_bytes: int
@@ -140,38 +133,14 @@ def load_of(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
 # Measured here ----------------------------------------------------------------------------------
 
 
-def trained_layout(
-    workload: Workload,
-    inner: Mapping[str, InnerConfig],
-    exclude: Mapping[str, Sequence[str]] | None = None,
-) -> Layout:
-    """Of what will travel, moments too where `inner` has them averaged."""
-    networks, optimizers = workload.networks, workload.optimizers
-    trained = {name: networks[name] for name in networks if name in optimizers}
-    home = staying_home(trained, NamedOptimizers.of(networks, optimizers).held(), exclude or {})
-    layout = layout_of(trained, home)
-    return dict(sorted((layout | moment_layout(layout, inner)).items()))
-
-
 def step_seconds(config: Config, workload: Workload) -> float:
     """Seconds of a step, the median of some; the workload's weights move."""
     device = choose_device(config.device)
     data = data_at_site(config.data, site_names(config)[0])
-    shard = open_shard(data, 0, config.sites, config.seed)
     rng = NamedGenerators(config.seed, "calibration")
+    shard = open_shard(data, 0, config.sites, config.seed)
     stream = shard.loader(config.data.batch, rng["data"], device)
-
-    def step() -> None:
-        workload.step(next(stream), rng, keep_local)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-
-    for _ in range(WARM_UP_STEPS):
-        step()
-    durations: list[float] = []
-    while len(durations) < LEAST_STEPS or sum(durations) < BUDGET_S:
-        durations.append(_seconds(step))
-    return statistics.median(durations)
+    return _seconds(lambda: workload.step(next(stream), rng, keep_local), BUDGET_S)
 
 
 def coding_costs(layout: Layout) -> dict[str, Speed]:
@@ -181,7 +150,7 @@ def coding_costs(layout: Layout) -> dict[str, Speed]:
 
 
 def coding_speed(codec: Codec, count: int) -> Speed:
-    """Of so many normal values, which pack worst, on this machine; the best of a few."""
+    """Of so many normal values, which pack worst, on this machine."""
     values = 1e-3 * torch.randn(count, generator=torch.Generator().manual_seed(0))
     spec = TensorSpec((count,), values.dtype, Role.PARAMETER)
     tensors, layout = {"values": values}, {"values": spec}
@@ -192,13 +161,15 @@ def coding_speed(codec: Codec, count: int) -> Speed:
         for _, coded in codec.read_each(payload, layout):
             coded.add_to(total)
 
-    encode_s = min(_seconds(lambda: codec.encode(tensors, {}, layout)) for _ in range(REPEATS))
-    add_s = min(_seconds(add) for _ in range(REPEATS))
+    encode_s = _seconds(lambda: codec.encode(tensors, {}, layout))
+    add_s = _seconds(add)
     data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
     return Speed(encode_s / count, add_s / count, len(pack(0, data).data) / len(data))
 
 
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began
+def _seconds(call: Callable[[], object], budget_s: float = 0.03) -> float:
+    """The median of as many calls as the time is enough for."""
+    from torch.utils.benchmark import Timer
+
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=budget_s).median

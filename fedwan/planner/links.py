@@ -1,21 +1,15 @@
-"""How long bytes take on a link: rate, round trip, slow start, loss and what TCP loses itself.
-
-docs/plan.md says where each constant comes from; none was fitted to `benchmarks/planner.py`.
-"""
+"""How long bytes take on a link; docs/plan.md says where each constant comes from."""
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedwan.config import LinkConfig
-from fedwan.errors import ConfigError
 from fedwan.link.framing import FAST
 from fedwan.link.measure import Measurement, Way
 from fedwan.link.rpc import num_channels
-from fedwan.link.tcp import MSS_BYTES, TcpSettings, flow_mbit
+from fedwan.link.tcp import MSS_BYTES, flow_mbit
 
 PACKET_BYTES = 1500
 ACK_BYTES = 52
@@ -30,8 +24,6 @@ FIRST_WINDOW_BYTES = 10 * MSS_BYTES
 """RFC 6928."""
 LEAST_TIMEOUT_S = 0.2
 """Linux's, beyond the round trip."""
-LEAST_MBIT = 1e-3
-"""Of a direction in which nothing came through."""
 
 
 class Pipe(NamedTuple):
@@ -92,21 +84,7 @@ def measured_link(found: Measurement) -> WireLink:
     """The link that `fedwan doctor link` measured: goodput is what it saw, theory has no say."""
 
     def pipe(way: Way) -> Pipe:
-        bytes_per_s = max(way.mbit, LEAST_MBIT) * ACK_SHARE * 1e6 / 8
+        bytes_per_s = max(way.mbit, 1e-3) * ACK_SHARE * 1e6 / 8
         return Pipe(bytes_per_s, found.rtt_ms / 1e3, not way.congestion.startswith("bbr"))
 
     return WireLink(pipe(found.up), pipe(found.down))
-
-
-def read_measurement(path: Path) -> Measurement:
-    """What `fedwan doctor link --json` wrote."""
-    try:
-        figures: dict[str, Any] = json.loads(path.read_text())
-        figures.pop("advice")
-        figures |= {way: Way(**figures[way]) for way in ("up", "down")}
-        figures["machine"] = TcpSettings(**figures["machine"])
-        return Measurement(**figures)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigError(
-            f"--link = {str(path)!r} is no measurement; write one with `fedwan doctor link --json`"
-        ) from None

@@ -28,12 +28,7 @@ AS_GOOD = 0.005
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a setting would do.
-
-    The first four times are of a round: all of it, what its bytes take, and what the coordinator
-    merges and commits. `wall_s` and `num_bytes` are of all steps that were asked for, and of all
-    sites; they have the initial weights in them.
-    """
+    """What a setting would do: times of a round, and of the run from the initial weights on."""
 
     candidate: Candidate
     utilisation: float

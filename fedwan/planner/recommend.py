@@ -1,7 +1,4 @@
-"""Which setting to take and why, and the table of all.
-
-docs/plan.md, "What is recommended", has the rule.
-"""
+"""Which setting to take and why (docs/plan.md, "What is recommended"), and the table of all."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from fedwan.output.units import bytes_text, duration_text
+from fedwan.output.units import aligned, bytes_text, duration_text
 from fedwan.planner.candidates import Question
 from fedwan.planner.predict import Prediction
 
@@ -72,15 +69,11 @@ def why(ranked: Sequence[Prediction], question: Question) -> str:
 
 
 def _limit(best: Prediction, question: Question) -> str:
-    takes = {
-        "steps": best.candidate.strategy.h * question.step_s,
-        "bytes up": best.up_s,
-        "down": best.down_s,
-        "merging": best.coordinator_s,
-        "a round trip": question.link.up.rtt_s,
-    }
-    parts = ", ".join(f"{what} {seconds:.3g} s" for what, seconds in takes.items())
-    return f"a round takes {best.round_s:.3g} s: {parts}"
+    steps_s, rtt_s = best.candidate.strategy.h * question.step_s, question.link.up.rtt_s
+    return (
+        f"a round takes {best.round_s:.3g} s: steps {steps_s:.3g} s, bytes up {best.up_s:.3g} s, "
+        f"down {best.down_s:.3g} s, merging {best.coordinator_s:.3g} s, a round trip {rtt_s:.3g} s"
+    )
 
 
 def _setting(prediction: Prediction) -> str:
@@ -128,11 +121,7 @@ def table_lines(predictions: Sequence[Prediction], question: Question, most: int
         names.setdefault(cells, []).append(prediction.candidate.config.strategy)
     found = [[", ".join(strategies), *cells] for cells, strategies in names.items()]
     rows = [head + (["cost"] if question.usd_per_gb else []), *found[: most or None]]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:  # names to the left, figures to the right
-        aligned = [*map(str.ljust, row[:2], widths), *map(str.rjust, row[2:], widths[2:])]
-        lines.append("  ".join(aligned).rstrip())
+    lines = aligned(rows, left=2)
     if any(_UNTRUSTED in row[1] for row in rows):
         lines.append(f"{_UNTRUSTED} not yet shown to keep the quality: see docs/plan.md")
     if len(found) >= len(rows):

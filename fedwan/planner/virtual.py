@@ -27,7 +27,6 @@ from fedwan.strategy import Strategy
 TICK_S = 0.5
 """The machine is asked whenever something arrives, and so often: `coordinator.run.TICK_S`."""
 UNKNOWN = math.inf
-"""A time that is not known yet."""
 
 
 @dataclass
@@ -197,12 +196,9 @@ class _Site:
             self._run.at(ready_at_s, self._go_on)
 
 
-class _Sent(NamedTuple):
-    work: wire.Work
-
-
-class _Update(NamedTuple):
+class _Payload(NamedTuple):
     num_bytes: int
+    work: wire.Work
 
 
 class VirtualRun:
@@ -231,10 +227,12 @@ class VirtualRun:
         self._num_events = 0
         self._names = [f"s{index}" for index in range(num_sites)]
         keep_bytes = 0 if strategy.policy.arrivals_from is None else self.global_bytes
-        self.rounds: Rounds[_Sent, _Update] = Rounds(
+        self.rounds: Rounds[_Payload, _Payload] = Rounds(
             strategy, self.fragments, self._names, self.num_rounds, batch=1, keep_bytes=keep_bytes
         )
-        self._sent = _Sent(wire.Work(steps=self.h, samples=self.h))
+        work = wire.Work(steps=self.h, samples=self.h)
+        self._sent = [_Payload(load.up_bytes, work) for load in self.loads]
+        self._updates = [_Payload(load.down_bytes, work) for load in self.loads]
         self.waiting: dict[tuple[int, int], list[tuple[_Site, _Flight]]] = {}
         self._free_at_s = 0.0  # when all merging so far is done
 
@@ -269,10 +267,9 @@ class VirtualRun:
         if rounds.settled(key):
             return
         rounds.announce(key)
-        rounds.arrive(key, self._sent, self.now_s)
-        present = rounds.round
-        if present and not present.is_closed and present.fragment.index == key.fragment:
-            self._consider(present)
+        rounds.arrive(key, self._sent[key.fragment], self.now_s)
+        if rounds.round and rounds.round.fragment.index == key.fragment:
+            self._consider(rounds.round)
 
     def _begin(self) -> None:
         """Turn to the next round."""
@@ -281,14 +278,15 @@ class VirtualRun:
         elif self.is_paced:
             self._heap.clear()
 
-    def _tick(self, present: Round[_Sent]) -> None:
-        if present is self.rounds.round and not present.is_closed:
-            self._consider(present)
-            if not present.is_closed:
-                self.at(self.now_s + TICK_S, self._tick, present)
+    def _tick(self, present: Round[_Payload]) -> None:
+        self._consider(present)
+        if not present.is_closed:
+            self.at(self.now_s + TICK_S, self._tick, present)
 
-    def _consider(self, present: Round[_Sent]) -> None:
+    def _consider(self, present: Round[_Payload]) -> None:
         """Ask the machine, and do what it says."""
+        if present.is_closed:
+            return
         verdict, merges = self.rounds.advance(self.now_s, len(self._names))
         load = self.loads[present.fragment.index]
         if merges:  # one after the other
@@ -304,9 +302,9 @@ class VirtualRun:
             self.course.rounds.append((present.fragment.index, present.version + 1))
             self.at(max(self.now_s, self._free_at_s) + load.commit_s, self._commit, present)
 
-    def _commit(self, present: Round[_Sent]) -> None:
+    def _commit(self, present: Round[_Payload]) -> None:
         fragment, version = present.fragment.index, present.version + 1
-        self.rounds.publish(_Update(self.loads[fragment].down_bytes))
+        self.rounds.publish(self._updates[fragment])
         for site, flight in self.waiting.pop((fragment, version), ()):
             site.ask(flight, version)
         self._begin()

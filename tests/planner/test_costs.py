@@ -9,10 +9,11 @@ import pytest
 
 from fedwan.app import load_workload, resolve_workload
 from fedwan.codecs import codec_by_name
-from fedwan.config import Config, DataConfig
+from fedwan.config import Config, DataConfig, NetworkConfig
 from fedwan.planner import costs
 from fedwan.planner.candidates import synthetic_layout
 from fedwan.planner.costs import CODECS, Costs, global_bytes, load_of
+from fedwan.recipes import travelling
 from tests.planner.models import LAYOUT, strategy_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "docs" / "results.md"
@@ -67,13 +68,13 @@ def test_steps_and_tensors_are_the_workload_s_own(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(costs, "BUDGET_S", 0.0)
     config = resolve_workload(Config(data=DataConfig("ring8"), model={"width": 4}))
     workload = load_workload(config.workload).build(config, "cpu")
-    layout = costs.trained_layout(workload, config.inner)
+    layout = travelling(config, workload)
     params = [p for network in workload.networks.values() for p in network.parameters()]
     count = sum(param.numel() for param in params)
     assert sum(spec.num_values for spec in layout.values()) == count
     for inner in config.inner.values():
         inner.state = "average"
-    layout = costs.trained_layout(workload, config.inner)
+    layout = travelling(config, workload)
     # Second moments and steps; with beta1 = 0 no first ones.
     assert {inner.beta1 for inner in config.inner.values()} == {0.0}
     assert sum(spec.num_values for spec in layout.values()) == 2 * count + len(params)
@@ -98,6 +99,7 @@ def test_what_stays_at_sites_is_not_planned_for() -> None:
     params = dict(workload.networks["discriminator"].named_parameters())
     *others, (name, last) = params.items()
     last.requires_grad_(True)
-    layout = costs.trained_layout(workload, config.inner, {"generator": ["*.bias"]})
+    config.network = {"generator": NetworkConfig(exclude=["*.bias"])}
+    layout = travelling(config, workload)
     assert not any(n.endswith(".bias") for n in layout if n.startswith("generator/"))
     assert [n for n in layout if n.startswith("discr")] == [f"discriminator/{name}"] and others

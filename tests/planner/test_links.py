@@ -11,9 +11,9 @@ import pytest
 
 from fedwan.config import LinkConfig
 from fedwan.errors import ConfigError
-from fedwan.link.measure import Measurement, Way
+from fedwan.link.measure import Measurement, Way, read_measurement
 from fedwan.link.tcp import TcpSettings, flow_mbit
-from fedwan.planner.links import Pipe, measured_link, modelled_link, read_measurement
+from fedwan.planner.links import Pipe, measured_link, modelled_link
 
 
 def mbit(**settings: object) -> float:
