@@ -35,7 +35,7 @@ SAMPLE_VALUES = 1 << 22
 
 
 class Speed(NamedTuple):
-    """Of a codec, seconds per value (`add_s` decodes, too), and what packing leaves of its bytes."""
+    """Of a codec, seconds per value (`add_s` decodes, too); what packing leaves of its bytes."""
 
     encode_s: float
     add_s: float
