@@ -261,7 +261,8 @@ def check_address(key: str, value: str) -> None:
     """Refuse what is no `host:port`."""
     if _port_of(value) < 1:
         raise ConfigError(
-            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:7444"
+            f"{key} = {value!r} is no host:port; write it like coordinator.example.com:"
+            f"{7443 if key == 'door' else 7444}"
         )
 
 

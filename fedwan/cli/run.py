@@ -214,6 +214,11 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
             raise ConfigError(f"out = {config.out!r} holds no checkpoint yet; leave --resume out")
         if not (out / "summary.json").exists():
             newest_whole(out / "checkpoint")  # what is damaged is told before anything starts
+        elif changes := [word for word in words if not word.startswith("out=")]:
+            raise ConfigError(
+                f"the run in {str(out)!r} is complete, {' '.join(changes)} would change nothing; "
+                "train on in a new run with init.NETWORK=FILE, which `fedwan export` writes"
+            )
     elif holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "

@@ -124,7 +124,7 @@ def test_status_names_who_is_waited_for(desk: Desk) -> None:
     found = desk.ask("status")
     assert found["waits_for"] == ["s1", "s2", "s3"] and found["versions"] == 10
     assert found["text"].startswith("waiting for s3 (silent since ")
-    assert "goes on when back, or without after `fedwan sites RUN drain s3`" in found["text"]
+    assert "goes on when back, or without after `fedwan sites runs/demo drain s3`" in found["text"]
     assert [row["state"] for row in found["sites"]] == ["training", "training", "silent"]
 
 
