@@ -144,8 +144,8 @@ def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path: Path) -> None:
     (tmp_path / "old").rename(tmp_path / "new")
     resumed = load_config(tmp_path / "new" / "config.yaml", [], resume=True)
     assert resumed.out == str(tmp_path / "new")
-    with pytest.raises(ConfigError, match="is complete, steps=9 would change nothing; train on in"):
-        load_config(tmp_path / "new" / "config.yaml", ["steps=9"], resume=True)
+    with pytest.raises(ConfigError, match="is complete, seed=9 would change nothing; train on in"):
+        load_config(tmp_path / "new" / "config.yaml", ["seed=9"], resume=True)
     resumed.out = config.out
     assert resumed == config
 
