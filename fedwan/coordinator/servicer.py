@@ -167,7 +167,8 @@ class Servicer:
                 is_older = rounds.note_back(site, hello.checkpoint)
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
-                self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}")
+                why = f"; {hello.error}" if hello.error else ""
+                self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
                 if is_older:
                     self._event("warning", site, _older_text(site, hello.checkpoint, rounds))
             return wire.Welcome(

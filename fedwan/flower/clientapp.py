@@ -53,7 +53,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
     config = from_json(ticket.config)
     argv, folder = find_command(config, site)
     path = Path(site.dir) / "training" / "assignment.json"
-    failed_at, has_joined = (-1, -1), False
+    failed_at, has_joined, error = (-1, -1), False, FedwanError()
     while True:
         assignment = Assignment(
             address=f"{site.door.rpartition(':')[0]}:{ticket.address.rpartition(':')[2]}",
@@ -65,6 +65,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
             data_path=site.data.path,
             show_samples=site.data.show_samples,
             parent=os.getpid(),
+            error=str(error),
         )
         assignment.write(path)
         code = _run(argv, folder, path, site)

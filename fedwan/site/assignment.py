@@ -48,6 +48,8 @@ class Assignment:
     """Whether samples made of the site's own inputs may leave it; for no run to say."""
     parent: int
     """Process that started the script, and with which it ends."""
+    error: str = ""
+    """How the script's start before this one ended."""
 
     @property
     def checkpoints(self) -> Path:

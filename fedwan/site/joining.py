@@ -213,6 +213,7 @@ def _member_of(assignment: Assignment) -> Membership:
         device=choose_device(config.device),
         data_path=assignment.data_path,
         show_samples=assignment.show_samples,
+        error=assignment.error,
     )
 
 

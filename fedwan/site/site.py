@@ -74,6 +74,8 @@ class Membership:
     """Whether samples that are made of the site's own inputs may leave it."""
     strategy: Strategy | None = None
     """The run's, where it is no page that is found by name."""
+    error: str = ""
+    """How the process before this one ended, for the coordinator to tell."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +255,7 @@ class Site:
             kinds_json=json.dumps(dict(self._script.kinds), sort_keys=True),
             num_steps=self._script.num_steps,
             sources_json=json.dumps(self._sources, sort_keys=True),
+            error=self._member.error,
         )
         welcome = self._agree(hello)
         if welcome.send_initial:

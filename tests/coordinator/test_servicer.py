@@ -97,6 +97,16 @@ def test_a_site_that_does_not_belong_is_refused_in_one_line(
     assert bench.events[-1] == ("rejected", "s3", refusal)
 
 
+def test_a_site_that_comes_back_says_how_it_died_in_one_line(bench: Bench) -> None:
+    hello = bench.hello("s1", "second")
+    hello.error = "was killed (status -9);\n\x1b[31mred " + 1000 * "x"
+    bench.hub.join("s1", hello)
+    event, site, text = bench.events[-1]
+    assert (event, site) == ("rejoin", "s1")
+    assert text.startswith("s1 rejoined; was killed (status -9); ")
+    assert text.isprintable() and len(text) < 500
+
+
 # Uploads ---------------------------------------------------------------------------------------
 
 

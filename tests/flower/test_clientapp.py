@@ -203,7 +203,9 @@ def test_a_script_that_is_killed_is_started_again_while_it_leaves_newer_checkpoi
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     body = """
-    folder = joined().checkpoints
+    given = joined()
+    open("told", "a").write(f"{'killed (status -9)' in given.error} ")
+    folder = given.checkpoints
     folder.mkdir(parents=True, exist_ok=True)
     at = len(list(folder.iterdir()))
     (folder / f"site-{min(at, 2):08d}.safetensors").touch()
@@ -212,6 +214,7 @@ def test_a_script_that_is_killed_is_started_again_while_it_leaves_newer_checkpoi
     with caplog.at_level("WARNING"), pytest.raises(FedwanError, match="was killed"):
         run(tmp_path, body)
     assert caplog.text.count("it is started again") == 3
+    assert (tmp_path / "told").read_text() == "False True True True "
 
 
 @pytest.mark.parametrize(
