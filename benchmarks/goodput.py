@@ -94,6 +94,8 @@ def _rate(case: Case) -> tuple[int, float, float]:
             if pause < left:
                 signal_to(run.find(rng, case.killed), signal.SIGKILL)
                 faults += 1
+            if case.killed == COORDINATOR and faults:
+                run.reach(run.version() + 1)  # started again as soon as it has ended
         seconds = time.monotonic() - began
         return faults, seconds, (_merged(run) - first) / seconds
     finally:

@@ -503,7 +503,9 @@ class CoordinatedRun:
         return self._registry.live(time.monotonic())
 
     def _notice_lost(self) -> list[str]:
-        lost = self.hub.notice_lost()
+        lost, returned = self.hub.notice_lost()
+        for name in returned:
+            self._event("back", name, f"{name} is heard again")
         for name in lost:
             self._event("lost", name, f"{name} has fallen silent")
         return lost

@@ -482,12 +482,13 @@ class Servicer:
                 "sites": rows,
             }
 
-    def notice_lost(self) -> list[str]:
-        """Sites that have fallen silent since the last call."""
+    def notice_lost(self) -> tuple[list[str], list[str]]:
+        """Sites that have fallen silent since the last call, and those that are heard again."""
         with self.changed:
             lost = self.registry.newly_lost(time.monotonic())
             self._release()
-            return lost
+            returned, self.registry.returned = self.registry.returned, []
+            return lost, returned
 
     def _release(self) -> None:
         """Let sites go that have nothing on its way in any more, and were to leave."""

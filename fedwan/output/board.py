@@ -10,11 +10,9 @@ from fedwan.config import Config, site_names
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
-_STATES = {
-    **{"join": "training", "rejoin": "training", "lost": "silent", "leave": "left"},
-    **_DECIDED,
-}
-_NEWS = frozenset(["lost", "rejoin", "rejected", "paused", "warning", "resume", "finding"])
+_STATES = {"join": "training", "rejoin": "training", "back": "training"}
+_STATES |= {"lost": "silent", "leave": "left", **_DECIDED}
+_NEWS = frozenset(["lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"])
 _NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""

@@ -73,6 +73,8 @@ class Registry:
         """The site that sends the initial weights."""
         self.opener = ""
         """Whose initial weights were taken, until it has told how good they are."""
+        self.returned: list[str] = []
+        """Sites that were silent and are heard again, until it was told."""
         self._silence_s = silence_s
 
     def admit(self, name: str, session: str, now_s: float) -> bool:
@@ -126,7 +128,9 @@ class Registry:
             return False
         site.heard_s = now_s
         site.step = max(site.step, step)
-        site.is_lost = False
+        if site.is_lost:
+            site.is_lost = False
+            self.returned.append(name)
         return True
 
     def drop(self, name: str, session: str, now_s: float) -> None:

@@ -35,6 +35,7 @@ def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) 
     assert registry.live(10.1) == [] and registry.absent(10.1) == ["s1"]
     assert registry.newly_lost(10.1) == ["s1"] and registry.newly_lost(10.1) == []
     assert registry.hear("s1", "a", 5, 11.0) and registry.live(11.0) == ["s1"]
+    assert registry.returned == ["s1"], "heard again, once"
     assert registry.newly_lost(100.0) == ["s1"], "who never came is not lost"
 
 
