@@ -22,8 +22,9 @@ def preflight(config: Config) -> None:
         faults.add(check(config))
     if config.log.wandb != "disabled" and find_spec("wandb") is None:
         faults.add(["wandb is not installed here; pip install 'fedwan[wandb]'"])
-    if config.workload != COMMAND and not hasattr(load_workload(config.workload), "dataset"):
-        faults.add(check_files(config))
+    page = None if config.workload == COMMAND else load_workload(config.workload)
+    if page is not None and not hasattr(page, "dataset"):
+        faults.add(check_files(config, captions=getattr(page, "CAPTIONS", False)))
     faults.tell()
 
 

@@ -1,36 +1,30 @@
 """Any network of diffusers that denoises images: by its folder, or a small UNet of our own.
 
 The folder is what `save_pretrained` wrote, of a pipeline or of its network alone; its weights are
-what training starts from, if it holds any. The scheduler that it names says what is learned:
-
-    DDPM and its kin    noise, velocity or image (`prediction_type`) at a random timestep, Ho et al.
-                        2020 (2006.11239); samples by DDIM, Song et al. 2021 (2010.02502)
-    FlowMatch           the velocity of a rectified flow, see `fedwan.workloads.flow`
-
-A network that knows classes (`num_class_embeds`) is told them; its samples are of all alike.
+what training starts from, if it holds any. The scheduler that it names says what is learned, see
+`fedwan.workloads.denoising`. A network that knows classes (`num_class_embeds`) is told them; its
+samples are of all alike.
 """
 
 from __future__ import annotations
 
 import inspect
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import mse_loss
 
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.models.layers import clamp_images
-from fedwan.names import nearest
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, NetworkKind
+from fedwan.workloads.denoising import Denoising, read_json
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.settings import require_each
 
@@ -46,8 +40,6 @@ DEFAULTS = {
         name="adamw", lr=1e-4 if config.model["path"] else 1e-3
     ),
 }
-TARGETS = ("epsilon", "v_prediction", "sample")
-"""What a network of the DDPM family may predict."""
 AT_ONCE = 256
 """Samples that are made together."""
 
@@ -82,7 +74,7 @@ class Parts:
         if network is None:
             name, self.settings = "UNet2DModel", self._own(num_labels(config))
         else:
-            self.settings = _read(network / "config.json")
+            self.settings = read_json(network / "config.json")
             name = str(self.settings.get("_class_name"))
         self.weights = network if network and any(network.glob("*.safetensors*")) else None
         self.network = getattr(library, name, None)
@@ -91,8 +83,8 @@ class Parts:
                 f"{network}: {name!r} is no network of diffusers; give another folder"
             )
         self._require_plain_call(name)
-        found = {} if scheduler is None else _read(scheduler / "scheduler_config.json")
-        self.scheduler = _scheduler(library, found, self.model.scheduler)
+        found = {} if scheduler is None else read_json(scheduler / "scheduler_config.json")
+        self.denoising = Denoising(found, self.model.scheduler)
 
     def _folders(self) -> tuple[Path | None, Path | None]:
         """Of the network and of the scheduler."""
@@ -100,7 +92,7 @@ class Parts:
             return None, None
         root = Path(self.model.path)
         if (root / "model_index.json").is_file():
-            parts = _read(root / "model_index.json")
+            parts = read_json(root / "model_index.json")
             name = next((part for part in ("unet", "transformer") if part in parts), "unet")
             return root / name, root / "scheduler"
         if not (root / "config.json").is_file():
@@ -157,38 +149,6 @@ class Parts:
         return network.to(device)  # type: ignore[no-any-return]
 
 
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{path} cannot be read ({error}); give model.path another folder"
-        ) from None
-    return found if isinstance(found, dict) else {}
-
-
-def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
-    """What noise is added by: a flow's scheduler, or DDPM's with the settings of its kin."""
-    name = str(found.get("_class_name", default))
-    kind = getattr(library, name, None)
-    if not inspect.isclass(kind) or not issubclass(kind, library.SchedulerMixin):
-        names = [n for n in dir(library) if n.endswith("Scheduler")]
-        raise ConfigError(
-            f"scheduler {name!r} is none of diffusers'; set model.scheduler=DDPMScheduler"
-            f"{nearest(name, names)}"
-        )
-    if name.startswith("FlowMatch"):
-        return kind.from_config(found)
-    scheduler = library.DDPMScheduler.from_config(found)
-    target = found.get("prediction_type", "epsilon")
-    if target not in TARGETS or "beta_schedule" not in kind.from_config(found).config:
-        raise ConfigError(
-            f"scheduler {name!r} with prediction_type {target!r} is none that this workload knows; "
-            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers"
-        )
-    return scheduler
-
-
 def check(config: Config) -> None:
     """Refuse what cannot be built, and images that the network does not take."""
     model = Model(**config.model)
@@ -227,8 +187,8 @@ class Diffusion(Simple):
 
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.parts = parts = Parts(config)
-        self.scheduler, self._told = parts.scheduler, min(parts.num_classes, num_labels(config))
-        self._is_flow = "prediction_type" not in self.scheduler.config
+        self._denoising = parts.denoising
+        self._told = min(parts.num_classes, num_labels(config))
         with seeded_init(config.seed):
             network = parts.build(device)
         super().__init__(config, "denoiser", network, self._loss, self._draw)
@@ -239,21 +199,8 @@ class Diffusion(Simple):
         return out[:, : x.shape[1]]  # type: ignore[no-any-return]  # without learned variances
 
     def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
-        noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(batch.x)
-        count, total = len(noise), self.scheduler.config.num_train_timesteps
-        if self._is_flow:
-            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift)
-            sigma = sigma.to(batch.x)
-            x, target = flow.interpolate(batch.x, noise, sigma)
-            return mse_loss(self._predict(x, sigma * total, batch.y), target)
-        step = torch.randint(total, (count,), generator=rng["step"]).to(batch.x.device)
-        x = self.scheduler.add_noise(batch.x, noise, step)
-        target = {
-            "epsilon": lambda: noise,
-            "v_prediction": lambda: self.scheduler.get_velocity(batch.x, noise, step),
-            "sample": lambda: batch.x,
-        }[self.scheduler.config.prediction_type]()
-        return mse_loss(self._predict(x, step, batch.y), target)
+        given = self._denoising.noised(batch.x, rng)
+        return given.loss(self._predict(given.x, given.timestep, batch.y))
 
     def _draw(self, num: int, seed: int) -> Tensor:
         """From fixed noise, (num, channels, height, width); as many of each class."""
@@ -265,22 +212,18 @@ class Diffusion(Simple):
         return clamp_images(torch.cat([self._denoise(*part) for part in both]))
 
     def _denoise(self, x: Tensor, labels: Tensor) -> Tensor:
-        kind = type(self.scheduler) if self._is_flow else require("diffusers", "").DDIMScheduler
-        solver = kind.from_config(self.scheduler.config)  # it counts its steps
-        solver.set_timesteps(self.parts.model.sampling_steps, device=x.device)
-        for step in solver.timesteps:
-            x = solver.step(self._predict(x, step.expand(len(x)), labels), step, x).prev_sample
-        return x
+        steps = self.parts.model.sampling_steps
+        return self._denoising.sample(lambda x, t: self._predict(x, t, labels), x, steps)
 
     def save_pretrained(self, folder: Path) -> None:
         """As diffusers opens it: a `DDPMPipeline` where one can be, else network and scheduler."""
         library, network = require("diffusers", "diffusers"), self.networks["denoiser"]
-        if isinstance(network, library.UNet2DModel) and not (self._is_flow or self._told):
-            library.DDPMPipeline(network, self.scheduler).save_pretrained(folder)
+        if isinstance(network, library.UNet2DModel) and not (self._denoising.is_flow or self._told):
+            library.DDPMPipeline(network, self._denoising.scheduler).save_pretrained(folder)
         else:
             name = "unet" if isinstance(network, library.UNet2DModel) else "transformer"
             network.save_pretrained(folder / name)
-            self.scheduler.save_pretrained(folder / "scheduler")
+            self._denoising.scheduler.save_pretrained(folder / "scheduler")
 
 
 build = Diffusion

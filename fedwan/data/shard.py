@@ -151,10 +151,11 @@ def _checked(shard: Shard, batch_size: int) -> Shard:
     return shard
 
 
-def check_files(config: Config) -> list[str]:
+def check_files(config: Config, *, captions: bool = False) -> list[str]:
     """What is wrong with the data of a resolved run whose sites are all here, one line each.
 
-    Some pictures of each folder are read; that others than RGB are converted is logged.
+    With `captions` also whether there are any. Some pictures of each folder are read; that others
+    than RGB are converted is logged.
     """
     names, data, faults = site_names(config), config.data, Faults()
     if data.name not in FILE_NAMES:
@@ -167,7 +168,7 @@ def check_files(config: Config) -> list[str]:
         require("datasets", "data")  # beside folders that are not there
     for index, name in enumerate(names):
         with faults.caught():
-            files = open_files(data_at_site(data, name))
+            files = open_files(data_at_site(data, name), captions)
             train = files.train(data.split, index, len(names), config.seed)
             faults.add(_too_large(data.batch, len(train)))
             if has_own_data(data) or not index:

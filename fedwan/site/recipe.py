@@ -39,8 +39,12 @@ def take_part(member: Membership, group: Group) -> None:
         shard = dataset_of(recipe, config, member.name)
     else:
         data = data_at_site(config.data, member.name, member.data_path)
-        shard = open_shard(data, names.index(member.name), len(names), config.seed)
+        captions = getattr(recipe, "CAPTIONS", False)
+        place = names.index(member.name)
+        shard = open_shard(data, place, len(names), config.seed, captions=captions)
     workload = recipe.build(config, member.device)
+    if prepare := getattr(workload, "prepare", None):
+        shard = prepare(shard, member.folder)
     load_initial(workload.networks, config.init, config.excluded)
     train(member, group, workload, shard, networks_of(recipe, config))
 

@@ -12,6 +12,7 @@ It needs the first alone, of which `fedwan.workloads.descent` and its `Simple` t
     USES                    see `fedwan.uses`; what of `fedwan.workloads.settings.OPTIONAL` its
                             steps follow, and conditions of `model.*`
     DEFAULTS                what takes the place of settings that were left open
+    CAPTIONS                True: its samples are dicts with `caption`, a text, see `open_shard`
     PAIRS                   whether it learns from pairs of an input and its target; None: either
     check(config)           refuses what is wrong in a resolved configuration
     dataset(config, site)   its own data, see `fedwan.data.dataset_of`
@@ -54,9 +55,11 @@ def keep_local(networks: Sequence[str]) -> None:
 class Workload(Protocol):
     """Networks, their inner optimisers, and one training step.
 
-    It may have `examine` (see `Examinable`), tensors `kept` by name for the site's checkpoint, into
-    which it is put back, and `samples_from_inputs`: True where `sample` makes its samples of inputs
-    that the site holds, as translations are. Others are of noise and weights, and leave the site.
+    It may have `prepare(shard, folder)`, given the site's shard and folder before the first step,
+    which gives the shard to train on; `examine` (see `Examinable`); tensors `kept` by name for
+    the site's checkpoint, into which it is put back; and `samples_from_inputs`: True where `sample`
+    makes its samples of inputs that the site holds, as translations are. Others are of noise and
+    weights, and leave the site.
     """
 
     @property

@@ -12,6 +12,7 @@ import torch
 
 from fedwan.config import Config, DataConfig
 from fedwan.errors import ConfigError
+from fedwan.workloads.denoising import TARGETS
 from fedwan.workloads.settings import resolve_page
 from sites import diffusers_unet
 from tests.sites.support import CPU, Run, weights
@@ -55,7 +56,7 @@ def test_training_starts_from_the_folders_weights_by_what_its_scheduler_says(
     tmp_path: Path,
 ) -> None:
     losses = {}
-    for target in diffusers_unet.TARGETS:
+    for target in TARGETS:
         folder = pipeline(tmp_path / target, prediction_type=target)
         run = Run(diffusers_unet, config(folder))
         kept = diffusers.UNet2DModel.from_pretrained(folder / "unet").state_dict()

@@ -1,0 +1,139 @@
+"""What a scheduler of diffusers says of training and sampling: the noise, the target, the weight.
+
+    DDPM and its kin    noise, velocity or image (`prediction_type`) at a random timestep, Ho et al.
+                        2020 (2006.11239); samples by DDIM, Song et al. 2021 (2010.02502)
+    FlowMatch           the velocity of a rectified flow, see `fedwan.workloads.flow`
+
+With `min_snr` = g the loss of a timestep weighs min(SNR, g) in the error of the image (Hang et al.
+2023, 2303.09556, section 3.4). `noise_offset` = o adds o times one normal draw per channel to the
+noise, so that a model learns to leave the mean brightness.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+from fedwan.errors import ConfigError
+from fedwan.extras import require
+from fedwan.names import nearest
+from fedwan.rng import NamedGenerators
+from fedwan.workloads import flow
+
+TARGETS = ("epsilon", "v_prediction", "sample")
+"""What a network of the DDPM family may predict."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of settings that diffusers wrote; a `ConfigError` if there is none."""
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{path} cannot be read ({error}); give model.path another folder"
+        ) from None
+    return found if isinstance(found, dict) else {}
+
+
+class Noised(NamedTuple):
+    """What a network is given of a batch, and what it should say."""
+
+    x: Tensor
+    """Like the data, (batch, …)."""
+    timestep: Tensor
+    """(batch,): int64 of the DDPM family, float of flows."""
+    target: Tensor
+    """Like the data."""
+    weight: Tensor | None
+    """(batch,); None weighs all alike."""
+
+    def loss(self, predicted: Tensor) -> Tensor:
+        """Mean squared error, ()."""
+        if self.weight is None:
+            return mse_loss(predicted, self.target)
+        return (self.weight * (predicted - self.target).square().flatten(1).mean(1)).mean()
+
+
+class Denoising:
+    """One scheduler, of the settings that a folder has or of a class of diffusers."""
+
+    def __init__(
+        self,
+        found: dict[str, Any],
+        default: str = "DDPMScheduler",
+        min_snr: float = 0.0,
+        noise_offset: float = 0.0,
+    ) -> None:
+        self.scheduler: Any = _scheduler(require("diffusers", "diffusers"), found, default)
+        self.is_flow = "prediction_type" not in self.scheduler.config
+        self._min_snr, self._offset = min_snr, noise_offset
+        if self.is_flow and min_snr:
+            raise ConfigError(
+                f"model.min_snr = {min_snr} has no effect on a flow's scheduler; leave it out"
+            )
+
+    def noised(self, x: Tensor, rng: NamedGenerators) -> Noised:
+        """Data (batch, …) at random noise levels, of generators on the CPU."""
+        noise = torch.randn(x.shape, generator=rng["noise"]).to(x)
+        if self._offset:
+            drawn = torch.randn(*x.shape[:2], 1, 1, generator=rng["offset"])
+            noise = noise + self._offset * drawn.to(x)
+        count, total = len(noise), self.scheduler.config.num_train_timesteps
+        if self.is_flow:
+            sigma = flow.draw_sigma(count, rng["sigma"], shift=self.scheduler.config.shift).to(x)
+            noisy, velocity = flow.interpolate(x, noise, sigma)
+            return Noised(noisy, sigma * total, velocity, None)
+        step = torch.randint(total, (count,), generator=rng["step"]).to(x.device)
+        if self.scheduler.config.prediction_type == "v_prediction":
+            target = self.scheduler.get_velocity(x, noise, step)
+        else:
+            target = noise if self.scheduler.config.prediction_type == "epsilon" else x
+        weight = self._weight(step) if self._min_snr else None
+        return Noised(self.scheduler.add_noise(x, noise, step), step, target, weight)
+
+    def _weight(self, step: Tensor) -> Tensor:
+        """Of each timestep, (batch,), in the error of what is predicted."""
+        kept = self.scheduler.alphas_cumprod.to(step.device)[step]
+        snr = kept / (1 - kept)
+        per = {"epsilon": snr, "v_prediction": snr + 1, "sample": torch.ones_like(snr)}
+        weight: Tensor = snr.clamp(max=self._min_snr) / per[self.scheduler.config.prediction_type]
+        return weight
+
+    def sample(self, predict: Callable[[Tensor, Tensor], Tensor], x: Tensor, steps: int) -> Tensor:
+        """From noise (num, …) to samples like it; `predict` is told (x, timesteps (num,))."""
+        kind = type(self.scheduler) if self.is_flow else require("diffusers", "").DDIMScheduler
+        solver = kind.from_config(self.scheduler.config)  # it counts its steps
+        solver.set_timesteps(steps, device=x.device)
+        for step in solver.timesteps:
+            x = solver.step(predict(x, step.expand(len(x))), step, x).prev_sample
+        return x
+
+
+def _scheduler(library: Any, found: dict[str, Any], default: str) -> Any:
+    """What noise is added by: a flow's scheduler, or DDPM's with the settings of its kin."""
+    name = str(found.get("_class_name", default))
+    kind: Any = getattr(library, name, None)
+    is_known = inspect.isclass(kind) and issubclass(kind, library.SchedulerMixin)
+    if not is_known:
+        names = [n for n in dir(library) if n.endswith("Scheduler")]
+        raise ConfigError(
+            f"scheduler {name!r} is none of diffusers'; set model.scheduler=DDPMScheduler"
+            f"{nearest(name, names)}"
+        )
+    if name.startswith("FlowMatch"):
+        return kind.from_config(found)
+    scheduler = library.DDPMScheduler.from_config(found)
+    target = found.get("prediction_type", "epsilon")
+    if target not in TARGETS or "beta_schedule" not in kind.from_config(found).config:
+        raise ConfigError(
+            f"scheduler {name!r} with prediction_type {target!r} is none that this workload knows; "
+            f"it knows {', '.join(TARGETS)}, and FlowMatch schedulers"
+        )
+    return scheduler

@@ -1,0 +1,403 @@
+"""A text-to-image pipeline of diffusers, by its folder: all of its denoiser, or a LoRA.
+
+The folder is what `save_pretrained` wrote of a Stable Diffusion 1, 2, XL or 3 pipeline. A site has
+pictures with captions. Before its first step it encodes both, once, into files in its own folder,
+by the folder's VAE and text encoders; steps read latents and embeddings alone. With `lora` = r the
+denoiser is frozen, and low-rank adapters of its layers learn (Hu et al. 2021, 2106.09685): these
+alone travel. What the scheduler learns: `fedwan.workloads.denoising`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedwan.config import Config, InnerConfig
+from fedwan.data import FILE_NAMES, Shard, source_of
+from fedwan.errors import ConfigError
+from fedwan.extras import require
+from fedwan.metrics import NUM_DRAWS, measure_quality
+from fedwan.models.layers import clamp_images
+from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.workloads.base import Batch, NetworkKind
+from fedwan.workloads.denoising import Denoising, read_json
+from fedwan.workloads.descent import Simple
+from fedwan.workloads.settings import require_each
+
+_log = logging.getLogger(__name__)
+
+NETWORKS: dict[str, NetworkKind] = {"denoiser": "regression"}
+CAPTIONS = True
+USES = ("site.precision", "site.precision=bf16-true", "site.accumulate", "site.recompute")
+DEFAULTS = {
+    "data.batch": 8,
+    "steps": 2000,
+    "inner.*": lambda config, kind: InnerConfig(
+        name="adamw", lr=1e-4 if config.model["lora"] else 1e-5
+    ),
+}
+PIPELINES: Mapping[str, tuple[str, ...]] = {
+    "StableDiffusionPipeline": ("encoder_hidden_states",),
+    "StableDiffusionXLPipeline": ("encoder_hidden_states", "text_embeds"),
+    "StableDiffusion3Pipeline": ("encoder_hidden_states", "pooled_projections"),
+}
+"""What the denoiser is told of a caption, in the order of the pipeline's `encode_prompt`."""
+AT_ONCE = 16
+"""Pictures that are encoded, made or decoded together."""
+Told = Mapping[str, Tensor]
+"""By name as in `PIPELINES`, (batch, …)."""
+
+
+@dataclass
+class Model:
+    """Settings under `model.*`."""
+
+    path: str = ""
+    """The pipeline's folder, at the same path on every machine."""
+    lora: int = 8
+    """Rank of the adapters; 0 trains all of the denoiser."""
+    lora_targets: list[str] = field(default_factory=lambda: ["to_q", "to_k", "to_v", "to_out.0"])
+    """Layers that have an adapter, by the ends of their names."""
+    caption_dropout: float = 0.1
+    """Share of captions that are left out in training, as guidance needs."""
+    min_snr: float = 0.0
+    """Most that a timestep weighs, as a ratio of signal and noise; usual is 5, 0 is off."""
+    noise_offset: float = 0.0
+    """Noise that a channel shares, as a share of the rest; usual is 0.05, 0 is off."""
+    prompts: list[str] = field(default_factory=list)
+    """Of `samples.png` and `fedwan sample`, in turn; without them samples have no caption."""
+    guidance: float = 4.0
+    """How closely samples follow their caption, at twice the cost unless it is 1."""
+    sampling_steps: int = 25
+    """From noise to a sample."""
+
+
+class Folder:
+    """A pipeline's folder: its classes and settings, without any weights."""
+
+    def __init__(self, model: Model) -> None:
+        self.path = Path(model.path)
+        if not (self.path / "model_index.json").is_file():
+            raise ConfigError(
+                f"model.path = {model.path!r} holds no model_index.json; give a folder that "
+                "save_pretrained of a diffusers pipeline wrote"
+            )
+        self.library = require("diffusers", "diffusers")
+        for library in (self.library, require("transformers", "diffusers")):
+            library.utils.logging.disable_progress_bar()
+        self.index = read_json(self.path / "model_index.json")
+        self.kind = str(self.index.get("_class_name"))
+        if self.kind not in PIPELINES:
+            raise ConfigError(
+                f"model.path = {model.path!r} is of {self.kind}, which this workload has not; it "
+                f"has {', '.join(PIPELINES)}"
+            )
+        self._is_3 = self.kind == "StableDiffusion3Pipeline"
+        self.part = "unet" if "unet" in self.index else "transformer"
+        self.settings = read_json(self.path / self.part / "config.json")
+        vae = read_json(self.path / "vae" / "config.json")
+        self.scale = float(vae.get("scaling_factor") or 1)
+        self.shift = float(vae.get("shift_factor") or 0)
+        self.channels = int(vae.get("latent_channels", 4))
+        self.factor = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+        """Pixels a side of one latent value."""
+        found = read_json(self.path / "scheduler" / "scheduler_config.json")
+        self.denoising = Denoising(found, "", model.min_snr, model.noise_offset)
+
+    def load(self, part: str, device: torch.device | str) -> nn.Module:
+        """A part with its weights, in evaluation mode; on torch's meta device without."""
+        kind = getattr(self.library, self.index[part][1])
+        if torch.device(device).type == "meta":
+            made = kind.from_config(read_json(self.path / part / "config.json"))
+        else:
+            made = kind.from_pretrained(self.path / part, low_cpu_mem_usage=False)
+        return made.float().to(device).eval()  # type: ignore[no-any-return]
+
+    def encoders(self, device: torch.device) -> Any:
+        """The pipeline without denoiser and VAE."""
+        kind = getattr(self.library, self.kind)
+        unused = {self.part, "vae", "safety_checker"} & self.index.keys()
+        absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
+        made = kind.from_pretrained(self.path, **dict.fromkeys(unused | absent)).to(device)
+        if "text_encoder_3" in absent:  # it asks for the size of an embedding
+            made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
+        return made
+
+    @torch.no_grad()
+    def told(self, encoders: Any, captions: Sequence[str]) -> tuple[Told, Told]:
+        """What the denoiser is told of captions, and of none, (batch, …) each, on the CPU."""
+        more = {"prompt_2": None, "prompt_3": None} if self._is_3 else {}
+        found = encoders.encode_prompt(
+            prompt=list(captions),
+            device=encoders.device,
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=True,
+            **more,
+        )
+        names = PIPELINES[self.kind]
+        both = [
+            {name: value.float().cpu() for name, value in zip(names, found[way::2], strict=True)}
+            for way in (0, 1)
+        ]
+        return both[0], both[1]
+
+
+def check(config: Config) -> None:
+    """Refuse what cannot be built, and pictures that it does not take."""
+    model = Model(**config.model)
+    require_each(model, lora=0, min_snr=0, noise_offset=0, guidance=0, sampling_steps=1)
+    if not 0 <= model.caption_dropout < 1:
+        raise ConfigError(
+            f"model.caption_dropout = {model.caption_dropout!r} is out of range; choose 0 or more "
+            "and less than 1"
+        )
+    if config.data.name not in FILE_NAMES:
+        raise ConfigError(
+            f"data.name = {config.data.name!r} has no captions; set data.name=folder and data.path"
+        )
+    folder = Folder(model)
+    takes = folder.settings.get("in_channels", folder.channels)
+    if takes != folder.channels:
+        raise ConfigError(
+            f"model.path = {model.path!r}: the denoiser takes {takes} channels and the VAE makes "
+            f"{folder.channels}; give a folder of a plain text-to-image pipeline"
+        )
+    levels = len(folder.settings.get("block_out_channels", [0])) - 1
+    unit = folder.factor * (folder.settings.get("patch_size") or 2**levels)
+    size = source_of(config.data).shape[-1]
+    if size % unit:
+        raise ConfigError(
+            f"data.size = {size} is no multiple of {unit}, as {model.path!r} needs; set "
+            f"data.size={size + -size % unit}"
+        )
+    if model.lora:
+        with torch.device("meta") as meta:
+            _adapt(folder.load(folder.part, meta), model)
+
+
+def _adapt(network: Any, model: Model) -> None:
+    """Freeze a denoiser and add adapters, in place."""
+    peft = require("peft", "diffusers")
+    settings = peft.LoraConfig(
+        r=model.lora, lora_alpha=model.lora, target_modules=list(model.lora_targets)
+    )
+    network.requires_grad_(False)
+    try:
+        network.add_adapter(settings)
+    except ValueError:
+        names = [name for name, m in network.named_modules() if isinstance(m, nn.Linear)]
+        raise ConfigError(
+            f"model.lora_targets = {list(model.lora_targets)} match no layer of the denoiser; its "
+            f"layers are like {names[0]!r} and {names[-1]!r}"
+        ) from None
+
+
+class TextToImage(Simple):
+    """One denoiser, beside the VAE that its latents are of."""
+
+    def __init__(self, config: Config, device: torch.device | str) -> None:
+        self.model = Model(**config.model)
+        self.folder = folder = Folder(self.model)
+        network = folder.load(folder.part, device).train()
+        if self.model.lora:
+            with seeded_init(config.seed):
+                _adapt(network, self.model)
+        self._vae: Any = folder.load("vae", device).requires_grad_(False)
+        side = source_of(config.data).shape[-1]
+        self._side, self._shape = side, (folder.channels, *[side // folder.factor] * 2)
+        self._table: dict[str, Any] = {}
+        self._shown: Told | None = None
+        super().__init__(config, "denoiser", network, self._loss, self._draw)
+        self.networks["vae"] = self._vae  # frozen, and the same at every site
+
+    def prepare(self, shard: Shard, folder: Path) -> Shard:
+        """Encode a site's pictures and captions into `folder`/encoded, if they are not there yet.
+
+        A batch's `x` is then latents, and `y` the number of its caption in a table of embeddings,
+        whose first is of no caption; held-out `x` stay pictures.
+        """
+        made = folder / "encoded"
+        if int(os.environ.get("LOCAL_RANK", "0")):  # the machine's first process encodes
+            while not made.exists():
+                time.sleep(0.5)
+        elif not made.exists():
+            with torch.no_grad():
+                self._encode(shard, made)
+        names = PIPELINES[self.folder.kind]
+        files = {path.stem: np.load(path, mmap_mode="r") for path in sorted(made.glob("*.npy"))}
+        self._table = {name: files[name] for name in names}
+        held_out = Batch(shard.held_out["x"], torch.from_numpy(files["held_out"].copy()))
+        train = _Encoded(files["latents"], files["captions"])
+        num = len(self._table[names[0]])
+        return dataclasses.replace(
+            shard, train=train, held_out=held_out, num_classes=num, workers=0, flip=False
+        )
+
+    def _encode(self, shard: Shard, made: Path) -> None:
+        """Write the files of `prepare`, a batch at a time; all of them are there, or none."""
+        ways = (False, True) if shard.flip else (False,)
+        count = len(shard.train) * len(ways)
+        _log.info("encodes %s pictures and their captions into %s", count, made)
+        building = made.with_name(f"encoding-{self.processes.rank}")
+        building.mkdir(parents=True, exist_ok=True)
+        latents = _new(building / "latents.npy", (count, *self._shape), np.float32)
+        numbers: dict[str, int] = {}
+        captions: list[int] = []
+        for pictures, texts in _read(shard.train, ways):
+            latents[len(captions) : len(captions) + len(texts)] = self._latents(pictures)
+            captions += [numbers.setdefault(text, 1 + len(numbers)) for text in texts]
+        held_out = [numbers.setdefault(t, 1 + len(numbers)) for t in shard.held_out["caption"]]
+        latents.flush()
+        np.save(building / "captions.npy", np.array(captions, np.int64))
+        np.save(building / "held_out.npy", np.array(held_out, np.int64))
+        encoders, done = self.folder.encoders(self.device), 0
+        tables: dict[str, Any] = {}
+        for texts in _chunks(["", *numbers]):
+            told, without = self.folder.told(encoders, texts)
+            for name, values in told.items():
+                if not done:
+                    values[0] = without[name][0]
+                    shape = (1 + len(numbers), *values.shape[1:])
+                    tables[name] = _new(building / f"{name}.npy", shape, np.float16)
+                tables[name][done : done + len(texts)] = values
+            done += len(texts)
+        for table in tables.values():
+            table.flush()
+        try:
+            building.rename(made)
+        except OSError:  # another machine of the site was faster
+            shutil.rmtree(building)
+
+    def _latents(self, pictures: Tensor) -> Tensor:
+        """Means of the VAE's distribution, scaled, (batch, channels, side, side), on the CPU."""
+        found = self._vae.encode(pictures.to(self.device)).latent_dist.mode()
+        return ((found - self.folder.shift) * self.folder.scale).cpu()  # type: ignore[no-any-return]
+
+    def _pictures(self, latents: Tensor) -> Tensor:
+        values = latents / self.folder.scale + self.folder.shift
+        return clamp_images(self._vae.decode(values).sample)
+
+    def _of(self, numbers: Tensor) -> Told:
+        """What the denoiser is told of captions by number, (batch,) int64."""
+        rows = numbers.cpu().numpy()
+        found = {name: torch.from_numpy(table[rows]) for name, table in self._table.items()}
+        return {name: value.float().to(self.device) for name, value in found.items()}
+
+    def _predict(self, x: Tensor, timestep: Tensor, told: Told) -> Tensor:
+        more: dict[str, Any] = dict(told)
+        if "text_embeds" in more:
+            of_size = x.new_tensor([self._side, self._side, 0, 0, self._side, self._side])
+            pooled = more.pop("text_embeds")
+            more["added_cond_kwargs"] = {
+                "text_embeds": pooled,
+                "time_ids": of_size.expand(len(x), -1),
+            }
+        out = self.networks["denoiser"](x, timestep=timestep, return_dict=False, **more)[0]
+        return out  # type: ignore[no-any-return]
+
+    def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
+        given = self.folder.denoising.noised(batch.x, rng)
+        kept = torch.rand(len(batch.y), generator=rng["captions"]) >= self.model.caption_dropout
+        told = self._of(batch.y.cpu() * kept)
+        return given.loss(self._predict(given.x, given.timestep, told))
+
+    def _draw(self, num: int, seed: int) -> Tensor:
+        """Of the prompts in turn, (num, 3, size, size)."""
+        if self._shown is None:
+            encoders = self.folder.encoders(self.device)
+            told, without = self.folder.told(encoders, ["", *self.model.prompts])
+            self._shown = {name: torch.cat([without[name][:1], told[name][1:]]) for name in told}
+        last = len(self.model.prompts)
+        turns = 1 + torch.arange(num) % last if last else torch.zeros(num, dtype=torch.int64)
+        shown = {name: value.to(self.device) for name, value in self._shown.items()}
+        return self._make(turns, seed, lambda rows: {n: v[rows] for n, v in shown.items()})
+
+    def _make(self, captions: Tensor, seed: int, told: Any) -> Tensor:
+        """Pictures of captions by number, (num,) int64, from fixed noise."""
+        generator = torch.Generator().manual_seed(derive_seed(seed, "sample"))
+        noise = torch.randn(len(captions), *self._shape, generator=generator).to(self.device)
+        parts = zip(noise.split(AT_ONCE), captions.split(AT_ONCE), strict=True)
+        return torch.cat([self._denoise(x, told(rows), told(rows * 0)) for x, rows in parts])
+
+    def _denoise(self, x: Tensor, told: Told, without: Told) -> Tensor:
+        guidance = self.model.guidance
+
+        def predict(x: Tensor, timestep: Tensor) -> Tensor:
+            if guidance == 1:
+                return self._predict(x, timestep, told)
+            both = {name: torch.cat([without[name], told[name]]) for name in told}
+            found = self._predict(torch.cat([x, x]), torch.cat([timestep, timestep]), both)
+            base, led = found.chunk(2)
+            return base + guidance * (led - base)
+
+        steps = self.model.sampling_steps
+        return self._pictures(self.folder.denoising.sample(predict, x, steps))
+
+    @torch.no_grad()
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """Pictures of the held-out captions beside held-out pictures."""
+        captions, seed = real.y.repeat(NUM_DRAWS), derive_seed(seed, "evaluate")
+        generated = self._make(captions, seed, self._of)
+        return measure_quality(self.config.data.name, real, generated)
+
+    def save_pretrained(self, folder: Path) -> None:
+        """As diffusers opens it: an adapter for `load_lora_weights`, or the whole pipeline."""
+        network: Any = self.networks["denoiser"]
+        kind, part = getattr(self.folder.library, self.folder.kind), self.folder.part
+        if not self.model.lora:
+            kind.from_pretrained(self.folder.path, **{part: network}).save_pretrained(folder)
+            return
+        peft = require("peft", "diffusers")
+        kind.save_lora_weights(
+            folder,
+            **{
+                f"{part}_lora_layers": peft.get_peft_model_state_dict(network),
+                f"{part}_lora_adapter_metadata": network.peft_config["default"].to_dict(),
+            },
+        )
+
+
+class _Encoded(torch.utils.data.Dataset[Batch]):
+    """Latents (N, …) and captions' numbers (N,), in files."""
+
+    def __init__(self, latents: Any, captions: Any) -> None:
+        self._latents, self._captions = latents, captions
+
+    def __len__(self) -> int:
+        return len(self._captions)
+
+    def __getitem__(self, place: int) -> Batch:
+        x = torch.from_numpy(self._latents[place].copy())
+        return Batch(x, torch.tensor(int(self._captions[place])))
+
+
+def _read(train: Any, ways: Sequence[bool]) -> Iterator[tuple[Tensor, list[str]]]:
+    """Pictures (batch, 3, size, size) and captions; as they are, and mirrored where asked."""
+    for mirrored in ways:
+        for places in _chunks(range(len(train))):
+            rows = [train[place] for place in places]
+            x = torch.stack([row["x"] for row in rows])
+            yield x.flip(-1) if mirrored else x, [row["caption"] for row in rows]
+
+
+def _chunks(items: Sequence[Any]) -> Iterator[Any]:
+    return (items[start : start + AT_ONCE] for start in range(0, len(items), AT_ONCE))
+
+
+def _new(path: Path, shape: tuple[int, ...], kind: Any) -> Any:
+    return np.lib.format.open_memmap(path, "w+", dtype=kind, shape=shape)
+
+
+build = TextToImage

@@ -1,0 +1,174 @@
+"""Text-to-image pipelines: by their folder, with adapters, out again, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import pytest
+import torch
+
+import fedwan
+from fedwan.app import resolve
+from fedwan.config import Config, DataConfig
+from fedwan.data import open_shard
+from fedwan.errors import ConfigError
+from fedwan.rng import NamedGenerators, derive_seed
+from fedwan.simulation import simulate
+from fedwan.state import layout_of
+from fedwan.workloads.base import keep_local
+from fedwan.workloads.home import staying_home
+from fedwan.workloads.settings import resolve_page
+from sites import text_to_image
+from tests.sites.pipelines import (
+    captioned,
+    stable_diffusion,
+    stable_diffusion_3,
+    stable_diffusion_xl,
+)
+from tests.sites.support import CPU, refused
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return captioned(tmp_path_factory.mktemp("data") / "pictures")
+
+
+@pytest.fixture(scope="module")
+def pipeline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return stable_diffusion(tmp_path_factory.mktemp("pipelines") / "sd")
+
+
+def config(folder: Path, data: Path, flip: bool = False, **model: Any) -> Config:
+    settings = {"path": str(folder), "sampling_steps": 3, "lora": 2} | model
+    of_data = DataConfig("folder", path=str(data), size=16, batch=4, flip=flip)
+    return Config("text_to_image", sites=1, data=of_data, model=settings)
+
+
+class Trained:
+    """A site of it, prepared, after some steps."""
+
+    def __init__(self, chosen: Config, folder: Path, steps: int = 2) -> None:
+        resolve_page(text_to_image, chosen)
+        self.workload = text_to_image.build(chosen, CPU)
+        shard = open_shard(chosen.data, 0, 1, 0, captions=True)
+        self.shard = self.workload.prepare(shard, folder)
+        self.losses = []
+        rng = NamedGenerators(0, "s1")
+        loader = self.shard.loader(4, rng["data"])
+        for _ in range(steps):
+            self.losses.append(self.workload.step(next(loader), rng, keep_local)["denoiser"])
+
+
+@pytest.mark.parametrize("make", [stable_diffusion, stable_diffusion_xl, stable_diffusion_3])
+def test_an_exported_adapter_makes_the_same_pictures_in_plain_diffusers(
+    make: Callable[[Path], Path], pictures: Path, tmp_path: Path
+) -> None:
+    prompts = ["a red one", "a blue one"]
+    run = Trained(config(make(tmp_path / "in"), pictures, prompts=prompts), tmp_path)
+    for param in run.workload.networks["denoiser"].parameters():
+        param.data += 0.05 * param.requires_grad  # what two steps learn would not show
+    made = run.workload.sample(2, 0)
+    run.workload.save_pretrained(tmp_path / "adapter")
+    assert [path.name for path in (tmp_path / "adapter").iterdir()] == [
+        "pytorch_lora_weights.safetensors"
+    ]
+    absent = {"text_encoder_3": None, "tokenizer_3": None} if make is stable_diffusion_3 else {}
+    plain = diffusers.DiffusionPipeline.from_pretrained(tmp_path / "in", **absent)
+    generator = torch.Generator().manual_seed(derive_seed(0, "sample"))
+    asked = {
+        "prompt": prompts,
+        "latents": torch.randn(2, 4, 8, 8, generator=generator),
+        "num_inference_steps": 3,
+        "guidance_scale": 4.0,
+        "output_type": "pt",
+    }
+    untrained = plain(**asked).images * 2 - 1
+    plain.load_lora_weights(tmp_path / "adapter")
+    torch.testing.assert_close(plain(**asked).images * 2 - 1, made, atol=1e-5, rtol=0)
+    assert (untrained - made).abs().max() > 1e-3
+
+
+def test_adapters_alone_are_trained_and_travel(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    run = Trained(config(pipeline, pictures), tmp_path)
+    network = run.workload.networks["denoiser"]
+    home = staying_home({"denoiser": network}, None, {})
+    travel = [name for name in layout_of({"denoiser": network}, home) if name not in home]
+    assert travel and all(".lora_" in name for name in travel)
+    kept = diffusers.UNet2DConditionModel.from_pretrained(pipeline / "unet").state_dict()
+    state = {name.replace(".base_layer", ""): v for name, v in network.state_dict().items()}
+    assert all(torch.equal(value, state[name]) for name, value in kept.items())
+
+
+def test_all_of_a_denoiser_is_exported_as_a_pipeline(
+    pipeline: Path, pictures: Path, tmp_path: Path
+) -> None:
+    run = Trained(config(pipeline, pictures, lora=0, min_snr=5.0, noise_offset=0.05), tmp_path)
+    run.workload.save_pretrained(tmp_path / "out")
+    again = Trained(config(tmp_path / "out", pictures, lora=0), tmp_path / "again", steps=0)
+    assert torch.equal(run.workload.sample(2, 0), again.workload.sample(2, 0))
+
+
+def test_pictures_and_captions_are_encoded_once(
+    pipeline: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Trained(config(pipeline, pictures, flip=True), tmp_path)
+    assert len(first.shard.train) == 2 * 28  # 12 are held out, the rest is there twice
+    assert np.load(tmp_path / "encoded" / "encoder_hidden_states.npy").shape == (4, 8, 16)
+    assert set(first.shard.held_out.y.tolist()) <= {1, 2, 3}
+    rows = [first.shard.train[place].x for place in (0, 28)]
+    assert not torch.equal(rows[0], rows[1])
+    monkeypatch.setattr(text_to_image.TextToImage, "_encode", None)
+    again = Trained(config(pipeline, pictures, flip=True), tmp_path)
+    assert first.losses == again.losses
+    assert set(first.workload.evaluate(first.shard.held_out, 0)) >= {"fd", "fd_floor", "moments"}
+
+
+def test_a_run_ends_with_an_adapter(pipeline: Path, pictures: Path, tmp_path: Path) -> None:
+    chosen = dataclasses.replace(config(pipeline, pictures), sites=2, steps=4, h=2)
+    simulate(resolve(chosen), tmp_path / "run")
+    trained = fedwan.load(tmp_path / "run")
+    assert all(".lora_" in name for name in trained.networks["denoiser"])
+    trained.workload().save_pretrained(tmp_path / "adapter")  # type: ignore[attr-defined]
+    assert (tmp_path / "adapter").is_dir()
+
+
+def _edit(path: Path, **settings: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "model", "text"),
+    [
+        ("model_index.json", {"_class_name": "FluxPipeline"}, {}, "is of FluxPipeline, which"),
+        ("unet/config.json", {"in_channels": 9}, {}, "takes 9 channels and the VAE makes 4"),
+        ("vae/config.json", {"block_out_channels": [8] * 6}, {}, "size = 16 is no multiple of 64"),
+        ("vae/config.json", {}, {"path": "nowhere"}, "'nowhere' holds no model_index.json"),
+        ("vae/config.json", {}, {"lora_targets": ["q_proj"]}, r"\['q_proj'\] match no layer of"),
+        ("vae/config.json", {}, {"caption_dropout": 1}, "caption_dropout = 1.0 is out of range"),
+        ("scheduler/scheduler_config.json", {"prediction_type": "x"}, {}, "prediction_type 'x'"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(
+    file: str, settings: Any, model: Any, text: str, pictures: Path, tmp_path: Path
+) -> None:
+    folder = stable_diffusion(tmp_path / "sd")
+    _edit(folder / file, **settings)
+    refused(text_to_image, config(folder, pictures, **model), text)
+
+
+def test_data_without_captions_are_refused(pipeline: Path, pictures: Path, tmp_path: Path) -> None:
+    chosen = config(pipeline, pictures)
+    chosen.data = DataConfig("emoji", batch=4)
+    refused(text_to_image, chosen, "data.name = 'emoji' has no captions")
+    captioned(tmp_path / "plain")
+    (tmp_path / "plain" / "metadata.jsonl").unlink()
+    with pytest.raises(ConfigError, match="caption"):
+        open_shard(config(pipeline, tmp_path / "plain").data, 0, 1, 0, captions=True)
