@@ -119,3 +119,15 @@ class Strategy(NamedTuple):
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the
     global ones (Xie et al. 2020, 2007.13221, CSER), so that the next delta holds it by itself and
     the site's steps go on from what it has learned, sent or not. Not with an overlap."""
+
+    def is_exact(self, num_fragments: int) -> bool:
+        """Whether another process of a site can make its contribution again, bit for bit."""
+        is_alone = num_fragments == 1 and not self.overlap.tau
+        return is_alone and self.contributes == "delta" and self.clock == "versions"
+
+    def repeats(self, num_fragments: int) -> bool:
+        """Whether a site that lost what it had at a version takes the steps to it again.
+
+        Not where others go on without it: by then its steps would be too late.
+        """
+        return self.is_exact(num_fragments) and self.policy.quorum >= self.policy.num_sites

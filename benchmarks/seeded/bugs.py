@@ -17,6 +17,7 @@ from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
 from fedwan.site.place import Place
 from fedwan.site.stub import CoordinatorStub
+from fedwan.strategy import Strategy
 
 
 def _forget_residual(restore: Any) -> Any:
@@ -133,6 +134,9 @@ BUGS: dict[str, tuple[tuple[object, str, Callable[[Any], Any]], ...]] = {
     "a site saves after its contribution has left": (
         (SiteCheckpoints, "save", _keep_for_later),
         (CoordinatorStub, "send_contribution", _save_after_sending),
+    ),
+    "a lost checkpoint is not made again": (
+        (Strategy, "repeats", lambda repeats: lambda self, num_fragments: False),
     ),
     "a successor forgets its place in the data": ((SiteCheckpoints, "load", _lose_place_in_data),),
     "outer momentum is lost with the coordinator": ((GlobalModel, "load", _lose_outer_state),),

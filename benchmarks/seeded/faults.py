@@ -42,18 +42,17 @@ class Disk:
         """Names of processes of whose newest checkpoint a bit flips once they have died."""
         self._rotted: set[str] = set()
 
-    def rot(self, name: str) -> bool:
-        """A process has died: flip the bit, if there is an older checkpoint; whether it did."""
+    def rot(self, name: str) -> None:
+        """A process has died: flip the bit, if there is an older checkpoint."""
         kept = sorted((self._world.folder / name).rglob("[cs]*.safetensors"))
         if name not in self.rot_next or name in self._rotted or len(kept) < 2:
-            return False
+            return
         self._rotted.add(name)  # once: two checkpoints are kept, and one may be lost
         self._world.count("bit flipped")
         data = bytearray(kept[-1].read_bytes())
         at = self._world.random.randrange(8 * len(data))
         data[at // 8] ^= 1 << at % 8
         kept[-1].write_bytes(data)
-        return True
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)

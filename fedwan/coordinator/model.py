@@ -11,6 +11,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,16 @@ def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
     if complaint:
         os.replace(path, folder / CHECKPOINT)
     return read_tensors_meta(folder / CHECKPOINT), complaint
+
+
+def read_global(folder: Path, layout: Layout, version: int) -> Payload | None:
+    """The global weights of one fragment's version, if a checkpoint of it is there and whole."""
+    for name in (CHECKPOINT, PREVIOUS):  # in this order: the one may become the other meanwhile
+        with suppress(CheckpointError):
+            tensors, meta = read_tensors(folder / name, "global:")
+            if meta["versions"] == [version]:
+                return fp32().encode(select_prefix("global", tensors), {}, layout)[0]
+    return None
 
 
 class GlobalModel:
@@ -189,8 +200,8 @@ class GlobalModel:
             content = safetensors.torch.save(self._server_step.state())
             return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
-    def save(self, folder: Path, meta: dict[str, Any]) -> None:
-        """Write a checkpoint atomically, and keep the one before."""
+    def save(self, folder: Path, meta: dict[str, Any], *, keep: bool = True) -> None:
+        """Write a checkpoint atomically, and keep the one that it replaces, if asked to."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -205,7 +216,8 @@ class GlobalModel:
             "versions": self.versions,
             "initial_sha256": self.initial_sha256,
         }
-        write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
+        previous = folder / PREVIOUS if keep else None
+        write_tensors(folder / CHECKPOINT, tensors, content, previous)
 
     @classmethod
     def load(

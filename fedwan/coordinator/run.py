@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any, NoReturn, cast
@@ -25,7 +26,7 @@ from fedwan.config import Config, site_names
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
-from fedwan.coordinator.model import GlobalModel, find_checkpoint
+from fedwan.coordinator.model import GlobalModel, find_checkpoint, read_global
 from fedwan.coordinator.quality import Finding, find
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
@@ -80,11 +81,12 @@ class CoordinatedRun:
         self._sources = None if strategy else sources(config)
         self._agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, self._agreement, event, CHUNK_BYTES)
+        self.hub.read_global = partial(read_global, folder / "checkpoint")
         self._resumed: GlobalModel | None = None
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
-        self._saved_version = 0
-        """Of the newest checkpoint."""
+        self._saved: tuple[int, list[int]] = (0, [])
+        """Version of the newest checkpoint, and versions of its fragments."""
         self._mergers: dict[int, Merger] = {}
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
@@ -128,7 +130,7 @@ class CoordinatedRun:
             if not self._registry.objection(verb, site):
                 self.hub.decide(verb, site)
         self._settle(claim)
-        self._resumed = GlobalModel.load(folder, self._strategy, self.config)
+        self.hub.model = self._resumed = GlobalModel.load(folder, self._strategy, self.config)
         return self._resumed.version, complaint
 
     def opening(self) -> dict[str, Any]:
@@ -212,7 +214,7 @@ class CoordinatedRun:
         )
         rounds.dropped = self.totals.dropped
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
-        self._saved_version = rounds.version
+        self._saved = (rounds.version, list(rounds.versions))
         self._progress_at[rounds.version] = rounds.progress
         intake = Intake(layout, fragments, strategy.up, self._folder / "spool")
         self.hub.start(layout, rounds, intake, keeps_updates=keeps_updates)
@@ -457,11 +459,13 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        model.save(self._folder / "checkpoint", {"totals": row, "claim": self._agreement.agreed})
-        versions = list(model.versions)
+        meta, versions = {"totals": row, "claim": self._agreement.agreed}, list(model.versions)
+        is_new = versions != self._saved[1]  # else the one before stays that of another version
+        model.save(self._folder / "checkpoint", meta, keep=is_new)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
-        # Sites keep what they need to go on from the one before, too: this one may be damaged.
-        hub.durable_version, self._saved_version = self._saved_version, model.version
+        if is_new:
+            # Sites keep what they need to go on from the one before, too: this one may be damaged.
+            hub.durable_version, self._saved = self._saved[0], (model.version, versions)
 
     def _ask_quality(self) -> list[str]:
         """Have the EMA weights measured, if possible by a site that keeps up; who was asked."""

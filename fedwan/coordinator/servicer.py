@@ -94,6 +94,8 @@ class Servicer:
         self.durable_version = 0
         self.stop_text = ""
         """Why the run is over; empty while it is not."""
+        self.read_global: Callable[[Layout, int], Payload | None] = lambda layout, version: None
+        """Global weights of an earlier version, if they are kept."""
         self._run_id = run_id
         self._rounds: CoordinatorRounds | None = None
         self._intake: Intake | None = None
@@ -167,6 +169,8 @@ class Servicer:
                 is_older = rounds.note_back(site, hello.checkpoint)
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
+                if rounds.is_behind(site, hello.checkpoint):
+                    at += ", and takes the steps to it again"
                 why = f"; {hello.error}" if hello.error else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
                 if is_older:
@@ -392,8 +396,11 @@ class Servicer:
         with self.changed:
             model = self.model
             kept = self._snapshots.get(key) if request.checksum else None
+            is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        if is_behind and not kept:
+            kept = self._earlier_snapshot(key, request.version)
         payload, versions = kept or self._new_snapshot(key, model)
         with self.changed:
             if self._keeps_updates and request.kind == wire.DownloadRequest.GLOBAL:
@@ -420,6 +427,21 @@ class Servicer:
             with self.changed:
                 self._snapshots[key] = kept
         return kept
+
+    def _earlier_snapshot(
+        self, key: tuple[str, int], version: int
+    ) -> tuple[Payload, _Versions] | None:
+        """For a site that takes the last steps again; tell what comes of it if it cannot."""
+        site = key[0]
+        with self._copying:
+            payload = self.read_global(self.layout, version)
+        with self.changed:
+            if payload is not None:
+                self._snapshots[key] = payload, (version,)
+                return self._snapshots[key]
+            self.rounds.note_back(site, version, repeats=False)
+            self._event("warning", site, _older_text(site, version, self.rounds))
+            return None
 
     def _ready(
         self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload

@@ -453,11 +453,24 @@ class Rounds(Generic[C, U]):
             self.run_step,
         )
 
-    def note_back(self, site: str, checkpoint: int) -> bool:
-        """A process is new, of this checkpoint; whether it is older than the run.
+    def is_behind(self, site: str, checkpoint: int) -> bool:
+        """Whether a new process, of this checkpoint, takes the steps of the last round again.
 
-        Others must not be corrected for what it lost.
+        Its predecessor's contribution is merged, and what it knew after it is lost.
         """
+        if not self._strategy.repeats(len(self._fragments)) or self.is_done:
+            return False
+        last = (self.versions[0] - 1, self.versions[0])
+        return checkpoint == last[0] and self._merged[0].get(site, last) == last
+
+    def note_back(self, site: str, checkpoint: int, *, repeats: bool = True) -> bool:
+        """A process is new, of this checkpoint; whether that is older than the run, for good.
+
+        Others must not be corrected for what it lost. Without `repeats` it cannot have the weights
+        to take the last steps again from.
+        """
+        if repeats and self.is_behind(site, checkpoint):
+            return False
         for fragment, merged in enumerate(self._merged):
             if merged.get(site, (0, 0))[1] > checkpoint:
                 self._begin_anew(fragment)

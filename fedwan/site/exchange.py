@@ -206,7 +206,8 @@ class Exchange:
         if self._tau:
             self._take_off(flight, work, done)
             return flight
-        self._ask(flight, flight.version + 1)
+        if not self._place.is_behind:
+            self._ask(flight, flight.version + 1)
         try:
             self._send(flight, work, done)
         except BaseException:
@@ -234,9 +235,11 @@ class Exchange:
             payload, owed = self._strategy.up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not has_gradients:
             self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
-        receipt = self._group.lead(
-            lambda: self._stub.send_contribution(fragment.index, version, payload, work)
-        )
+        receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
+        if not self._place.is_behind:
+            receipt = self._group.lead(
+                lambda: self._stub.send_contribution(fragment.index, version, payload, work)
+            )
         self._settle(flight, receipt, residual, owed)
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
@@ -323,6 +326,11 @@ class Exchange:
         At a pace of its own, one update after the other until the contribution is in them.
         """
         fragment, index = flight.fragment, flight.fragment.index
+        if self._place.is_behind:
+            header = self._place.catch_up()
+            if self._place.versions[index] != flight.version + 1:
+                raise _Astray
+            return header
         # One that could not be merged any more is not waited for.
         last = flight.version + 1 + self._strategy.policy.max_staleness
         while True:

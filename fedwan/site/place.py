@@ -44,9 +44,10 @@ class Place:
         self.is_mirrored = self.has_gradients and not self.keeps_pace
         """Whether every site's optimisers take the same steps, on the sites' mean gradient."""
         assert count == 1 or not self.keeps_pace, "at a pace of their own sites send all at once"
-        has_others = count > 1 or strategy.overlap.tau > 0
-        self.is_exact = not (has_others or self.has_gradients or self.keeps_pace)
+        self.is_exact = strategy.is_exact(count)
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        self.is_behind = False
+        """Whether it is made again only for what is known after it: it is merged already."""
         self.versions = [0] * count
         """Per fragment, what this site holds."""
         self.durable_version = 0
@@ -101,6 +102,16 @@ class Place:
         self.note(header)
         return header
 
+    def catch_up(self) -> wire.DownloadHeader:
+        """The last round's steps are taken again: the present global weights are its update."""
+        self.is_behind = False
+        weights, header = self.stub.fetch_weights()
+        self.replica.load_base(weights)
+        self.versions = list(header.versions)
+        if not header.merged_into:  # the coordinator is new, too: it had waited for this site
+            header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
+        return header
+
     def start_over(self, is_refused: bool) -> None:
         """Take the global weights; without what error feedback owes, if that was refused."""
         header = self.take_weights()
@@ -124,16 +135,26 @@ class Place:
         """Find this site's place in a run at these versions: the step to go on from.
 
         And whether it is to begin with the contribution that the steps until there are for. Weights
-        are the coordinator's, the rest is of this site's nearest checkpoint.
+        are the coordinator's, the rest is of this site's nearest checkpoint. If that is of the
+        version before, the steps of the last round are taken again.
         """
         replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
         weights: State | None = None
         outer: State | None = None
+        kept = checkpoints.versions()
+        newest = max(kept, default=0)
+        self.is_behind = self._is_behind(versions, newest)
+        if self.is_behind and not newest:
+            versions = [0]  # whose weights it holds
         if is_begun := any(versions):
-            weights, header, outer = self.stub.fetch_all(with_outer=self.is_mirrored)
+            earlier = newest if self.is_behind else 0
+            weights, header, outer = self.stub.fetch_all(
+                with_outer=self.is_mirrored, version=earlier
+            )
             versions = list(header.versions)
+            self.is_behind &= versions == [earlier]
         versions = versions or self.versions
-        version, kept = versions[0], checkpoints.versions()
+        version = versions[0]
         # Deltas save before their contribution leaves.
         nearest = version + (not self.has_gradients)
         if self.is_exact and nearest in kept:
@@ -144,7 +165,8 @@ class Place:
         # Whether the predecessor's last contribution was merged before it saw the update. Nothing
         # is known of that where the coordinator is new, too.
         is_missed = is_begun and self.is_exact and usable == version
-        is_missed &= not header.merged_into or is_merged(header, version - 1, version)
+        is_known = header.merged_into and not self.is_behind  # else of the version that is merged
+        is_missed &= not is_known or is_merged(header, version - 1, version)
         found = checkpoints.load(usable, with_model=is_missed) if usable else None
         if found is not None and is_missed:
             replica.load_base(weights)
@@ -167,6 +189,11 @@ class Place:
                 at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
         return run_step if self.keeps_pace else self.reached(self.versions), False
+
+    def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
+        is_over = bool(versions) and self.reached(versions) >= self.num_steps
+        can_repeat = self.strategy.repeats(len(self.fragments)) and not is_over
+        return can_repeat and list(versions) == [newest + 1]
 
     def _stand_before(self, header: wire.DownloadHeader, version: int) -> tuple[int, bool]:
         """Take over all that a predecessor had when its contribution to a version could leave."""

@@ -148,13 +148,16 @@ class CoordinatorStub:
         )
 
     def fetch_weights(
-        self, kind: wire.DownloadRequest.Kind = Asked.GLOBAL
+        self, kind: wire.DownloadRequest.Kind = Asked.GLOBAL, version: int = 0
     ) -> tuple[State | None, wire.DownloadHeader]:
-        """The present global weights, or their moving average, at rank 0; what was said of them."""
+        """The global weights, or their moving average, at rank 0; what was said of them.
+
+        They are the present ones, or those of a `version` just before them, where it is kept.
+        """
         kept: list[State] = []
 
         def fetch() -> wire.DownloadHeader:
-            header, payload = self._download(kind)
+            header, payload = self._download(kind, version=version)
             if payload is None:
                 raise FedwanError("the coordinator has no weights yet; its run has not begun")
             kept.append(fp32().decode(payload, self._layout))
@@ -164,9 +167,9 @@ class CoordinatorStub:
         return (kept[0] if kept else None), header
 
     def fetch_all(
-        self, *, with_outer: bool
+        self, *, with_outer: bool, version: int = 0
     ) -> tuple[State | None, wire.DownloadHeader, State | None]:
-        """The present global weights and, if asked for, the optimiser's state that led to them."""
+        """As `fetch_weights`, and if asked for the optimiser's state that led to the weights."""
 
         def fetch() -> tuple[State, list[int]]:
             header, payload = self._download(Asked.OUTER)
@@ -175,7 +178,7 @@ class CoordinatorStub:
             return state, list(header.versions)
 
         while True:
-            weights, header = self.fetch_weights()
+            weights, header = self.fetch_weights(version=version)
             if not with_outer:
                 return weights, header, None
             outer, versions = self._group.lead(fetch)

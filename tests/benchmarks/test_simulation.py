@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import fedwan
+from benchmarks.seeded import faults
 from benchmarks.seeded.bugs import planted
 from benchmarks.seeded.world import simulate_seed
 from benchmarks.simulation import scenario_of
@@ -39,6 +40,18 @@ def test_no_fault_breaks_a_run(part: int) -> None:
     size = NUM_SEEDS // 6
     first = _first_seed() + part * size
     assert not _violations(range(first, first + size))
+
+
+@pytest.mark.parametrize("scenario", ["diloco", "diloco int2", "scaffnew"])
+def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
+    scenario: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(faults, "KINDS", (faults._rot, faults._kill_site, faults._kill_coordinator))
+    monkeypatch.setattr(faults, "MEAN_PAUSE_S", 20.0)
+    reports = [simulate_seed(seed, scenario, faults=20) for seed in (9, 12, 15, 18)]
+    assert not [report.violations for report in reports if report.violations]
+    told = "\n".join(line for report in reports for line in report.trace)
+    assert "takes the steps to it again" in told and "has no checkpoint" not in told
 
 
 @pytest.mark.parametrize("scenario", ["diloco int2", "async"])

@@ -13,7 +13,14 @@ from torch import Tensor
 from fedwan import state as state_module
 from fedwan.codecs import Codec, bf16, fp32
 from fedwan.config import Config, DataConfig
-from fedwan.coordinator.model import CHECKPOINT, GlobalModel, find_checkpoint, update_ema
+from fedwan.coordinator.model import (
+    CHECKPOINT,
+    PREVIOUS,
+    GlobalModel,
+    find_checkpoint,
+    read_global,
+    update_ema,
+)
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
 from fedwan.state import Layout, Role, State, clone, hash_state, tensor_bytes
@@ -174,6 +181,25 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     advance(loaded, range(4, 8))
     assert same_bits(model.state, loaded.state)
     assert same_bits(model.ema, loaded.ema)
+
+
+def test_weights_of_the_version_before_are_kept_when_a_version_is_written_again(
+    tmp_path: Path,
+) -> None:
+    model = make_model(strategy_of("diloco"))
+    before: State = {}
+    for version in (1, 2):
+        advance(model, range(version, version + 1))
+        model.save(tmp_path, {})
+        before = before or clone(model.state)
+    model.save(tmp_path, {}, keep=False)
+    payload = read_global(tmp_path, LAYOUT, 1)
+    assert payload is not None and same_bits(fp32().decode(payload, LAYOUT), before)
+    assert read_global(tmp_path, LAYOUT, 2) and not read_global(tmp_path, LAYOUT, 0)
+    damaged = bytearray((tmp_path / PREVIOUS).read_bytes())
+    damaged[-1] ^= 1
+    (tmp_path / PREVIOUS).write_bytes(damaged)
+    assert read_global(tmp_path, LAYOUT, 1) is None
 
 
 def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:

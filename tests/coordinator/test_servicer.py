@@ -20,6 +20,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.state import layout_to_json
 from tests.planes import (
+    RUN,
     Bench,
     header_of,
     in_thread,
@@ -105,6 +106,27 @@ def test_a_site_that_comes_back_says_how_it_died_in_one_line(bench: Bench) -> No
     assert (event, site) == ("rejoin", "s1")
     assert text.startswith("s1 rejoined; was killed (status -9); ")
     assert text.isprintable() and len(text) < 500
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_site_that_is_a_version_behind_gets_the_weights_before_or_others_are_told(
+    bench: Bench, is_kept: bool
+) -> None:
+    earlier, present = payload_of(1.0, bench.layout), bench.set_model()
+    bench.hub.read_global = lambda layout, version: earlier if is_kept and version == 1 else None
+    bench.rounds.versions, present.versions = [2], [2]
+    hello = bench.hello("s1", "second")
+    hello.checkpoint = 1
+    bench.hub.join("s1", hello)
+    assert bench.events[-1][2] == "s1 rejoined at version 2, and takes the steps to it again"
+    kind = wire.DownloadRequest.GLOBAL
+    for version, expected in ((1, [1] if is_kept else [2]), (0, [2])):
+        request = wire.DownloadRequest(run_id=RUN, kind=kind, version=version)
+        header, payload = bench.hub.download("s1", request)
+        assert list(header.versions) == expected
+        assert (payload is earlier) == (expected == [1])
+    assert header.anew_from == (0 if is_kept else 3)
+    assert (bench.events[-1][0] == "warning") is not is_kept
 
 
 # Uploads ---------------------------------------------------------------------------------------
@@ -345,7 +367,7 @@ def test_a_report_settles_the_question(bench: Bench) -> None:
     assert site == "s1" and report is not None and report.figures == {"fd": 2.0}
 
 
-@pytest.mark.parametrize(("checkpoint", "told"), [(4, ""), (3, ""), (2, "go on from version 2")])
+@pytest.mark.parametrize(("checkpoint", "told"), [(4, ""), (2, ""), (1, "go on from version 1")])
 def test_a_site_that_lost_checkpoints_is_told_of(bench: Bench, checkpoint: int, told: str) -> None:
     bench.publish(3, payload_of(1.0, bench.layout))
     hello = bench.hello("s3")

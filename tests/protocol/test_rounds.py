@@ -228,6 +228,32 @@ def test_what_a_new_process_has_lost_others_are_not_corrected_for(
     assert rounds.tell("s2", 0).anew_from == anew_from
 
 
+@pytest.mark.parametrize(
+    ("policy", "merged", "checkpoint", "is_behind"),
+    [
+        (barrier(3), "s1 s2 s3", 1, True),
+        (barrier(3), "", 1, True),  # the coordinator is new
+        (barrier(3), "s1 s2 s3", 2, False),
+        (barrier(3), "s1 s2 s3", 0, False),
+        (barrier(3, 2), "s1 s2 s3", 1, False),  # others go on meanwhile
+    ],
+)
+def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again(
+    policy: RoundPolicy, merged: str, checkpoint: int, is_behind: bool
+) -> None:
+    rounds = make(policy)
+    rounds.versions = [2]
+    for site in merged.split():
+        rounds._merged[0][site] = (1, 2)
+    assert rounds.is_behind("s1", checkpoint) is is_behind
+    assert rounds.note_back("s1", checkpoint) is (checkpoint < 2 and not is_behind)
+    assert rounds.note_back("s1", checkpoint, repeats=False) is (checkpoint < 2)
+    rounds._merged[0]["s1"] = (0, 1)
+    assert not rounds.is_behind("s1", checkpoint), "its steps of the last round are in no update"
+    rounds.versions, rounds.run_step = [4], 8
+    assert not rounds.is_behind("s1", 3), "there is no round left"
+
+
 def test_who_is_waited_for_is_named() -> None:
     rounds = make(barrier(3, 2))
     rounds.begin(0.0)
