@@ -115,6 +115,7 @@ def test_a_site_that_is_a_version_behind_gets_the_weights_before_or_others_are_t
     earlier, present = payload_of(1.0, bench.layout), bench.set_model()
     bench.hub.read_global = lambda layout, version: earlier if is_kept and version == 1 else None
     bench.rounds.versions, present.versions = [2], [2]
+    bench.rounds._merged[0]["s1"] = (1, 2)
     hello = bench.hello("s1", "second")
     hello.checkpoint = 1
     bench.hub.join("s1", hello)
