@@ -166,15 +166,13 @@ class Servicer:
             is_rejoin = self.registry.sites[site].joins > 1
             self._follow()
             if is_new:
-                is_older = rounds.note_back(site, hello.checkpoint)
+                self.registry.sites[site].checkpoint = hello.checkpoint
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
                 if rounds.is_behind(site, hello.checkpoint):
                     at += ", and takes the steps to it again"
                 why = f"; {hello.error}" if hello.error else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
-                if is_older:
-                    self._event("warning", site, _older_text(site, hello.checkpoint, rounds))
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
@@ -185,7 +183,16 @@ class Servicer:
     def attach(self, site: str, session: str) -> Signals:
         """See `Hub`."""
         with self.changed:
-            return self.registry.attach(site, session, time.monotonic())
+            signals = self.registry.attach(site, session, time.monotonic())
+            self._note_back(site)
+            return signals
+
+    def _note_back(self, site: str) -> None:
+        """A process that has joined goes on: the Join was none of a dead one that came late."""
+        entry = self.registry.sites[site]
+        checkpoint, entry.checkpoint = entry.checkpoint, None
+        if checkpoint is not None and self.rounds.note_back(site, checkpoint):
+            self._event("warning", site, _older_text(site, checkpoint, self.rounds))
 
     @_bounded
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
@@ -396,6 +403,8 @@ class Servicer:
         with self.changed:
             model = self.model
             kept = self._snapshots.get(key) if request.checksum else None
+            if request.kind == wire.DownloadRequest.GLOBAL:
+                self._note_back(site)
             is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)

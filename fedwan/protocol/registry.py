@@ -47,6 +47,8 @@ class SiteEntry:
     """Time at which its present process joined."""
     step: int = 0
     joins: int = 0
+    checkpoint: int | None = None
+    """Version of the newest one of a process that has joined, until it is heard to go on."""
     has_left: bool = False
     """Whether it said farewell in this session."""
     is_lost: bool = False

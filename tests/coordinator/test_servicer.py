@@ -374,6 +374,8 @@ def test_a_site_that_lost_checkpoints_is_told_of(bench: Bench, checkpoint: int, 
     hello = bench.hello("s3")
     hello.checkpoint = checkpoint
     bench.hub.join("s3", hello)
+    assert bench.events[-1][0] == "join", "its process may be dead, and the Join late"
+    bench.hub.attach("s3", hello.session)
     found = [text for event, _, text in bench.events if event == "warning"]
     assert len(found) == bool(told) and all(told in text for text in found)
 
