@@ -4,9 +4,8 @@ A federation of two sites with two processes each, as `fedwan demo` starts it, i
 namespace and on a small disk of its own. While it trains, a fault is drawn, caused, and the seconds
 are counted until the run is two versions further; where the fault ended the run, it is resumed at
 once. Then the next one, to the end of the run. It must end with status 0 and the weights of the run
-that nothing disturbed, or, where a site's checkpoint has rotted, say that it has not; its journal
-must be whole, and neither processes nor unfinished files may be left. Needs root, `unshare`,
-`nsenter`, `ip` and `ss`. `--quick`: 20 faults.
+that nothing disturbed; its journal must be whole, and neither processes nor unfinished files may be
+left. Needs root, `unshare`, `nsenter`, `ip` and `ss`. `--quick`: 20 faults.
 
 Clocks are not moved: the processes share this machine's.
 
@@ -38,6 +37,7 @@ from benchmarks.wan import ROOT
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.errors import FedwanError
 from fedwan.output.journal import JOURNAL, verify
+from fedwan.site.assignment import VARIABLE
 
 SITES = 2
 H = 20
@@ -50,10 +50,10 @@ PAUSE_S = 2.0
 """Between recovery and the next fault, on average."""
 DISK = "size=400m"
 MARK = "FEDWAN_CHAOS"
-OLDER = "its data order and optimisers"
-"""In the warning of a site that goes on from an older checkpoint, as where its newest one has
-rotted: nothing else can know its optimisers."""
-TOLD = "other weights, as the run says"
+IN_NETWORK = (
+    "ip link set lo up && ip rule add pref 20 lookup local && ip rule del pref 0 && "
+    'exec "$@"'  # there is room now for a rule before all others
+)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -163,7 +163,7 @@ class Federation:
         config = self.out / "config.yaml"
         words = ["run", str(config), "--resume"] if resume else ["demo", f"out={self.out}"]
         words += () if resume else self._words
-        inside = ["unshare", "-n", "--", "sh", "-c", 'ip link set lo up && exec "$@"', "sh"]
+        inside = ["unshare", "-n", "--", "sh", "-c", IN_NETWORK, "sh"]
         name, _, value = self._marks.partition("=")
         with self.log.open("ab") as log:
             self.child = subprocess.Popen(
@@ -259,8 +259,7 @@ class Federation:
             return f"left: {', '.join(left)}"
         if self.sha256() == wanted:
             return ""
-        is_told = any(OLDER in row.get("text", "") for row in self.journal())
-        return TOLD if is_told else f"weights {self.sha256()[:8]}, not {wanted[:8]}"
+        return f"weights {self.sha256()[:8]}, not {wanted[:8]}"
 
     def close(self, *, is_kept: bool = False) -> None:
         """End what is left of it, and its disk; what is to be looked at is copied beside it."""
@@ -303,18 +302,20 @@ def _killed(text: str, rank: int | None = None) -> Fault:
     return lambda run, rng: signal_to(run.find(rng, text, rank), signal.SIGKILL)
 
 
-def _stopped(text: str, rank: int | None = None) -> Fault:
+def _stopped(
+    text: str, rank: int | None = None, least_s: float = 1.0, most_s: float = 20.0
+) -> Fault:
     def fault(run: Federation, rng: random.Random) -> None:
         number = run.find(rng, text, rank)
         signal_to(number, signal.SIGSTOP)
-        time.sleep(rng.uniform(1, 20))
+        time.sleep(rng.uniform(least_s, most_s))
         signal_to(number, signal.SIGCONT)
 
     return fault
 
 
 def _interrupted(run: Federation, rng: random.Random) -> None:
-    run.child.sendsignal_to(signal.SIGINT)
+    run.child.send_signal(signal.SIGINT)
 
 
 def _whole_run_killed(run: Federation, rng: random.Random) -> None:
@@ -327,11 +328,28 @@ def _blackout(run: Federation, rng: random.Random) -> None:
     run.inside("ip", "link", "set", "lo", "up")
 
 
+def _port(run: Federation) -> str:
+    """Of the data plane."""
+    rows = [row["text"] for row in run.journal() if row["event"] == "listening"]
+    return str(rows[-1].split(":")[-1])
+
+
+def _cut(way: str) -> Fault:
+    """What sites send to the data plane is lost (`dport`), or what it sends to them (`sport`)."""
+
+    def fault(run: Federation, rng: random.Random) -> None:
+        rule = ["ip", "rule", "add", "pref", "10", way, _port(run), "blackhole"]
+        run.inside(*rule)
+        time.sleep(rng.uniform(0.5, 60))
+        rule[2] = "del"
+        run.inside(*rule)
+
+    return fault
+
+
 def _resets(run: Federation, rng: random.Random) -> None:
     """Of all connections of the data plane."""
-    port = next(
-        row["text"] for row in reversed(run.journal()) if row["event"] == "listening"
-    ).split(":")[-1]
+    port = _port(run)
     run.inside("ss", "-K", "-t", f"( sport = :{port} or dport = :{port} )")
 
 
@@ -361,8 +379,22 @@ def _coordinators_bit(run: Federation, rng: random.Random) -> None:
 def _sites_bit(run: Federation, rng: random.Random) -> None:
     _interrupted(run, rng)
     run.child.wait(PATIENCE_S)
-    files = (run.out / "sites" / f"s{rng.randint(1, SITES)}").rglob("*.safetensors")
-    _flip(max(files, key=lambda path: path.stat().st_mtime), rng)
+    _flip(_newest(run, f"s{rng.randint(1, SITES)}"), rng)
+
+
+def _newest(run: Federation, site: str) -> Path:
+    files = (run.out / "sites" / site).rglob("site-*.safetensors")
+    return max(files, key=lambda path: path.name[:13])
+
+
+def _living_sites_bit(run: Federation, rng: random.Random) -> None:
+    """One of its processes is killed at once, so that both are started again."""
+    number = run.find(rng, RECIPE, 0)
+    words = Path(f"/proc/{number}/environ").read_bytes().split(b"\0")
+    path = next(word for word in words if word.startswith(VARIABLE.encode() + b"=")).decode()
+    signal_to(number, signal.SIGSTOP)
+    _flip(_newest(run, Path(path).parents[1].name), rng)
+    signal_to(number, signal.SIGKILL)
 
 
 KINDS: dict[str, Fault] = {
@@ -375,10 +407,18 @@ KINDS: dict[str, Fault] = {
     "Ctrl-C": _interrupted,
     "the whole run is killed": _whole_run_killed,
     "a site's process stops for 1 to 20 s": _stopped(RECIPE, 0),
+    "a site's process stops for 30 to 90 s": _stopped(RECIPE, 0, 30.0, 90.0),
+    "a site's ClientApp stops for 1 to 20 s": _stopped("flwr-clientapp"),
+    "a site's SuperNode stops for 1 to 20 s": _stopped("flower-supernode"),
     "the coordinator stops for 1 to 20 s": _stopped("flwr-serverapp"),
+    "the coordinator stops for 30 to 90 s": _stopped("flwr-serverapp", None, 30.0, 90.0),
+    "SuperLink stops for 1 to 20 s": _stopped("flower-superlink"),
     "blackout of 0.5 to 20 s": _blackout,
+    "what sites send is lost for 0.5 to 60 s": _cut("dport"),
+    "what sites are sent is lost for 0.5 to 60 s": _cut("sport"),
     "connections of the data plane are reset": _resets,
     "the disk is full for 1 to 8 s": _full_disk,
     "a bit of the coordinator's checkpoint flips": _coordinators_bit,
     "a bit of a site's checkpoint flips": _sites_bit,
+    "a bit of a site's checkpoint flips, and it is killed": _living_sites_bit,
 }
