@@ -66,7 +66,7 @@ def _in_thread(body: Callable[[], None]) -> None:
             jobs.get()()
             _idle.append(jobs)
 
-    threading.Thread(target=serve, daemon=True).start()
+    threading.Thread(target=serve, daemon=True, name="task").start()
     jobs.put(body)
 
 

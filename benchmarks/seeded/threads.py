@@ -272,8 +272,16 @@ TIME = SimpleNamespace(
     monotonic=lambda: _kernel.now,
     time=lambda: 1.7e9 + _kernel.now,
     perf_counter=lambda: _kernel.now,
-    sleep=lambda seconds: _kernel.park(seconds),
+    sleep=lambda seconds: _sleep(seconds),
 )
+
+
+def _sleep(seconds: float) -> None:
+    """Threads of real links that are still there from before are none of the simulation's."""
+    if threading.current_thread().name == "task":
+        _kernel.park(seconds)
+    else:
+        time.sleep(seconds)
 
 
 @contextlib.contextmanager
