@@ -30,7 +30,7 @@ from fedwan.errors import ConfigError
 from fedwan.extras import require
 from fedwan.metrics import NUM_DRAWS, measure_quality
 from fedwan.models.layers import clamp_images
-from fedwan.rng import NamedGenerators, derive_seed, seeded_init
+from fedwan.rng import NamedGenerators, derive_seed, lent_generators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.denoising import Denoising, read_json
 from fedwan.workloads.descent import Simple
@@ -130,7 +130,8 @@ class Folder:
         kind = getattr(self.library, self.kind)
         unused = {self.part, "vae", "safety_checker"} & self.index.keys()
         absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
-        made = kind.from_pretrained(self.path, **dict.fromkeys(unused | absent)).to(device)
+        with lent_generators():  # reading draws weights first, or replaces torch.nn.init meanwhile
+            made = kind.from_pretrained(self.path, **dict.fromkeys(unused | absent)).to(device)
         if "text_encoder_3" in absent:  # it asks for the size of an embedding
             made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
         return made
@@ -210,11 +211,11 @@ class TextToImage(Simple):
     def __init__(self, config: Config, device: torch.device | str) -> None:
         self.model = Model(**config.model)
         self.folder = folder = Folder(self.model)
-        network = folder.load(folder.part, device).train()
-        if self.model.lora:
-            with seeded_init(config.seed):
+        with seeded_init(config.seed):
+            network = folder.load(folder.part, device).train()
+            if self.model.lora:
                 _adapt(network, self.model)
-        self._vae: Any = folder.load("vae", device).requires_grad_(False)
+            self._vae: Any = folder.load("vae", device).requires_grad_(False)
         side = source_of(config.data).shape[-1]
         self._side, self._shape = side, (folder.channels, *[side // folder.factor] * 2)
         self._table: dict[str, Any] = {}
