@@ -94,7 +94,7 @@ def _row(
         *("data.name=folder", f"data.path={args.folder / 'new'}", "data.size=32", f"sites={num}"),
         *(f"data.batch={BATCH * SITES // num}", "model.sampling_steps=20", f"seed={seed}"),
         *(f"data.classes={','.join(map(str, NEW))}", "inner.denoiser.lr=2e-3"),
-        *(["steps=100"] if case.way == "one" else [f"data.split={case.split}", "steps=100"]),
+        *(() if num == 1 else (f"data.split={case.split}",)),
     ]
     config = load_run(None, words)
     recipe = load_workload("text_to_image")

@@ -15,12 +15,14 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import safetensors
 import torch
 from torch import Tensor, nn
 
@@ -97,6 +99,7 @@ class Folder:
         self.library = require("diffusers", "diffusers")
         for library in (self.library, require("transformers", "diffusers")):
             library.utils.logging.disable_progress_bar()
+            library.utils.logging.set_verbosity_error()
         self.index = read_json(self.path / "model_index.json")
         self.kind = str(self.index.get("_class_name"))
         if self.kind not in PIPELINES:
@@ -122,37 +125,51 @@ class Folder:
         if torch.device(device).type == "meta":
             made = kind.from_config(read_json(self.path / part / "config.json"))
         else:
-            made = kind.from_pretrained(self.path / part, low_cpu_mem_usage=False)
+            with self._reading(part):
+                made = kind.from_pretrained(
+                    self.path / part, use_safetensors=True, low_cpu_mem_usage=False
+                )
         return made.float().to(device).eval()  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Files that are missing or damaged are a `ConfigError`."""
+        try:
+            yield
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"model.path = {str(self.path)!r}: {what} cannot be read ({why}); give a folder "
+                "that save_pretrained wrote, with .safetensors files"
+            ) from None
 
     def encoders(self, device: torch.device) -> Any:
         """The pipeline without denoiser and VAE."""
         kind = getattr(self.library, self.kind)
         unused = {self.part, "vae", "safety_checker"} & self.index.keys()
         absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
-        with lent_generators():  # reading draws weights first, or replaces torch.nn.init meanwhile
-            made = kind.from_pretrained(self.path, **dict.fromkeys(unused | absent)).to(device)
+        given = dict.fromkeys(unused | absent)
+        # Reading draws weights first, or replaces torch.nn.init meanwhile.
+        with self._reading("its text encoders"), lent_generators():
+            made = kind.from_pretrained(self.path, use_safetensors=True, **given).to(device)
         if "text_encoder_3" in absent:  # it asks for the size of an embedding
             made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
         return made
 
     @torch.no_grad()
-    def told(self, encoders: Any, captions: Sequence[str]) -> tuple[Told, Told]:
-        """What the denoiser is told of captions, and of none, (batch, …) each, on the CPU."""
+    def told(self, encoders: Any, captions: Sequence[str] | None = None) -> Told:
+        """What the denoiser is told of captions, (batch, …), or of none, (1, …), on the CPU."""
+        is_none = captions is None
         more = {"prompt_2": None, "prompt_3": None} if self._is_3 else {}
         found = encoders.encode_prompt(
-            prompt=list(captions),
+            prompt=[""] if captions is None else list(captions),
             device=encoders.device,
             num_images_per_prompt=1,
-            do_classifier_free_guidance=True,
+            do_classifier_free_guidance=is_none,
             **more,
         )
-        names = PIPELINES[self.kind]
-        both = [
-            {name: value.float().cpu() for name, value in zip(names, found[way::2], strict=True)}
-            for way in (0, 1)
-        ]
-        return both[0], both[1]
+        values = zip(PIPELINES[self.kind], found[is_none::2], strict=True)
+        return {name: value.float().cpu() for name, value in values}
 
 
 def check(config: Config) -> None:
@@ -263,15 +280,14 @@ class TextToImage(Simple):
         latents.flush()
         np.save(building / "captions.npy", np.array(captions, np.int64))
         np.save(building / "held_out.npy", np.array(held_out, np.int64))
-        encoders, done = self.folder.encoders(self.device), 0
+        encoders, done = self.folder.encoders(self.device), 1
         tables: dict[str, Any] = {}
-        for texts in _chunks(["", *numbers]):
-            told, without = self.folder.told(encoders, texts)
-            for name, values in told.items():
-                if not done:
-                    values[0] = without[name][0]
-                    shape = (1 + len(numbers), *values.shape[1:])
-                    tables[name] = _new(building / f"{name}.npy", shape, np.float16)
+        for name, values in self.folder.told(encoders).items():
+            shape = (1 + len(numbers), *values.shape[1:])
+            tables[name] = _new(building / f"{name}.npy", shape, np.float16)
+            tables[name][:1] = values
+        for texts in _chunks(list(numbers)):
+            for name, values in self.folder.told(encoders, texts).items():
                 tables[name][done : done + len(texts)] = values
             done += len(texts)
         for table in tables.values():
@@ -318,8 +334,9 @@ class TextToImage(Simple):
         """Of the prompts in turn, (num, 3, size, size)."""
         if self._shown is None:
             encoders = self.folder.encoders(self.device)
-            told, without = self.folder.told(encoders, ["", *self.model.prompts])
-            self._shown = {name: torch.cat([without[name][:1], told[name][1:]]) for name in told}
+            both = [self.folder.told(encoders)]
+            both += [self.folder.told(encoders, self.model.prompts)] if self.model.prompts else []
+            self._shown = {name: torch.cat([told[name] for told in both]) for name in both[0]}
         last = len(self.model.prompts)
         turns = 1 + torch.arange(num) % last if last else torch.zeros(num, dtype=torch.int64)
         shown = {name: value.to(self.device) for name, value in self._shown.items()}

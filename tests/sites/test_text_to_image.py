@@ -164,6 +164,18 @@ def test_what_cannot_be_trained_is_one_line(
     refused(text_to_image, config(folder, pictures, **model), text)
 
 
+@pytest.mark.parametrize("part", ["vae", "text_encoder"])
+def test_a_folder_without_some_weights_is_one_line(
+    part: str, pictures: Path, tmp_path: Path
+) -> None:
+    folder = stable_diffusion(tmp_path / "sd")
+    (file,) = (folder / part).glob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="cannot be read") as caught:
+        Trained(config(folder, pictures), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_data_without_captions_are_refused(pipeline: Path, pictures: Path, tmp_path: Path) -> None:
     chosen = config(pipeline, pictures)
     chosen.data = DataConfig("emoji", batch=4)
