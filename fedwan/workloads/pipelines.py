@@ -1,0 +1,116 @@
+"""The folder of a text-to-image pipeline of diffusers: its parts, and what it says of a caption.
+
+Nothing is read but by `Folder`; what is missing, damaged or of another kind is a `ConfigError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor, nn
+
+from fedwan.errors import ConfigError
+from fedwan.extras import require
+from fedwan.rng import lent_generators
+from fedwan.workloads.denoising import Denoising, read_json
+
+PIPELINES: Mapping[str, tuple[str, ...]] = {
+    "StableDiffusionPipeline": ("encoder_hidden_states",),
+    "StableDiffusionXLPipeline": ("encoder_hidden_states", "text_embeds"),
+    "StableDiffusion3Pipeline": ("encoder_hidden_states", "pooled_projections"),
+}
+"""What the denoiser is told of a caption, in the order of the pipeline's `encode_prompt`."""
+Told = Mapping[str, Tensor]
+"""By name as in `PIPELINES`, (batch, …)."""
+
+
+class Folder:
+    """A pipeline's folder: its classes and settings, without any weights."""
+
+    def __init__(self, path: str, min_snr: float = 0.0, noise_offset: float = 0.0) -> None:
+        self.path = Path(path)
+        if not (self.path / "model_index.json").is_file():
+            raise ConfigError(
+                f"model.path = {path!r} holds no model_index.json; give a folder that "
+                "save_pretrained of a diffusers pipeline wrote"
+            )
+        self.library = require("diffusers", "diffusers")
+        for library in (self.library, require("transformers", "diffusers")):
+            library.utils.logging.disable_progress_bar()
+            library.utils.logging.set_verbosity_error()
+        self.index = read_json(self.path / "model_index.json")
+        self.kind = str(self.index.get("_class_name"))
+        if self.kind not in PIPELINES:
+            raise ConfigError(
+                f"model.path = {path!r} is of {self.kind}, which this workload has not; it "
+                f"has {', '.join(PIPELINES)}"
+            )
+        self._is_3 = self.kind == "StableDiffusion3Pipeline"
+        self.part = "unet" if "unet" in self.index else "transformer"
+        self.settings = read_json(self.path / self.part / "config.json")
+        vae = read_json(self.path / "vae" / "config.json")
+        self.scale = float(vae.get("scaling_factor") or 1)
+        self.shift = float(vae.get("shift_factor") or 0)
+        self.channels = int(vae.get("latent_channels", 4))
+        self.factor = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
+        """Pixels a side of one latent value."""
+        found = read_json(self.path / "scheduler" / "scheduler_config.json")
+        self.denoising = Denoising(found, "", min_snr, noise_offset)
+
+    def load(self, part: str, device: torch.device | str) -> nn.Module:
+        """A part with its weights, in evaluation mode; on torch's meta device without."""
+        kind = getattr(self.library, self.index[part][1])
+        if torch.device(device).type == "meta":
+            made = kind.from_config(read_json(self.path / part / "config.json"))
+        else:
+            with self._reading(part):
+                made = kind.from_pretrained(
+                    self.path / part, use_safetensors=True, low_cpu_mem_usage=False
+                )
+        return made.float().to(device).eval()  # type: ignore[no-any-return]
+
+    @contextmanager
+    def _reading(self, what: str) -> Iterator[None]:
+        """Files that are missing or damaged are a `ConfigError`."""
+        try:
+            yield
+        except (OSError, ValueError, safetensors.SafetensorError) as error:
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            raise ConfigError(
+                f"model.path = {str(self.path)!r}: {what} cannot be read ({why}); give a folder "
+                "that save_pretrained wrote, with .safetensors files"
+            ) from None
+
+    def encoders(self, device: torch.device) -> Any:
+        """The pipeline without denoiser and VAE."""
+        kind = getattr(self.library, self.kind)
+        unused = {self.part, "vae", "safety_checker"} & self.index.keys()
+        absent = {name for name, of in self.index.items() if isinstance(of, list) and not of[0]}
+        given = dict.fromkeys(unused | absent)
+        # Reading draws weights first, or replaces torch.nn.init meanwhile.
+        with self._reading("its text encoders"), lent_generators():
+            made = kind.from_pretrained(self.path, use_safetensors=True, **given).to(device)
+        if "text_encoder_3" in absent:  # it asks for the size of an embedding
+            made.transformer = SimpleNamespace(config=SimpleNamespace(**self.settings))
+        return made
+
+    @torch.no_grad()
+    def told(self, encoders: Any, captions: Sequence[str] | None = None) -> Told:
+        """What the denoiser is told of captions, (batch, …), or of none, (1, …), on the CPU."""
+        is_none = captions is None
+        more = {"prompt_2": None, "prompt_3": None} if self._is_3 else {}
+        found = encoders.encode_prompt(
+            prompt=[""] if captions is None else list(captions),
+            device=encoders.device,
+            num_images_per_prompt=1,
+            do_classifier_free_guidance=is_none,
+            **more,
+        )
+        values = zip(PIPELINES[self.kind], found[is_none::2], strict=True)
+        return {name: value.float().cpu() for name, value in values}
