@@ -23,11 +23,14 @@ from flwr.supercore.fab import Fab
 
 from fedwan.errors import ConfigError, FedwanError
 
+_HEALTH_S = 0.5
+
 
 class Control:
     """SuperLink's Control API at `host:port` on loopback; every call may raise a FedwanError."""
 
     def __init__(self, address: str) -> None:
+        self._health = f"http://{address}/health"
         self._client = ControlHttpClient.from_server_address(
             address, insecure=True, root_certificates=None, interceptors=[]
         )
@@ -35,6 +38,13 @@ class Control:
     def close(self) -> None:
         """Close the connection."""
         self._client.close()
+
+    def answers(self) -> bool:
+        """Whether SuperLink is up; its port takes connections before."""
+        try:
+            return httpx.get(self._health, timeout=_HEALTH_S, trust_env=False).is_success
+        except httpx.HTTPError:
+            return False
 
     def start_run(self, fab: bytes, run_config: Mapping[str, str] | None = None) -> int:
         """Submit an app's bundle; gives Flower's id of the run.

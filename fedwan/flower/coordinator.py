@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import shlex
 import shutil
-import socket
 import sys
 import threading
 import time
@@ -22,14 +21,14 @@ from pathlib import Path
 from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
-from fedwan.flower import processes
+from fedwan.flower import private_port, processes
+from fedwan.flower.private_port import HOST
 from fedwan.flower.processes import Service
 from fedwan.flower.relay import FrontDoor
 from fedwan.flower.site_file import SiteData, SiteFile, load_site
 from fedwan.flower.status import RUN, Start, Status, clientapp_files, serverapp_files
 from fedwan.link import pki
 
-_HOST = "127.0.0.1"
 _TICK_S = 0.5
 _START_TICK_S = 0.05
 _GRACE_S = 6.0
@@ -63,24 +62,27 @@ def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[Co
     """A run's services while the block runs; its folder is held by who calls.
 
     SuperLink, Flower's server, listens in the clear on loopback because its Control API has no
-    authentication and shares the Fleet API's port. Its state is a file, so that a coordinator that
-    comes back finds the SuperNodes it knew and does not disturb those still at work.
+    authentication and shares the Fleet API's port, which is this user's alone. Its state is a file,
+    so that a coordinator that comes back finds the SuperNodes it knew and does not disturb those
+    still at work.
     """
     out, folder = Path(config.out), Path(config.out) / "flower"
     Status.end_orphan(serverapp_files(out)[1])
     # The ServerApp will listen there, seconds from now: say at once if it cannot.
     processes.listen(*host_and_port(config.link.listen), "the data plane", "link.listen").close()
-    with closing(FrontDoor(identity, *host_and_port(config.link.door))) as door:
+    with (
+        closing(FrontDoor(identity, *host_and_port(config.link.door))) as door,
+        private_port.listen() as listener,
+    ):
         start = Start.begin(config, identity, resume=resume)
         database = folder / "superlink.db"
         for old in [] if resume else folder.glob(f"{database.name}*"):
             old.unlink()
-        port = processes.free_port()
-        argv = ["flower-superlink", "--insecure", "--host", _HOST, "--port", str(port)]
-        argv += ["--disable-runtime-dependency-installation"]
-        argv += ["--database", str(database.absolute())]
+        words = ("--disable-runtime-dependency-installation", "--database", database.absolute())
+        argv = private_port.command(listener, "flower-superlink", *map(str, words))
         env = processes.flower_environment(folder) | {RUN: str(out.absolute())}
-        superlink = Service("SuperLink", argv, out / "logs" / "superlink.log", env)
+        log, port = out / "logs" / "superlink.log", listener.getsockname()[1]
+        superlink = Service("SuperLink", argv, log, env, inherited=[listener])
         _log.info("run %s: door at port %d, SuperLink at port %d", start.run_id, door.port, port)
         try:
             yield Coordinator(out, door, superlink, port)
@@ -106,11 +108,11 @@ class Coordinator:
         # Imported while SuperLink starts: Flower's client takes half a second.
         from fedwan.flower.control import Control, build_fab
 
-        fab, superlink, number = build_fab(installed_app()), f"{_HOST}:{self._port}", 0
+        fab, superlink, number = build_fab(installed_app()), f"{HOST}:{self._port}", 0
         with closing(Control(superlink)) as control:
             while not self._is_over():
                 check()
-                if not number and self._answers():
+                if not number and control.answers():
                     self.door.start(f"http://{superlink}")
                     number = control.start_run(fab)
                 elif number and self._status() is None:
@@ -121,10 +123,6 @@ class Coordinator:
                     has_begun = any((self._out / "checkpoint").glob("*.safetensors"))
                     mend = "--resume goes on with it" if has_begun else "start it again"
                     raise RunStopped(f"the run was stopped from outside; {mend}")
-
-    def _answers(self) -> bool:
-        with socket.socket() as probe:
-            return probe.connect_ex((_HOST, self._port)) == 0
 
     def _status(self) -> Status | None:
         return Status.read(serverapp_files(self._out)[1])
@@ -191,7 +189,7 @@ def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> None:
     """Certificates for one local run; new ones each time, unless a run goes on."""
     if not keep or not folder.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        pki.init(folder, [_HOST])
+        pki.init(folder, [HOST])
     for name in names:
         if not (folder / name).exists():
             pki.issue(folder, name)
@@ -211,7 +209,7 @@ def _site_services(
             SiteFile(
                 site=folder.name,
                 identity=str(identities / folder.name),
-                door=f"{_HOST}:{door_port}",
+                door=f"{HOST}:{door_port}",
                 dir=str(folder),
                 # Who starts all sites speaks for their owners.
                 data=SiteData(show_samples=True),

@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import random
 import re
 import signal
 import socket
@@ -35,14 +34,13 @@ _STARTER = Path(__file__).with_name("die_with_parent.py")
 _PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 _VARIABLE = "FEDWAN_SERVICES"
-# Below the range that Linux and macOS take for outgoing connections, so that nobody is given the
-# port between our test and the service's start.
-_PORTS = range(20000, 32000)
 _LASTED_S = 60.0
 
 
 class Service:
     """A running child process and everything it starts, its output appended to `log`.
+
+    It has the sockets `inherited`, under the numbers that they have here.
 
     The kernel ends the child when the *thread* that made it ends: start services from a thread
     that lives as long as they should.
@@ -55,6 +53,7 @@ class Service:
         log: Path,
         env: Mapping[str, str] | None = None,
         folder: str | None = None,
+        inherited: Sequence[socket.socket] = (),
     ) -> None:
         self.name = name
         self.log = log
@@ -73,6 +72,7 @@ class Service:
                 env=given,
                 cwd=folder,
                 start_new_session=True,
+                pass_fds=[sock.fileno() for sock in inherited],
             )
         self.pid = process.pid
         self.poll = process.poll
@@ -249,17 +249,6 @@ def stop_on_sigterm(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def free_port() -> int:
-    """A port of loopback on which nothing listens now."""
-    for port in random.sample(_PORTS, 200):
-        try:
-            listen("127.0.0.1", port, "", "").close()
-        except ConfigError:
-            continue
-        return port
-    raise ConfigError(f"no free port among {_PORTS} on 127.0.0.1; stop what holds them")
 
 
 def listen(host: str, port: int, what: str, key: str) -> socket.socket:

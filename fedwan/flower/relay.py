@@ -3,7 +3,8 @@
 SuperLink's Control API, which starts runs, has no authentication and shares a port with the Fleet
 API that SuperNodes call. So SuperLink listens on loopback, and the front door, which asks everyone
 for a site's certificate, passes Fleet calls alone. A SuperNode can show no certificate: it dials
-the site's forwarder on loopback, which does, and checks that the door is the coordinator's.
+the site's forwarder on loopback, which does, and checks that the door is the coordinator's. The
+forwarder serves nobody but the site's own user.
 
 A call is `POST /v1/fleet/NAME` and nothing else. The request line is matched as it came, before any
 decoding, so that `..`, `%2e`, `//` and absolute URLs are simply not such calls.
@@ -31,6 +32,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwan._config_tree import check_address
 from fedwan.errors import IdentityError
+from fedwan.flower import private_port
+from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.processes import listen
 from fedwan.link.tls import Identity, RevocationList, common_name, now
 
@@ -84,7 +87,7 @@ class _Relay(ABC):
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._handle,
-                http=_Protocol,
+                http=PrivateProtocol if serves is None else _Protocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -260,8 +263,7 @@ class Forwarder(_Relay):
         self._has_lost = threading.Event()
         self.refusal: IdentityError | None = None
         """Set once the two ends do not accept each other's certificates: trying again is vain."""
-        bound = listen("127.0.0.1", 0, "the forwarder", "port")
-        super().__init__(bound, None, credentials.ssl_context(server=False))
+        super().__init__(private_port.listen(), None, credentials.ssl_context(server=False))
 
     async def _pass_on(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
         """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s."""

@@ -16,7 +16,8 @@ from contextlib import closing
 from pathlib import Path
 
 from fedwan.errors import IdentityError
-from fedwan.flower import processes
+from fedwan.flower import private_port, processes
+from fedwan.flower.private_port import HOST
 from fedwan.flower.processes import Backoff, Service
 from fedwan.flower.relay import Forwarder
 from fedwan.flower.site_file import VARIABLE, SiteFile
@@ -65,6 +66,7 @@ class _Supervisor:
         self._log, self._status_path = clientapp_files(Path(site.dir))
         Status.end_orphan(self._status_path)
         self._backoff = Backoff(_LONGEST_WAIT_S)
+        self._listener = private_port.listen()
         self._node: Service | None = None
         self._due_at = 0.0
         self._refused_at: float | None = None
@@ -89,6 +91,7 @@ class _Supervisor:
         """End the SuperNode and all below it."""
         if self._node is not None:
             self._node.stop(_GRACE_S)
+        self._listener.close()
 
     def _start(self) -> Service:
         """A SuperNode, Flower's process that takes the ticket and starts the ClientApp for it."""
@@ -98,18 +101,12 @@ class _Supervisor:
         # would take for the whole.
         shutil.rmtree(home / "apps", ignore_errors=True)
         self._site.write(settings)
-        argv = [
-            "flower-supernode",
-            "--insecure",
-            "--host",
-            "127.0.0.1",
-            "--port",
-            str(processes.free_port()),
-        ]
-        argv += ["--superlink", f"127.0.0.1:{self._forwarder.port}"]
+        superlink = f"{HOST}:{self._forwarder.port}"
+        argv = private_port.command(self._listener, "flower-supernode", "--superlink", superlink)
         log = folder / "logs" / "supernode.log"
         env = processes.flower_environment(home) | {VARIABLE: str(settings.absolute())}
-        return Service(f"SuperNode of {self._site.site}", argv, log, env)
+        name = f"SuperNode of {self._site.site}"
+        return Service(name, argv, log, env, inherited=[self._listener])
 
     def _why_restart(self, node: Service, status: Status | None) -> str | None:
         if node.poll() is not None:

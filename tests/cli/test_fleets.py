@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from fedwan.coordinator import control
-from fedwan.flower.processes import free_port
 from fedwan.link.pki import init, issue
 from fedwan.output.journal import verify
+from tests.flower.fleet import free_port
 from tests.output.test_summary import PROMISED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

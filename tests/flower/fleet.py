@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,13 +52,37 @@ class Fleet:
     def pid_with(self, word: str) -> int:
         """The process that has a word in its command line."""
         return next(
-            pid for pid in self.pids() if any(Path(p).name == word for p in command_of(pid)[:3])
+            pid for pid in self.pids() if any(Path(p).name == word for p in command_of(pid)[:6])
         )
 
     def kill(self) -> None:
         """End all that is left."""
         for pid in self.pids():
             os.kill(pid, signal.SIGKILL)
+
+
+class Run(Fleet):
+    """A process that runs `run_local`."""
+
+    def __init__(self, out: Path, sites: int, *words: str) -> None:
+        super().__init__()
+        self.out = out
+        self.process = self.start(str(STANDIN / "drive.py"), str(out), str(sites), *words)
+
+    def wait_for_joins(self, count: int, patience_s: float = 90) -> None:
+        """Until so many scripts have joined, rejoins included."""
+        wait_for(lambda: len(joins(self.out)) >= count, patience_s)
+
+    def end(self) -> tuple[int, str]:
+        """Exit status and stderr, once it has ended and left nothing running."""
+        _, errors = self.process.communicate(timeout=60)
+        wait_for(lambda: not self.pids(), 20)
+        return self.process.returncode, errors
+
+    def finish(self) -> None:
+        """Let the run end, and see that it ends well."""
+        (self.out / "finish").touch()
+        assert self.end() == (0, "")
 
 
 def command_of(pid: int) -> list[str]:
@@ -75,3 +101,16 @@ def wait_for(what: Callable[[], object], patience_s: float = 90) -> None:
         if time.monotonic() > deadline:
             pytest.fail(f"it did not happen within {patience_s} s")
         time.sleep(0.05)
+
+
+def free_port() -> int:
+    """A port of loopback on which nothing listens now.
+
+    Below the range that the kernel takes for outgoing connections, so that nobody is given it
+    between our look and a service's start.
+    """
+    for port in random.sample(range(20000, 32000), 200):
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    pytest.fail("no free port on 127.0.0.1")

@@ -21,10 +21,19 @@ from fedwan.errors import CheckpointError, ConfigError, IdentityError
 from fedwan.flower import coordinator
 from fedwan.flower.control import Control
 from fedwan.flower.coordinator import serve_coordinator
-from fedwan.flower.processes import flower_environment, free_port, listen, only_one
+from fedwan.flower.processes import flower_environment, listen, only_one
 from fedwan.flower.site_file import SiteFile, load_site
 from fedwan.flower.status import serverapp_files
-from tests.flower.fleet import REPOSITORY, STANDIN, Fleet, command_of, joins, wait_for
+from tests.flower.fleet import (
+    REPOSITORY,
+    STANDIN,
+    Fleet,
+    Run,
+    command_of,
+    free_port,
+    joins,
+    wait_for,
+)
 
 COORDINATOR = """
 import sys
@@ -119,30 +128,6 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
         fleet.kill()
         for service in services:
             service.communicate()
-
-
-class Run(Fleet):
-    """A process that runs `run_local`."""
-
-    def __init__(self, out: Path, sites: int, *words: str) -> None:
-        super().__init__()
-        self.out = out
-        self.process = self.start(str(STANDIN / "drive.py"), str(out), str(sites), *words)
-
-    def wait_for_joins(self, count: int, patience_s: float = 90) -> None:
-        """Until so many scripts have joined, rejoins included."""
-        wait_for(lambda: len(joins(self.out)) >= count, patience_s)
-
-    def end(self) -> tuple[int, str]:
-        """Exit status and stderr, once it has ended and left nothing running."""
-        _, errors = self.process.communicate(timeout=60)
-        wait_for(lambda: not self.pids(), 20)
-        return self.process.returncode, errors
-
-    def finish(self) -> None:
-        """Let the run end, and see that it ends well."""
-        (self.out / "finish").touch()
-        assert self.end() == (0, "")
 
 
 Start = Callable[..., Run]

@@ -13,10 +13,10 @@ import httpx
 import pytest
 
 from fedwan.errors import ConfigError, IdentityError
-from fedwan.flower.processes import free_port
 from fedwan.flower.relay import Forwarder, FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
+from tests.flower.fleet import free_port
 from tests.planes import eventually, in_thread
 
 PULL = "/v1/fleet/pull-messages"

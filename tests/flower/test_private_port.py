@@ -1,0 +1,198 @@
+"""Ports and files of a run, seen by another user of the machine; root alone can act as one."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import uvicorn
+
+from fedwan.flower import private_port
+from fedwan.flower.private_port import HOST, PrivateProtocol, owner_of
+from fedwan.flower.processes import Service, last_line
+from tests.flower.fleet import Run
+from tests.planes import eventually
+
+NOBODY = 65534
+as_nobody = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+# It imports first: the interpreter may lie where nobody may read.
+PRELUDE = """
+import encodings.idna, os, socket, sys, time
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+"""
+CALL = """
+for port in map(int, sys.argv[1:]):
+    with socket.socket() as caller:
+        caller.settimeout(10)
+        caller.connect(("127.0.0.1", port))
+        try:
+            caller.sendall(b"POST /v1/control/list-runs HTTP/1.1\\r\\nhost: x\\r\\n"
+                b"content-type: application/x-protobuf\\r\\ncontent-length: 0\\r\\n\\r\\n")
+            print(port, len(caller.recv(1000)))
+        except ConnectionError:
+            print(port, 0)
+"""
+LEAVE = """
+with socket.socket() as caller:
+    caller.connect(("127.0.0.1", int(sys.argv[1])))
+    caller.sendall(b"POST / HTTP/1.1\\r\\nhost: x\\r\\ncontent-length: 0\\r\\n\\r\\n")
+"""
+SEIZE = """
+with socket.socket() as listener:
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind(("127.0.0.1", int(sys.argv[1])))
+        print("seized")
+    except OSError:
+        print("in use")
+"""
+
+
+def nobody(code: str, *ports: int) -> str:
+    """What another user's Python prints."""
+    words = [sys.executable, "-I", "-c", PRELUDE + code, *map(str, ports)]
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
+
+
+@contextmanager
+def serving(listener: socket.socket) -> Iterator[list[str]]:
+    """A private server on a socket; gives the paths that it was asked for."""
+    asked: list[str] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+
+    server = uvicorn.Server(
+        uvicorn.Config(app, http=PrivateProtocol, ws="none", lifespan="off", log_config=None)
+    )
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        eventually(lambda: server.started)
+        yield asked
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def get(port: int, path: str) -> bytes:
+    with socket.create_connection((HOST, port), timeout=10) as caller:
+        caller.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        return caller.recv(1000)
+
+
+@as_nobody
+def test_a_private_port_serves_its_own_user_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with closing(private_port.listen()) as listener, serving(listener) as asked:
+        port = listener.getsockname()[1]
+        for _ in range(3):
+            assert nobody(CALL, port) == f"{port} 0\n"
+        assert b"hello" in get(port, "/mine")
+    assert asked == ["/mine"]
+    told = [record.getMessage() for record in caplog.records if "user" in record.getMessage()]
+    assert told == [f"user {NOBODY} called port {port}, which is user 0's alone"]
+
+
+@as_nobody
+def test_who_hung_up_before_it_was_looked_at_is_refused_too() -> None:
+    """The kernel says of a socket that nobody holds any more that it is root's, as we are here."""
+    with closing(private_port.listen()) as listener:
+        port = listener.getsockname()[1]
+        nobody(LEAVE, port)
+        with serving(listener) as asked:
+            assert b"hello" in get(port, "/mine")
+    assert asked == ["/mine"]
+
+
+def test_the_kernel_tells_whose_a_socket_is() -> None:
+    with (
+        closing(private_port.listen()) as listener,
+        socket.create_connection(listener.getsockname()) as caller,
+    ):
+        here, there = caller.getsockname(), caller.getpeername()
+        assert owner_of(here, there) == os.geteuid()
+        assert owner_of((HOST, 1), there) is None
+        caller.close()
+        assert owner_of(here, there) is None
+
+
+SERVER = """
+import sys, uvicorn
+from fedwan.flower import private_port
+
+def serve():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"hello"})
+    uvicorn.run(app, host="127.0.0.1", port=1, ws="none", lifespan="off")
+
+class Entry:
+    load = staticmethod(lambda: serve)
+
+private_port.entry_points = lambda **given: (Entry,)
+private_port.run_command(*sys.argv[1:])
+"""
+
+
+@as_nobody
+def test_nobody_can_take_the_place_of_a_server_that_starts_or_has_died(tmp_path: Path) -> None:
+    listener = private_port.listen()
+    port = listener.getsockname()[1]
+    assert nobody(SEIZE, port) == "in use\n"
+    argv = [sys.executable, "-P", "-c", SERVER, str(listener.fileno()), "it"]
+    service = Service("it", argv, tmp_path / "log", inherited=[listener])
+    with socket.create_connection((HOST, port), timeout=30) as caller:
+        caller.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+        assert b"200" in caller.recv(1000), last_line(service.log)
+        os.kill(service.pid, signal.SIGKILL)
+        eventually(lambda: service.poll() is not None)
+        assert nobody(SEIZE, port) == "in use\n"
+        listener.close()  # we die as well; who was connected may not have noticed yet
+        assert nobody(SEIZE, port) == "in use\n"
+
+
+@as_nobody
+@pytest.mark.slow
+def test_another_user_reaches_no_port_of_a_run_and_reads_no_file(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", 1)
+    try:
+        run.wait_for_joins(1)
+        ports = {port for pid in run.pids() for port in listening(pid)}
+        # SuperLink, door, data plane, forwarder, SuperNode.
+        assert len(ports) == 5
+        answers = dict(line.split() for line in nobody(CALL, *ports).splitlines())
+        # Two ask for a certificate; to what is no TLS they answer with an alert at most.
+        assert all(int(num_bytes) <= 7 for num_bytes in answers.values()), answers
+        open_to_others = [
+            path
+            for path in [run.out, *run.out.rglob("*")]
+            if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+        ]
+        assert not open_to_others
+        assert (run.out / "control.sock").is_socket()
+        run.finish()
+    finally:
+        run.kill()
+        run.process.communicate()
+
+
+def listening(pid: int) -> list[int]:
+    try:
+        found = psutil.Process(pid).net_connections("tcp")
+    except psutil.Error:
+        return []
+    return [row.laddr.port for row in found if row.status == psutil.CONN_LISTEN]
