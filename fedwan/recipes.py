@@ -30,7 +30,7 @@ OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
     *("inner.*.state", "inner.*.name=muon", "inner.*.name=own", "codec.up=topk2"),
     *("stream.fragments", "stream.tau", "stream.tau=0"),
-    *("round.grace", "round.max_staleness", "round.least_steps"),
+    *("round.grace", "round.max_staleness", "round.least_steps", "round.merge"),
     *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
     "site.precision=bf16-true",
 )
@@ -57,6 +57,18 @@ WAITS = tuple(
     Needs(key, _has_spare_sites, _one_less) for key in ("round.grace", "round.max_staleness")
 )
 """Of rounds that wait for all sites, or for a quorum."""
+MERGES = (
+    Needs("round.merge", lambda c, _: not c.round.max_staleness, "round.max_staleness=0"),
+    Needs("round.merge", lambda c, _: not c.round.least_steps, "round.least_steps=0"),
+    *(
+        # Of values that few sites send, nearly all are 0 in the middle.
+        Needs(
+            f"round.merge={rule}", lambda c, _: c.codec.up != "topk2", "round.merge=centered_clip"
+        )
+        for rule in ("trimmed_mean", "median")
+    ),
+)
+"""Of rounds that may be merged by a robust rule: one contribution a site, all of about H steps."""
 APART = Needs("network.*.h", lambda c, _: not c.round.least_steps, "round.least_steps=0")
 """Where networks may travel apart."""
 LOCAL_STEPS = ("h", "network.*.exclude", "inner.*", "codec.*", "site.*")

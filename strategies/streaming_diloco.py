@@ -15,6 +15,7 @@ from fedwan.coordinator.server_step import step_outer
 from fedwan.recipes import (
     APART,
     LOCAL_STEPS,
+    MERGES,
     STREAM,
     WAITS,
     barrier_policy,
@@ -25,7 +26,7 @@ from fedwan.recipes import (
 )
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, "outer.*", "stream.*", *WAITS)
+USES = (*LOCAL_STEPS, APART, "outer.*", "stream.*", *WAITS, *MERGES)
 DEFAULTS = {"h": 20, **STREAM, "outer.*": nesterov()}
 ALPHA = 0.5
 

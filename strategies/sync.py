@@ -10,10 +10,10 @@ from __future__ import annotations
 from fedwan.config import Config
 from fedwan.coordinator.server_step import mirror_inner
 from fedwan.fragments import whole
-from fedwan.recipes import barrier_policy, codec
+from fedwan.recipes import MERGES, barrier_policy, codec
 from fedwan.strategy import Strategy
 
-USES = ("codec.*", "site.partition*")
+USES = ("codec.*", "site.partition*", *MERGES)
 DEFAULTS = {"h": 1, "checkpoint.every": 50}
 
 

@@ -78,6 +78,14 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
         ("strategy=scaffnew round.least_steps=1", "round.least_steps = 1"),
         ("strategy=scaffnew outer.generator.lr=0.5", "outer.generator.lr = 0.5"),
         ("strategy=scaffnew stream.tau=2", "stream.tau = 2"),
+        ("strategy=scaffnew round.merge=median", "round.merge = 'median' has no effect with"),
+        ("strategy=async_diloco round.merge=median", "has no effect .* set strategy="),
+        ("round.merge=median codec.up=topk2", "'median' needs round.merge=centered_clip; set"),
+        ("round.merge=median round.least_steps=1", "'median' needs round.least_steps=0; set"),
+        (
+            "round.merge=median round.quorum=3 round.max_staleness=1",
+            "'median' needs round.max_staleness=0; set",
+        ),
         (
             "strategy=diloco h=20 steps=119",
             "steps=119 is no multiple of h=20.*set steps=100 or 120",

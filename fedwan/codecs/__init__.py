@@ -1,6 +1,6 @@
 """Codecs: how parameters are written on the wire, one file for each kind of them."""
 
-from fedwan.codecs.base import Codec, Coded, Plain, bf16, fp32, plain, with_feedback
+from fedwan.codecs.base import Codec, Coded, Plain, Reading, bf16, fp32, plain, with_feedback
 from fedwan.codecs.blocks import float4, int2, int4, int8
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
@@ -12,6 +12,7 @@ __all__ = [
     "Codec",
     "Payload",
     "Plain",
+    "Reading",
     "bf16",
     "codec_by_name",
     "float4",

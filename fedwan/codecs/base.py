@@ -11,6 +11,7 @@ from __future__ import annotations
 # ruff: noqa: D102 (what a `Coded` does is said once)
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -232,6 +233,16 @@ class Codec(NamedTuple):
     def decode(self, payload: Source, layout: Layout) -> State:
         """All tensors of a payload, checked whole before any is returned; copies."""
         return {name: value.clone() for name, value in self.decode_each(payload, layout)}
+
+
+class Reading:
+    """A payload's coded tensors, to be read any number of times; each as `Codec.read_each`."""
+
+    def __init__(self, codec: Codec, payload: Source, layout: Layout) -> None:
+        self._read = partial(codec.read_each, payload, layout)
+
+    def __iter__(self) -> Iterator[tuple[str, Coded]]:
+        return self._read()
 
 
 def with_feedback(codec: Codec) -> Codec:

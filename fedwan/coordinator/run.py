@@ -21,7 +21,7 @@ from queue import Empty
 from typing import Any, NoReturn, cast
 
 from fedwan.app import complete, load_strategy, sources
-from fedwan.codecs import fp32
+from fedwan.codecs import Reading, fp32
 from fedwan.config import Config, site_names
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.members import decisions
@@ -29,12 +29,13 @@ from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint, read_global
 from fedwan.coordinator.quality import Finding, find
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
+from fedwan.coordinator.robust import RobustMerger, Rule
 from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
 from fedwan.data.sources import has_own_data
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.files import hash_file
-from fedwan.fragments import whole
+from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
@@ -87,7 +88,7 @@ class CoordinatedRun:
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
-        self._mergers: dict[int, Merger] = {}
+        self._mergers: dict[int, Merger | RobustMerger] = {}
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
         self._evaluation = Evaluation(has_own_data(config.data))
@@ -227,7 +228,7 @@ class CoordinatedRun:
         with hub.changed:
             round_ = rounds.begin(began_s)
         fragment = round_.fragment
-        merger = self._mergers.setdefault(fragment.index, Merger(fragment.layout))
+        merger = self._merger(fragment)
         samples = self._gather(model, round_, merger)
         before = merger.sampler.of(model.state)
         nominal = rounds.nominal // fragment.times
@@ -249,8 +250,18 @@ class CoordinatedRun:
         self._notice_lost()
         self._take_reports()
 
+    def _merger(self, fragment: Fragment) -> Merger | RobustMerger:
+        if fragment.index not in self._mergers:
+            asked, layout = self.config.round, fragment.layout
+            self._mergers[fragment.index] = (
+                Merger(layout)
+                if asked.merge == "mean"
+                else RobustMerger(layout, cast(Rule, asked.merge), asked.bad)
+            )
+        return self._mergers[fragment.index]
+
     def _gather(
-        self, model: GlobalModel, round_: Round[Contribution], merger: Merger
+        self, model: GlobalModel, round_: Round[Contribution], merger: Merger | RobustMerger
     ) -> list[Sample]:
         """Merge contributions until the policy closes the round; a sample of each."""
         samples: list[Sample] = []
@@ -260,6 +271,7 @@ class CoordinatedRun:
             for merge in merges:
                 if round_.is_on_arrival and (others := len(self.hub.rounds.awaited) - 1):
                     # One contribution must not replace the running statistics of all.
+                    assert isinstance(merger, Merger), "strategies on arrival merge by the mean"
                     merger.keep(model.state, float(others))
                 samples.append(self._merge(merge, round_, merger))
                 self._tidier.tidy()
@@ -270,11 +282,11 @@ class CoordinatedRun:
             is_paused = self._idle(model, round_, is_paused)
 
     def _merge(
-        self, merge: Merge[Contribution], round_: Round[Contribution], merger: Merger
+        self, merge: Merge[Contribution], round_: Round[Contribution], merger: Merger | RobustMerger
     ) -> Sample:
         nominal = self.hub.rounds.nominal // round_.fragment.times
         return merger.add(
-            self._strategy.up.read_each(merge.contribution.payload, round_.fragment.layout),
+            Reading(self._strategy.up, merge.contribution.payload, round_.fragment.layout),
             merge.contribution.work.samples / nominal,
             merge.scale,
         )

@@ -1,0 +1,262 @@
+"""Merging that bears contributions which lie: n contributions, of which b may hold anything.
+
+    trimmed_mean    by value, the mean without the b largest and the b smallest
+                    (Yin et al. 2018, 1803.01498, definition 2)
+    median          by value, of an even n the mean of the middle two (the same, definition 1)
+    centered_clip   by network, v + mean of min(1, t / |x_i - v|) (x_i - v), where v is the median
+                    and t the (n - b)-th smallest |x_i - v| (Karimireddy et al. 2021, 2012.10333,
+                    equation CC, one iteration; v there is the round's before)
+    krum            by network, the mean of the n - b - 2 contributions that are closest to their
+                    n - b - 2 nearest others (Blanchard et al. 2017, 1703.02757; so many are safe
+                    by El Mhamdi et al. 2019, 1905.04374)
+
+That is for parameters. Of all else, whatever the rule for these: means by value as above (trimmed,
+or their median), variances likewise, of v_i + (m_i - m)² with m the merged mean, and of counters
+the (b + 1)-th largest, which an honest site vouches for.
+
+Contributions count alike, since weights are what their sites say. Where fewer come than b needs,
+which takes sites that were drained or ejected, b is what their number bears.
+
+Memory: the merged fragment, and n times its largest tensor, coded and decoded, and n running means.
+Time: every payload is read once as it comes and once to be merged, a second time by those rules
+that go by network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedwan.codecs import Coded
+from fedwan.codecs.base import span_values, spans
+from fedwan.doctor.sampling import Sample, Sampler
+from fedwan.state import Layout, Role, State, network_of
+
+Rule = Literal["trimmed_mean", "median", "centered_clip", "krum"]
+
+Tensors = Iterable[tuple[str, Coded]]
+
+
+class RobustMerger:
+    """Merges contributions of one fragment once all of them are there; as `merge.Merger`."""
+
+    def __init__(self, layout: Layout, rule: Rule, bad: int) -> None:
+        self._layout = layout
+        self._rule = rule
+        self._bad = bad
+        self.sampler = Sampler(layout)
+        self._contributions: list[Tensors] = []
+
+    def add(self, tensors: Tensors, weight: float = 1.0, scale: float = 1.0) -> Sample:
+        """Add one checked contribution, which is read again by `take`; a sample of its deltas."""
+        assert iter(tensors) is not tensors, "a contribution is read more than once"
+        sample: Sample = {}
+        for _ in self.sampler.tap(tensors, sample):
+            pass
+        self._contributions.append(tensors)
+        return sample
+
+    def take(self) -> State:
+        """The merged contribution, the caller's to keep; begins anew.
+
+        Parameters, means and variances are fp32; counters keep their dtype.
+        """
+        assert self._contributions, "nothing was merged"
+        if self._rule == "krum":
+            merged = self._krum()
+        elif self._rule == "centered_clip":
+            merged = self._centered_clip()
+        else:
+            merged = self._by_value()
+        self._contributions = []
+        return {name: merged[name] for name in self._layout}
+
+    def _by_value(self) -> State:
+        return {name: value for name, value, _ in self._values()}
+
+    def _values(self, is_whole: bool = True) -> Iterator[tuple[str, Tensor, list[Coded]]]:
+        """Each tensor merged by value, and as it came; without `is_whole`, parameters are empty."""
+        num = len(self._contributions)
+        bad = trim_of(num, self._bad)
+        cut = bad if self._rule == "trimmed_mean" else (num - 1) // 2
+        means: dict[str, Tensor] = {}
+        for name, coded in self._side_by_side():
+            role = self._layout[name].role
+            if role is Role.PARAMETER and not is_whole:
+                yield name, torch.empty(0), coded
+                continue
+            values = [each.tensor() for each in coded]
+            if role is Role.COUNTER:
+                yield name, vouched(torch.stack(values), bad), coded
+                continue
+            if role is Role.VARIANCE and (mean := name.removesuffix("var") + "mean") in means:
+                values = [v + d for v, d in zip(values, means.pop(mean), strict=True)]
+            merged = torch.empty(self._layout[name].shape)
+            middle_of(values, cut, merged)
+            if role is Role.MEAN and name.removesuffix("mean") + "var" in self._layout:
+                means[name] = (torch.stack(values).float() - merged).square()
+            yield name, merged, coded
+
+    def _side_by_side(self) -> Iterator[tuple[str, list[Coded]]]:
+        """Each tensor of all contributions."""
+        for parts in zip(*self._contributions, strict=True):
+            yield parts[0][0], [coded for _, coded in parts]
+
+    def _centered_clip(self) -> State:
+        """In two passes: the median and distances from it, then the clipped ones are added."""
+        merged: State = {}
+        squares: dict[str, Tensor] = {}
+        for name, value, coded in self._values():
+            merged[name] = value
+            if self._layout[name].role is Role.PARAMETER:
+                network = network_of(name)
+                rows = [each.tensor() for each in coded]
+                squares[network] = squares.get(network, 0.0) + squares_from(value, rows)
+        shares = {
+            network: clip_shares(square.sqrt().tolist(), self._bad)
+            for network, square in squares.items()
+        }
+        for name, coded in self._side_by_side():
+            if self._layout[name].role is Role.PARAMETER:
+                share = shares[network_of(name)]
+                merged[name].mul_(1.0 - sum(share))
+                for each, part in zip(coded, share, strict=True):
+                    each.add_to(merged[name], part)
+        return merged
+
+    def _krum(self) -> State:
+        """In two passes: distances of all pairs, then the mean of those that are chosen."""
+        merged: State = {}
+        squares: dict[str, Tensor] = {}
+        for name, value, coded in self._values(is_whole=False):
+            if self._layout[name].role is not Role.PARAMETER:
+                merged[name] = value
+                continue
+            network = network_of(name)
+            rows = [each.tensor() for each in coded]
+            squares[network] = squares.get(network, 0.0) + squares_between(rows)
+        chosen = {network: krum_choice(square, self._bad) for network, square in squares.items()}
+        for name, coded in self._side_by_side():
+            if self._layout[name].role is Role.PARAMETER:
+                first, *others = (coded[i] for i in chosen[network_of(name)])
+                merged[name] = torch.empty(self._layout[name].shape)
+                first.write_to(merged[name])
+                for each in others:
+                    each.add_to(merged[name])
+                if others:
+                    merged[name].div_(1 + len(others))
+        return merged
+
+
+def trim_of(num: int, bad: int) -> int:
+    """How many of so many can be left out at either end, `bad` of them at most.
+
+    >>> trim_of(4, 1), trim_of(2, 1)
+    (1, 0)
+    """
+    return min(bad, (num - 1) // 2)
+
+
+def middle_mean(rows: Tensor, cut: int) -> Tensor:
+    """By value, the mean of rows (n, …) but for the `cut` largest and smallest; spoils the rows.
+
+    With cut = (n - 1) // 2 their median. The same bits on any number of threads.
+
+    >>> middle_mean(torch.tensor([[1e17], [3.0], [1.0], [2.0]]), 1)
+    tensor([2.5000])
+    """
+    middle = _middle(rows, cut)
+    total = middle[0].clone()
+    for row in middle[1:]:
+        total += row
+    return total.div_(len(middle)) if len(middle) > 1 else total
+
+
+def vouched(rows: Tensor, bad: int) -> Tensor:
+    """By value, the (bad + 1)-th largest of rows (n, …): an honest one is as large."""
+    return _middle(rows, bad).amax(0)
+
+
+def _middle(rows: Tensor, cut: int) -> Tensor:
+    """Rows but for the `cut` largest and smallest by value, in place: 2 cut (n - 1) exchanges.
+
+    A tenth of the time of `torch.sort` along the first of two dimensions, with few rows.
+    """
+    last = len(rows) - 1
+    for done in range(cut):
+        for i in range(done, last - done):
+            _exchange(rows[i], rows[i + 1])
+        for i in range(last - done - 1, done, -1):
+            _exchange(rows[i - 1], rows[i])
+    return rows[cut : len(rows) - cut]
+
+
+def _exchange(low: Tensor, high: Tensor) -> None:
+    """Smaller values into the one, larger ones into the other."""
+    lower = torch.minimum(low, high)
+    torch.maximum(low, high, out=high)
+    low.copy_(lower)
+
+
+def middle_of(values: Sequence[Tensor], cut: int, into: Tensor) -> None:
+    """`middle_mean` of tensors, a span at a time, into one of their shape."""
+    flat, target = [value.reshape(-1) for value in values], into.view(-1)
+    for span in spans(len(target), span_values(len(target), target.device)):
+        target[span] = middle_mean(torch.stack([each[span].float() for each in flat]), cut)
+
+
+def squares_from(centre: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """Squared distances from a tensor, fp64 (n,): no fp32 value is too large for it."""
+    total = torch.zeros(len(values), dtype=torch.float64)
+    for rows, middle in _double_rows([*values, centre]):
+        total += (rows - middle).square().sum(1)
+    return total
+
+
+def squares_between(values: Sequence[Tensor]) -> Tensor:
+    """Squared distances of all pairs, fp64 (n, n)."""
+    num = len(values)
+    total = torch.zeros(num, num, dtype=torch.float64)
+    for others, last in _double_rows(values):
+        rows = torch.cat([others, last[None]])
+        for i in range(num - 1):
+            total[i, i + 1 :] += (rows[i + 1 :] - rows[i]).square().sum(1)
+    return total + total.T
+
+
+def _double_rows(values: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """All but the last, fp64 (n - 1, span), and the last (span,), a span at a time."""
+    flat = [value.reshape(-1) for value in values]
+    for span in spans(len(flat[0]), span_values(len(flat[0]), flat[0].device)):
+        rows = torch.stack([each[span].double() for each in flat])
+        yield rows[:-1], rows[-1]
+
+
+def clip_shares(distances: Sequence[float], bad: int) -> list[float]:
+    """What each contribution's distance from the centre is multiplied by: min(1, t / d_i) / n.
+
+    t is the (n - bad)-th smallest distance: an honest one is as large.
+
+    >>> clip_shares([1.0, 2.0, 1e17, 1.5], bad=1)
+    [0.25, 0.25, 5e-18, 0.25]
+    """
+    num = len(distances)
+    most = sorted(distances)[num - 1 - trim_of(num, bad)]
+    return [min(1.0, most / d) / num if d else 1.0 / num for d in distances]
+
+
+def krum_choice(squares: Tensor, bad: int) -> list[int]:
+    """Places of the n - bad - 2 contributions that krum keeps, ascending; all of fewer than three.
+
+    A score is the sum of squared distances to the n - bad - 2 nearest others, from squares (n, n).
+    Of equal scores the first in site order is kept.
+    """
+    num = len(squares)
+    if num < 3:
+        return list(range(num))
+    count = num - 2 - max(0, min(bad, (num - 3) // 2))
+    scores = squares.sort(1).values[:, 1 : count + 1].sum(1).tolist()
+    return sorted(sorted(range(num), key=scores.__getitem__)[:count])

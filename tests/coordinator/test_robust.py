@@ -1,0 +1,273 @@
+"""Merging that bears contributions which lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.server.strategy import aggregate as flower
+from torch import Tensor
+
+from fedwan.codecs import Codec, Reading, fp32, int4, plain
+from fedwan.codecs.payload import Source
+from fedwan.coordinator.merge import Merger
+from fedwan.coordinator.robust import RobustMerger, Rule, krum_choice, middle_mean, squares_between
+from fedwan.coordinator.servicer import _upload
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.buffer import FileBuffer
+from fedwan.state import Layout, Role, State
+from tests.support import (
+    WrappedLink,
+    encoded,
+    hub_of,
+    read_all,
+    run_tiny,
+    same_bits,
+    spec,
+    tiny_config,
+)
+
+LAYOUT: Layout = {
+    "d/weight": spec((5,)),
+    "g/bn.num_batches_tracked": spec((), Role.COUNTER, torch.int64),
+    "g/bn.running_mean": spec((4,), Role.MEAN),
+    "g/bn.running_var": spec((4,), Role.VARIANCE),
+    "g/first": spec((2, 3)),
+    "g/weight": spec((4, 3)),
+}
+RULES: list[Rule] = ["trimmed_mean", "median", "centered_clip", "krum"]
+every_rule = pytest.mark.parametrize("rule", RULES)
+HUGE = 1e17
+
+
+def contribution(seed: int) -> State:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.tensor(100 + seed % 3)
+        if spec.role is Role.COUNTER
+        else torch.rand(spec.shape, generator=generator)
+        for name, spec in LAYOUT.items()
+    }
+
+
+def hostile(value: float) -> State:
+    return {
+        name: torch.full(spec.shape, abs(value) if spec.role is Role.VARIANCE else value).to(
+            spec.dtype
+        )
+        for name, spec in LAYOUT.items()
+    }
+
+
+def merge(states: Sequence[State], rule: Rule, bad: int = 1, layout: Layout = LAYOUT) -> State:
+    merger = RobustMerger(layout, rule, bad)
+    for state in states:
+        merger.add(plain(state).items())
+    return merger.take()
+
+
+def results(states: Sequence[State], network: str) -> list[tuple[list[np.ndarray], int]]:
+    return [
+        ([v.numpy() for n, v in state.items() if n.startswith(network) and "bn" not in n], 1)
+        for state in states
+    ]
+
+
+@pytest.mark.parametrize("num", [3, 4, 5, 10, 11])
+def test_the_median_is_flower_s_bit_for_bit(num: int) -> None:
+    states = [contribution(seed) for seed in range(num)]
+    merged = merge(states, "median")
+    for network in ("d", "g"):
+        expected = flower.aggregate_median(results(states, network))
+        for mine, theirs in zip(results([merged], network)[0][0], expected, strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize(("num", "bad"), [(3, 1), (4, 1), (10, 2), (11, 5)])
+def test_the_trimmed_mean_is_flower_s(num: int, bad: int) -> None:
+    states = [contribution(seed) for seed in range(num)]
+    merged = merge(states, "trimmed_mean", bad)
+    for network in ("d", "g"):
+        expected = flower.aggregate_trimmed_avg(results(states, network), (bad + 1e-9) / num)
+        for mine, theirs in zip(results([merged], network)[0][0], expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("num", "bad"), [(5, 1), (7, 2), (10, 1), (10, 3)])
+def test_krum_is_flower_s_multi_krum_network_by_network(num: int, bad: int) -> None:
+    states = [contribution(seed) for seed in range(num)]
+    merged = merge(states, "krum", bad)
+    for network in ("d", "g"):
+        expected = flower.aggregate_krum(results(states, network), bad, num - bad - 2)
+        for mine, theirs in zip(results([merged], network)[0][0], expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+
+
+def test_distances_are_those_of_all_pairs_however_large() -> None:
+    values = [torch.tensor([0.0, 0.0]), torch.tensor([3.0, 4.0]), torch.tensor([3e38, -3e38])]
+    squares = squares_between(values)
+    assert squares[0, 1] == squares[1, 0] == 25.0
+    assert bool(torch.isfinite(squares).all()) and squares.diagonal().eq(0).all()
+
+
+def test_krum_keeps_the_first_of_equal_ones_in_site_order() -> None:
+    assert krum_choice(torch.zeros(5, 5, dtype=torch.float64), bad=1) == [0, 1]
+    assert krum_choice(torch.zeros(2, 2, dtype=torch.float64), bad=1) == [0, 1]
+
+
+def test_centered_clip_is_its_equation() -> None:
+    states = [*(contribution(seed) for seed in range(3)), hostile(50.0)]
+    merged = merge(states, "centered_clip")
+    rows = torch.stack([torch.cat([s["g/first"].view(-1), s["g/weight"].view(-1)]) for s in states])
+    centre = rows.quantile(0.5, dim=0)
+    apart = rows - centre
+    distances = apart.norm(dim=1)
+    radius = distances.sort().values[2]
+    expected = centre + (apart * (radius / distances).clamp(max=1.0)[:, None]).mean(0)
+    got = torch.cat([merged["g/first"].view(-1), merged["g/weight"].view(-1)])
+    torch.testing.assert_close(got, expected)
+
+
+@every_rule
+@pytest.mark.parametrize("value", [HUGE, -HUGE, 3e38, 1000.0])
+@pytest.mark.parametrize("place", [0, 2, 4])
+def test_one_that_lies_moves_nothing_out_of_the_honest_ones_range(
+    rule: Rule, value: float, place: int
+) -> None:
+    honest = [contribution(seed) for seed in range(4)]
+    states = honest[:place] + [hostile(value)] + honest[place:]
+    merged = merge(states, rule)
+    for name, found in merged.items():
+        rows = torch.stack([state[name] for state in honest])
+        least, most = rows.amin(0), rows.amax(0)
+        if LAYOUT[name].role is Role.VARIANCE:  # of all data: those of a site, and between sites
+            most = most + 1.0
+        if rule == "centered_clip" and LAYOUT[name].role is Role.PARAMETER:
+            # By network: up to a fifth of the largest honest distance, which is below 5.
+            least, most = least - 1.0, most + 1.0
+        assert bool((found >= least).all() and (found <= most).all()), name
+
+
+def test_without_robust_merging_one_is_enough() -> None:
+    merger = Merger(LAYOUT)
+    for state in [contribution(0), contribution(1), hostile(HUGE)]:
+        merger.add(plain(state).items(), 1.0)
+    assert float(merger.take()["g/weight"].min()) > 1e16
+
+
+@every_rule
+def test_two_of_seven_that_conspire_are_borne(rule: Rule) -> None:
+    honest = [contribution(seed) for seed in range(5)]
+    merged = merge([hostile(HUGE), *honest, hostile(HUGE)], rule, bad=2)
+    assert all(float(value.max()) < 1000.0 for value in merged.values())
+    assert int(merged["g/bn.num_batches_tracked"]) <= 102
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_the_middle_mean_is_that_of_sorted_values(cut: int) -> None:
+    rows = torch.randn(7, 1000, generator=torch.Generator().manual_seed(1))
+    expected = rows.sort(0).values[cut : 7 - cut].mean(0)
+    torch.testing.assert_close(middle_mean(rows.clone(), cut), expected)
+
+
+def test_variances_are_total_ones_around_the_robust_mean() -> None:
+    layout = {n: s for n, s in LAYOUT.items() if s.role in (Role.MEAN, Role.VARIANCE)}
+    states = [{n: torch.full((4,), v) for n in layout} for v in (1.0, 2.0, 3.0, 9.0)]
+    merged = merge(states, "trimmed_mean", layout=layout)
+    # Means 1, 2, 3, 9 give 2.5; variances with squared distances 3.25, 2.25, 3.25, 51.25.
+    assert merged["g/bn.running_mean"].tolist() == [2.5] * 4
+    assert merged["g/bn.running_var"].tolist() == [3.25] * 4
+
+
+@every_rule
+def test_a_single_contribution_comes_back_as_it_is(rule: Rule) -> None:
+    assert same_bits(merge([contribution(3)], rule), contribution(3))
+
+
+@every_rule
+def test_fewer_than_the_rule_needs_are_merged_as_their_number_bears(rule: Rule) -> None:
+    states = [contribution(seed) for seed in range(2)]
+    expected = (states[0]["g/weight"] + states[1]["g/weight"]) / 2
+    torch.testing.assert_close(merge(states, rule, bad=3)["g/weight"], expected)
+
+
+@every_rule
+def test_a_merger_begins_anew_and_gives_the_same_bits_again(rule: Rule) -> None:
+    states = [contribution(seed) for seed in range(5)]
+    merger = RobustMerger(LAYOUT, rule, 1)
+    taken: list[State] = []
+    for _ in range(2):
+        for state in states:
+            sample = merger.add(plain(state).items())
+        taken.append(merger.take())
+    assert same_bits(*taken) and list(taken[0]) == list(LAYOUT)
+    expected = torch.cat([states[4]["g/first"].view(-1), states[4]["g/weight"].view(-1)])
+    assert torch.equal(sample["g"], expected)
+
+
+@every_rule
+@pytest.mark.parametrize("codec", [fp32(), int4()], ids=lambda codec: codec.name)
+def test_coded_contributions_in_files_merge_as_decoded_ones(
+    rule: Rule, codec: Codec, tmp_path: Path
+) -> None:
+    decoded, coded = RobustMerger(LAYOUT, rule, 1), RobustMerger(LAYOUT, rule, 1)
+    for seed in range(5):
+        payload, _ = codec.encode(contribution(seed), {}, LAYOUT)
+        file = FileBuffer(payload.num_bytes, tmp_path)
+        file.write(0, read_all(payload))
+        decoded.add(plain(codec.decode(payload, LAYOUT)).items())
+        coded.add(Reading(codec, file, LAYOUT))
+    assert same_bits(coded.take(), decoded.take())
+
+
+class HostileLink(WrappedLink):
+    """Every contribution is another than the site computed."""
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.CONTRIBUTION:
+            layout = hub_of(self._inner).intake._codec_and_layout(_upload("", header))[1]
+            state = fp32().decode(payload, layout)
+            state = {name: worse(value, layout[name].role) for name, value in state.items()}
+            payload = encoded(state, layout)
+            header.checksum = payload.checksum
+        return self._inner.upload(header, payload)
+
+
+def worse(value: Tensor, role: Role) -> Tensor:
+    if role is Role.COUNTER:
+        return value + 1_000_000
+    return value * -1e4 if role is Role.PARAMETER else value + 1e6
+
+
+@every_rule
+@pytest.mark.parametrize("strategy", ["diloco", "local_sgd", "streaming_diloco", "sync"])
+def test_a_run_with_a_hostile_site_ends_near_one_without(
+    rule: Rule, strategy: str, tmp_path: Path
+) -> None:
+    h = 1 if strategy == "sync" else 4
+    stream = {"stream": {"fragments": 2, "tau": 1}} if strategy == "streaming_diloco" else {}
+
+    def ran(folder: str, rule: str, *hostile: str) -> State:
+        sections: dict[str, Any] = {"round": {"merge": rule}, **stream}
+        config = tiny_config(strategy, sites=5, h=h, steps=4 * h, **sections)
+        run = run_tiny(
+            tmp_path / folder,
+            config,
+            norm=True,
+            wrap=lambda name, link: HostileLink(link) if name in hostile else link,
+        )
+        assert len(run.hashes) == 1
+        return run.state
+
+    clean = ran("clean", "mean")
+    assert apart(ran("mean", "mean", "s3"), clean) > 10
+    assert apart(robust := ran("robust", rule, "s3"), clean) < 3
+    assert same_bits(ran("again", rule, "s3"), robust)
+
+
+def apart(one: State, other: State) -> float:
+    return max(float((one[name].double() - other[name]).abs().max()) for name in one)
