@@ -27,7 +27,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 HOST = "127.0.0.1"
 
 _SOCKETS = Path("/proc/self/net/tcp")
-_refused: set[int] = set()
+_refused: set[tuple[int, int]] = set()
 
 _log = logging.getLogger(__name__)
 
@@ -73,10 +73,10 @@ class PrivateProtocol(H11Protocol):
         here, there = transport.get_extra_info("sockname"), transport.get_extra_info("peername")
         if (owner := owner_of(there, here)) != os.geteuid():
             transport.abort()
-            words = owner, here[1], os.geteuid()
             # One line for each, whatever they do; who has hung up already is nobody.
-            if owner is not None and owner not in _refused:
-                _refused.add(owner)
+            if owner is not None and (owner, here[1]) not in _refused:
+                _refused.add((owner, here[1]))
+                words = owner, here[1], os.geteuid()
                 _log.warning("user %d called port %d, which is user %d's alone", *words)
 
 

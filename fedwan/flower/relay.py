@@ -74,6 +74,8 @@ class _Relay(ABC):
     since Flower gives up at 500.
     """
 
+    _protocol: type[H11Protocol]
+    """Who may connect at all."""
     _patience_s = 0.0
     """For how long calls that cannot leave us are held."""
 
@@ -87,7 +89,7 @@ class _Relay(ABC):
         self._server = uvicorn.Server(
             uvicorn.Config(
                 self._handle,
-                http=PrivateProtocol if serves is None else _Protocol,
+                http=self._protocol,
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -218,6 +220,8 @@ class FrontDoor(_Relay):
     `crl.pem` in the coordinator's identity folder shuts out revoked sites. Port 0 takes a free one.
     """
 
+    _protocol = _Protocol
+
     def __init__(self, identity: Path, host: str, port: int) -> None:
         credentials = Identity.load(identity, role="coordinator")
         tls = credentials.ssl_context(server=True)
@@ -251,6 +255,7 @@ class Forwarder(_Relay):
     door's return.
     """
 
+    _protocol = PrivateProtocol
     # Less than the 30 s after which a SuperNode gives a call up.
     _patience_s = 15.0
 

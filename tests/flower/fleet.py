@@ -19,6 +19,26 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STANDIN = Path(__file__).parent / "standin"
+NOBODY = 65534
+as_nobody = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+
+# It imports first: the interpreter may lie where nobody may read.
+_PRELUDE = """
+import encodings.idna, os, socket, sys, time
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+"""
+CALL = """
+for port in map(int, sys.argv[1:]):
+    with socket.socket() as caller:
+        caller.settimeout(10)
+        caller.connect(("127.0.0.1", port))
+        try:
+            caller.sendall(b"POST /v1/control/list-runs HTTP/1.1\\r\\nhost: x\\r\\n"
+                b"content-type: application/x-protobuf\\r\\ncontent-length: 0\\r\\n\\r\\n")
+            print(port, len(caller.recv(1000)))
+        except ConnectionError:
+            print(port, 0)
+"""
 
 
 class Fleet:
@@ -114,3 +134,9 @@ def free_port() -> int:
             if probe.connect_ex(("127.0.0.1", port)):
                 return port
     pytest.fail("no free port on 127.0.0.1")
+
+
+def nobody(code: str, *ports: int) -> str:
+    """What another user's Python prints."""
+    words = [sys.executable, "-I", "-c", _PRELUDE + code, *map(str, ports)]
+    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout

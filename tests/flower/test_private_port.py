@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import stat
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -21,29 +20,9 @@ import uvicorn
 from fedwan.flower import private_port
 from fedwan.flower.private_port import HOST, PrivateProtocol, owner_of
 from fedwan.flower.processes import Service, last_line
-from tests.flower.fleet import Run
+from tests.flower.fleet import CALL, NOBODY, Run, as_nobody, nobody
 from tests.planes import eventually
 
-NOBODY = 65534
-as_nobody = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
-
-# It imports first: the interpreter may lie where nobody may read.
-PRELUDE = """
-import encodings.idna, os, socket, sys, time
-os.setgroups([]); os.setgid(65534); os.setuid(65534)
-"""
-CALL = """
-for port in map(int, sys.argv[1:]):
-    with socket.socket() as caller:
-        caller.settimeout(10)
-        caller.connect(("127.0.0.1", port))
-        try:
-            caller.sendall(b"POST /v1/control/list-runs HTTP/1.1\\r\\nhost: x\\r\\n"
-                b"content-type: application/x-protobuf\\r\\ncontent-length: 0\\r\\n\\r\\n")
-            print(port, len(caller.recv(1000)))
-        except ConnectionError:
-            print(port, 0)
-"""
 LEAVE = """
 with socket.socket() as caller:
     caller.connect(("127.0.0.1", int(sys.argv[1])))
@@ -58,12 +37,6 @@ with socket.socket() as listener:
     except OSError:
         print("in use")
 """
-
-
-def nobody(code: str, *ports: int) -> str:
-    """What another user's Python prints."""
-    words = [sys.executable, "-I", "-c", PRELUDE + code, *map(str, ports)]
-    return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower.relay import Forwarder, FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
-from tests.flower.fleet import free_port
+from tests.flower.fleet import CALL, as_nobody, free_port, nobody
 from tests.planes import eventually, in_thread
 
 PULL = "/v1/fleet/pull-messages"
@@ -241,3 +241,13 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
         says = "did not prove to be this run's coordinator" if when[0] == "a" else "is revoked"
         assert says in text and "\n" not in text
     waiting()
+
+
+@as_nobody
+def test_a_forwarder_serves_its_own_user_alone(
+    door: FrontDoor, superlink: Any, authority: Path
+) -> None:
+    with forwarding(authority / "s1", door.port) as forwarder:
+        assert nobody(CALL, forwarder.port) == f"{forwarder.port} 0\n"
+        assert post(forwarder).status_code == 200
+    assert len(superlink.requests) == 1
