@@ -22,11 +22,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.fleet import Process, issue_all, module, peak_rss_mb
+from benchmarks.harness.fleet import Process, module, peak_rss_mb
 from benchmarks.harness.table import Row
 from benchmarks.transport import TCP_SHARE
 from benchmarks.wan import Star, WanLink
 from fedwan.errors import FedwanError
+from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import UploadReception
 from fedwan.link.client import GrpcLink
@@ -49,7 +50,7 @@ def measure(args: argparse.Namespace) -> Iterator[Row]:
     wire_s = gb * 8e3 / (args.rate_mbit * TCP_SHARE) + silence_s
     with Star(1, WanLink(args.rate_mbit, RTT_MS)) as star, tempfile.TemporaryDirectory() as folder:
         host, pipes = star.coordinator.address, {"stdin": -1, "stdout": -1, "text": True}
-        issue_all(Path(folder), host, ["s1"])
+        pki.federation(Path(folder), [host], ["s1"])
         words = module("rough", folder, host)
         server: Any = Process("server", words, star.coordinator).start(**pipes)
         port = server.stdout.readline().strip()

@@ -23,10 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.fleet import Process, issue_all, module
+from benchmarks.harness.fleet import Process, module
 from benchmarks.harness.table import Row, columns_of
 from benchmarks.wan import Star, WanLink, tcp_mbit
 from fedwan.errors import FedwanError
+from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import threads_per_site
@@ -61,7 +62,7 @@ def opened(star: Star, case: Case) -> Iterator[Callable[[int], tuple[float, int]
     """The two ends, in a star: what transfers so many bytes, and says Mbit/s and channels."""
     host, pipes = star.coordinator.address, {"stdin": -1, "stdout": -1, "text": True}
     with tempfile.TemporaryDirectory() as folder:
-        issue_all(Path(folder), host, ["s1"])
+        pki.federation(Path(folder), [host], ["s1"])
         words = module("transport", folder, case.congestion)
         server: Any = Process("server", [*words, host], star.coordinator).start(**pipes)
         words += [f"{host}:{server.stdout.readline().strip()}", str(case.channels)]

@@ -45,9 +45,7 @@ def pytest_collection_finish() -> None:
 def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Identity folders that one authority issued: `coordinator`, `s1`, `s2`, `s3`; read only."""
     folder = tmp_path_factory.mktemp("pki")
-    pki.init(folder, ["127.0.0.1"])
-    for site in ("s1", "s2", "s3"):
-        pki.issue(folder, site)
+    pki.federation(folder, ["127.0.0.1"], ["s1", "s2", "s3"])
     return folder
 
 
@@ -55,6 +53,5 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def foreign_identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folders of the same names from another authority."""
     folder = tmp_path_factory.mktemp("foreign_pki")
-    pki.init(folder, ["127.0.0.1"])
-    pki.issue(folder, "s1")
+    pki.federation(folder, ["127.0.0.1"], ["s1"])
     return folder

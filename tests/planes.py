@@ -170,9 +170,19 @@ def serving(
     num_threads: int = 24,
     heartbeat_s: float = 0.2,
     congestion: str = "auto",
+    num_sites: int = 1,
 ) -> Iterator[DataPlane]:
     identity = Identity.load(identities / "coordinator", "coordinator")
-    plane = DataPlane(hub, identity, "127.0.0.1", port, num_threads, heartbeat_s, congestion)
+    plane = DataPlane(
+        hub,
+        identity,
+        "127.0.0.1",
+        port,
+        num_threads,
+        heartbeat_s,
+        congestion,
+        num_sites=num_sites,
+    )
     plane.start()
     try:
         yield plane

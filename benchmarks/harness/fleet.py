@@ -156,13 +156,6 @@ def _command(role: str, folder: Path, processes: int) -> list[str]:
     return [*words[:2], *run, *words[2:]]
 
 
-def issue_all(folder: Path, host: str, sites: Sequence[str]) -> None:
-    """Identities for a coordinator at a host, and for these sites."""
-    pki.init(folder, [host])
-    for site in sites:
-        pki.issue(folder, site)
-
-
 @contextmanager
 def linked(sites: int, link: WanLink) -> Iterator[tuple[Star | None, str, list[str]]]:
     """A star of such links or None, the emulation's name, and settings for the run.
@@ -203,7 +196,7 @@ def run_fleet(
         config = dataclasses.replace(config, out=str(folder / "out"))
         dump(config, folder / "config.yaml")
         names = site_names(config)
-        issue_all(folder / "pki", host, names)
+        pki.federation(folder / "pki", [host], names)
         roles = ["coordinator", *([ROLE_OF_LIGHT_SITES] if has_light_sites else names)]
         places = [star.coordinator, *star.sites] if star else [None] * len(roles)
         processes = [

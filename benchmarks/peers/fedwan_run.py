@@ -10,15 +10,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.fleet import issue_all, load_json, save_json
+from benchmarks.harness.fleet import load_json, save_json
 from benchmarks.harness.party import coordinate, take_part
 from benchmarks.peers.part import PORTS, Curve, Spec, config_of, enter, open_part, save_site
 from fedwan.config import Config, dump, merge
 from fedwan.coordinator.model import GlobalModel
+from fedwan.link import pki
 
 
 def prepare(spec: Spec, folder: Path) -> None:
-    issue_all(folder / "pki", spec.hosts[0], [f"s{index + 1}" for index in range(spec.sites)])
+    sites = [f"s{index + 1}" for index in range(spec.sites)]
+    pki.federation(folder / "pki", [spec.hosts[0]], sites)
 
 
 def settle(spec: Spec, folder: Path) -> Config:

@@ -1,26 +1,37 @@
-"""`fedwan pki`: the authority of a federation and the identities that it issues."""
+"""`fedwan pki`: the authority of a federation, and the identities that it signs."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedwan.cli.arguments import argument, option
+from fedwan.errors import IdentityError
+
+if TYPE_CHECKING:
+    from fedwan.link.pki import Authority
 
 app = typer.Typer(
     name="pki",
-    help="Make the authority of a federation, and issue and revoke identities.",
+    help="Make the authority of a federation, and request, sign, renew and revoke identities.",
     no_args_is_help=True,
 )
 
-Folder = Annotated[Path, typer.Option("--pki", metavar="DIR", help="The authority's folder.")]
-SiteName = Annotated[str, argument("SITE", "Its name.")]
-Days = Annotated[int, typer.Option("--days", help="How long the identity is valid.")]
-
+PASSPHRASE = "FEDWAN_PKI_PASSPHRASE"
+AUTHORITY = "ca"
 DAYS = 90
 """As `fedwan.link.pki` has it, which is loaded only when it is needed."""
+
+Folder = Annotated[Path, typer.Option("--pki", metavar="DIR", help="The authority's folder.")]
+Hosts = Annotated[
+    list[str] | None,
+    option("--host", "NAME", "A name or address that sites dial the coordinator at; repeatable."),
+]
+Days = Annotated[int, typer.Option("--days", help="How long the identity is valid.")]
 
 
 @app.command("init")
@@ -28,40 +39,114 @@ def init(
     directory: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder to make.")] = Path(
         "pki"
     ),
-    host: Annotated[
-        list[str] | None,
-        option("--host", "NAME", "A name or address that sites dial; repeat it for more."),
-    ] = None,
-    days: Days = DAYS,
-    renew: Annotated[
-        bool, typer.Option("--renew", help="Only give the coordinator of DIR a new identity.")
-    ] = False,
 ) -> None:
-    """Make an authority, and the identity of the coordinator in DIR/coordinator."""
+    """Make an authority in DIR/ca, its key encrypted with a passphrase.
+
+    The passphrase is asked for, or taken from FEDWAN_PKI_PASSPHRASE.
+    """
+    from fedwan.link.pki import Authority
+
+    Authority.make(directory, _passphrase(is_new=True))
+    typer.echo(f"authority {directory / 'ca'}: keep it offline; whoever has it may join")
+
+
+@app.command("request")
+def request(
+    name: Annotated[str, argument("NAME", "A site's name, or `coordinator`.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="[DIR]", help="The folder of this party's identity.")
+    ] = Path("identity"),
+    host: Hosts = None,
+) -> None:
+    """Make a key where it is used, and DIR/identity.csr for the authority to sign.
+
+    The key stays in DIR. A DIR that has one keeps it.
+    """
     from fedwan.link import pki
 
-    hosts = host or []
-    if renew:
-        pki.renew(directory, hosts, days)
-    else:
-        pki.init(directory, hosts, days)
-        typer.echo(f"authority    {directory / 'ca'}  (keep it offline; whoever has it may join)")
-    typer.echo(f"coordinator  {directory / 'coordinator'}  (valid for {days} days)")
+    fingerprint = pki.request(directory, name, host or [])
+    typer.echo(f"request {directory / 'identity.csr'}: bring it to the authority to be signed")
+    typer.echo(f"key     {fingerprint}")
 
 
-@app.command("issue")
-def issue(name: SiteName, directory: Folder = Path("pki"), days: Days = DAYS) -> None:
-    """Make the identity of a site in DIR/SITE; copy that folder to the site."""
-    from fedwan.link import pki
+@app.command("sign")
+def sign(
+    path: Annotated[Path, argument("REQUEST", "What a party's `fedwan pki request` has made.")],
+    directory: Folder = Path("pki"),
+    days: Days = DAYS,
+) -> None:
+    """Sign a request; the files in DIR/NAME go into the party's folder, beside its key.
 
-    pki.issue(directory, name, days)
-    typer.echo(f"site {name}  {directory / name}  (valid for {days} days)")
+    Compare the key that is shown with what the party was shown: another one is somebody else's.
+    """
+    name, fingerprint = _open(directory).sign(path, days)
+    _tell_signed(directory, name, days)
+    typer.echo(f"key    {fingerprint}")
+
+
+@app.command("renew")
+def renew(
+    name: Annotated[str, argument("NAME", "A site's name, `coordinator`, or `ca`.")],
+    directory: Folder = Path("pki"),
+    host: Hosts = None,
+    days: Days = DAYS,
+) -> None:
+    """Sign an identity again for its key; the one in use stays valid, so nothing stops.
+
+    `ca` makes the next authority. Both are trusted until `fedwan pki revoke ca`: bring
+    DIR/ca/ca.crt to every party first, and renew every identity then.
+    """
+    if name != AUTHORITY:
+        _open(directory).renew(name, host or [], days)
+        _tell_signed(directory, name, days)
+        return
+    passphrase = _passphrase()
+    _open(directory, passphrase).succeed(passphrase)
+    typer.echo(f"authority {directory / 'ca'}: the next one signs from now on, both are trusted")
+    _tell_trust(directory)
 
 
 @app.command("revoke")
-def revoke(name: SiteName, directory: Folder = Path("pki")) -> None:
-    """Shut a site out; a coordinator elsewhere needs the new DIR/coordinator/crl.pem."""
-    from fedwan.link import pki
+def revoke(
+    name: Annotated[str, argument("NAME", "A site's name, `coordinator`, or `ca`.")],
+    directory: Folder = Path("pki"),
+) -> None:
+    """Shut a party out within seconds; a coordinator elsewhere needs the new crl.pem.
 
-    pki.revoke(directory, name)
-    typer.echo(f"site {name} is revoked  {directory / 'coordinator' / 'crl.pem'}")
+    `ca` ends the trust in the authority before the present one.
+    """
+    authority = _open(directory)
+    if name == AUTHORITY:
+        authority.retire()
+        typer.echo(f"authority {directory / 'ca'}: the one before is trusted no more")
+        _tell_trust(directory)
+        return
+    authority.revoke(name)
+    typer.echo(f"{name} is revoked: {directory / 'coordinator' / 'crl.pem'}")
+
+
+def _open(directory: Path, passphrase: bytes | None = None) -> Authority:
+    from fedwan.link.pki import Authority
+
+    return Authority.open(directory, passphrase or _passphrase())
+
+
+def _passphrase(*, is_new: bool = False) -> bytes:
+    given = os.environ.get(PASSPHRASE)
+    if given is None and not sys.stdin.isatty():
+        raise IdentityError(
+            f"the authority's key has a passphrase; set {PASSPHRASE}, or call this at a terminal"
+        )
+    if given is None:
+        words = "passphrase of the authority's key"
+        given = typer.prompt(words, hide_input=True, confirmation_prompt=is_new, err=True)
+    return given.encode()
+
+
+def _tell_signed(directory: Path, name: str, days: int) -> None:
+    typer.echo(f"signed {directory / name}: valid for {days} days; its files go beside the key")
+
+
+def _tell_trust(directory: Path) -> None:
+    typer.echo(f"bring   {directory / 'ca' / 'ca.crt'} to every party's identity folder")
+    typer.echo(f"        {directory / 'ca' / 'crl.pem'} to the coordinator's")

@@ -122,9 +122,7 @@ def split_words(words: list[str]) -> tuple[list[str], list[str]]:
 
 def coordinator(
     config_path: Annotated[Path, argument("CONFIG.yaml", "Settings of the run.")],
-    identity: Annotated[
-        Path, option("--identity", "DIR", "The coordinator's folder, from `fedwan pki init`.")
-    ],
+    identity: Annotated[Path, option("--identity", "DIR", "The coordinator's identity folder.")],
     words: Words = None,
     resume: Resume = False,
 ) -> None:
@@ -135,9 +133,11 @@ def coordinator(
     docs/deploy.md shows a whole deployment.
     """
     # Before torch is loaded: a wrong folder should be told at once.
+    from fedwan.link.admission import Admission
     from fedwan.link.tls import Identity
 
     Identity.load(identity, "coordinator")
+    Admission(identity)
     config = load_config(config_path, words or [], resume=resume)
 
     from fedwan.flower.coordinator import serve_coordinator
@@ -151,7 +151,7 @@ def site(
 ) -> None:
     """Serve a site: take part in whatever the coordinator runs, until stopped.
 
-    SITE.yaml has four keys: site (its name), identity (the folder that `fedwan pki issue` made),
+    SITE.yaml has four keys: site (its name), identity (the folder that `fedwan pki request` made),
     door (host:port of the coordinator's front door) and dir (for checkpoints and logs).
 
     It may have more: data.path, data.show_samples, command and recipes; see docs/deploy.md.

@@ -25,7 +25,7 @@ from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
-from fedwan.protocol.agreement import Agreement
+from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.limits import Refusals, Report, bound, read_report
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
@@ -62,7 +62,7 @@ def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, 
             bound(message)
             return call(self, site, message)
         except PayloadError as error:
-            self._refuse(site, str(error))
+            self.refuse(site, str(error))
             raise
 
     return checked
@@ -145,17 +145,18 @@ class Servicer:
         """See `Hub`."""
         try:
             bound(hello)
+            claim = Claim.of(hello)  # before the lock
         except PayloadError as error:
-            self._refuse(site, f"site {site}'s {error}")
-            return wire.Welcome(refusal=str(error))
+            self.refuse(site, f"site {site}'s {error}")
+            return wire.Welcome(refusal=f"site {site}'s {error}")
         with self.changed:
             self.registry.check(site)
             rounds, refusal = self._rounds, ""
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
                 refusal = f"the run is over: {self.stop_text}"
-            refusal = refusal or self.agreement.join(site, hello)
+            refusal = refusal or self.agreement.join(site, hello, claim)
             if refusal:
-                self._refuse(site, refusal)
+                self.refuse(site, refusal)
                 return wire.Welcome(refusal=refusal)
             now_s = time.monotonic()
             if rounds is None:
@@ -341,10 +342,11 @@ class Servicer:
         self.intake.close(upload)
         self.rounds.refused[site] += 1
         self.last_refusal = f"contribution of {site} refused: {text}"
-        self._refuse(site, self.last_refusal)
+        self.refuse(site, self.last_refusal)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
-    def _refuse(self, site: str, text: str) -> None:
+    def refuse(self, site: str, text: str) -> None:
+        """See `Hub`."""
         with self.changed:
             self.rejected += 1
             told = self._refusals[site].tell(text, time.monotonic())

@@ -187,12 +187,9 @@ def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
 
 def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> None:
     """Certificates for one local run; new ones each time, unless a run goes on."""
-    if not keep or not folder.exists():
+    if not keep or not all((folder / name).exists() for name in names):
         shutil.rmtree(folder, ignore_errors=True)
-        pki.init(folder, [HOST])
-    for name in names:
-        if not (folder / name).exists():
-            pki.issue(folder, name)
+        pki.federation(folder, [HOST], names)
 
 
 @contextmanager

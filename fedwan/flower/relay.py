@@ -20,6 +20,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from fedwan.errors import IdentityError
 from fedwan.flower import private_port
 from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.processes import listen
-from fedwan.link.tls import Identity, RevocationList, common_name, now
+from fedwan.link.admission import Admission, Renewable
+from fedwan.link.tls import Identity, common_name, now
 
 # A call carries a ticket or its answer, a few kilobytes.
 _MAX_BODY_BYTES = 16 << 20
@@ -45,6 +47,7 @@ _PULL = "/v1/fleet/pull-messages"
 _REFUSED = "fedwan-refused"
 _REPEAT_S = 600.0
 _ASK_AGAIN_S = 0.3
+_RENEW_S = 2.0
 # A SuperNode asks every 3 s; its connection should live from one question to the next.
 _KEEP_ALIVE_S = 75
 # Connection-level headers, and those that httpx or starlette write themselves.
@@ -79,11 +82,11 @@ class _Relay(ABC):
     _patience_s = 0.0
     """For how long calls that cannot leave us are held."""
 
-    def __init__(
-        self, bound: socket.socket, serves: ssl.SSLContext | None, dials: ssl.SSLContext | None
-    ) -> None:
+    def __init__(self, bound: socket.socket, identity: Identity, *, serves: bool) -> None:
         self._bound = bound
-        self._dials = dials
+        self._renewable = Renewable(identity)
+        self._tls = identity.ssl_context(server=serves)
+        self._dials = None if serves else self._tls
         # It would report each scanner that speaks no HTTP, and each call cut short by our end.
         logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
         self._server = uvicorn.Server(
@@ -99,7 +102,7 @@ class _Relay(ABC):
                 proxy_headers=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 timeout_graceful_shutdown=1,
-                ssl_context_factory=None if serves is None else (lambda config, default: serves),
+                ssl_context_factory=(lambda config, default: self._tls) if serves else None,
             )
         )
         self._thread = threading.Thread(
@@ -135,20 +138,33 @@ class _Relay(ABC):
         self._bound.close()
 
     async def _serve(self) -> None:
-        # One client for all calls, so that connections are kept; the proxy settings of the user's
-        # environment are not for this traffic.
-        async with httpx.AsyncClient(
-            verify=self._dials or False,
-            trust_env=False,
-            timeout=httpx.Timeout(25.0, connect=10.0),
-            limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
-        ) as self._client:
+        async with AsyncExitStack() as clients:
+            self._client = await clients.enter_async_context(self._new_client())
+            renewing = asyncio.create_task(self._renew(clients))
             await self._server.serve(sockets=[self._bound])
+            renewing.cancel()
         # Uvicorn closes the connections it has when it stops, not one whose handshake ends later.
         await asyncio.sleep(0.1)
         for late in self._server.server_state.connections:
             late.transport.abort()
         await asyncio.sleep(0.01)
+
+    def _new_client(self) -> httpx.AsyncClient:
+        """One for all calls, so that connections are kept."""
+        return httpx.AsyncClient(
+            verify=self._dials or False,
+            trust_env=False,  # the proxy settings of the user's environment are not for this
+            timeout=httpx.Timeout(25.0, connect=10.0),
+            limits=httpx.Limits(max_connections=100, keepalive_expiry=60.0),
+        )
+
+    async def _renew(self, clients: AsyncExitStack) -> None:
+        """Follow the identity's folder; connections that stand showed the certificate before."""
+        while True:
+            await asyncio.sleep(_RENEW_S)
+            if self._renewable.renew():
+                self._renewable.identity.load_into(self._tls)
+                self._client = await clients.enter_async_context(self._new_client())
 
     async def _handle(self, scope: Any, receive: Any, send: Any) -> None:
         await (await self._answer(Request(scope, receive)))(scope, receive, send)
@@ -224,24 +240,21 @@ class FrontDoor(_Relay):
 
     def __init__(self, identity: Path, host: str, port: int) -> None:
         credentials = Identity.load(identity, role="coordinator")
-        tls = credentials.ssl_context(server=True)
         # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
         # alert, and the site could not tell that from a broken line.
-        self._revocations = RevocationList(identity)
-        super().__init__(listen(host, port, "the front door", "link.door"), tls, None)
+        self._admission = Admission(identity)
+        bound = listen(host, port, "the front door", "link.door")
+        super().__init__(bound, credentials, serves=True)
 
     def _check(self, request: Request) -> tuple[str, str]:
         # Asked each time, as connections live long.
         certificate = x509.load_der_x509_certificate(request.scope["state"]["peer"])
         name = common_name(certificate)
         host = request.client.host if request.client else "an unknown address"
-        who, expires, why = f"site {name} at {host}", certificate.not_valid_after_utc, ""
-        if self._revocations.is_revoked(certificate.serial_number):
-            why = "is revoked"
-        elif expires <= now():
-            why = f"expired on {expires:%Y-%m-%d %H:%M}"
-        mend = f"ask the coordinator for a new one: fedwan pki issue {name}"
-        return who, f"the certificate of site {name} {why}; {mend}" if why else ""
+        why = self._admission.objection(certificate)
+        mend = "have another one signed by whoever runs the federation"
+        reason = f"the certificate of site {name} {why}; {mend}" if why else ""
+        return f"site {name} at {host}", reason
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         cause = repr(error) if error else "it has an error of its own, see its log"
@@ -263,12 +276,11 @@ class Forwarder(_Relay):
         check_address("door", door)
         credentials = Identity.load(identity, role="site")
         self._door = door
-        self._expires = credentials.expires
         self._said, self._said_at = "", 0.0
         self._has_lost = threading.Event()
         self.refusal: IdentityError | None = None
         """Set once the two ends do not accept each other's certificates: trying again is vain."""
-        super().__init__(private_port.listen(), None, credentials.ssl_context(server=False))
+        super().__init__(private_port.listen(), credentials, serves=False)
 
     async def _pass_on(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
         """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s."""
@@ -305,10 +317,11 @@ class Forwarder(_Relay):
 
     def _refusal(self, error: BaseException | None) -> IdentityError | None:
         """The certificate problem behind an error, if that is what it is."""
-        if self._expires <= now():
+        identity = self._renewable.identity
+        if identity.expires <= now():
             return IdentityError(
-                f"this site's certificate expired on {self._expires:%Y-%m-%d %H:%M} UTC; "
-                "issue a new one: fedwan pki issue SITE"
+                f"this site's certificate expired on {identity.expires:%Y-%m-%d %H:%M} UTC; "
+                f"have it renewed at the authority: fedwan pki renew {identity.name}"
             )
         while error is not None:
             if isinstance(error, IdentityError):

@@ -101,6 +101,9 @@ class Hub(Protocol):
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """A site's last word."""
 
+    def refuse(self, site: str, text: str) -> None:
+        """A call was refused before it came here; told as other refusals are."""
+
 
 @dataclass(frozen=True)
 class Ticket:

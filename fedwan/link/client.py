@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from queue import SimpleQueue
@@ -17,6 +17,7 @@ import grpc
 from fedwan.codecs.payload import Source
 from fedwan.errors import JoinRefused, SiteDrained, SiteEjected
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.admission import Renewable
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.framing import Packing
 from fedwan.link.rpc import (
@@ -80,7 +81,7 @@ class GrpcLink:
         pace_mbit: float = 0.0,
     ) -> None:
         self._address = address
-        self._identity = identity
+        self._renewable = Renewable(identity)
         self._chunk_bytes = chunk_bytes
         self._heartbeat_s = heartbeat_s
         self._patience_s = patience_s
@@ -89,7 +90,8 @@ class GrpcLink:
         self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
         tcp.pace_mbit = pace_mbit / self.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
-        self._stub, *stubs = [Stub(channel, self._counter, address) for channel in self._channels]
+        self._stubs = [Stub(channel, self._counter, address) for channel in self._channels]
+        self._stub, *stubs = self._stubs
 
         def direction(name: str) -> Direction:
             # Threads for two transfers: the next one begins before the last has arrived.
@@ -115,7 +117,20 @@ class GrpcLink:
     def bytes_down(self) -> int:
         return self._counter.down
 
+    def _renew(self) -> bool:
+        """Whether the identity was renewed, so that calls go over new channels from now on.
+
+        Those under way end on the channels that they began on, which stay open until `close`.
+        """
+        if not self._renewable.renew():
+            return False
+        for stub in self._stubs:
+            self._channels.append(dial(self._address, self._renewable.identity))
+            stub.connect(self._channels[-1])
+        return True
+
     def join(self, hello: wire.Hello) -> wire.Welcome:
+        self._renew()
         self._session = hello.session
         welcome: wire.Welcome = self._retrying(self._stub.Join, hello, self._patience_s)
         if welcome.refusal:
@@ -124,7 +139,7 @@ class GrpcLink:
             return welcome
         if self._control is not None:
             self._control.close()
-        self._control = _ControlStream(self._stub, hello.session, self._heartbeat_s)
+        self._control = _ControlStream(self._stub, hello.session, self._heartbeat_s, self._renew)
         return welcome
 
     def heartbeat(self, step: int) -> None:
@@ -169,7 +184,9 @@ class GrpcLink:
                 patience.failed(error)
 
     def _patience(self, patience_s: float) -> Patience:
-        diagnose = partial(handshake_complaint, self._address, self._identity)
+        def diagnose() -> str | None:
+            return handshake_complaint(self._address, self._renewable.identity)
+
         return Patience(self._address, patience_s, diagnose)
 
 
@@ -177,11 +194,15 @@ class _ControlStream:
     """A thread that keeps a Control stream open until `close`, redialling when it breaks.
 
     Heartbeats go out and signals come in on a channel that carries nothing bulky, so that none
-    waits for a payload.
+    waits for a payload. `renew`, asked with each heartbeat, says whether to redial with another
+    identity.
     """
 
-    def __init__(self, stub: Stub, session: str, heartbeat_s: float) -> None:
+    def __init__(
+        self, stub: Stub, session: str, heartbeat_s: float, renew: Callable[[], bool]
+    ) -> None:
         self.signals: Signals = SimpleQueue()
+        self._renew = renew
         self.step = 0
         self._stub = stub
         self._session = session
@@ -221,3 +242,6 @@ class _ControlStream:
         while not self._closing.is_set():
             yield wire.SiteSignal(session=self._session, step=self.step)
             self._closing.wait(self._heartbeat_s)
+            if self._renew() and self._call is not None:
+                self._call.cancel()
+                return

@@ -1,286 +1,355 @@
-"""The run's certificate authority: a folder that issues, and revokes, identities (RFC 5280).
+"""The run's certificate authority: a folder that signs, renews and revokes identities.
 
-    DIR/ca            ca.crt  ca.key  crl.pem  issued/      stays with whoever runs the federation
-    DIR/coordinator   ca.crt  identity.crt  identity.key  crl.pem
-    DIR/SITE          ca.crt  identity.crt  identity.key    goes to that site
+    DIR/ca            ca.crt  SERIAL.key  crl.pem  issued/  stays with whoever runs the federation
+    DIR/NAME          ca.crt  identity.crt                  what goes back to a party
+    DIR/coordinator   beside these crl.pem
 
-Keys are EC P-256 and are created with mode 0600, unencrypted, since services start unattended. A
-site's identity may open connections (clientAuth) and the coordinator's may accept them
-(serverAuth), never both, so that a site's stolen key cannot impersonate the coordinator.
+A party makes its key where it is used (`request`), in the folder that becomes its identity; the key
+never leaves that folder. What travels is the request, and what the authority signed, neither
+of which is secret. A party's key has mode 0600 and is not encrypted, since services start
+unattended; the authority's is encrypted with a passphrase.
+
+A federation may change its authority while it runs: `succeed` makes the next one, and both are
+trusted until `retire`. `ca.crt` and `crl.pem` hold one certificate and one list of each, the newest
+first.
 """
 
 from __future__ import annotations
 
-import ipaddress
 import os
-import re
 import shutil
-from collections.abc import Sequence
-from datetime import datetime, timedelta
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from fedwan.errors import IdentityError
-from fedwan.link.tls import USAGE, Role, now
-from fedwan.names import why_unsafe
+from fedwan.link import certificates
+from fedwan.link.admission import read_lists
+from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_days, check_name
+from fedwan.link.tls import common_name, now
 
-CA_DAYS = 1826
-"""Days that an authority lasts: five years."""
 IDENTITY_DAYS = 90
 """Days that an identity lasts unless told otherwise."""
-_CLOCK_SKEW = timedelta(minutes=5)
-_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
-_HOST = re.compile(rf"(?=.{{1,253}}\Z){_LABEL}(?:\.{_LABEL})*")
-_PEM = serialization.Encoding.PEM
+LEAST_PASSPHRASE = 8
+_MAX_REQUEST_BYTES = 1 << 16
 
 
-class _Authority(NamedTuple):
-    certificate: x509.Certificate
-    key: ec.EllipticCurvePrivateKey
+def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> str:
+    """Make a party's key in its folder, unless it has one, and `identity.csr` to be signed.
 
-
-def init(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> None:
-    """Make an authority in a folder, which must have none, and the coordinator's identity.
-
-    `hosts` are DNS names and IP addresses that sites dial, beside `localhost` and `127.0.0.1`.
+    `name` is the site's, a DNS label, or `coordinator`; `hosts` are DNS names and IP addresses that
+    sites dial, beside `localhost` and `127.0.0.1`. Returns the key's fingerprint.
     """
-    _alternative_names(hosts)  # refused before anything is made
-    _check_days(days, CA_DAYS)
-    folder = directory / "ca"
-    if folder.exists():
-        raise IdentityError(
-            f"{folder} holds an authority already; issue from it, or choose another folder"
-        )
-    key = ec.generate_private_key(ec.SECP256R1())
-    # The name must differ between authorities: a verifier picks the issuer by name.
-    subject = _name(f"fedwan authority {x509.random_serial_number() >> 128:08x}")
-    builder = _builder(subject, subject, key, key, now() + timedelta(days=CA_DAYS), is_ca=True)
-    authority = _Authority(builder.sign(key, hashes.SHA256()), key)
-    # Built aside and renamed, so that a half-made authority never exists under its name.
-    building = directory / f".ca-{os.getpid()}"
-    try:
-        building.mkdir(mode=0o700, parents=True)
-        (building / "issued").mkdir()
-        _write(building / "ca.crt", authority.certificate.public_bytes(_PEM))
-        _write_key(building / "ca.key", key)
-        _write(building / "crl.pem", _sign_crl({}, 1, authority))
-        building.rename(folder)
-    except OSError as error:
-        raise IdentityError(f"{directory} cannot be written: {error}; choose another") from None
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
-    renew(directory, hosts, days)
+    check_name(name)
+    if hosts and name != COORDINATOR:
+        raise IdentityError(f"hosts are the coordinator's; site {name!r} is dialled by nobody")
+    certificates.alternative_names(name, hosts)  # refused before anything is made
+    path = folder / "identity.key"
+    with _writing(folder):
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not path.exists():
+            _write_key(path, certificates.new_key(), serialization.NoEncryption())
+        key = _read_key(path, None)
+        made = certificates.new_request(key, name, hosts)
+        _write(folder / "identity.csr", made.public_bytes(PEM))
+    return certificates.fingerprint(key.public_key())
 
 
-def renew(directory: Path, hosts: Sequence[str], days: int = IDENTITY_DAYS) -> None:
-    """Give the coordinator a new identity from the same authority; sites keep theirs."""
-    names, authority = _alternative_names(hosts), _read_authority(directory)
-    _issue(directory, "coordinator", "coordinator", names, days, authority)
-    _write(directory / "coordinator" / "crl.pem", (directory / "ca" / "crl.pem").read_bytes())
+def federation(folder: Path, hosts: Sequence[str], sites: Iterable[str]) -> Authority:
+    """An authority and all parties in one folder, for a run on one machine.
 
-
-def issue(directory: Path, name: str, days: int = IDENTITY_DAYS) -> None:
-    """Make a site's identity in `directory/name`; the name is a DNS label.
-
-    It can be issued again once what it had is revoked or expired.
+    The authority's key is never written: nobody can add to the federation later, and the identities
+    last as long as the authority does.
     """
-    if reason := why_unsafe(name):
-        raise IdentityError(f"site name {name!r} {reason}; choose another")
-    authority = _read_authority(directory)
-    revoked = _revoked(_read_crl(directory))
-    for certificate in _issued(directory, name):
-        if certificate.serial_number not in revoked and certificate.not_valid_after_utc > now():
+    authority = Authority.make(folder, None)
+    for name in (COORDINATOR, *sites):
+        request(folder / name, name, hosts if name == COORDINATOR else ())
+        authority.sign(folder / name / "identity.csr", authority.lasts_days)
+    return authority
+
+
+class Authority:
+    """The authority of a folder, its key decrypted; methods raise an `IdentityError`."""
+
+    def __init__(self, directory: Path, issuers: Sequence[Issuer]) -> None:
+        self.directory = directory
+        self._folder = directory / "ca"
+        self._issuers = list(issuers)
+        """The newest first."""
+
+    @classmethod
+    def make(cls, directory: Path, passphrase: bytes | None) -> Authority:
+        """A new one, in a folder that has none; without a passphrase its key is not kept."""
+        folder = directory / "ca"
+        if folder.exists():
             raise IdentityError(
-                f"site {name!r} has an identity until {certificate.not_valid_after_utc:%Y-%m-%d}; "
-                f"revoke it first: fedwan pki revoke {name} --pki {directory}"
+                f"{folder} holds an authority already; use that one, or choose another folder"
             )
-    _issue(directory, name, "site", [x509.DNSName(name)], days, authority)
-
-
-def revoke(directory: Path, name: str) -> None:
-    """Add every certificate of a site to the revocation list, and hand the list to the coordinator.
-
-    A coordinator that runs from `directory/coordinator` takes notice at once; one that runs
-    elsewhere needs the new `crl.pem` copied into its identity folder.
-    """
-    authority = _read_authority(directory)
-    if why_unsafe(name) or not (certificates := _issued(directory, name)):
-        raise IdentityError(
-            f"site {name!r} was never issued by {directory}; the folder names are the sites' names"
-        )
-    old = _read_crl(directory)
-    revoked = {certificate.serial_number: now() for certificate in certificates} | _revoked(old)
-    number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number + 1
-    pem = _sign_crl(revoked, number, authority)
-    _write(directory / "ca" / "crl.pem", pem)
-    if (directory / "coordinator").is_dir():
-        _write(directory / "coordinator" / "crl.pem", pem)
-
-
-# Certificates ------------------------------------------------------------------------------------
-
-
-def _issue(
-    directory: Path,
-    name: str,
-    role: Role,
-    names: list[x509.GeneralName],
-    days: int,
-    authority: _Authority,
-) -> None:
-    """Sign and write one identity, and note its certificate with the authority."""
-    ca, ca_key = authority
-    _check_days(days, max(1, (ca.not_valid_after_utc - now()).days + 1))
-    key = ec.generate_private_key(ec.SECP256R1())
-    not_after = min(now() + timedelta(days=days), ca.not_valid_after_utc)
-    certificate = (
-        _builder(_name(name), ca.subject, key, ca_key, not_after, is_ca=False)
-        .add_extension(x509.ExtendedKeyUsage([USAGE[role]]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .sign(ca_key, hashes.SHA256())
-    )
-    pem = certificate.public_bytes(_PEM)
-    # The authority's copy comes first: what it does not know it could never revoke.
-    _write(directory / "ca" / "issued" / f"{name}.{certificate.serial_number:x}.crt", pem)
-    folder = directory / name
-    folder.mkdir(mode=0o700, exist_ok=True)
-    _write_key(folder / "identity.key", key)
-    _write(folder / "identity.crt", pem)
-    _write(folder / "ca.crt", ca.public_bytes(_PEM))
-
-
-def _builder(
-    subject: x509.Name,
-    issuer: x509.Name,
-    key: ec.EllipticCurvePrivateKey,
-    issuer_key: ec.EllipticCurvePrivateKey,
-    not_after: datetime,
-    is_ca: bool,
-) -> x509.CertificateBuilder:
-    """What every certificate has. An authority signs certificates and CRLs, and nothing else."""
-    unused = dict.fromkeys(
-        "content_commitment key_encipherment data_encipherment key_agreement "
-        "encipher_only decipher_only".split(),
-        False,
-    )
-    usage = x509.KeyUsage(
-        digital_signature=not is_ca, key_cert_sign=is_ca, crl_sign=is_ca, **unused
-    )
-    public, path_length = key.public_key(), 0 if is_ca else None
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now() - _CLOCK_SKEW)
-        .not_valid_after(not_after)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
-        .add_extension(_key_identifier(issuer_key), critical=False)
-        .add_extension(x509.BasicConstraints(ca=is_ca, path_length=path_length), critical=True)
-        .add_extension(usage, critical=True)
-    )
-
-
-def _sign_crl(revoked: dict[int, datetime], number: int, authority: _Authority) -> bytes:
-    """A revocation list, PEM, of serial numbers and when each was revoked."""
-    ca, ca_key = authority
-    builder = (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(ca.subject)
-        .last_update(now() - _CLOCK_SKEW)
-        # As long as the authority lasts: a list that lapsed would shut every site out.
-        .next_update(ca.not_valid_after_utc)
-        .add_extension(x509.CRLNumber(number), critical=False)
-        .add_extension(_key_identifier(ca_key), critical=False)
-    )
-    for serial, when in sorted(revoked.items()):
-        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(when)
-        builder = builder.add_revoked_certificate(entry.build())
-    return builder.sign(ca_key, hashes.SHA256()).public_bytes(_PEM)
-
-
-def _key_identifier(key: ec.EllipticCurvePrivateKey) -> x509.AuthorityKeyIdentifier:
-    return x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key())
-
-
-def _name(common_name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
-
-
-def _alternative_names(hosts: Sequence[str]) -> list[x509.GeneralName]:
-    """The names that a coordinator answers to: `hosts`, `localhost` and `127.0.0.1`."""
-    names: dict[str, x509.GeneralName] = {}
-    for host in (*hosts, "localhost", "127.0.0.1"):
+        issuer = certificates.new_issuer()
+        # Built aside and renamed, so that a half-made authority never exists under its name.
+        building = directory / f".ca-{os.getpid()}"
         try:
-            names[host] = x509.IPAddress(ipaddress.ip_address(host))
-        except ValueError:
-            if not _HOST.fullmatch(host):
+            with _writing(directory):
+                building.mkdir(mode=0o700, parents=True)
+                (building / "issued").mkdir()
+                _write(building / "ca.crt", issuer.certificate.public_bytes(PEM))
+                _write(building / "crl.pem", certificates.sign_revocations(issuer, {}, 1))
+                if passphrase is not None:
+                    _write_key(_key_path(building, issuer[0]), issuer.key, _encryption(passphrase))
+                building.rename(folder)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        return cls(directory, [issuer])
+
+    @classmethod
+    def open(cls, directory: Path, passphrase: bytes) -> Authority:
+        """Read it, and decrypt its keys."""
+        folder = directory / "ca"
+        try:
+            found = x509.load_pem_x509_certificates((folder / "ca.crt").read_bytes())
+        except FileNotFoundError as error:
+            raise IdentityError(
+                f"no authority in {directory}: {error.filename} is missing; "
+                f"make one: fedwan pki init {directory}"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise IdentityError(
+                f"the authority in {folder} cannot be read: {error}; restore it from a backup"
+            ) from None
+        keys = [_read_key(_key_path(folder, certificate), passphrase) for certificate in found]
+        if found[0].not_valid_after_utc <= now():
+            raise IdentityError(
+                f"the authority in {folder} expired on {found[0].not_valid_after_utc:%Y-%m-%d}; "
+                "make a new one in another folder, and sign every identity anew"
+            )
+        return cls(directory, [Issuer(*pair) for pair in zip(found, keys, strict=True)])
+
+    @property
+    def lasts_days(self) -> int:
+        """Days that it still lasts."""
+        return max(1, (self._issuers[0].certificate.not_valid_after_utc - now()).days + 1)
+
+    def sign(self, path: Path, days: int = IDENTITY_DAYS) -> tuple[str, str]:
+        """Sign a request; the party's name, and its key's fingerprint.
+
+        A name that has an identity gets another one for the same key only: for another key, what it
+        has must be revoked first.
+        """
+        try:
+            with path.open("rb") as file:
+                data = file.read(_MAX_REQUEST_BYTES)
+        except OSError as error:
+            raise IdentityError(
+                f"request {path} cannot be read: {error.strerror}; give the identity.csr that "
+                "`fedwan pki request` made"
+            ) from None
+        wanted = certificates.parse_request(data, f"request {path}")
+        name, key = common_name(wanted), wanted.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        for certificate in self._issued(name):
+            is_same, is_revoked = certificate.public_key() == key, self._is_revoked(certificate)
+            if is_same and is_revoked:
                 raise IdentityError(
-                    f"host {host!r} is neither a DNS name nor an IP address; "
-                    "give it without scheme and port, as sites dial it"
-                ) from None
-            names[host] = x509.DNSName(host)
-    return list(names.values())
+                    f"the key of {name!r} in {path} was revoked, or its authority is trusted no "
+                    f"more; have its identity.key deleted, and another made: fedwan pki request "
+                    f"{name}"
+                )
+            if not is_same and not is_revoked and certificate.not_valid_after_utc > now():
+                raise IdentityError(
+                    f"{name!r} has an identity of another key until "
+                    f"{certificate.not_valid_after_utc:%Y-%m-%d}; if that key is lost, revoke it "
+                    f"first: fedwan pki revoke {name} --pki {self.directory}"
+                )
+        self._issue(name, key, certificates.hosts_of(wanted), days)
+        return name, certificates.fingerprint(key)
+
+    def renew(self, name: str, hosts: Sequence[str] = (), days: int = IDENTITY_DAYS) -> None:
+        """Sign a party's newest identity again, for the same key; what it has stays valid.
+
+        `hosts`, if there are any, take the place of those that a coordinator had.
+        """
+        if not (found := [c for c in self._issued(name) if not self._is_revoked(c)]):
+            raise IdentityError(
+                f"{name!r} has no identity of {self.directory} that is not revoked; "
+                f"have it make a request: fedwan pki request {name}"
+            )
+        newest = found[-1]
+        key = newest.public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)
+        self._issue(name, key, hosts or certificates.hosts_of(newest), days)
+
+    def revoke(self, name: str) -> None:
+        """Put every certificate of a party on the revocation list.
+
+        A coordinator that runs from `DIR/coordinator` takes notice within seconds; one that runs
+        elsewhere needs the new `crl.pem` copied into its identity folder.
+        """
+        if not (found := self._issued(name)):
+            raise IdentityError(
+                f"{name!r} was never signed by {self.directory}; the folder names are the names"
+            )
+        self._write_revocations(found)
+
+    def succeed(self, passphrase: bytes) -> None:
+        """Make the next authority, which signs from now on; both are trusted until `retire`."""
+        if len(self._issuers) > 1:
+            raise IdentityError(
+                "the authority before this one is still trusted; end that first: "
+                f"fedwan pki revoke ca --pki {self.directory}"
+            )
+        issuer = certificates.new_issuer()
+        with _writing(self._folder):
+            _write_key(_key_path(self._folder, issuer[0]), issuer.key, _encryption(passphrase))
+        self._issuers.insert(0, issuer)
+        self._hand_out_trust()
+
+    def retire(self) -> None:
+        """Trust the authority before this one no more; every identity must be of the new one."""
+        if len(self._issuers) < 2:
+            raise IdentityError(
+                f"{self.directory} has one authority; make the next one first: "
+                f"fedwan pki renew ca --pki {self.directory}"
+            )
+        present = self._issuers[0].certificate.subject
+        names = {common_name(c) for c in self._issued("*")}
+        late = [n for n in sorted(names) if all(c.issuer != present for c in self._valid(n))]
+        if late := [name for name in late if self._valid(name)]:
+            raise IdentityError(
+                f"{', '.join(late)} would be shut out, having no identity of the new authority; "
+                f"renew first: fedwan pki renew {late[0]} --pki {self.directory}"
+            )
+        before = self._issuers.pop()
+        self._hand_out_trust()
+        _key_path(self._folder, before.certificate).unlink(missing_ok=True)
+
+    # Files -------------------------------------------------------------------------------------
+
+    def _issue(
+        self, name: str, key: ec.EllipticCurvePublicKey, hosts: Sequence[str], days: int
+    ) -> None:
+        """Sign and write one identity, and note its certificate with the authority."""
+        check_days(days, self.lasts_days)
+        certificate = certificates.sign(self._issuers[0], name, key, hosts, days)
+        pem = certificate.public_bytes(PEM)
+        with _writing(self.directory):
+            # The authority's copy comes first: what it does not know it could never revoke.
+            _write(self._folder / "issued" / f"{name}.{certificate.serial_number:x}.crt", pem)
+            folder = self.directory / name
+            folder.mkdir(mode=0o700, exist_ok=True)
+            _write(folder / "ca.crt", (self._folder / "ca.crt").read_bytes())
+            if name == COORDINATOR:
+                _write(folder / "crl.pem", (self._folder / "crl.pem").read_bytes())
+            _write(folder / "identity.crt", pem)
+
+    def _hand_out_trust(self) -> None:
+        """Write `ca.crt`, here and in every party's folder, and the lists."""
+        bundle = b"".join(issuer.certificate.public_bytes(PEM) for issuer in self._issuers)
+        with _writing(self.directory):
+            # The lists first: an authority without one is not believed.
+            self._write_revocations()
+            for path in self.directory.glob("*/ca.crt"):
+                _write(path, bundle)
+
+    def _write_revocations(self, more: Iterable[x509.Certificate] = ()) -> None:
+        added = {certificate.serial_number: now() for certificate in more}
+        before, lists = self._lists(), []
+        for issuer in self._issuers:
+            own = {c.serial_number for c in self._issued("*") if c.issuer == issuer[0].subject}
+            old = before.get(issuer.certificate.subject)
+            revoked = {serial: when for serial, when in added.items() if serial in own}
+            revoked |= _revoked(old)
+            lists.append(certificates.sign_revocations(issuer, revoked, _number(old) + 1))
+        with _writing(self.directory):
+            _write(self._folder / "crl.pem", b"".join(lists))
+            if (self.directory / COORDINATOR).is_dir():
+                _write(self.directory / COORDINATOR / "crl.pem", b"".join(lists))
+
+    def _lists(self) -> dict[x509.Name, x509.CertificateRevocationList]:
+        path = self._folder / "crl.pem"
+        try:
+            found = read_lists(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise IdentityError(
+                f"{path} cannot be read: {error}; restore it from a backup"
+            ) from None
+        return {crl.issuer: crl for crl in found}
+
+    def _issued(self, name: str) -> list[x509.Certificate]:
+        """A party's certificates, or those of all (`*`), the newest last."""
+        if name != "*":
+            check_name(name)
+        found = (self._folder / "issued").glob(f"{name}.*.crt")
+        files = sorted(found, key=lambda file: (file.stat().st_mtime_ns, file.name))
+        return [x509.load_pem_x509_certificate(file.read_bytes()) for file in files]
+
+    def _is_revoked(self, certificate: x509.Certificate) -> bool:
+        """Or of an authority that is trusted no more, whose list is gone."""
+        crl = self._lists().get(certificate.issuer)
+        return crl is None or certificate.serial_number in _revoked(crl)
+
+    def _valid(self, name: str) -> list[x509.Certificate]:
+        """A party's certificates that are neither revoked nor expired."""
+        found = (c for c in self._issued(name) if c.not_valid_after_utc > now())
+        return [certificate for certificate in found if not self._is_revoked(certificate)]
 
 
-def _check_days(days: int, most: int) -> None:
-    if not 1 <= days <= most:
-        raise IdentityError(f"an identity cannot last {days} days; choose 1 to {most}")
+def _key_path(folder: Path, certificate: x509.Certificate) -> Path:
+    return folder / f"{certificate.serial_number:x}.key"
 
 
-# Files -------------------------------------------------------------------------------------------
+def _revoked(crl: x509.CertificateRevocationList | None) -> dict[int, datetime]:
+    return {entry.serial_number: entry.revocation_date_utc for entry in crl or ()}
 
 
-def _read_authority(directory: Path) -> _Authority:
-    folder = directory / "ca"
-    try:
-        certificate = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
-        key = serialization.load_pem_private_key((folder / "ca.key").read_bytes(), password=None)
-    except FileNotFoundError as error:
+def _number(crl: x509.CertificateRevocationList | None) -> int:
+    if crl is None:
+        return 0
+    return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+
+
+def _encryption(passphrase: bytes) -> serialization.KeySerializationEncryption:
+    if len(passphrase) < LEAST_PASSPHRASE:
         raise IdentityError(
-            f"no authority in {directory}: {error.filename} is missing; "
-            f"make one: fedwan pki init {directory} --host HOST"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise IdentityError(
-            f"the authority in {folder} cannot be read: {error}; restore it from a backup"
-        ) from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise IdentityError(f"{folder / 'ca.key'} is no EC key; restore it from a backup")
-    if certificate.not_valid_after_utc <= now():
-        raise IdentityError(
-            f"the authority in {folder} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "
-            "make a new one in another folder, and issue every identity anew"
+            f"the passphrase has {len(passphrase)} bytes; take at least {LEAST_PASSPHRASE}"
         )
-    return _Authority(certificate, key)
+    return serialization.BestAvailableEncryption(passphrase)
 
 
-def _read_crl(directory: Path) -> x509.CertificateRevocationList:
-    path = directory / "ca" / "crl.pem"
+def _read_key(path: Path, passphrase: bytes | None) -> ec.EllipticCurvePrivateKey:
     try:
-        return x509.load_pem_x509_crl(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise IdentityError(f"{path} cannot be read: {error}; restore it from a backup") from None
+        key = serialization.load_pem_private_key(path.read_bytes(), passphrase)
+    except FileNotFoundError:
+        raise IdentityError(f"{path} is missing; restore it from a backup") from None
+    except (OSError, ValueError, TypeError) as error:
+        is_wrong = passphrase is not None and "password" in str(error).lower()
+        why = "the passphrase is not its own" if is_wrong else str(error)
+        mend = "give the one that it was made with" if is_wrong else "restore it from a backup"
+        raise IdentityError(f"key {path} cannot be read: {why}; {mend}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise IdentityError(f"{path} is no EC key; restore it from a backup")
+    return key
 
 
-def _revoked(crl: x509.CertificateRevocationList) -> dict[int, datetime]:
-    return {entry.serial_number: entry.revocation_date_utc for entry in crl}
+def _write_key(
+    path: Path,
+    key: ec.EllipticCurvePrivateKey,
+    encryption: serialization.KeySerializationEncryption,
+) -> None:
+    form = serialization.PrivateFormat.PKCS8
+    _write(path, key.private_bytes(PEM, form, encryption), mode=0o600)
 
 
-def _issued(directory: Path, name: str) -> list[x509.Certificate]:
-    files = sorted((directory / "ca" / "issued").glob(f"{name}.*.crt"))
-    return [x509.load_pem_x509_certificate(file.read_bytes()) for file in files]
-
-
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    _write(path, key.private_bytes(_PEM, form, encryption), mode=0o600)
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise IdentityError(f"{folder} cannot be written: {error}; choose another") from None
 
 
 def _write(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -132,11 +132,16 @@ class Stub:
 
     def __init__(self, channel: grpc.Channel, counter: ByteCounter, address: str) -> None:
         self.address = address
+        self._counter = counter
+        self.connect(channel)
+
+    def connect(self, channel: grpc.Channel) -> None:
+        """Calls go over this channel from now on."""
         for name, method in METHODS.items():
             call = getattr(channel, method.kind)(
                 f"/{SERVICE}/{name}",
-                request_serializer=counter.sending(method.write_request),
-                response_deserializer=counter.receiving(method.read_reply),
+                request_serializer=self._counter.sending(method.write_request),
+                response_deserializer=self._counter.receiving(method.read_reply),
             )
             setattr(self, name, call)
 

@@ -27,6 +27,7 @@ from google.protobuf.message import DecodeError
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.admission import Admission, Renewable
 from fedwan.link.base import Delivery, Hub
 from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
 from fedwan.link.rpc import (
@@ -41,13 +42,17 @@ from fedwan.link.rpc import (
     window_options,
 )
 from fedwan.link.tcp import Congestion
-from fedwan.link.tls import Identity, RevocationList
+from fedwan.link.tls import Identity
 from fedwan.link.transfers import SharedQueues, TransferQueue
 
 log = logging.getLogger(__name__)
 
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
+HANDSHAKE_MS = 10_000
+"""Within which a connection that was accepted must have shown a certificate."""
+PEERS_S = 2.0
+"""Between two looks at the certificates of calls under way."""
 MAX_NOISE_BYTES = 256 << 20
 """Of one measurement, which bounds the site's memory."""
 _CHUNK_BYTES = 1 << 20
@@ -58,8 +63,9 @@ class DataPlane:
     """Serves a hub over mutual TLS; port 0 takes a free one, a port in use is a `ConfigError`.
 
     `num_threads` are calls served at once: every stripe, waiting download and Control stream is
-    one. `pace_mbit` is what the connections of one site may carry down together (0: no limit), and
-    `num_sites` how many share the memory for what arrives; their kernels are taken to be like ours.
+    one. Each of `num_sites` may have its share of them and no more; they share the memory for what
+    arrives, too. `pace_mbit` is what the connections of one site may carry down together (0: no
+    limit); the sites' kernels are taken to be like ours.
     """
 
     def __init__(
@@ -75,7 +81,11 @@ class DataPlane:
         num_sites: int = 1,
     ) -> None:
         self._hub = hub
-        self._revocations = RevocationList(identity.folder)
+        self._admission = Admission(identity.folder)
+        self._calls: dict[Any, tuple[str, x509.Certificate]] = {}
+        """Those under way, each with its site and the certificate that it came with."""
+        self._most_calls = max(1, num_threads // num_sites)
+        self._stopping = threading.Event()
         self._heartbeat_s = heartbeat_s
         self._chunk_queues = SharedQueues()
         self._packed = PackedOnce()
@@ -90,6 +100,7 @@ class DataPlane:
             *OPTIONS,
             ("grpc.so_reuseport", 0),  # a port in use is an error, not one shared with a stranger
             ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
             *window_options(num_sites, channels),
         ]
         self._server = grpc.server(self._pool, options=options)
@@ -99,7 +110,7 @@ class DataPlane:
         )
         try:
             self.port = self._server.add_secure_port(
-                f"{host}:{port}", identity.grpc_server_credentials()
+                f"{host}:{port}", Renewable(identity).grpc_server_credentials()
             )
         except RuntimeError:
             self.port = 0
@@ -113,9 +124,11 @@ class DataPlane:
         """Begin to serve."""
         self._congestion.apply_to_listener(self.port)  # what is accepted inherits it
         self._server.start()
+        threading.Thread(target=self._watch_peers, daemon=True, name="peers").start()
 
     def stop(self, grace_s: float = 2.0) -> None:
         """Refuse new calls, give those in flight `grace_s` seconds, and close the port."""
+        self._stopping.set()
         if not self._server.stop(grace_s).wait(grace_s + STOP_S):
             log.warning("the data plane's calls did not end %g s after they were cancelled", STOP_S)
         self._pool.shutdown(wait=False)  # gRPC leaves the threads of a pool that it was given
@@ -150,13 +163,26 @@ class DataPlane:
         if len(names) != 1:
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the certificate has no common name")
         name: str = names[0].decode()
-        pem = auth.get("x509_pem_cert", [b""])[0]
-        if self._revocations.is_revoked(_serial(pem)):
-            context.abort(
-                grpc.StatusCode.UNAUTHENTICATED,
-                f"the certificate of {name} is revoked; have a new one issued",
-            )
+        certificate = _certificate(auth.get("x509_pem_cert", [b""])[0])
+        if why := self._admission.objection(certificate):
+            text = f"the certificate of {name} {why}; have another one signed"
+            self._hub.refuse(name, text)
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, text)
+        if sum(site == name for site, _ in tuple(self._calls.values())) >= self._most_calls:
+            text = f"{name} has {self._most_calls} calls under way, and no more are its share"
+            self._hub.refuse(name, text)
+            context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
+        self._calls[context] = name, certificate
+        if not context.add_callback(lambda: self._calls.pop(context, None)):
+            self._calls.pop(context, None)  # the call is over already
         return name
+
+    def _watch_peers(self) -> None:
+        """End the calls of who is no longer served: its next call is told why."""
+        while not self._stopping.wait(PEERS_S):
+            for call, (_, certificate) in tuple(self._calls.items()):
+                if self._admission.objection(certificate):
+                    call.cancel()
 
     # Calls ---------------------------------------------------------------------------------
 
@@ -273,8 +299,8 @@ class DataPlane:
 
 
 @lru_cache(maxsize=4096)
-def _serial(pem: bytes) -> int:
-    return x509.load_pem_x509_certificate(pem).serial_number
+def _certificate(pem: bytes) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(pem)
 
 
 @contextmanager

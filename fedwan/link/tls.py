@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Literal
 
 from cryptography import x509
@@ -44,63 +44,15 @@ def now() -> datetime:
     return datetime.now(UTC)
 
 
-def common_name(certificate: x509.Certificate) -> str:
-    """The party that a certificate stands for; empty if it names none."""
+def common_name(certificate: x509.Certificate | x509.CertificateSigningRequest) -> str:
+    """The party that a certificate or a request is for; empty if it names none."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     return str(names[0].value) if names else ""
 
 
-class RevocationList:
-    """An identity folder's `crl.pem`, if it has one, read again whenever the file changes.
-
-    An `IdentityError` at first if it cannot be read, or the folder's `ca.crt` did not sign it.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "crl.pem"
-        self._ca = folder / "ca.crt"
-        self._lock = Lock()
-        self._seen: tuple[int, int, int] | None = None
-        self._serials: frozenset[int] = frozenset()
-        self._refresh()
-
-    def is_revoked(self, serial: int) -> bool:
-        """Whether a certificate's serial number is on the list as it is now."""
-        with self._lock:
-            try:
-                self._refresh()
-            except IdentityError as error:
-                # A broken list must neither admit who was revoked nor end a run of weeks.
-                _log.warning("keeping the last good revocation list: %s", error)
-            return serial in self._serials
-
-    def _refresh(self) -> None:
-        try:
-            stat = self._path.stat()
-        except FileNotFoundError:
-            return
-        # `pki.revoke` replaces the file, so the inode tells even where the clock is too coarse.
-        seen = (stat.st_mtime_ns, stat.st_ino, stat.st_size)
-        if seen == self._seen:
-            return
-        self._seen = seen
-        try:
-            crl = x509.load_pem_x509_crl(self._path.read_bytes())
-            authority = x509.load_pem_x509_certificate(self._ca.read_bytes())
-        except (OSError, ValueError) as error:
-            raise IdentityError(
-                f"{self._path} cannot be read: {error}; copy it again from the authority"
-            ) from None
-        if not crl.is_signature_valid(authority.public_key()):  # type: ignore[arg-type]
-            raise IdentityError(
-                f"{self._path} was not signed by {self._ca}; copy it again from the authority"
-            )
-        self._serials = frozenset(entry.serial_number for entry in crl)
-
-
 @dataclass(frozen=True)
 class Identity:
-    """A certificate, its key, and the authority that both ends trust."""
+    """A certificate, its key, and the authorities that are trusted."""
 
     name: str
     """The common name: the site, or `coordinator`."""
@@ -108,38 +60,32 @@ class Identity:
     folder: Path
     expires: datetime
     ca_pem: bytes
+    """Authorities: one, two while one follows another, or a company's roots."""
     cert_pem: bytes
+    """The certificate, and those between it and its authority, if any."""
     key_pem: bytes = field(repr=False)
 
     @classmethod
     def load(cls, folder: Path, role: Role = "site") -> Identity:
-        """Read and check a folder that holds `ca.crt`, `identity.crt` and `identity.key`."""
-        pems = [_read(folder / name) for name in ("ca.crt", "identity.crt", "identity.key")]
-        ca = _parse(pems[0], folder / "ca.crt")
-        certificate = _parse(pems[1], folder / "identity.crt")
+        """Read and check a folder that holds `ca.crt`, `identity.crt` and `identity.key`.
+
+        Any X.509 authority may have signed it, with certificates between it and its root or none.
+        """
+        pems = [read_file(folder / name) for name in FILES]
+        authorities = parse_file(pems[0], folder / "ca.crt")
+        certificate, *between = parse_file(pems[1], folder / "identity.crt")
         _check_key(folder / "identity.key", pems[2], certificate)
-        try:
-            certificate.verify_directly_issued_by(ca)
-        except (ValueError, TypeError, InvalidSignature):
+        ca = _issuer_of(certificate, between, authorities)
+        if ca is None:
             raise IdentityError(
-                f"{folder / 'identity.crt'} was not issued by {folder / 'ca.crt'} (foreign "
-                "authority); use the ca.crt and the identity that the same `fedwan pki` folder made"
-            ) from None
+                f"{folder / 'identity.crt'} was not signed by {folder / 'ca.crt'} (foreign "
+                "authority); copy both from the same folder of `fedwan pki`"
+            )
         _check_dates(folder / "ca.crt", ca)
         _check_dates(folder / "identity.crt", certificate)
         _check_role(folder / "identity.crt", certificate, role)
         expires = certificate.not_valid_after_utc
         return cls(common_name(certificate), role, folder, expires, *pems)
-
-    def grpc_server_credentials(self) -> grpc.ServerCredentials:
-        """For a gRPC server that admits only certificates of the run's authority."""
-        import grpc
-
-        return grpc.ssl_server_credentials(
-            [(self.key_pem, self.cert_pem)],
-            root_certificates=self.ca_pem,
-            require_client_auth=True,
-        )
 
     def grpc_channel_credentials(self) -> grpc.ChannelCredentials:
         """For a gRPC channel to the coordinator."""
@@ -152,23 +98,32 @@ class Identity:
         )
 
     def ssl_context(self, server: bool) -> ssl.SSLContext:
-        """For everything that is not gRPC; whom `RevocationList` names is not refused by itself."""
+        """For everything that is not gRPC; whom `Admission` objects to is not refused by itself."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.verify_mode = ssl.CERT_REQUIRED
+        self.load_into(context)
+        return context
+
+    def load_into(self, context: ssl.SSLContext) -> None:
+        """Show this certificate from the next handshake on, and trust its authorities, too."""
         context.load_verify_locations(cadata=self.ca_pem.decode())
         # The module loads keys from files alone.
         context.load_cert_chain(self.folder / "identity.crt", self.folder / "identity.key")
-        return context
 
 
-def _read(path: Path) -> bytes:
+FILES = ("ca.crt", "identity.crt", "identity.key")
+"""What every identity folder holds."""
+
+
+def read_file(path: Path) -> bytes:
+    """A file of an identity's folder; an `IdentityError` if it cannot be read safely."""
     try:
         data, mode = path.read_bytes(), path.stat().st_mode & 0o777
     except FileNotFoundError:
         raise IdentityError(
-            f"identity file {path} is missing; copy the folder that `fedwan pki` made for this "
-            "party, all of it"
+            f"identity file {path} is missing; the key is made here by `fedwan pki request`, and "
+            "`fedwan pki sign` makes the others at the authority: copy them here"
         ) from None
     except OSError as error:
         raise IdentityError(
@@ -182,13 +137,31 @@ def _read(path: Path) -> bytes:
     return data
 
 
-def _parse(data: bytes, path: Path) -> x509.Certificate:
+def parse_file(data: bytes, path: Path) -> list[x509.Certificate]:
+    """The certificates of a PEM file, or an `IdentityError`."""
     try:
-        return x509.load_pem_x509_certificate(data)
+        return x509.load_pem_x509_certificates(data)
     except ValueError as error:
         raise IdentityError(
-            f"{path} cannot be parsed: {error}; issue it again: fedwan pki issue SITE"
+            f"{path} cannot be parsed: {error}; copy it again from the authority"
         ) from None
+
+
+def _issuer_of(
+    certificate: x509.Certificate,
+    between: Sequence[x509.Certificate],
+    authorities: Sequence[x509.Certificate],
+) -> x509.Certificate | None:
+    """The authority at the end of a certificate's chain; None if it ends before."""
+    for issuer in (*authorities, *between):
+        try:
+            certificate.verify_directly_issued_by(issuer)
+        except (ValueError, TypeError, InvalidSignature):
+            continue
+        if issuer in authorities:
+            return issuer
+        return _issuer_of(issuer, [c for c in between if c != issuer], authorities)
+    return None
 
 
 def _check_key(path: Path, key_pem: bytes, certificate: x509.Certificate) -> None:
@@ -196,12 +169,13 @@ def _check_key(path: Path, key_pem: bytes, certificate: x509.Certificate) -> Non
         key = serialization.load_pem_private_key(key_pem, password=None)
     except (ValueError, TypeError) as error:
         raise IdentityError(
-            f"private key {path} cannot be parsed: {error}; copy the identity folder again"
+            f"private key {path} cannot be parsed: {error}; delete it, and make another: "
+            "fedwan pki request NAME"
         ) from None
     if key.public_key() != certificate.public_key():
         raise IdentityError(
-            f"private key {path} does not belong to identity.crt beside it; "
-            "copy both from the same identity folder"
+            f"private key {path} does not belong to identity.crt beside it; have the "
+            "identity.csr beside it signed: fedwan pki sign identity.csr"
         )
 
 
@@ -210,7 +184,7 @@ def _check_dates(path: Path, certificate: x509.Certificate) -> None:
     if ends <= now():
         raise IdentityError(
             f"certificate {path} expired on {ends:%Y-%m-%d %H:%M} UTC; "
-            "issue a new one: fedwan pki issue SITE (pki init --renew for the coordinator)"
+            "have it renewed at the authority: fedwan pki renew NAME"
         )
     if begins > now():
         raise IdentityError(
@@ -229,7 +203,7 @@ def _check_role(path: Path, certificate: x509.Certificate, role: Role) -> None:
         what = f"a {other}'s" if USAGE[other] in usage else "no fedwan"
         raise IdentityError(f"{path} is {what} certificate; give the folder of a {role}")
     if not common_name(certificate):
-        raise IdentityError(f"{path} names nobody; issue it with: fedwan pki issue SITE")
+        raise IdentityError(f"{path} names nobody; it needs a common name")
 
 
 # Why a connection fails ---------------------------------------------------------------------------
@@ -251,7 +225,7 @@ def handshake_complaint(address: str, identity: Identity) -> str | None:
         reason += f" (it expired on {identity.expires:%Y-%m-%d %H:%M} UTC)"
     return (
         f"no TLS session with {address}, {reason}; "
-        "use an identity folder that this run's authority issued and that has not expired"
+        "use an identity that this run's authority has signed and that has not expired"
     )
 
 

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple, Self
 
+from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
 from fedwan.state import Layout, layout_from_json
+
+_parse = lru_cache(maxsize=8)(layout_from_json)
 
 
 class Claim(NamedTuple):
@@ -29,12 +33,19 @@ class Claim(NamedTuple):
 
     @classmethod
     def of(cls, hello: wire.Hello) -> Self:
-        """A Join's.
+        """A Join's. A layout of megabytes takes seconds, unless it was read before.
 
         Raises:
-            ValueError: the layout, kinds or sources cannot be read.
+            PayloadError: the layout, kinds or sources cannot be read.
         """
-        names = list(layout_from_json(hello.layout_json))
+        try:
+            return cls._of(hello)
+        except (ValueError, RecursionError) as error:
+            raise PayloadError(f"layout cannot be read: {error}") from None
+
+    @classmethod
+    def _of(cls, hello: wire.Hello) -> Self:
+        names = list(_parse(hello.layout_json))
         for text in (hello.kinds_json, hello.sources_json):
             values = json.loads(text or "{}")
             if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
@@ -54,8 +65,8 @@ class Claim(NamedTuple):
 
     @property
     def layout(self) -> Layout:
-        """Of the model."""
-        return layout_from_json(self.layout_json)
+        """Of the model; not to be changed."""
+        return _parse(self.layout_json)
 
     @property
     def kinds(self) -> dict[str, str]:
@@ -107,15 +118,11 @@ class Agreement:
         self.agreed = agreed
         """What the run was started with, or will be."""
 
-    def join(self, site: str, hello: wire.Hello) -> str:
-        """Take a Join; why it is refused, or nothing."""
+    def join(self, site: str, hello: wire.Hello, claim: Claim) -> str:
+        """Take a Join and its claim; why it is refused, or nothing."""
         refusal = self._refusal(site, hello)
         if refusal:
             return refusal
-        try:
-            claim = Claim.of(hello)
-        except (ValueError, RecursionError) as error:
-            return f"site {site}'s layout cannot be read: {error}"
         if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
             mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
             return f"site {site}: {mine.difference(claim)}"

@@ -21,7 +21,7 @@ MOST_FIGURES = 64
 """Losses of a contribution, or figures of it or of a report."""
 _LONGEST_NAME = 64
 _LONGEST_TEXT = 128
-_LONGEST = {"layout_json": 24 << 20, "kinds_json": 1 << 16, "sources_json": 1 << 16}
+_LONGEST = {"layout_json": 4 << 20, "kinds_json": 1 << 16, "sources_json": 1 << 16}
 _LONGEST["figures_json"] = 1 << 20
 _CUT = {"error": 400}
 """Texts that say something and decide nothing: what does not fit is left out."""

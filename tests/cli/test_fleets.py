@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from fedwan.coordinator import control
-from fedwan.link.pki import init, issue
+from fedwan.link import pki
 from fedwan.output.journal import verify
 from tests.flower.fleet import free_port
 from tests.output.test_summary import PROMISED
@@ -142,17 +142,16 @@ def test_truncated_checkpoints_are_one_clear_line(undisturbed: Path, tmp_path: P
 
 
 def test_a_drained_site_ends_with_0_and_an_ejected_one_with_2(tmp_path: Path) -> None:
-    out, pki, sites = tmp_path / "run", tmp_path / "pki", ("s1", "s2", "s3")
-    init(pki, ["127.0.0.1"])
+    out, folder, sites = tmp_path / "run", tmp_path / "pki", ("s1", "s2", "s3")
+    pki.federation(folder, ["127.0.0.1"], sites)
     door, listen = (f"127.0.0.1:{free_port()}" for _ in range(2))
     for site in sites:
-        issue(pki, site)
-        keys = {"site": site, "identity": pki / site, "door": door, "dir": tmp_path / site}
+        keys = {"site": site, "identity": folder / site, "door": door, "dir": tmp_path / site}
         (tmp_path / f"{site}.yaml").write_text("".join(f"{k}: {v}\n" for k, v in keys.items()))
     words = ["sites=3", "threads=1", "eval.every=0", "steps=300", "link.rtt_ms=100", f"out={out}"]
     words += [f"link.door={door}", f"link.listen={listen}"]
     (tmp_path / "run.yaml").write_text("workload: gan\n")
-    path, identity = str(tmp_path / "run.yaml"), str(pki / "coordinator")
+    path, identity = str(tmp_path / "run.yaml"), str(folder / "coordinator")
     coordinator = fedwan("coordinator", path, "--identity", identity, *words)
     services = {site: fedwan("site", str(tmp_path / f"{site}.yaml")) for site in sites}
     try:

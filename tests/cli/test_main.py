@@ -43,8 +43,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("site", "nope.yaml"), "config file 'nope.yaml' does not exist"),
         (("coordinator", "c.yaml"), "Missing option '--identity'"),
         (("coordinator", "c.yaml", "--identity", "nope"), "identity file nope/ca.crt is missing"),
-        (("pki", "issue", "s1", "--pki", "nope"), "no authority in nope"),
-        (("pki", "init", "p", "--host", "a:1"), "host 'a:1' is neither"),
+        (("pki", "request", "coordinator", "p", "--host", "a:1"), "host 'a:1' is neither"),
         (
             (*PLAN, "round.quorum=9"),
             "round.quorum = 9 is out of range; choose 0 to sites (4",

@@ -8,42 +8,78 @@ from pathlib import Path
 import pytest
 from cryptography import x509
 
-from fedwan.link.tls import Identity, RevocationList
+from fedwan.link.admission import Admission
+from fedwan.link.tls import Identity
 from tests.cli.conftest import Command
 
 
-def test_init_issue_and_revoke_work_in_the_default_folder(
+@pytest.fixture(autouse=True)
+def passphrase(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDWAN_PKI_PASSPHRASE", "correct horse battery")
+
+
+def key_shown(text: str) -> str:
+    return next(line.split(maxsplit=1)[1] for line in text.splitlines() if line.startswith("key"))
+
+
+def test_a_federation_is_made_renewed_and_revoked_in_the_default_folders(
     fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    code, made, _ = fedwan("pki", "init", "--host", "coordinator.example.com")
-    assert code == 0 and "pki/coordinator  (valid for 90 days)" in made
-    code, issued, _ = fedwan("pki", "issue", "paris", "--days", "30")
-    assert code == 0 and "pki/paris  (valid for 30 days)" in issued
-    site = Identity.load(Path("pki/paris"))
+    code, made, _ = fedwan("pki", "init")
+    assert code == 0 and "authority pki/ca: keep it offline" in made
+    words = ("pki", "request", "coordinator", "pki/coordinator")
+    assert fedwan(*words, "--host", "coordinator.example.com")[0] == 0
+    assert fedwan("pki", "sign", "pki/coordinator/identity.csr")[0] == 0
+    Identity.load(Path("pki/coordinator"), "coordinator")
+
+    code, asked, _ = fedwan("pki", "request", "paris")
+    assert code == 0 and "request identity/identity.csr: bring it to the authority" in asked
+    code, signed, _ = fedwan("pki", "sign", "identity/identity.csr", "--days", "30")
+    assert code == 0 and "signed pki/paris: valid for 30 days" in signed
+    assert key_shown(asked) == key_shown(signed)
+    for name in ("ca.crt", "identity.crt"):
+        Path("identity", name).write_bytes(Path("pki/paris", name).read_bytes())
+    site = Identity.load(Path("identity"))
     assert site.name == "paris"
+    certificate = x509.load_pem_x509_certificate(site.cert_pem)
+    admission = Admission(Path("pki/coordinator"))
+    assert fedwan("pki", "renew", "paris")[0] == 0
+    assert not admission.objection(certificate)
     assert fedwan("pki", "revoke", "paris")[0] == 0
-    assert RevocationList(Path("pki/coordinator")).is_revoked(
-        x509.load_pem_x509_certificate(site.cert_pem).serial_number
-    )
+    assert admission.objection(certificate) == "is revoked"
+    code, told, _ = fedwan("pki", "renew", "ca")
+    assert code == 0 and "bring   pki/ca/ca.crt to every party's identity folder" in told
+    assert fedwan("pki", "renew", "coordinator")[0] == 0
+    assert fedwan("pki", "revoke", "ca")[0] == 0
 
 
-def test_a_folder_can_be_named_in_every_command(fedwan: Command, tmp_path: Path) -> None:
+def test_mistakes_are_one_line(
+    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(tmp_path / "authority")
-    assert fedwan("pki", "init", folder, "--host", "a.example", "--host", "192.0.2.1")[0] == 0
-    assert fedwan("pki", "issue", "s1", "--pki", folder)[0] == 0
+    assert fedwan("pki", "init", folder)[0] == 0
     assert fedwan("pki", "init", folder)[0] == 2
-    before = Identity.load(tmp_path / "authority" / "coordinator", "coordinator")
-    assert fedwan("pki", "init", folder, "--renew", "--host", "b.example")[0] == 0
-    after = Identity.load(tmp_path / "authority" / "coordinator", "coordinator")
-    assert after.cert_pem != before.cert_pem and after.ca_pem == before.ca_pem
+    for words, says in [
+        (("sign", "none.csr", "--pki", folder), "cannot be read"),
+        (("renew", "s1", "--pki", folder), "has no identity"),
+        (("revoke", "s1", "--pki", folder), "was never signed"),
+        (("revoke", "ca", "--pki", folder), "has one authority"),
+        (("request", "S1", str(tmp_path / "s1")), "is no DNS label"),
+    ]:
+        code, _, error = fedwan("pki", *words)
+        assert code == 2 and says in error and len(error.splitlines()) == 1
+    monkeypatch.delenv("FEDWAN_PKI_PASSPHRASE")
+    code, _, error = fedwan("pki", "init", str(tmp_path / "another"))
+    assert code == 2 and "set FEDWAN_PKI_PASSPHRASE, or call this at a terminal" in error
 
 
 def test_keys_are_private_under_a_careless_umask(fedwan: Command, tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         assert fedwan("pki", "init", str(tmp_path / "p"))[0] == 0
+        assert fedwan("pki", "request", "s1", str(tmp_path / "s1"))[0] == 0
     finally:
         os.umask(before)
-    Identity.load(tmp_path / "p" / "coordinator", "coordinator")
-    assert (tmp_path / "p" / "ca" / "ca.key").stat().st_mode & 0o077 == 0
+    for path in (*(tmp_path / "p" / "ca").glob("*.key"), tmp_path / "s1" / "identity.key"):
+        assert path.stat().st_mode & 0o077 == 0

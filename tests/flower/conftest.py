@@ -22,9 +22,7 @@ with warnings.catch_warnings():
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an authority, its coordinator, and the sites s1 and s2."""
     folder = tmp_path_factory.mktemp("authority")
-    pki.init(folder, ["127.0.0.1"])
-    pki.issue(folder, "s1")
-    pki.issue(folder, "s2")
+    pki.federation(folder, ["127.0.0.1"], ["s1", "s2"])
     return folder
 
 
@@ -32,8 +30,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def foreign_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Another federation's authority, with sites of the same names."""
     folder = tmp_path_factory.mktemp("foreign")
-    pki.init(folder, ["127.0.0.1"])
-    pki.issue(folder, "s1")
+    pki.federation(folder, ["127.0.0.1"], ["s1"])
     return folder
 
 

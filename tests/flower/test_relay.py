@@ -19,6 +19,8 @@ from fedwan.link.tls import Identity
 from tests.flower.fleet import CALL, as_nobody, free_port, nobody
 from tests.planes import eventually, in_thread
 
+SEEN_S = 2.5
+"""A new file in an identity's folder is noticed within so long."""
 PULL = "/v1/fleet/pull-messages"
 
 
@@ -43,11 +45,9 @@ def door(authority: Path, superlink: Any) -> Iterator[FrontDoor]:
 
 
 @pytest.fixture
-def federation(tmp_path: Path) -> Path:
+def federation(tmp_path: Path) -> pki.Authority:
     """An authority of the test's own, with the site s1."""
-    pki.init(tmp_path, ["127.0.0.1"])
-    pki.issue(tmp_path, "s1")
-    return tmp_path
+    return pki.federation(tmp_path, ["127.0.0.1"], ["s1"])
 
 
 def client_of(identity: Path) -> httpx.Client:
@@ -153,14 +153,14 @@ def test_who_shows_no_site_s_certificate_gets_no_session(
 
 
 def test_a_revoked_site_is_refused_on_the_connection_it_has(
-    federation: Path, superlink: Any
+    federation: pki.Authority, superlink: Any
 ) -> None:
     with (
-        open_door(federation, superlink.server_port) as door,
-        client_of(federation / "s1") as client,
+        open_door(federation.directory, superlink.server_port) as door,
+        client_of(federation.directory / "s1") as client,
     ):
         assert client.post(url(door)).status_code == 200
-        pki.revoke(federation, "s1")
+        federation.revoke("s1")
         answer = client.post(url(door))
     assert answer.status_code == 403
     assert "the certificate of site s1 is revoked" in answer.text
@@ -227,14 +227,15 @@ def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
 
 @pytest.mark.parametrize("when", ["another authority", "revoked before", "revoked meanwhile"])
 def test_a_site_that_is_refused_learns_it_in_one_line(
-    federation: Path, foreign_authority: Path, when: str
+    federation: pki.Authority, foreign_authority: Path, when: str
 ) -> None:
     if when == "revoked before":
-        pki.revoke(federation, "s1")
-    theirs = foreign_authority if when == "another authority" else federation
-    with open_door(theirs) as door, forwarding(federation / "s1", door.port) as forwarder:
+        federation.revoke("s1")
+    ours = federation.directory
+    theirs = foreign_authority if when == "another authority" else ours
+    with open_door(theirs) as door, forwarding(ours / "s1", door.port) as forwarder:
         if when == "revoked meanwhile":
-            pki.revoke(federation, "s1")
+            federation.revoke("s1")
         waiting = in_thread(lambda: post(forwarder))
         eventually(lambda: forwarder.refusal is not None)
         text = str(forwarder.refusal)
@@ -251,3 +252,26 @@ def test_a_forwarder_serves_its_own_user_alone(
         assert nobody(CALL, forwarder.port) == f"{forwarder.port} 0\n"
         assert post(forwarder).status_code == 200
     assert len(superlink.requests) == 1
+
+
+@pytest.mark.slow
+def test_a_renewed_identity_is_shown_without_a_restart(
+    federation: pki.Authority, superlink: Any
+) -> None:
+    """At both ends, under the next authority, once the last one is trusted no more."""
+    ours = federation.directory
+    with (
+        open_door(ours, superlink.server_port) as door,
+        forwarding(ours / "s1", door.port) as forwarder,
+    ):
+        assert post(forwarder).status_code == 200
+        federation.succeed(b"correct horse battery")
+        time.sleep(SEEN_S)
+        federation.renew("s1")
+        federation.renew("coordinator")
+        time.sleep(SEEN_S)
+        assert post(forwarder).status_code == 200
+        federation.retire()
+        time.sleep(SEEN_S)
+        assert post(forwarder).status_code == 200
+        assert forwarder.refusal is None

@@ -22,7 +22,6 @@ from tests.planes import (
     random_payload,
     serving,
 )
-from tests.proxies import flaky_proxy
 
 Signal = wire.CoordinatorSignal
 
@@ -111,16 +110,13 @@ def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
 
 
 def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> None:
-    pki.init(tmp_path / "pki", [])
-    pki.issue(tmp_path / "pki", "s1")
+    authority = pki.federation(tmp_path / "pki", [], ["s1"])
     bench = Bench(tmp_path)
     with (
         serving(bench.hub, tmp_path / "pki") as plane,
-        flaky_proxy(plane.port) as proxy,
-        dialling(proxy.port, tmp_path / "pki" / "s1") as link,
+        dialling(plane.port, tmp_path / "pki" / "s1") as link,
     ):
         link.join(bench.hello("s1"))
-        pki.revoke(tmp_path / "pki", "s1")
-        proxy.cut()
+        authority.revoke("s1")
         signal = link.signals.get(timeout=10)
         assert signal.kind == Signal.GONE and "revoked" in signal.text

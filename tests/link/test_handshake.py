@@ -15,8 +15,9 @@ import grpc
 import pytest
 
 from fedwan.errors import IdentityError, JoinRefused
-from fedwan.link import pki
+from fedwan.link import certificates, pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.admission import Renewable
 from fedwan.link.client import GrpcLink
 from fedwan.link.rpc import ByteCounter, Stub
 from fedwan.link.tls import Identity, handshake_complaint, now
@@ -66,7 +67,7 @@ def test_another_authority_s_certificate_and_another_site_s_are_no_entry(
 ) -> None:
     with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, foreign_identities / "s1")
-        assert "no TLS session with 127.0.0.1" in text and "this run's authority issued" in text
+        assert "no TLS session with 127.0.0.1" in text and "this run's authority has signed" in text
         text = refused(bench, plane.port, identities / "s2", as_site="s1")
         assert "calls itself 's1' but its certificate says 's2'" in text
 
@@ -95,25 +96,24 @@ def test_a_connection_that_is_merely_closed_after_the_handshake_is_no_complaint(
     assert complaint is None
 
 
-def expired_identity(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Identity:
+def expired_identity(authority: pki.Authority, monkeypatch: pytest.MonkeyPatch) -> Identity:
     """A certificate of the run's own authority whose time has passed since it was loaded."""
-    pki.revoke(folder, "s1")
-    monkeypatch.setattr(pki, "now", lambda: now() - timedelta(days=1, seconds=-2))
-    pki.issue(folder, "s1", days=1)
+    monkeypatch.setattr(certificates, "now", lambda: now() - timedelta(days=1, seconds=-2))
+    authority.renew("s1", days=1)
     monkeypatch.undo()
-    identity = Identity.load(folder / "s1")
+    identity = Identity.load(authority.directory / "s1")
     time.sleep((identity.expires - now()).total_seconds() + 0.2)
     return identity
 
 
 def test_a_certificate_that_expires_after_it_was_loaded_is_no_entry(
-    bench: Bench, identities: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(identities, tmp_path / "pki")
-    identity = expired_identity(tmp_path / "pki", monkeypatch)
+    authority = pki.federation(tmp_path / "pki", ["127.0.0.1"], ["s1"])
+    identity = expired_identity(authority, monkeypatch)
     with pytest.raises(IdentityError, match="expired"):
         Identity.load(tmp_path / "pki" / "s1")
-    with serving(bench.hub, identities) as plane:
+    with serving(bench.hub, tmp_path / "pki") as plane:
         complaint = handshake_complaint(f"127.0.0.1:{plane.port}", identity)
         link = GrpcLink(f"127.0.0.1:{plane.port}", identity)
         began = time.monotonic()
@@ -133,7 +133,7 @@ def test_a_site_is_not_believed_to_be_a_coordinator(
     identity = Identity.load(fake / "coordinator", "site")
     with ThreadPoolExecutor(2) as pool:
         server = grpc.server(pool)
-        port = server.add_secure_port("127.0.0.1:0", identity.grpc_server_credentials())
+        port = server.add_secure_port("127.0.0.1:0", Renewable(identity).grpc_server_credentials())
         server.start()
         try:
             text = refused(bench, port, identities / "s1")
@@ -144,16 +144,15 @@ def test_a_site_is_not_believed_to_be_a_coordinator(
 
 def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: Path) -> None:
     folder = tmp_path / "pki"
-    pki.init(folder, [])
-    pki.issue(folder, "s1")
+    authority = pki.federation(folder, [], ["s1"])
     bench = Bench(tmp_path)
     model = bench.set_model()
     payload = payload_of(1.0, bench.layout)
     with serving(bench.hub, folder) as plane:
         with dialling(plane.port, folder / "s1", patience_s=300.0) as link:
             link.join(bench.hello("s1"))
-            pki.revoke(folder, "s1")
-            with pytest.raises(IdentityError, match="certificate of s1 is revoked; have a new one"):
+            authority.revoke("s1")
+            with pytest.raises(IdentityError, match="certificate of s1 is revoked; have another"):
                 link.upload(header_of(payload), payload)
         with dialling(plane.port, folder / "s1", patience_s=300.0) as link:
             with pytest.raises(IdentityError, match="revoked"):

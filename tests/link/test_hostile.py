@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +18,18 @@ import torch
 from rich.console import Console
 from safetensors.torch import save
 
+from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.framing import Part
+from fedwan.link.server import HANDSHAKE_MS
 from fedwan.output.board import board_of
 from fedwan.output.live import render_board
 from fedwan.output.records import read_records
 from fedwan.output.report import write_report
+from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
-from tests.planes import Bench, header_of, payload_of, serving, stub_of
+from tests.planes import Bench, header_of, in_thread, payload_of, serving, stub_of
 from tests.support import WrappedLink, hub_of, run_tiny, tiny_config
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
@@ -229,3 +234,67 @@ def test_equal_refusals_are_told_at_powers_of_ten_and_many_others_now_and_then()
     assert told == ["no"] + [f"no ({n} times in a row)" for n in (10, 100, 1000)]
     assert sum(bool(refusals.tell(f"no {n}", 1.0)) for n in range(1000)) == 7
     assert refusals.tell("again", 12.0) == "again (and 993 others since the last one)"
+
+
+def test_a_site_that_takes_all_calls_leaves_the_others_theirs(
+    tmp_path: Path, identities: Path
+) -> None:
+    bench = Bench(tmp_path, sites=("s1", "s2"))
+    with ExitStack() as stack:
+        plane = stack.enter_context(
+            serving(bench.hub, identities, num_threads=24, num_sites=2, heartbeat_s=5.0)
+        )
+        greedy = stack.enter_context(stub_of(plane.port, identities / "s1"))
+        honest = stack.enter_context(stub_of(plane.port, identities / "s2"))
+        greedy.Join(bench.hello("s1"))
+        honest.Join(bench.hello("s2"))
+        signal = wire.SiteSignal(session=bench.hello("s1").session)
+        never = threading.Event()
+
+        def one_and_then_silence() -> Iterator[wire.SiteSignal]:
+            yield signal
+            never.wait(30.0)
+
+        calls = [greedy.Control(one_and_then_silence()) for _ in range(204)]
+        stack.callback(lambda: [call.cancel() for call in calls])
+        stack.callback(never.set)
+        assert not honest.Join(bench.hello("s2"), timeout=5).refusal
+        with pytest.raises(grpc.RpcError) as caught:
+            greedy.Join(bench.hello("s1"), timeout=5)
+        assert "s1 has 12 calls under way, and no more are its share" in caught.value.details()
+    assert any(event == "rejected" and "12 calls" in text for event, _, text in bench.events)
+
+
+@pytest.mark.slow
+def test_connections_that_say_nothing_are_closed(tmp_path: Path, identities: Path) -> None:
+    bench = Bench(tmp_path)
+    with serving(bench.hub, identities) as plane, ExitStack() as stack:
+        address = ("127.0.0.1", plane.port)
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(50)]
+        deadline = time.monotonic() + 1.5 * HANDSHAKE_MS / 1000
+        for connection in silent:
+            connection.settimeout(max(0.1, deadline - time.monotonic()))
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+def test_a_join_is_read_without_the_lock_and_has_at_most_4_mib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of 24 MB took 12 s, in which no other site was heard."""
+    bench, is_free = Bench(tmp_path), []
+    read = Claim.of
+
+    def try_the_lock() -> None:
+        is_free.append(bench.hub.changed.acquire(timeout=5))
+        bench.hub.changed.release()
+
+    def reading(hello: wire.Hello) -> Claim:
+        in_thread(try_the_lock)()
+        return read(hello)
+
+    monkeypatch.setattr(Claim, "of", reading)
+    assert not bench.hub.join("s1", bench.hello("s1")).refusal
+    assert is_free == [True]
+    with pytest.raises(PayloadError, match="layout_json of 4194305 characters"):
+        bound(wire.Hello(layout_json=" " * ((4 << 20) + 1)))

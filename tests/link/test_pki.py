@@ -8,18 +8,38 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from fedwan.errors import IdentityError
-from fedwan.link import pki
-from fedwan.link.tls import now
+from fedwan.link import certificates, pki
+from fedwan.link.admission import Admission, read_lists
+from fedwan.link.pki import Authority
+from fedwan.link.tls import Identity, now
+
+PASSPHRASE = b"correct horse battery"
+HOSTS = ["coordinator.example.com", "192.0.2.7"]
 
 
 @pytest.fixture
-def authority(tmp_path: Path) -> Path:
-    directory = tmp_path / "pki"
-    pki.init(directory, ["coordinator.example.com", "192.0.2.7"])
-    return directory
+def authority(tmp_path: Path) -> Authority:
+    """Of its own folder, opened; coordinator and sites have theirs, as on machines of their own."""
+    Authority.make(tmp_path / "pki", PASSPHRASE)
+    return Authority.open(tmp_path / "pki", PASSPHRASE)
+
+
+def admit(authority: Authority, name: str, days: int = 90) -> Path:
+    """A party's folder, elsewhere: the request goes to the authority and the answer comes back."""
+    folder = authority.directory.parent / f"at-{name}"
+    pki.request(folder, name, HOSTS if name == "coordinator" else ())
+    authority.sign(folder / "identity.csr", days)
+    bring(authority, name)
+    return folder
+
+
+def bring(authority: Authority, name: str) -> None:
+    for file in (authority.directory / name).iterdir():
+        (authority.directory.parent / f"at-{name}" / file.name).write_bytes(file.read_bytes())
 
 
 def certificate_of(folder: Path, name: str = "identity.crt") -> x509.Certificate:
@@ -27,18 +47,43 @@ def certificate_of(folder: Path, name: str = "identity.crt") -> x509.Certificate
 
 
 def revoked_serials(path: Path) -> set[int]:
-    return {entry.serial_number for entry in x509.load_pem_x509_crl(path.read_bytes())}
+    return {entry.serial_number for crl in read_lists(path.read_bytes()) for entry in crl}
 
 
-def test_private_keys_are_readable_by_their_owner_alone(authority: Path) -> None:
-    pki.issue(authority, "s1")
-    for folder, name in [("ca", "ca.key"), ("coordinator", "identity.key"), ("s1", "identity.key")]:
-        assert stat.S_IMODE((authority / folder / name).stat().st_mode) == 0o600
-        assert stat.S_IMODE((authority / folder).stat().st_mode) == 0o700
+def test_a_party_s_key_stays_where_it_was_made(authority: Authority) -> None:
+    site = admit(authority, "s1")
+    assert Identity.load(site).name == "s1"
+    assert stat.S_IMODE((site / "identity.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE(site.stat().st_mode) == 0o700
+    assert {path.name for path in (authority.directory / "s1").iterdir()} == {
+        "ca.crt",
+        "identity.crt",
+    }
+    before = (site / "identity.key").read_bytes()
+    pki.request(site, "s1")
+    assert (site / "identity.key").read_bytes() == before
 
 
-def test_the_coordinators_certificate_names_its_hosts_and_serves_only(authority: Path) -> None:
-    extensions = certificate_of(authority / "coordinator").extensions
+def test_the_authority_s_key_is_encrypted(authority: Authority) -> None:
+    (path,) = (authority.directory / "ca").glob("*.key")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert b"ENCRYPTED" in path.read_bytes()
+    with pytest.raises(IdentityError, match="the passphrase is not its own"):
+        Authority.open(authority.directory, b"another one")
+    with pytest.raises(IdentityError, match="has 5 bytes; take at least 8"):
+        Authority.make(authority.directory.parent / "short", b"short")
+    assert not (authority.directory.parent / "short" / "ca").exists()
+
+
+def test_a_run_on_one_machine_keeps_no_key_of_its_authority(tmp_path: Path) -> None:
+    pki.federation(tmp_path, ["127.0.0.1"], ["s1"])
+    assert not list((tmp_path / "ca").glob("*.key"))
+    assert Identity.load(tmp_path / "s1").name == "s1"
+    assert Identity.load(tmp_path / "coordinator", "coordinator").name == "coordinator"
+
+
+def test_the_coordinators_certificate_names_its_hosts_and_serves_only(authority: Authority) -> None:
+    extensions = certificate_of(admit(authority, "coordinator")).extensions
     names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     dns = names.get_values_for_type(x509.DNSName)
     addresses = {str(ip) for ip in names.get_values_for_type(x509.IPAddress)}
@@ -48,20 +93,73 @@ def test_the_coordinators_certificate_names_its_hosts_and_serves_only(authority:
     assert list(usage) == [ExtendedKeyUsageOID.SERVER_AUTH]
 
 
-def test_a_sites_certificate_bears_its_name_and_dials_only(authority: Path) -> None:
-    pki.issue(authority, "paris-2", days=30)
-    certificate = certificate_of(authority / "paris-2")
+def test_a_sites_certificate_bears_its_name_and_dials_only(authority: Authority) -> None:
+    certificate = certificate_of(admit(authority, "paris-2", days=30))
     assert certificate.subject.rfc4514_string() == "CN=paris-2"
     usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
     assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert certificates.hosts_of(certificate) == ["paris-2"]
     basic = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value
     assert not basic.ca
     assert timedelta(29) < certificate.not_valid_after_utc - now() <= timedelta(30)
 
 
-def test_certificates_chain_to_the_authority_by_key_identifier(authority: Path) -> None:
-    ca = certificate_of(authority / "ca", "ca.crt")
-    leaf = certificate_of(authority / "coordinator")
+def test_a_request_is_signed_for_what_its_name_may_be_and_nothing_else(
+    authority: Authority, tmp_path: Path
+) -> None:
+    """A site that asks for the coordinator's hosts, to serve and to be an authority."""
+    key = certificates.new_key()
+    names = x509.SubjectAlternativeName([x509.DNSName("coordinator.example.com")])
+    request = (
+        x509.CertificateSigningRequestBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "s1")]))
+        .add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, certificates.hashes.SHA256())
+    )
+    (tmp_path / "greedy.csr").write_bytes(request.public_bytes(certificates.PEM))
+    authority.sign(tmp_path / "greedy.csr")
+    extensions = certificate_of(authority.directory / "s1").extensions
+    usage = extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    assert list(usage) == [ExtendedKeyUsageOID.CLIENT_AUTH]
+    assert not extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert list(names) == [x509.DNSName("s1")]
+
+
+def csr(name: str, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -> bytes:
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    builder = x509.CertificateSigningRequestBuilder().subject_name(subject)
+    return builder.sign(key, certificates.hashes.SHA256()).public_bytes(certificates.PEM)
+
+
+def test_what_is_no_good_request_is_refused_in_one_line(
+    authority: Authority, tmp_path: Path
+) -> None:
+    good = csr("s1", certificates.new_key())
+    lines = good.splitlines()
+    weak = rsa.generate_private_key(65537, 2048)
+    for data, says in [
+        (b"nonsense", "is no certificate request"),
+        (good[:200], "is no certificate request"),
+        (b"\n".join([*lines[:-2], lines[-2][:-8] + b"AAAAAAA=", lines[-1]]), "request"),
+        (csr("s1", weak), "has no EC P-256 key"),
+        (csr("../ca", certificates.new_key()), "is no DNS label"),
+        (csr("ca", certificates.new_key()), "is reserved"),
+    ]:
+        (tmp_path / "a.csr").write_bytes(data)
+        with pytest.raises(IdentityError, match=says) as caught:
+            authority.sign(tmp_path / "a.csr")
+        assert "\n" not in str(caught.value)
+    with pytest.raises(IdentityError, match="cannot be read"):
+        authority.sign(tmp_path / "none.csr")
+    assert not list((authority.directory / "ca" / "issued").iterdir())
+
+
+def test_certificates_chain_to_the_authority_by_key_identifier(authority: Authority) -> None:
+    leaf = certificate_of(admit(authority, "coordinator"))
+    ca = certificate_of(authority.directory / "ca", "ca.crt")
     leaf.verify_directly_issued_by(ca)
     subject_key = ca.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
     authority_key = leaf.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value
@@ -71,71 +169,132 @@ def test_certificates_chain_to_the_authority_by_key_identifier(authority: Path) 
     assert leaf.serial_number != ca.serial_number
 
 
-def test_an_authority_is_never_overwritten(authority: Path) -> None:
-    before = (authority / "ca" / "ca.key").read_bytes()
+def test_an_authority_is_never_overwritten(authority: Authority) -> None:
+    before = (authority.directory / "ca" / "ca.crt").read_bytes()
     with pytest.raises(IdentityError, match="holds an authority already"):
-        pki.init(authority, [])
-    assert (authority / "ca" / "ca.key").read_bytes() == before
+        Authority.make(authority.directory, PASSPHRASE)
+    assert (authority.directory / "ca" / "ca.crt").read_bytes() == before
 
 
 def test_unsafe_names_hosts_and_lifetimes_are_refused_before_anything_is_made(
-    authority: Path, tmp_path: Path
+    authority: Authority, tmp_path: Path
 ) -> None:
-    for name in ("", "../ca", "ca", "coordinator", "S1", "a" * 64, "a.b", "-a"):
+    for name in ("", "../ca", "ca", "S1", "a" * 64, "a.b", "-a"):
         with pytest.raises(IdentityError, match="choose another"):
-            pki.issue(authority, name)
-    for days in (0, -1, 100_000):
-        with pytest.raises(IdentityError, match="choose 1 to"):
-            pki.issue(authority, "s1", days)
-    assert {path.name for path in authority.iterdir()} == {"ca", "coordinator"}
+            pki.request(tmp_path / "x", name)
+    with pytest.raises(IdentityError, match="site 's1' is dialled by nobody"):
+        pki.request(tmp_path / "x", "s1", ["a.example"])
     for host in ("https://a.b", "a.b:443", "", "a b", "-a"):
         with pytest.raises(IdentityError, match="neither a DNS name nor an IP address"):
-            pki.init(tmp_path / "another", [host])
-    assert not (tmp_path / "another").exists()
+            pki.request(tmp_path / "x", "coordinator", [host])
+    assert not (tmp_path / "x").exists()
+    pki.request(tmp_path / "x", "s1")
+    for days in (0, -1, 100_000):
+        with pytest.raises(IdentityError, match="choose 1 to"):
+            authority.sign(tmp_path / "x" / "identity.csr", days)
+    assert {path.name for path in authority.directory.iterdir()} == {"ca"}
 
 
-def test_a_name_is_issued_again_only_after_it_was_revoked(authority: Path) -> None:
-    pki.issue(authority, "s1")
-    first = certificate_of(authority / "s1")
-    with pytest.raises(IdentityError, match="revoke it first"):
-        pki.issue(authority, "s1")
-    assert certificate_of(authority / "s1") == first
-    pki.revoke(authority, "s1")
-    pki.issue(authority, "s1")
-    assert certificate_of(authority / "s1") != first
-    assert first.serial_number in revoked_serials(authority / "ca" / "crl.pem")
+def test_another_key_for_a_name_is_signed_only_after_the_first_was_revoked(
+    authority: Authority, tmp_path: Path
+) -> None:
+    first = certificate_of(admit(authority, "s1"))
+    pki.request(tmp_path / "other", "s1")
+    other = tmp_path / "other" / "identity.csr"
+    with pytest.raises(IdentityError, match="has an identity of another key until .* revoke it"):
+        authority.sign(other)
+    assert certificate_of(authority.directory / "s1") == first
+    authority.revoke("s1")
+    with pytest.raises(IdentityError, match="the key of 's1' .* was revoked"):
+        authority.sign(tmp_path / "at-s1" / "identity.csr")
+    authority.sign(other)
+    assert certificate_of(authority.directory / "s1").public_key() != first.public_key()
+    assert first.serial_number in revoked_serials(authority.directory / "ca" / "crl.pem")
 
 
-def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Path) -> None:
-    for name in ("s1", "s2"):
-        pki.issue(authority, name)
-        pki.revoke(authority, name)
-    expected = {certificate_of(authority / name).serial_number for name in ("s1", "s2")}
+def test_revoking_signs_a_longer_list_for_the_coordinator(authority: Authority) -> None:
+    admit(authority, "coordinator")
+    names = ("s1", "s2")
+    for name in names:
+        admit(authority, name)
+        authority.revoke(name)
+    expected = {certificate_of(authority.directory / name).serial_number for name in names}
     for folder in ("ca", "coordinator"):
-        assert revoked_serials(authority / folder / "crl.pem") == expected
-    crl = x509.load_pem_x509_crl((authority / "ca" / "crl.pem").read_bytes())
+        assert revoked_serials(authority.directory / folder / "crl.pem") == expected
+    (crl,) = read_lists((authority.directory / "ca" / "crl.pem").read_bytes())
     assert crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 3
-    ca = certificate_of(authority / "ca", "ca.crt")
-    assert crl.is_signature_valid(ca.public_key())
+    ca = certificate_of(authority.directory / "ca", "ca.crt")
+    assert crl.is_signature_valid(ca.public_key())  # type: ignore[arg-type]
     # OpenSSL turns every peer away once a list is past its date.
     assert crl.next_update_utc == ca.not_valid_after_utc
 
 
-def test_renewing_keeps_the_authority_and_takes_new_hosts(authority: Path) -> None:
-    before = certificate_of(authority / "ca", "ca.crt")
-    pki.renew(authority, ["new.example.com"], days=10)
-    assert certificate_of(authority / "ca", "ca.crt") == before
-    names = certificate_of(authority / "coordinator").extensions
-    dns = names.get_extension_for_class(x509.SubjectAlternativeName).value
-    assert "new.example.com" in dns.get_values_for_type(x509.DNSName)
+def test_a_renewed_identity_has_the_same_key_and_the_old_one_stays_valid(
+    authority: Authority,
+) -> None:
+    coordinator, site = admit(authority, "coordinator"), admit(authority, "s1")
+    before = certificate_of(site)
+    authority.renew("s1", days=10)
+    bring(authority, "s1")
+    after = certificate_of(site)
+    assert after.serial_number != before.serial_number
+    assert after.public_key() == before.public_key()
+    admission = Admission(coordinator)
+    assert not admission.objection(before) and not admission.objection(after)
+    authority.renew("coordinator", ["new.example.com"])
+    hosts = certificates.hosts_of(certificate_of(authority.directory / "coordinator"))
+    assert hosts == ["new.example.com", "localhost", "127.0.0.1"]
+    authority.renew("coordinator")
+    assert certificates.hosts_of(certificate_of(authority.directory / "coordinator")) == hosts
+    authority.revoke("s1")
+    for name in ("s1", "s9"):
+        with pytest.raises(IdentityError, match="has no identity of .* that is not revoked"):
+            authority.renew(name)
 
 
-def test_issuing_without_an_authority_names_the_command_that_makes_one(tmp_path: Path) -> None:
+def test_one_authority_follows_another_without_shutting_anyone_out(authority: Authority) -> None:
+    coordinator, site = admit(authority, "coordinator"), admit(authority, "s1")
+    gone = certificate_of(admit(authority, "gone"))
+    authority.revoke("gone")
+    with pytest.raises(IdentityError, match="has one authority; make the next one first"):
+        authority.retire()
+    first = certificate_of(site)
+    authority.succeed(PASSPHRASE)
+    authority = Authority.open(authority.directory, PASSPHRASE)
+    with pytest.raises(IdentityError, match="is still trusted; end that first"):
+        authority.succeed(PASSPHRASE)
+    for name in ("coordinator", "s1"):
+        bring(authority, name)
+    admission = Admission(coordinator)
+    assert Identity.load(site).name == "s1" and not admission.objection(first)
+    with pytest.raises(IdentityError, match="coordinator, s1 would be shut out"):
+        authority.retire()
+    for name in ("coordinator", "s1"):
+        authority.renew(name)
+        bring(authority, name)
+    second = certificate_of(site)
+    assert second.issuer != first.issuer
+    assert not admission.objection(first) and not admission.objection(second)
+    assert admission.objection(gone) == "is revoked"
+    authority.retire()
+    for name in ("coordinator", "s1"):
+        bring(authority, name)
+    assert Identity.load(site).name == "s1"
+    assert admission.objection(first) == "is of an authority without a revocation list here"
+    assert not admission.objection(second)
+    assert len(list((authority.directory / "ca").glob("*.key"))) == 1
+    Authority.open(authority.directory, PASSPHRASE).revoke("s1")
+    bring(authority, "coordinator")
+    assert admission.objection(second) == "is revoked"
+
+
+def test_without_an_authority_the_command_that_makes_one_is_named(tmp_path: Path) -> None:
     with pytest.raises(IdentityError, match="fedwan pki init"):
-        pki.issue(tmp_path, "s1")
-    pki.init(tmp_path, [])
-    with pytest.raises(IdentityError, match="'s9' was never issued"):
-        pki.revoke(tmp_path, "s9")
-    (tmp_path / "ca" / "ca.key").write_text("nonsense")
+        Authority.open(tmp_path, PASSPHRASE)
+    authority = Authority.make(tmp_path, PASSPHRASE)
+    with pytest.raises(IdentityError, match="'s9' was never signed"):
+        authority.revoke("s9")
+    (path,) = (tmp_path / "ca").glob("*.key")
+    path.write_text("nonsense")
     with pytest.raises(IdentityError, match="cannot be read"):
-        pki.issue(tmp_path, "s1")
+        Authority.open(tmp_path, PASSPHRASE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import subprocess
 import threading
 from datetime import timedelta
 from pathlib import Path
@@ -12,30 +13,33 @@ import pytest
 from cryptography import x509
 
 from fedwan.errors import IdentityError
-from fedwan.link import pki
-from fedwan.link.tls import Identity, RevocationList, now
+from fedwan.link import admission as admission_module
+from fedwan.link import certificates, pki
+from fedwan.link.admission import Admission
+from fedwan.link.tls import Identity, now
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> Path:
-    pki.init(tmp_path, [])
-    pki.issue(tmp_path, "s1")
-    pki.issue(tmp_path, "s2")
-    return tmp_path
+def authority(tmp_path: Path) -> pki.Authority:
+    return pki.federation(tmp_path / "pki", [], ["s1", "s2"])
+
+
+@pytest.fixture
+def folders(authority: pki.Authority) -> Path:
+    return authority.directory
 
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
     directory = tmp_path / "foreign"
-    pki.init(directory, [])
-    pki.issue(directory, "s1")
+    pki.federation(directory, [], ["s1"])
     return directory
 
 
 def test_an_issued_identity_loads_with_its_name_and_expiry(folders: Path) -> None:
     site = Identity.load(folders / "s1")
     assert (site.name, site.role) == ("s1", "site") and "PRIVATE" not in repr(site)
-    assert site.expires - now() > timedelta(days=pki.IDENTITY_DAYS - 1)
+    assert site.expires - now() > timedelta(days=certificates.CA_DAYS - 1)
     assert Identity.load(folders / "coordinator", "coordinator").name == "coordinator"
 
 
@@ -65,13 +69,12 @@ def test_another_key_and_another_authority_are_refused(folders: Path, foreign: P
         Identity.load(folders / "s1")
 
 
-@pytest.mark.parametrize(("days", "says"), [(-99, "expired on"), (1, "not valid before")])
+@pytest.mark.parametrize(("days", "says"), [(-9999, "expired on"), (1, "not valid before")])
 def test_a_certificate_of_another_time_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, days: int, says: str
 ) -> None:
-    monkeypatch.setattr(pki, "now", lambda: now() + timedelta(days=days))
-    pki.init(tmp_path, [])
-    pki.issue(tmp_path, "s1")
+    monkeypatch.setattr(certificates, "now", lambda: now() + timedelta(days=days))
+    pki.federation(tmp_path, [], ["s1"])
     with pytest.raises(IdentityError, match=says):
         Identity.load(tmp_path / "s1")
 
@@ -83,36 +86,118 @@ def test_each_role_refuses_the_others_certificate(folders: Path) -> None:
         Identity.load(folders / "coordinator", "site")
 
 
-def serial_of(folder: Path) -> int:
-    pem = (folder / "identity.crt").read_bytes()
-    return x509.load_pem_x509_certificate(pem).serial_number
+def certificate_of(folder: Path) -> x509.Certificate:
+    return x509.load_pem_x509_certificate((folder / "identity.crt").read_bytes())
 
 
-class TestRevocationList:
-    def test_a_new_list_is_noticed_without_a_restart(self, folders: Path) -> None:
-        revocations = RevocationList(folders / "coordinator")
-        first, second = serial_of(folders / "s1"), serial_of(folders / "s2")
-        assert not RevocationList(folders / "s1").is_revoked(first)  # without a list
-        assert not revocations.is_revoked(first)
-        pki.revoke(folders, "s1")
-        assert revocations.is_revoked(first) and not revocations.is_revoked(second)
-        pki.revoke(folders, "s2")
-        assert revocations.is_revoked(second)
+class TestAdmission:
+    def test_a_new_list_is_noticed_without_a_restart(self, authority: pki.Authority) -> None:
+        folders = authority.directory
+        admission = Admission(folders / "coordinator")
+        first, second = certificate_of(folders / "s1"), certificate_of(folders / "s2")
+        assert not admission.objection(first)
+        authority.revoke("s1")
+        assert admission.objection(first) == "is revoked" and not admission.objection(second)
+        authority.revoke("s2")
+        assert admission.objection(second) == "is revoked"
+
+    def test_without_a_list_nobody_is_served(self, folders: Path) -> None:
+        (folders / "coordinator" / "crl.pem").unlink()
+        with pytest.raises(IdentityError, match="crl.pem is missing"):
+            Admission(folders / "coordinator")
 
     def test_a_list_of_another_authority_is_refused(self, folders: Path, foreign: Path) -> None:
-        (folders / "coordinator" / "crl.pem").write_bytes(
-            (foreign / "coordinator" / "crl.pem").read_bytes()
-        )
+        theirs = (foreign / "coordinator" / "crl.pem").read_bytes()
+        (folders / "coordinator" / "crl.pem").write_bytes(theirs)
         with pytest.raises(IdentityError, match="was not signed by"):
-            RevocationList(folders / "coordinator")
+            Admission(folders / "coordinator")
 
-    def test_a_list_that_breaks_later_keeps_the_revoked_out(self, folders: Path) -> None:
-        pki.revoke(folders, "s1")
-        revocations = RevocationList(folders / "coordinator")
+    def test_a_list_that_breaks_later_keeps_the_revoked_out(self, authority: pki.Authority) -> None:
+        folders = authority.directory
+        authority.revoke("s1")
+        admission = Admission(folders / "coordinator")
         (folders / "coordinator" / "crl.pem").write_text("half a fi")
-        assert revocations.is_revoked(serial_of(folders / "s1"))
+        assert admission.objection(certificate_of(folders / "s1")) == "is revoked"
         (folders / "coordinator" / "crl.pem").unlink()
-        assert revocations.is_revoked(serial_of(folders / "s1"))
+        assert admission.objection(certificate_of(folders / "s1")) == "is revoked"
+
+    def test_a_list_that_has_lapsed_and_a_certificate_that_has_expired_are_told(
+        self, folders: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        admission = Admission(folders / "coordinator")
+        certificate = certificate_of(folders / "s1")
+        stranger = certificate_of(foreign / "s1")
+        assert "without a revocation list" in admission.objection(stranger)
+        monkeypatch.setattr(admission_module, "now", lambda: now() + timedelta(days=4000))
+        assert admission.objection(certificate).startswith("expired on")
+
+
+def openssl(*words: str, folder: Path) -> None:
+    subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+
+def company(folder: Path) -> Path:
+    """A company's root, an authority below it, and what both ends need of it, by openssl alone."""
+    for name in ("root", "issuing", "s1", "coordinator"):
+        new = ("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256")
+        openssl(*new, "-out", f"{name}.key", folder=folder)
+        subject = ("-subj", f"/O=Example/CN={name}")
+        openssl(
+            "req", "-new", "-key", f"{name}.key", *subject, "-out", f"{name}.csr", folder=folder
+        )
+    is_ca = "basicConstraints=critical,CA:TRUE\nkeyUsage=critical,keyCertSign,cRLSign\n"
+    both = "extendedKeyUsage=clientAuth,serverAuth\nsubjectAltName="
+    signed = {
+        "root": ("root", is_ca),
+        "issuing": ("root", is_ca),
+        "s1": ("issuing", f"{both}DNS:s1"),
+        "coordinator": ("issuing", f"{both}DNS:localhost,IP:127.0.0.1"),
+    }
+    for name, (issuer, extensions) in signed.items():
+        (folder / f"{name}.ext").write_text(extensions)
+        by = ["-CA", f"{issuer}.crt", "-CAkey", f"{issuer}.key", "-CAcreateserial"]
+        by = ["-key", "root.key"] if name == "root" else by
+        words = ("x509", "-req", "-in", f"{name}.csr", "-extfile", f"{name}.ext", "-days", "30")
+        openssl(*words, *by, "-out", f"{name}.crt", folder=folder)
+    (folder / "index.txt").touch()
+    (folder / "ca.conf").write_text(
+        "[ca]\ndefault_ca=x\n[x]\ndatabase=index.txt\ndefault_md=sha256\n"
+        "certificate=issuing.crt\nprivate_key=issuing.key\ndefault_crl_days=30\n"
+    )
+    for name in ("s1", "coordinator"):
+        (folder / name).mkdir()
+        (folder / f"{name}.key").rename(folder / name / "identity.key")
+        (folder / name / "identity.key").chmod(0o600)
+    list_anew(folder)
+    leaf, issuing, root = ((folder / f"{n}.crt").read_text() for n in ("s1", "issuing", "root"))
+    (folder / "s1" / "identity.crt").write_text(leaf + issuing)
+    (folder / "s1" / "ca.crt").write_text(root)
+    leaf = (folder / "coordinator.crt").read_text()
+    (folder / "coordinator" / "identity.crt").write_text(leaf + issuing)
+    (folder / "coordinator" / "ca.crt").write_text(root + issuing)
+    return folder
+
+
+def list_anew(folder: Path) -> None:
+    openssl("ca", "-config", "ca.conf", "-gencrl", "-out", "coordinator/crl.pem", folder=folder)
+
+
+def test_a_company_s_authority_serves_with_certificates_between_it_and_its_root(
+    tmp_path: Path, foreign: Path
+) -> None:
+    folder = company(tmp_path)
+    site = Identity.load(folder / "s1")
+    assert site.name == "s1"
+    server = Identity.load(folder / "coordinator", "coordinator").ssl_context(server=True)
+    assert handshake(server, site.ssl_context(server=False)) == b"hello"
+    admission = Admission(folder / "coordinator")
+    assert not admission.objection(certificate_of(folder / "s1"))
+    openssl("ca", "-config", "ca.conf", "-revoke", "s1.crt", folder=folder)
+    list_anew(folder)
+    assert admission.objection(certificate_of(folder / "s1")) == "is revoked"
+    (folder / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
+    with pytest.raises(IdentityError, match="foreign authority"):
+        Identity.load(folder / "s1")
 
 
 def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "localhost") -> bytes:

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.state import Role, TensorSpec, layout_to_json
@@ -89,8 +90,8 @@ def test_a_difference_names_what_differs_both_values_and_the_mend(
         {"sources_json": "7"},
     ],
 )
-def test_a_claim_that_cannot_be_read_is_a_value_error(changes: dict[str, str]) -> None:
-    with pytest.raises(ValueError):
+def test_a_claim_that_cannot_be_read_is_refused(changes: dict[str, str]) -> None:
+    with pytest.raises(PayloadError, match="cannot be read"):
         claim(**changes)
 
 

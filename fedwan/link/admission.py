@@ -1,0 +1,154 @@
+"""Identities that change while they are in use: renewed, revoked, or under another authority.
+
+Whatever replaces a file of an identity's folder, `fedwan pki` or a copy from elsewhere, is noticed
+at the next look, which costs a few calls of the kernel.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from cryptography import x509
+
+from fedwan.errors import IdentityError
+from fedwan.link.tls import FILES, Identity, now, parse_file, read_file
+
+if TYPE_CHECKING:
+    import grpc
+
+_log = logging.getLogger(__name__)
+_END_OF_LIST = b"-----END X509 CRL-----"
+
+
+def read_lists(data: bytes) -> list[x509.CertificateRevocationList]:
+    """The revocation lists of a PEM file, which may hold one for each authority."""
+    parts = [part for part in data.split(_END_OF_LIST) if part.strip()]
+    return [x509.load_pem_x509_crl(part + _END_OF_LIST) for part in parts]
+
+
+class Files:
+    """Files of an identity folder, any of which may be replaced."""
+
+    def __init__(self, folder: Path, *names: str) -> None:
+        self._paths = [folder / name for name in names]
+        self._seen = self._stamps()
+
+    def changed(self) -> bool:
+        """Whether any is another file than at the last call."""
+        before, self._seen = self._seen, self._stamps()
+        return self._seen != before
+
+    def _stamps(self) -> list[tuple[int, int, int] | None]:
+        return [self._stamp(path) for path in self._paths]
+
+    @staticmethod
+    def _stamp(path: Path) -> tuple[int, int, int] | None:
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        # Files are replaced whole, so the inode tells even where the clock is too coarse.
+        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+
+
+class Admission:
+    """Which certificates a coordinator serves, by the `crl.pem` in its identity folder.
+
+    None that is revoked or expired, or whose authority has no revocation list there. The file is
+    read again whenever it changes; an `IdentityError` at first if it is missing, or no authority of
+    `ca.crt` has signed it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = Lock()
+        self._files = Files(folder, "crl.pem", "ca.crt")
+        self._lists = _read_lists(folder)
+
+    def objection(self, certificate: x509.Certificate) -> str:
+        """Why a certificate, which TLS has verified, is not served now; empty if it is."""
+        with self._lock:
+            if self._files.changed():
+                try:
+                    self._lists = _read_lists(self._folder)
+                except IdentityError as error:
+                    # A broken list must neither admit who was revoked nor end a run of weeks.
+                    _log.warning("keeping the last good revocation list: %s", error)
+            crl = self._lists.get(certificate.issuer)
+        expires = certificate.not_valid_after_utc
+        if expires <= now():
+            return f"expired on {expires:%Y-%m-%d %H:%M} UTC"
+        if crl is None:
+            return "is of an authority without a revocation list here"
+        if crl.next_update_utc is not None and crl.next_update_utc <= now():
+            return "is of an authority whose revocation list has lapsed here"
+        if crl.get_revoked_certificate_by_serial_number(certificate.serial_number) is not None:
+            return "is revoked"
+        return ""
+
+
+def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]:
+    """The revocation lists of a coordinator's folder, by the authority that signed each."""
+    path = folder / "crl.pem"
+    mend = "copy it again from the authority"
+    authorities = {
+        ca.subject: ca for ca in parse_file(read_file(folder / "ca.crt"), folder / "ca.crt")
+    }
+    found: dict[x509.Name, x509.CertificateRevocationList] = {}
+    try:
+        lists = read_lists(read_file(path))
+    except ValueError as error:
+        raise IdentityError(f"{path} cannot be parsed: {error}; {mend}") from None
+    for crl in lists:
+        ca = authorities.get(crl.issuer)
+        if ca is None:  # of an authority that is trusted no more, or not yet
+            continue
+        if not crl.is_signature_valid(ca.public_key()):  # type: ignore[arg-type]
+            raise IdentityError(f"{path} was not signed by {folder / 'ca.crt'}; {mend}")
+        found[crl.issuer] = crl
+    if not found:
+        raise IdentityError(f"{path} was not signed by {folder / 'ca.crt'}; {mend}")
+    return found
+
+
+class Renewable:
+    """An identity whose files may be replaced by a renewed one's while it is in use."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self._files = Files(identity.folder, *FILES)
+        self._lock = Lock()
+
+    def renew(self) -> bool:
+        """Whether the folder holds another one, and `identity` is that from now on.
+
+        Costs three looks at files. What is not whole, or not good, is told and not taken.
+        """
+        with self._lock:
+            if not self._files.changed():
+                return False
+            try:
+                self.identity = Identity.load(self.identity.folder, self.identity.role)
+            except IdentityError as error:
+                _log.warning("keeping the identity that is in use: %s", error)
+                return False
+        until = self.identity.expires
+        _log.info("the identity in %s is renewed, until %s", self.identity.folder, until.date())
+        return True
+
+    def grpc_server_credentials(self) -> grpc.ServerCredentials:
+        """For a gRPC server that admits only certificates of the run's authorities."""
+        import grpc
+
+        def present() -> grpc.ServerCertificateConfiguration:
+            pair = (self.identity.key_pem, self.identity.cert_pem)
+            return grpc.ssl_server_certificate_configuration([pair], self.identity.ca_pem)
+
+        return grpc.dynamic_ssl_server_credentials(
+            present(),
+            lambda: present() if self.renew() else None,  # asked at each handshake
+            require_client_authentication=True,
+        )
