@@ -13,6 +13,7 @@ import errno
 import logging
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -209,11 +210,22 @@ def serving(
     What it and its children make, no other user of the machine can read.
     """
     mask = os.umask(0o077)
+    _raise_descriptors()
     try:
         with only_one(folder, key), log_to(folder / "logs" / log, echo=echo), stop_on_sigterm(stop):
             yield
     finally:
         os.umask(mask)
+
+
+def _raise_descriptors() -> None:
+    """Let this process and its children have all the files and sockets that the system grants.
+
+    Else whoever opens a thousand connections leaves none for a checkpoint.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # macOS grants less than it says
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Backoff:

@@ -41,6 +41,8 @@ from fedwan.link.tls import Identity, common_name, now
 
 # A call carries a ticket or its answer, a few kilobytes.
 _MAX_BODY_BYTES = 16 << 20
+_HEADERS_S = 10.0
+_BODY_S = 60.0
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
 _PULL = "/v1/fleet/pull-messages"
@@ -60,12 +62,23 @@ _log = logging.getLogger(__name__)
 
 
 class _Protocol(H11Protocol):
-    """HTTP/1.1 that tells the app, under `state["peer"]`, the other end's certificate."""
+    """HTTP/1.1 that tells the app, under `state["peer"]`, the other end's certificate.
+
+    Who begins a request must end its headers soon, however often a byte of them comes.
+    """
 
     def connection_made(self, transport: Any) -> None:
         if tls := transport.get_extra_info("ssl_object"):
             self.app_state = {**self.app_state, "peer": tls.getpeercert(binary_form=True)}
         super().connection_made(transport)
+        self._deadline = self.loop.call_later(_HEADERS_S, transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._deadline.cancel()
+        elif self._deadline.cancelled():
+            self._deadline = self.loop.call_later(_HEADERS_S, self.transport.abort)
 
 
 class _Relay(ABC):
@@ -218,14 +231,15 @@ def _kept(headers: Any) -> dict[str, str]:
 
 
 async def _read(request: Request) -> bytes | None:
-    """A request's body; None if it is too long, or the sender hung up before its end."""
+    """A request's body; None if it is too long, or does not come to its end in time."""
     body = bytearray()
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_BODY_BYTES:
-                return None
-    except ClientDisconnect:
+        async with asyncio.timeout(_BODY_S):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > _MAX_BODY_BYTES:
+                    return None
+    except (ClientDisconnect, TimeoutError):
         return None
     return bytes(body)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import logging
 import socket
 import ssl
@@ -122,6 +123,28 @@ def raw_request(door: FrontDoor, identity: Path, request_line: str) -> bytes:
         headers = "host: 127.0.0.1\r\ncontent-length: 0\r\n\r\n"
         connection.sendall(f"{request_line}\r\n{headers}".encode())
         return connection.recv(4096).splitlines()[0]
+
+
+@pytest.mark.slow
+def test_headers_that_do_not_end_are_cut_off(door: FrontDoor, authority: Path) -> None:
+    tls = Identity.load(authority / "s1").ssl_context(server=False)
+    with (
+        socket.create_connection(("127.0.0.1", door.port), timeout=5) as plain,
+        tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
+        pytest.raises(OSError),
+    ):
+        whole = f"POST {PULL} HTTP/1.1\r\nhost: x\r\ncontent-length: 0\r\n\r\n".encode()
+        connection.sendall(whole)
+        assert b"200" in connection.recv(4096) or b"503" in connection.recv(4096)
+        deadline = time.monotonic() + 20.0
+        connection.settimeout(0.5)
+        connection.sendall(whole[:30])
+        while time.monotonic() < deadline:
+            connection.sendall(b"x")
+            with contextlib.suppress(TimeoutError):
+                if not connection.recv(1):
+                    raise ConnectionResetError
+        pytest.fail("held for 20 s")
 
 
 def test_an_endless_body_is_cut_off(door: FrontDoor, superlink: Any, authority: Path) -> None:
