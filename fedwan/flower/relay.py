@@ -6,6 +6,8 @@ for a site's certificate, passes Fleet calls alone. A SuperNode can show no cert
 the site's forwarder on loopback, which does, and checks that the door is the coordinator's. The
 forwarder serves nobody but the site's own user.
 
+A certificate is good for one SuperNode at a time (`nodes`).
+
 A call is `POST /v1/fleet/NAME` and nothing else. The request line is matched as it came, before any
 decoding, so that `..`, `%2e`, `//` and absolute URLs are simply not such calls.
 """
@@ -34,6 +36,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from fedwan._config_tree import check_address
 from fedwan.errors import IdentityError
 from fedwan.flower import private_port
+from fedwan.flower.nodes import KEY, Nodes
 from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.processes import listen
 from fedwan.link.admission import Admission, Renewable
@@ -127,6 +130,10 @@ class _Relay(ABC):
         """A request's sender, for the log, and why it may not call at all."""
 
     @abstractmethod
+    def _check_node(self, request: Request, path: str) -> tuple[int, str]:
+        """Why the SuperNode that makes a Fleet call may not, as status and reason; 0 if it may."""
+
+    @abstractmethod
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         """A call failed, if only at the first attempt.
 
@@ -192,6 +199,10 @@ class _Relay(ABC):
             asked = f"{request.method} {path[:200].decode('ascii', 'replace')}"
             _log.warning("%s asked for %r; only Fleet calls pass", who, asked)
             return _reply(404, "only POST /v1/fleet/NAME passes here")
+        status, reason = self._check_node(request, path.decode("ascii"))
+        if status:
+            _log.warning("%s refused: %s", who, reason)
+            return _reply(status, reason)
         body = await _read(request)
         if body is None:
             _log.warning("%s sent no whole body, or one of over %d bytes", who, _MAX_BODY_BYTES)
@@ -257,6 +268,7 @@ class FrontDoor(_Relay):
         # Who is revoked is told so in words, below: asyncio ends a failed handshake without the
         # alert, and the site could not tell that from a broken line.
         self._admission = Admission(identity)
+        self._nodes = Nodes()
         bound = listen(host, port, "the front door", "link.door")
         super().__init__(bound, credentials, serves=True)
 
@@ -269,6 +281,11 @@ class FrontDoor(_Relay):
         mend = "have another one signed by whoever runs the federation"
         reason = f"the certificate of site {name} {why}; {mend}" if why else ""
         return f"site {name} at {host}", reason
+
+    def _check_node(self, request: Request, path: str) -> tuple[int, str]:
+        site = common_name(x509.load_der_x509_certificate(request.scope["state"]["peer"]))
+        # As it will be passed on: of a header that comes twice, the last.
+        return self._nodes.refusal(site, path, _kept(request.headers).get(KEY, ""))
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         cause = repr(error) if error else "it has an error of its own, see its log"
@@ -318,6 +335,9 @@ class Forwarder(_Relay):
 
     def _check(self, request: Request) -> tuple[str, str]:
         return "local", ""
+
+    def _check_node(self, request: Request, path: str) -> tuple[int, str]:
+        return 0, ""
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         self.refusal = self._refusal(error) or self.refusal
