@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import fedwan
-from fedwan.flower.control import build_fab
+from fedwan.flower.bundle import build_fab
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -25,7 +25,8 @@ from benchmarks.harness.fleet import load_json, save_json
 from benchmarks.harness.stopwatch import STOPWATCH
 from benchmarks.peers.part import PORTS, Curve, Part, Spec, enter, open_part
 from fedwan.errors import FedwanError
-from fedwan.flower.control import Control, build_fab
+from fedwan.flower.bundle import build_fab
+from fedwan.flower.control import Control
 from fedwan.flower.processes import flower_environment
 from fedwan.state import hash_state
 

@@ -1,19 +1,13 @@
-"""SuperLink's Control API: bundle the app, submit a run, and ask how it does.
+"""SuperLink's Control API: submit a run, and ask how it does.
 
 Called in-process over loopback HTTP, where the `flwr` command would take half a second each time.
-
-The bundle (FAB) holds the two entry points that Flower starts, and nothing else. What they call is
-the fedwan, and the recipes, that are installed at the coordinator and each site: no code travels.
-The same version makes the same bundle from a checkout and from a wheel.
 """
 
 from __future__ import annotations
 
 import hashlib
-import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 from flwr.common.serde import fab_to_proto, user_config_to_proto
@@ -21,7 +15,7 @@ from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.fab import Fab
 
-from fedwan.errors import ConfigError, FedwanError
+from fedwan.errors import FedwanError
 
 _HEALTH_S = 0.5
 
@@ -76,20 +70,3 @@ def _errors(what: str) -> Iterator[None]:
         told = isinstance(error, httpx.HTTPStatusError) and error.response.text
         reason = " ".join((told or repr(error)).split())
         raise FedwanError(f"SuperLink did not {what}: {reason}") from error
-
-
-def build_fab(app: Path) -> bytes:
-    """The bundle of the app in a folder with `pyproject.toml`: what its `fab-include` names."""
-    from flwr.cli.build import build_fab_from_files
-
-    project = app / "pyproject.toml"
-    try:
-        settings = tomllib.loads(project.read_text())["tool"]["flwr"]["app"]
-        names = [project.name, *settings["fab-include"]]
-    except (OSError, tomllib.TOMLDecodeError, KeyError) as error:
-        raise ConfigError(
-            f"{app} is no fedwan app ({project.name}: {type(error).__name__} {error}); "
-            "install fedwan anew (pip install fedwan)"
-        ) from error
-    content, _ = build_fab_from_files({name: app / name for name in names})
-    return bytes(content)

@@ -106,7 +106,8 @@ class Coordinator:
         `check` is called twice a second, and may end the wait by raising.
         """
         # Imported while SuperLink starts: Flower's client takes half a second.
-        from fedwan.flower.control import Control, build_fab
+        from fedwan.flower.bundle import build_fab
+        from fedwan.flower.control import Control
 
         fab, superlink, number = build_fab(installed_app()), f"{HOST}:{self._port}", 0
         with closing(Control(superlink)) as control:

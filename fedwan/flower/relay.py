@@ -22,6 +22,7 @@ import ssl
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,9 @@ from starlette.responses import PlainTextResponse, Response
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from fedwan._config_tree import check_address
-from fedwan.errors import IdentityError
+from fedwan.errors import ConfigError, IdentityError, UserError
 from fedwan.flower import private_port
+from fedwan.flower.bundle import check_bundle
 from fedwan.flower.nodes import KEY, Nodes
 from fedwan.flower.private_port import PrivateProtocol
 from fedwan.flower.processes import listen
@@ -48,6 +50,7 @@ _HEADERS_S = 10.0
 _BODY_S = 60.0
 _CALL = re.compile(rb"/v1/fleet/[a-z]+(-[a-z]+)*")
 _HEARTBEAT = "/v1/fleet/send-node-heartbeat"
+_GET_FAB = "/v1/fleet/get-fab"
 _PULL = "/v1/fleet/pull-messages"
 _REFUSED = "fedwan-refused"
 _REPEAT_S = 600.0
@@ -303,22 +306,34 @@ class Forwarder(_Relay):
     # Less than the 30 s after which a SuperNode gives a call up.
     _patience_s = 15.0
 
-    def __init__(self, identity: Path, door: str) -> None:
+    def __init__(self, identity: Path, door: str, bundles: Collection[str] = ()) -> None:
         check_address("door", door)
+        self._bundles = bundles
         credentials = Identity.load(identity, role="site")
         self._door = door
         self._said, self._said_at = "", 0.0
         self._has_lost = threading.Event()
-        self.refusal: IdentityError | None = None
-        """Set once the two ends do not accept each other's certificates: trying again is vain."""
+        self.refusal: UserError | None = None
+        """Set once the two ends do not accept each other's certificates, or this one not the
+        other's code: trying again is vain."""
         super().__init__(private_port.listen(), credentials, serves=False)
 
     async def _pass_on(self, path: str, body: bytes, headers: dict[str, str]) -> Response:
-        """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s."""
+        """Where there is no ticket yet, ask on for a while: a SuperNode itself asks every 3 s.
+
+        Code that this site's owner has not approved stays here.
+        """
         deadline = time.monotonic() + self._patience_s
         while True:
             answer = await super()._pass_on(path, body, headers)
-            is_empty = path == _PULL and answer.status_code == 200 and not answer.body
+            is_good = answer.status_code == 200
+            if path == _GET_FAB and is_good:
+                try:
+                    await asyncio.to_thread(check_bundle, bytes(answer.body), self._bundles)
+                except ConfigError as error:
+                    self.refusal = error
+                    return _reply(403, str(error))
+            is_empty = path == _PULL and is_good and not answer.body
             if not is_empty or time.monotonic() > deadline:
                 return answer
             await asyncio.sleep(_ASK_AGAIN_S)

@@ -48,6 +48,8 @@ class SiteFile:
     train.py`."""
     recipes: list[str] = field(default_factory=list)
     """Recipes that may run here, of those that are installed; empty for all of them."""
+    bundles: list[str] = field(default_factory=list)
+    """SHA-256 of the coordinator's code for sites, where it is not the installed fedwan's own."""
     folder: str = ""
     """Where `command` starts; the file's own folder unless it says otherwise."""
 

@@ -1,19 +1,23 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import logging
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from flwr.proto.fab_pb2 import Fab, GetFabResponse
 
+from fedwan.app import installed_app
 from fedwan.errors import ConfigError, IdentityError
+from fedwan.flower.bundle import build_fab
 from fedwan.flower.relay import Forwarder, FrontDoor
 from fedwan.link import pki
 from fedwan.link.tls import Identity
@@ -33,8 +37,10 @@ def open_door(identities: Path, superlink: int = 9, port: int = 0) -> Iterator[F
 
 
 @contextmanager
-def forwarding(identity: Path, door_port: int) -> Iterator[Forwarder]:
-    with closing(Forwarder(identity, f"127.0.0.1:{door_port}")) as forwarder:
+def forwarding(
+    identity: Path, door_port: int, bundles: Collection[str] = ()
+) -> Iterator[Forwarder]:
+    with closing(Forwarder(identity, f"127.0.0.1:{door_port}", bundles)) as forwarder:
         forwarder.start(f"https://127.0.0.1:{door_port}")
         yield forwarder
 
@@ -60,10 +66,10 @@ def url(door: FrontDoor, path: str = PULL) -> str:
     return f"https://127.0.0.1:{door.port}{path}"
 
 
-def post(forwarder: Forwarder, path: str = PULL) -> httpx.Response:
+def post(forwarder: Forwarder, path: str = PULL, content: bytes = b"x") -> httpx.Response:
     """A SuperNode's call."""
     with httpx.Client(trust_env=False) as client:
-        return client.post(f"http://127.0.0.1:{forwarder.port}{path}", content=b"x", timeout=30)
+        return client.post(f"http://127.0.0.1:{forwarder.port}{path}", content=content, timeout=30)
 
 
 def test_a_sites_fleet_call_reaches_superlink_and_back(
@@ -298,3 +304,25 @@ def test_a_renewed_identity_is_shown_without_a_restart(
         time.sleep(SEEN_S)
         assert post(forwarder).status_code == 200
         assert forwarder.refusal is None
+
+
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
+def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
+    door: FrontDoor, authority: Path
+) -> None:
+    """SuperLink's stand-in answers with what it is asked."""
+    own = GetFabResponse(fab=Fab(hash_str="x", content=build_fab(installed_app())))
+    other = GetFabResponse(fab=Fab(hash_str=own.fab.hash_str, content=own.fab.content + b"0"))
+    sha256 = hashlib.sha256(other.fab.content).hexdigest()
+    path = "/v1/fleet/get-fab"
+    with forwarding(authority / "s1", door.port) as forwarder:
+        answer = post(forwarder, path, own.SerializeToString())
+        assert answer.status_code == 200 and forwarder.refusal is None
+        for content in (other.SerializeToString(), b"\xff"):
+            answer = post(forwarder, path, content)
+            assert answer.status_code == 403 and own.fab.content not in answer.content
+        assert "no bundle where one was asked for" in str(forwarder.refusal)
+        post(forwarder, path, other.SerializeToString())
+        assert f"add a line bundles: [{sha256}] to SITE.yaml" in str(forwarder.refusal)
+    with forwarding(authority / "s1", door.port, [sha256]) as forwarder:
+        assert post(forwarder, path, other.SerializeToString()).status_code == 200

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedwan.errors import ConfigError
-from fedwan.flower.control import build_fab
+from fedwan.flower.bundle import build_fab
 from fedwan.flower.processes import flower_environment
 
 # Flower's own, not ours to mend.
