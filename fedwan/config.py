@@ -211,6 +211,9 @@ class RoundConfig:
     """How contributions become one: their `mean`, or a rule that bears some that lie."""
     bad: int = setting(1, span(1))
     """Of such a rule: sites that may lie. It needs more than 2 `bad` sites, `krum` 2 `bad` + 3."""
+    gate: float = 50.0
+    """k: a contribution is refused whose norm is above median + k · MAD of those merged last, in
+    any network (MAD: a quarter of the median at least); 0 refuses none for its size."""
 
 
 @dataclass

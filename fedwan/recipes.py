@@ -30,7 +30,7 @@ OPTIONAL = (
     *("h", "outer.*.lr", "outer.*.momentum", "network.*.h", "network.*.exclude"),
     *("inner.*.state", "inner.*.name=muon", "inner.*.name=own", "codec.up=topk2"),
     *("stream.fragments", "stream.tau", "stream.tau=0"),
-    *("round.grace", "round.max_staleness", "round.least_steps", "round.merge"),
+    *("round.grace", "round.max_staleness", "round.least_steps", "round.merge", "round.gate"),
     *("site.partition", "site.partition=weights", "site.partition=tensor_parallel"),
     "site.precision=bf16-true",
 )
@@ -71,6 +71,8 @@ MERGES = (
 """Of rounds that may be merged by a robust rule: one contribution a site, all of about H steps."""
 APART = Needs("network.*.h", lambda c, _: not c.round.least_steps, "round.least_steps=0")
 """Where networks may travel apart."""
+GATE = Needs("round.gate", lambda c, _: not c.round.least_steps, "round.least_steps=0")
+"""Where contributions are deltas of about as many steps each, so that their sizes compare."""
 LOCAL_STEPS = ("h", "network.*.exclude", "inner.*", "codec.*", "site.*")
 """Where sites take steps of their own."""
 STREAM: Mapping[str, Any] = {

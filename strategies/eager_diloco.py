@@ -31,6 +31,7 @@ from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment
 from fedwan.recipes import (
     APART,
+    GATE,
     LOCAL_STEPS,
     STREAM,
     WAITS,
@@ -44,7 +45,7 @@ from fedwan.site.replica import Replica
 from fedwan.state import Role, State, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
 
-USES = (*LOCAL_STEPS, APART, "outer.*", "stream.fragments", "stream.tau", *WAITS)
+USES = (*LOCAL_STEPS, APART, GATE, "outer.*", "stream.fragments", "stream.tau", *WAITS)
 DEFAULTS = {"h": 20, **STREAM, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 
 

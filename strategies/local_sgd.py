@@ -10,10 +10,10 @@ from __future__ import annotations
 from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import APART, LOCAL_STEPS, MERGES, WAITS, barrier_policy, codec, cut
+from fedwan.recipes import APART, GATE, LOCAL_STEPS, MERGES, WAITS, barrier_policy, codec, cut
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, *WAITS, *MERGES, "round.least_steps")
+USES = (*LOCAL_STEPS, APART, GATE, *WAITS, *MERGES, "round.least_steps")
 DEFAULTS = {"h": 20}
 
 

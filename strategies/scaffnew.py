@@ -31,13 +31,22 @@ from fedwan.codecs import with_feedback
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment
-from fedwan.recipes import APART, WAITS, barrier_policy, codec, cut
+from fedwan.recipes import APART, GATE, WAITS, barrier_policy, codec, cut
 from fedwan.site.group import local
 from fedwan.site.replica import Replica
 from fedwan.state import Role
 from fedwan.strategy import Landing, SiteHook, Strategy
 
-USES = ("h", "inner.*", "network.*.exclude", APART, "site.partition", "site.precision*", WAITS[0])
+USES = (
+    "h",
+    "inner.*",
+    "network.*.exclude",
+    APART,
+    GATE,
+    "site.partition",
+    "site.precision*",
+    WAITS[0],
+)
 DEFAULTS = {"h": 20}
 
 

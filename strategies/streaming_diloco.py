@@ -14,6 +14,7 @@ from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.recipes import (
     APART,
+    GATE,
     LOCAL_STEPS,
     MERGES,
     STREAM,
@@ -26,7 +27,7 @@ from fedwan.recipes import (
 )
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, "outer.*", "stream.*", *WAITS, *MERGES)
+USES = (*LOCAL_STEPS, APART, GATE, "outer.*", "stream.*", *WAITS, *MERGES)
 DEFAULTS = {"h": 20, **STREAM, "outer.*": nesterov()}
 ALPHA = 0.5
 

@@ -2,8 +2,8 @@
 
 An upload is idempotent under (kind, fragment, version, site): sending it again, whole or in part,
 from the same process or from its successor, changes nothing once it was accepted. One pass over a
-whole payload checks its layout, its checksum and that every value is finite, and measures the norm
-of each network's part from the codes themselves. Nothing of a contribution that fails reaches the
+whole payload checks its layout, its checksum and that every value is finite, and measures each
+network's part from the codes themselves. Nothing of a contribution that fails reaches the
 global state.
 """
 
@@ -26,6 +26,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import UploadReception
 from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, network_of
+from fedwan.workloads.optim import is_moment
 
 MAX_CHECKS = 8
 """Payloads checked at once, at most; as many as there are cores if these are fewer."""
@@ -38,13 +39,27 @@ class Upload(NamedTuple):
     key: Key
 
 
+class Measures(NamedTuple):
+    """How large a payload's parts are."""
+
+    norms: dict[str, float]
+    """Of the parameters, by network."""
+    buffers: dict[str, float]
+    """Norms of running means and of variances, and the largest counter, by network and kind; not of
+    optimisers' moments."""
+
+    def figures(self) -> dict[str, float]:
+        """All of them, by what they are called in a sentence."""
+        return {f"{network}'s norm": norm for network, norm in self.norms.items()} | self.buffers
+
+
 class Contribution(NamedTuple):
     """A whole, checked payload, ready to be merged."""
 
     payload: Source
     reception: UploadReception
     work: wire.Work
-    norms: dict[str, float]
+    measures: Measures
 
 
 class Intake:
@@ -115,7 +130,7 @@ class Intake:
         """What is on its way in; of one site, or of all."""
         return [upload for upload in self._open if site in ("", upload.key.site)]
 
-    def inspect(self, upload: Upload, payload: Source) -> dict[str, float]:
+    def inspect(self, upload: Upload, payload: Source) -> Measures:
         """See `inspect` below; waits its turn, and takes a pass over the payload."""
         codec, layout = self._codec_and_layout(upload)
         with self._checks:
@@ -146,12 +161,16 @@ class Intake:
                 self.close(upload)
 
 
-def inspect(payload: Source, layout: Layout, codec: Codec) -> dict[str, float]:
-    """Check a payload from end to end; the norm of the parameters' part, by network."""
+def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
+    """Check a payload from end to end, and measure it."""
     squares: dict[str, float] = defaultdict(float)
+    buffers: dict[str, float] = defaultdict(float)
     for name, coded in codec.read_each(payload, layout):
-        spec = layout[name]
+        spec, network = layout[name], network_of(name)
         if spec.role is not Role.PARAMETER and not spec.dtype.is_floating_point:
+            if spec.num_values and not is_moment(name):
+                what = f"{network}'s largest counter"
+                buffers[what] = max(buffers[what], float(coded.tensor().max()))
             continue
         square = coded.sum_of_squares()
         if not math.isfinite(square):
@@ -160,7 +179,12 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> dict[str, float]:
                 "lower the inner learning rate or clip the gradients at that site"
             )
         if spec.role is Role.PARAMETER:
-            squares[network_of(name)] += square
+            squares[network] += square
         elif spec.role is Role.VARIANCE and bool((coded.tensor() < 0).any()):
             raise PayloadError(f"variance {name!r} is below zero; refused")
-    return {network: math.sqrt(square) for network, square in squares.items()}
+        elif not is_moment(name):
+            buffers[f"{network}'s norm of running {spec.role}s"] += square
+    return Measures(
+        {network: math.sqrt(square) for network, square in squares.items()},
+        {what: v if what.endswith("counter") else math.sqrt(v) for what, v in buffers.items()},
+    )

@@ -132,7 +132,7 @@ def _row(merge: Merge[Contribution], direction: Direction) -> dict[str, Any]:
         "wait_s": work.wait_s,
         "bytes_up": work.bytes_up,
         "bytes_down": work.bytes_down,
-        "norms": merge.contribution.norms,
+        "norms": merge.contribution.measures.norms,
         "staleness": merge.staleness,
         "figures": dict(work.figures),
         **direction,

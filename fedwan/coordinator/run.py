@@ -42,6 +42,7 @@ from fedwan.memory import Tidier
 from fedwan.output.journal import JOURNAL
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.evaluation import Evaluation
+from fedwan.protocol.gate import Gate
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.rounds import Merge, Round
 from fedwan.state import hash_state
@@ -88,6 +89,8 @@ class CoordinatedRun:
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
+        self._past_figures: dict[str, Any] = {}
+        """The gate's, of a checkpoint."""
         self._mergers: dict[int, Merger | RobustMerger] = {}
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
@@ -121,6 +124,7 @@ class CoordinatedRun:
         try:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
+            self._past_figures = dict(meta["gate"])
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint in {folder} is of another version of fedwan "
@@ -218,6 +222,10 @@ class CoordinatedRun:
         self._saved = (rounds.version, list(rounds.versions))
         self._progress_at[rounds.version] = rounds.progress
         intake = Intake(layout, fragments, strategy.up, self._folder / "spool")
+        # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
+        is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
+        self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
+        self.hub.gate.load_state(self._past_figures)
         self.hub.start(layout, rounds, intake, keeps_updates=keeps_updates)
         return rounds
 
@@ -471,7 +479,8 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta, versions = {"totals": row, "claim": self._agreement.agreed}, list(model.versions)
+        meta = {"totals": row, "claim": self._agreement.agreed, "gate": hub.gate.state()}
+        versions = list(model.versions)
         is_new = versions != self._saved[1]  # else the one before stays that of another version
         model.save(self._folder / "checkpoint", meta, keep=is_new)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})

@@ -19,13 +19,14 @@ from google.protobuf.message import Message
 
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
-from fedwan.coordinator.intake import Contribution, Intake, Upload
+from fedwan.coordinator.intake import Contribution, Intake, Measures, Upload
 from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
 from fedwan.protocol.agreement import Agreement, Claim
+from fedwan.protocol.gate import Gate
 from fedwan.protocol.limits import Refusals, Report, bound, read_report
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
@@ -94,6 +95,8 @@ class Servicer:
         self.durable_version = 0
         self.stop_text = ""
         """Why the run is over; empty while it is not."""
+        self.gate = Gate(0.0, 1)
+        """Refuses contributions for their size; this one none."""
         self.read_global: Callable[[Layout, int], Payload | None] = lambda layout, version: None
         """Global weights of an earlier version, if they are kept."""
         self._run_id = run_id
@@ -294,9 +297,9 @@ class Servicer:
 
     def _take_in(self, upload: Upload, reception: UploadReception, payload: Source) -> wire.Receipt:
         """Check a whole payload, and lay it out for merging unless it was replaced meanwhile."""
-        problem, norms = "", {}
+        problem, measures = "", Measures({}, {})
         try:
-            norms = self.intake.inspect(upload, payload)
+            measures = self.intake.inspect(upload, payload)
         except PayloadError as error:
             problem = str(error)
         except Exception:
@@ -308,6 +311,8 @@ class Servicer:
             settled = self._settled(upload)
             if self.intake.find(upload) is not reception:
                 return settled or _INCOMPLETE
+            if not problem and settled is None and upload.kind == wire.UploadHeader.CONTRIBUTION:
+                problem = self.gate.objection(upload.key.fragment, measures.figures())
             if problem:
                 return self._rejection(upload, problem)
             if settled is not None:
@@ -318,7 +323,7 @@ class Servicer:
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)
-                contribution = Contribution(payload, reception, reception.header.work, norms)
+                contribution = Contribution(payload, reception, reception.header.work, measures)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
             self._release()
             self.changed.notify_all()
@@ -559,6 +564,8 @@ class Servicer:
         """See `Rounds.publish`; frees the contributions that are done with."""
         with self.changed:
             done = self.rounds.publish(payload, is_own=is_own)
+            for key, contribution, _, _ in self.rounds.round.merged if self.rounds.round else ():
+                self.gate.note(key.fragment, contribution.measures.figures())
             self.intake.forget(*self.rounds.least_wanted())
             self.changed.notify_all()
         for contribution in done:

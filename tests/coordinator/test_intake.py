@@ -18,6 +18,7 @@ from fedwan.coordinator import intake as intake_module
 from fedwan.coordinator.intake import (
     MAX_CHECKS,
     Intake,
+    Measures,
     Upload,
     inspect,
 )
@@ -214,7 +215,7 @@ def test_many_payloads_at_once_are_checked_a_few_at_a_time(
 ) -> None:
     lock, active, seen = threading.Lock(), 0, []
 
-    def check(*args: object) -> dict[str, float]:
+    def check(*args: object) -> Measures:
         nonlocal active
         with lock:
             active += 1
@@ -222,13 +223,13 @@ def test_many_payloads_at_once_are_checked_a_few_at_a_time(
         time.sleep(0.005)
         with lock:
             active -= 1
-        return {"net": 1.0}
+        return Measures({"net": 1.0}, {})
 
     monkeypatch.setattr(intake_module, "inspect", check)
     intake, payload = make(tmp_path), Buffer(len(DATA))
     with ThreadPoolExecutor(32) as sites:
-        norms = list(sites.map(lambda _: intake.inspect(upload(), payload), range(32)))
-    assert norms == [{"net": 1.0}] * 32
+        measured = list(sites.map(lambda _: intake.inspect(upload(), payload), range(32)))
+    assert measured == [Measures({"net": 1.0}, {})] * 32
     assert len(seen) == 32 and max(seen) <= min(MAX_CHECKS, os.cpu_count() or 1)
 
 
@@ -272,8 +273,23 @@ def refusal(state: State, codec: Codec | None = None) -> str:
 
 
 def test_norms_are_those_of_each_networks_parameters_alone() -> None:
-    norms = inspect(encoded(good(), LAYOUT), LAYOUT, fp32())
-    assert norms == pytest.approx({"d": 3.0, "g": 7.0})
+    measures = inspect(encoded(good(), LAYOUT), LAYOUT, fp32())
+    assert measures.norms == pytest.approx({"d": 3.0, "g": 7.0})
+
+
+def test_buffers_are_measured_by_kind_and_moments_are_not() -> None:
+    moments = {"g/weight|exp_avg": spec((2, 2), Role.MEAN), "g/weight|step": spec((), Role.COUNTER)}
+    layout = dict(sorted((LAYOUT | moments).items()))
+    state = good() | {"g/weight|exp_avg": torch.ones(2, 2), "g/weight|step": torch.tensor(9.0)}
+    measures = inspect(encoded(state, layout), layout, fp32())
+    assert measures.buffers == pytest.approx(
+        {
+            "g's largest counter": 4.0,
+            "g's norm of running means": 20000**0.5,
+            "g's norm of running variances": 1.0,
+        }
+    )
+    assert measures.figures() == measures.buffers | {"d's norm": 3.0, "g's norm": 7.0}
 
 
 @every_codec
@@ -282,7 +298,7 @@ def test_norms_of_many_values_are_those_of_what_is_decoded(codec: Codec) -> None
     layout = {"g/w": spec(value.shape)}
     payload, _ = codec.encode({"g/w": value}, {}, layout)
     expected = codec.decode(payload, layout)["g/w"].double().norm()
-    assert inspect(payload, layout, codec)["g"] == pytest.approx(float(expected), rel=1e-4)
+    assert inspect(payload, layout, codec).norms["g"] == pytest.approx(float(expected), rel=1e-4)
 
 
 @every_codec
@@ -310,7 +326,7 @@ def test_a_negative_variance_is_refused() -> None:
 def test_a_half_precision_buffer_is_not_refused_for_what_its_square_would_be() -> None:
     layout = {"g/mean": spec((2,), Role.MEAN, torch.float16)}
     state = {"g/mean": torch.tensor([60000.0, 60000.0]).half()}
-    assert inspect(encoded(state, layout), layout, fp32()) == {}
+    assert inspect(encoded(state, layout), layout, fp32()).norms == {}
 
 
 def test_a_damaged_payload_is_refused() -> None:

@@ -1,0 +1,83 @@
+"""How large a contribution may be: a bound that follows what the run has merged.
+
+Of each network's part of a fragment four figures are bounded: the norm of its deltas, of its
+running means, of its running variances, and its largest counter. With those that were merged last
+
+    bound = median + k max(1.4826 MAD, median / 4)
+
+and none before there are `LEAST_ROUNDS` rounds of them, and 16. The median bears sites that lie as
+long as they are fewer than half. What fits within the bound is not judged: a contribution of the
+right size in the wrong direction is a robust merge's affair. Not locked.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedwan.protocol.policy import MAD_TO_SIGMA
+
+LEAST_ROUNDS = 4
+"""Rounds of all sites that are merged before the first refusal."""
+_LEAST_FIGURES = 16
+_MEMORY = 4
+"""Figures that are kept, in units of the fewest that bound anything."""
+_LEAST_SPREAD = 0.25
+"""Of the median: sites that agree are not to be held to it."""
+
+
+class Gate:
+    """Of all fragments; k = 0 refuses nothing."""
+
+    def __init__(self, k: float, num_sites: int) -> None:
+        self._k = k
+        self._least = max(_LEAST_FIGURES, LEAST_ROUNDS * num_sites)
+        self._merged: dict[str, deque[float]] = {}
+        """By fragment and figure, in the order in which they were merged."""
+
+    def objection(self, fragment: int, figures: Mapping[str, float]) -> str:
+        """Why a contribution must not be merged; empty where it may."""
+        for what, value in figures.items():
+            merged = self._merged.get(f"{fragment}:{what}", ())
+            if not self._k or len(merged) < self._least:
+                continue
+            bound = bound_of(merged, self._k)
+            if value > bound:
+                return (
+                    f"{what} {value:.3g} is above {bound:.3g}, the most after a median of "
+                    f"{statistics.median(merged):.3g}; lower that site's inner learning rate or "
+                    "clip its gradients, or raise round.gate if all sites' contributions grow"
+                )
+        return ""
+
+    def note(self, fragment: int, figures: Mapping[str, float]) -> None:
+        """A contribution was merged."""
+        for what, value in figures.items():
+            new = deque[float](maxlen=_MEMORY * self._least)
+            self._merged.setdefault(f"{fragment}:{what}", new).append(value)
+
+    def state(self) -> dict[str, list[float]]:
+        """For checkpoints; JSON-ready."""
+        return {name: list(values) for name, values in self._merged.items()}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """The inverse of `state`."""
+        for name, values in state.items():
+            kept = deque(map(float, values), maxlen=_MEMORY * self._least)
+            self._merged[name] = kept
+
+
+def bound_of(figures: Sequence[float], k: float) -> float:
+    """The largest that is still accepted; anything where most were 0.
+
+    >>> bound_of([1.0, 1.0, 1.0, 1.0], k=20)
+    6.0
+    """
+    median = statistics.median(figures)
+    if not median:
+        return math.inf
+    spread = MAD_TO_SIGMA * statistics.median(abs(value - median) for value in figures)
+    return median + k * max(spread, _LEAST_SPREAD * median)

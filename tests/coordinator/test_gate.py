@@ -1,0 +1,134 @@
+"""A run's gate: one site of four sends what is far too large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.codecs import fp32
+from fedwan.codecs.payload import Source
+from fedwan.config import Config
+from fedwan.coordinator.run import CoordinatedRun
+from fedwan.coordinator.servicer import _upload
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.state import Role
+from tests.support import Ran, WrappedLink, encoded, hub_of, run_tiny, tiny_config
+
+ODD = "s3"
+
+
+class GrowingLink(WrappedLink):
+    """Contributions to some versions are much larger in one role than the site computed.
+
+    A hostile site does not heed that they are refused.
+    """
+
+    def __init__(
+        self, inner: Link, versions: range, role: Role = Role.PARAMETER, is_hostile: bool = False
+    ) -> None:
+        super().__init__(inner)
+        self._versions = list(versions)
+        self._role = role
+        self._is_hostile = is_hostile
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        is_contribution = header.kind == wire.UploadHeader.CONTRIBUTION
+        if is_contribution and header.version in self._versions:
+            if not self._is_hostile:
+                self._versions.remove(header.version)
+            layout = hub_of(self._inner).intake._codec_and_layout(_upload("", header))[1]
+            state = fp32().decode(payload, layout)
+            for name, spec in layout.items():
+                if spec.role is self._role:
+                    state[name] = state[name] * 1_000_000
+            payload = encoded(state, layout)
+            header.checksum = payload.checksum
+        receipt = self._inner.upload(header, payload)
+        if self._is_hostile and receipt.status == wire.Receipt.REJECTED:
+            return wire.Receipt(status=wire.Receipt.ACCEPTED)
+        return receipt
+
+
+def ran(folder: Path, config: Config, wrap: Callable[[Link], Link], **words: Any) -> Ran:
+    return run_tiny(
+        folder,
+        config,
+        norm=True,
+        wrap=lambda name, link: wrap(link) if name == ODD else link,
+        **words,
+    )
+
+
+def four_sites(**sections: Any) -> Config:
+    return tiny_config(sites=4, h=2, steps=24, kind="regression", **sections)
+
+
+@pytest.mark.parametrize(
+    ("role", "says"),
+    [
+        (Role.PARAMETER, "velocity's norm"),
+        (Role.MEAN, "velocity's norm of running means"),
+        (Role.VARIANCE, "velocity's norm of running variances"),
+        (Role.COUNTER, "velocity's largest counter"),
+    ],
+)
+def test_what_is_far_too_large_is_refused_once_and_the_site_goes_on(
+    role: Role, says: str, tmp_path: Path
+) -> None:
+    run = ran(tmp_path, four_sites(), lambda link: GrowingLink(link, range(6, 7), role))
+    assert (run.result.totals.rejected, run.result.totals.contributions) == (1, 48)
+    assert len(run.hashes) == 1
+    (text,) = run.events("rejected")
+    assert text.startswith(f"contribution of {ODD} refused: {says} ")
+    assert max(row["norms"]["velocity"] for row in run.rounds()) < 100
+
+
+def test_a_hostile_site_does_not_end_the_run_of_a_quorum(tmp_path: Path) -> None:
+    config = four_sites(round={"quorum": 3, "grace": 3.0, "patience_s": 60.0})
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(6, 99), is_hostile=True))
+    assert run.result.model.versions == [12]
+    assert run.result.totals.rejected >= 3
+    late = {row["site"] for row in run.rounds() if row["version"] > 7}
+    assert late == {"s1", "s2", "s4"}
+
+
+def test_with_0_nothing_is_refused_for_its_size(tmp_path: Path) -> None:
+    run = ran(
+        tmp_path, four_sites(round={"gate": 0.0}), lambda link: GrowingLink(link, range(6, 7))
+    )
+    assert run.result.totals.rejected == 0
+    assert max(row["norms"]["velocity"] for row in run.rounds()) > 1e4
+
+
+class Killed(BaseException):
+    """The coordinator's process ends."""
+
+
+def test_a_coordinator_that_was_killed_refuses_what_it_would_have_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after = CoordinatedRun._after_version
+
+    def die(self: CoordinatedRun, model: Any, before: int) -> None:
+        after(self, model, before)
+        if model.version == 5:
+            raise Killed
+
+    config = four_sites(checkpoint={"every": 1})
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(CoordinatedRun, "_after_version", die)
+        run_tiny(tmp_path, config, norm=True)
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(5, 6)), resume=True)
+    (text,) = run.events("rejected")
+    assert text.startswith(f"contribution of {ODD} refused: velocity's norm ")
+    assert run.result.model.versions == [12]
+
+
+def test_gradients_are_not_gated(tmp_path: Path) -> None:
+    config = tiny_config("sync", sites=4, h=1, steps=12)
+    run = ran(tmp_path, config, lambda link: GrowingLink(link, range(6, 7)))
+    assert run.result.totals.rejected == 0

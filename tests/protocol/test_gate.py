@@ -1,0 +1,79 @@
+"""How large a contribution may be."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from fedwan.protocol.gate import LEAST_ROUNDS, Gate, bound_of
+
+SITES = 5
+
+
+def fed(values: list[float], k: float = 20.0, sites: int = SITES, what: str = "g's norm") -> Gate:
+    gate = Gate(k, sites)
+    for value in values:
+        gate.note(0, {what: value})
+    return gate
+
+
+def refuses(gate: Gate, value: float, fragment: int = 0, what: str = "g's norm") -> bool:
+    return bool(gate.objection(fragment, {what: value}))
+
+
+def test_nothing_is_refused_before_four_rounds_of_all_sites_are_merged() -> None:
+    gate = fed([1.0] * (LEAST_ROUNDS * SITES - 1))
+    assert not refuses(gate, 1e30)
+    gate.note(0, {"g's norm": 1.0})
+    assert refuses(gate, 1e30)
+    assert not refuses(fed([1.0] * 15, sites=1), 1e30) and refuses(fed([1.0] * 16, sites=1), 1e30)
+
+
+def test_the_bound_is_median_plus_k_spreads_and_names_what_it_refuses() -> None:
+    values = [1.0, 2.0, 3.0, 4.0, 100.0]
+    assert bound_of(values, 10.0) == pytest.approx(3.0 + 10 * 1.4826)
+    assert bound_of([4.0] * 9, 2.0) == 6.0
+    assert not refuses(fed([0.0] * 20), 1e-9), "what was 0 for a while may begin to move"
+    text = fed([1.0] * 20).objection(0, {"d's norm": 1e9, "g's norm": 6.5})
+    assert text.startswith("g's norm 6.5 is above 6, the most after a median of 1; lower that")
+    assert "round.gate" in text and "\n" not in text
+
+
+def test_it_follows_a_run_whose_contributions_shrink_or_grow() -> None:
+    draw = random.Random(1)
+    gate = Gate(20.0, SITES)
+    for round_ in range(300):
+        size = 0.98**round_ if round_ < 150 else 0.98**150 * 1.03 ** (round_ - 150)
+        for _ in range(SITES):
+            value = size * draw.uniform(0.7, 1.4)
+            assert not refuses(gate, value)
+            gate.note(0, {"g's norm": value})
+        assert round_ < LEAST_ROUNDS or refuses(gate, 100 * size)
+
+
+def test_fewer_than_half_cannot_raise_it_out_of_reach() -> None:
+    gate = fed([1.0, 1.2, 0.9, 1e6, 1e6] * 4)
+    assert refuses(gate, 1e6) and not refuses(gate, 1.5)
+
+
+def test_fragments_and_figures_are_bounded_apart_and_nothing_where_k_is_0() -> None:
+    gate = fed([1.0] * 20)
+    assert refuses(gate, 50.0)
+    assert not refuses(gate, 50.0, fragment=1) and not refuses(gate, 50.0, what="d's norm")
+    assert not refuses(fed([1.0] * 20, k=0.0), 50.0)
+
+
+def test_its_state_decides_alike_after_it_was_written_as_json() -> None:
+    draw = random.Random(2)
+    gate = fed([draw.uniform(0.1, 2.0) for _ in range(200)])
+    again = Gate(20.0, SITES)
+    again.load_state(json.loads(json.dumps(gate.state())))
+    for each in (gate, again):
+        each.note(0, {"g's norm": 1.5})
+    assert again.state() == gate.state() and len(gate.state()["0:g's norm"]) == 80
+    assert all(
+        again.objection(0, {"g's norm": v}) == gate.objection(0, {"g's norm": v})
+        for v in (1.0, 5.0, 10.0, 20.0)
+    )
