@@ -17,6 +17,7 @@ from benchmarks.harness.table import Row
 from fedwan.app import load_run, load_workload
 from fedwan.config import Config, site_names
 from fedwan.data.shard import Shard, open_shard
+from fedwan.link.base import Link
 from fedwan.rng import derive_seed
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.site.group import Group
@@ -34,6 +35,7 @@ def run_simulated(
     absence: tuple[float, float] | None = None,
     wrap_shard: Callable[[int, Shard], Shard] = lambda _, shard: shard,
     folder: Path | None = None,
+    wrap_link: Callable[[str, Link], Link] = lambda _, link: link,
 ) -> tuple[Config, SimulatedRun]:
     """The real engine, round loop, codecs and strategy over loopback links.
 
@@ -43,6 +45,7 @@ def run_simulated(
         absence: shares of the run at which the second site dies and returns.
         wrap_shard: as `wrap`, for a site's data.
         folder: keeps the checkpoints.
+        wrap_link: gets a site's name and its link.
     """
     torch.set_num_threads(1)  # the sites' threads share the cores
     config = load_run(None, list(words))
@@ -57,7 +60,9 @@ def run_simulated(
 
     absences = {names[1]: Absence(*absence)} if absence else {}
     with tempfile.TemporaryDirectory() as made:
-        run = simulate(config, folder or Path(made), train=take_part, absences=absences)
+        run = simulate(
+            config, folder or Path(made), train=take_part, wrap=wrap_link, absences=absences
+        )
     return config, run
 
 

@@ -1,0 +1,224 @@
+"""What sites that lie do to the pictures, under each way to merge.
+
+Digits, iid, H = 20, fp32, whole runs in one process (`fedwan.simulate`); one site of four or two of
+ten send something else than what their steps made, from the first round on:
+
+    sign     their own delta, turned round and ten times as long
+    large    a million times their own delta
+    noise    Gaussian noise, of each tensor ten times the deviation that their own delta has
+    alie     the honest sites' mean - 1.5 of their standard deviations, value by value
+             (Baruch et al. 2019, 1902.06156), which no honest site is far from
+    ipm      minus half of the honest sites' mean (Xie et al. 2019, 1903.03936)
+
+The last two know all honest contributions of the round: worse than any real site. The gate of sizes
+is off (`round.gate=0`), so that the merge is all that helps. `none`: nobody lies. A run that
+ends before its last step, since nothing but values that are not finite came of it, has no distance.
+`--quick`: one seed, a tenth of the steps.
+
+Row: workload strategy sites bad attack merge seed steps fd fd_floor
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from statistics import mean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.harness.simulated import describe, run_simulated
+from benchmarks.harness.table import Row, columns_of, values_of
+from fedwan.app import load_run, load_strategy
+from fedwan.codecs import fp32
+from fedwan.codecs.payload import Source
+from fedwan.errors import FedwanError
+from fedwan.fragments import Fragment
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
+from fedwan.rng import derive_seed
+from fedwan.state import Role, State, layout_from_json
+
+SEEDS = 5
+STEPS = 1000
+SITES = {4: 1, 10: 2}
+"""And how many of them lie."""
+STRATEGIES = ("diloco", "local_sgd", "streaming_diloco")
+MERGES = ("mean", "trimmed_mean", "median", "centered_clip", "krum")
+DEVIATIONS = 1.5
+PATIENCE_S = 300.0
+
+
+class Case(NamedTuple):
+    workload: str
+    strategy: str
+    sites: int
+    attack: str
+    merge: str
+
+    @property
+    def bad(self) -> int:
+        return SITES[self.sites]
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=STEPS, help="of each site")
+
+
+def cases(args: argparse.Namespace) -> dict[str, Case]:
+    found = [
+        Case(workload, strategy, sites, attack, merge)
+        for workload in ("flow", "gan")
+        for strategy in STRATEGIES
+        for sites in SITES
+        for attack in ("none", *ATTACKS)
+        for merge in MERGES
+        if merge in _merges(sites, SITES[sites])
+    ]
+    return {
+        f"{c.workload} {c.strategy} {c.bad} of {c.sites} {c.attack} {c.merge}": c for c in found
+    }
+
+
+def _merges(sites: int, bad: int) -> list[str]:
+    """Those that bear so many, and differ: of the middle two, both take the mean."""
+    left_out = {"krum"} if sites < 2 * bad + 3 else set()
+    left_out |= {"median"} if sites - 2 * bad <= 2 else set()
+    return [merge for merge in MERGES if merge not in left_out]
+
+
+def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
+    steps = args.steps // (10 if args.quick else 1)
+    words = [
+        *(f"workload={case.workload}", f"strategy={case.strategy}", f"sites={case.sites}", "h=20"),
+        *(f"steps={steps}", f"seed={seed}", f"round.merge={case.merge}", "round.gate=0"),
+        *("eval.every=0", "eval.first=false"),
+        *(() if case.merge == "mean" else (f"round.bad={case.bad}",)),
+    ]
+    fragments = load_strategy(case.strategy).build(load_run(None, words)).fragments
+    others = Others(case.sites - case.bad)
+
+    def wrap(name: str, link: Link) -> Link:
+        if case.attack == "none":
+            return link
+        attack = ATTACKS[case.attack] if int(name[1:]) > case.sites - case.bad else None
+        draws = torch.Generator().manual_seed(derive_seed(seed, "byzantine", name))
+        return ByzantineLink(link, fragments, others, attack, draws)  # type: ignore[return-value]
+
+    row: Row = columns_of(case, "workload strategy sites bad attack merge")
+    row |= {"seed": seed, "steps": steps, "fd": None, "fd_floor": None}
+    try:
+        told = describe(*run_simulated(words, wrap_link=wrap))
+    except FedwanError:
+        return row
+    return row | {key: told[key] for key in ("fd", "fd_floor")}
+
+
+def summarise(rows: Sequence[Row]) -> Iterator[str]:
+    """Mean distance by attack and merge."""
+    for key in dict.fromkeys((r["workload"], r["strategy"], r["sites"], r["bad"]) for r in rows):
+        workload, strategy, sites, bad = key
+        mine = [r for r in rows if (r["workload"], r["strategy"], r["sites"]) == key[:3]]
+        merges = list(dict.fromkeys(r["merge"] for r in mine))
+        yield f"{workload}, {strategy}, {bad} of {sites}: " + ", ".join(merges)
+        for attack in dict.fromkeys(r["attack"] for r in mine):
+            means = (_mean(values_of(mine, "fd", attack=attack, merge=m)) for m in merges)
+            yield f"  {attack}: " + ", ".join(means)
+
+
+def _mean(values: Sequence[float | None]) -> str:
+    whole = [value for value in values if value is not None]
+    ended = f" ({len(values) - len(whole)} ended)" if len(whole) < len(values) else ""
+    return f"{mean(whole):.2f}{ended}" if whole else "ended"
+
+
+# What those that lie send ------------------------------------------------------------------------
+
+Attack = Callable[[Tensor, Tensor, torch.Generator], Tensor]
+"""(own delta, those of the honest sites (n, …), draws) -> what is sent, tensor by tensor."""
+
+
+def _noise(own: Tensor, honest: Tensor, draws: torch.Generator) -> Tensor:
+    return torch.randn(own.shape, generator=draws) * (10 * own.square().mean().sqrt())
+
+
+ATTACKS: dict[str, Attack] = {
+    "sign": lambda own, honest, draws: -10 * own,
+    "large": lambda own, honest, draws: 1e6 * own,
+    "noise": _noise,
+    "alie": lambda own, honest, draws: honest.mean(0) - DEVIATIONS * honest.std(0),
+    "ipm": lambda own, honest, draws: -0.5 * honest.mean(0),
+}
+
+
+class Others:
+    """What the honest sites have sent, by fragment and version."""
+
+    def __init__(self, num: int) -> None:
+        self._num = num
+        self._sent: dict[tuple[int, int], dict[str, State]] = {}
+        self._changed = threading.Condition()
+
+    def note(self, key: tuple[int, int], site: str, state: State) -> None:
+        with self._changed:
+            self._sent.setdefault(key, {})[site] = state
+            for old in [k for k in self._sent if k[0] == key[0] and k[1] < key[1] - 1]:
+                del self._sent[old]
+            self._changed.notify_all()
+
+    def await_all(self, key: tuple[int, int]) -> list[State]:
+        """In site order; a `FedwanError` where they do not come."""
+        with self._changed:
+            if not self._changed.wait_for(self._is_whole(key), PATIENCE_S):
+                raise FedwanError(f"the honest sites have not sent {key}")
+            sent = self._sent[key]
+            return [sent[site] for site in sorted(sent)]
+
+    def _is_whole(self, key: tuple[int, int]) -> Callable[[], bool]:
+        return lambda: len(self._sent.get(key, ())) == self._num
+
+
+class ByzantineLink:
+    """A site's link; with an attack, contributions leave altered."""
+
+    def __init__(
+        self,
+        inner: Link,
+        fragmentation: Callable[[Any], Sequence[Fragment]],
+        others: Others,
+        attack: Attack | None,
+        draws: torch.Generator,
+    ) -> None:
+        self._inner = inner
+        self._fragmentation = fragmentation
+        self._others = others
+        self._attack = attack
+        self._draws = draws
+        self._fragments: Sequence[Fragment] = ()
+        self._site = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def join(self, hello: wire.Hello) -> wire.Welcome:
+        self._site = hello.site
+        self._fragments = self._fragmentation(layout_from_json(hello.layout_json))
+        return self._inner.join(hello)
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.CONTRIBUTION:
+            layout, key = self._fragments[header.fragment].layout, (header.fragment, header.version)
+            own = fp32().decode(payload, layout)
+            if self._attack is None:
+                self._others.note(key, self._site, own)
+            else:
+                honest = self._others.await_all(key)
+                for name, spec in layout.items():
+                    if spec.role is Role.PARAMETER:
+                        rows = torch.stack([state[name] for state in honest])
+                        own[name] = self._attack(own[name], rows, self._draws)
+                payload, _ = fp32().encode(own, {}, layout)
+                header.checksum = payload.checksum  # type: ignore[attr-defined]
+        return self._inner.upload(header, payload)
