@@ -5,7 +5,7 @@ running means, of its running variances, and its largest counter. With those tha
 
     bound = median + k max(1.4826 MAD, median / 4)
 
-and none before there are `LEAST_ROUNDS` rounds of them, and 16. The median bears sites that lie as
+and none before there are `LEAST_ROUNDS` rounds of them, and 8. The median bears sites that lie as
 long as they are fewer than half. What fits within the bound is not judged: a contribution of the
 right size in the wrong direction is a robust merge's affair. Not locked.
 """
@@ -20,10 +20,10 @@ from typing import Any
 
 from fedwan.protocol.policy import MAD_TO_SIGMA
 
-LEAST_ROUNDS = 4
+LEAST_ROUNDS = 2
 """Rounds of all sites that are merged before the first refusal."""
-_LEAST_FIGURES = 16
-_MEMORY = 4
+_LEAST_FIGURES = 8
+_MEMORY = 8
 """Figures that are kept, in units of the fewest that bound anything."""
 _LEAST_SPREAD = 0.25
 """Of the median: sites that agree are not to be held to it."""

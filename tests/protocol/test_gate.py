@@ -23,12 +23,12 @@ def refuses(gate: Gate, value: float, fragment: int = 0, what: str = "g's norm")
     return bool(gate.objection(fragment, {what: value}))
 
 
-def test_nothing_is_refused_before_four_rounds_of_all_sites_are_merged() -> None:
+def test_nothing_is_refused_before_two_rounds_of_all_sites_are_merged() -> None:
     gate = fed([1.0] * (LEAST_ROUNDS * SITES - 1))
     assert not refuses(gate, 1e30)
     gate.note(0, {"g's norm": 1.0})
     assert refuses(gate, 1e30)
-    assert not refuses(fed([1.0] * 15, sites=1), 1e30) and refuses(fed([1.0] * 16, sites=1), 1e30)
+    assert not refuses(fed([1.0] * 7, sites=1), 1e30) and refuses(fed([1.0] * 8, sites=1), 1e30)
 
 
 def test_the_bound_is_median_plus_k_spreads_and_names_what_it_refuses() -> None:
