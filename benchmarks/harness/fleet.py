@@ -27,6 +27,7 @@ from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
 from fedwan.errors import FedwanError
 from fedwan.link import pki
+from fedwan.output.journal import JOURNAL
 
 ROLE_OF_LIGHT_SITES = "sites"
 
@@ -118,6 +119,10 @@ class FleetRun:
     """As `metrics.jsonl`."""
     parties: dict[str, dict[str, Any]]
     """By role: `rss_mb`, `cpu_s`, and of sites `began` and `computed`, seconds by step."""
+    journal: list[dict[str, Any]]
+    """As `journal.jsonl`."""
+    log: str
+    """What the coordinator wrote to its terminal."""
 
     @property
     def sites(self) -> list[dict[str, Any]]:
@@ -178,6 +183,7 @@ def run_fleet(
     timeout_s: float = 3600.0,
     *,
     has_light_sites: bool = False,
+    hostile: Mapping[str, Sequence[object]] | None = None,
 ) -> FleetRun:
     """Train a run to its end, all in a folder that is removed afterwards.
 
@@ -186,6 +192,7 @@ def run_fleet(
         star: where the parties live, coordinator and one place per site; loopback if left out.
         timeout_s: after which all processes are ended.
         has_light_sites: one process plays all sites, see `light_sites.py`; no star then.
+        hostile: sites that `hostile_site.py` plays, and its words; no star then.
     """
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
         folder = Path(name)
@@ -197,17 +204,24 @@ def run_fleet(
         dump(config, folder / "config.yaml")
         names = site_names(config)
         pki.federation(folder / "pki", [host], names)
-        roles = ["coordinator", *([ROLE_OF_LIGHT_SITES] if has_light_sites else names)]
+        hostile = hostile or {}
+        honest = [name for name in names if name not in hostile]
+        roles = ["coordinator", *([ROLE_OF_LIGHT_SITES] if has_light_sites else honest)]
         places = [star.coordinator, *star.sites] if star else [None] * len(roles)
         processes = [
             Process(role, _command(role, folder, config.site.processes), place)
             for role, place in zip(roles, places, strict=True)
         ]
+        for site, given in hostile.items():
+            command = module("harness.hostile_site", folder, site, *given)
+            processes.append(Process(site, command, is_service=True))
         run_processes(processes, folder, timeout_s)
         lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
         return FleetRun(
             config,
             load_json(folder / "out" / "summary.json"),
             [json.loads(line) for line in lines],
-            {role: load_json(folder / f"{role}.json") for role in roles},
+            {role: load_json(folder / f"{role}.json") for role in (*roles, *hostile)},
+            [json.loads(line) for line in (folder / "out" / JOURNAL).read_text().splitlines()],
+            (folder / "coordinator.log").read_text(errors="replace"),
         )

@@ -29,7 +29,7 @@ PAST_ROUNDS = 50
 """Rounds whose times a deadline is drawn from."""
 
 HOPELESS_ROUNDS = 3
-"""Rounds in which every contribution was refused, after which a run ends."""
+"""Contributions of a site, none of which was taken, after which nothing is hoped of it."""
 
 Answer = Literal["ready", "wait", "superseded", "done"]
 
@@ -301,9 +301,12 @@ class Rounds(Generic[C, U]):
         whole = self._whole[present.fragment.index]
         num_arrived, policy = len(whole), self._policy
         if not present.is_on_arrival:
-            policy = policy._replace(num_sites=len(present.merged) + len(present.waiting))
-            lacking = sum((present.version, name) not in whole for name in present.waiting)
-            num_arrived = policy.num_sites - lacking
+            lacking = [name for name in present.waiting if (present.version, name) not in whole]
+            num_sites = len(present.merged) + len(present.waiting)
+            num_arrived = num_sites - len(lacking)
+            # A quorum does not wait for sites that were heard and refused, again and again.
+            hopeless = sum(self.refused[name] >= HOPELESS_ROUNDS for name in lacking)
+            policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
         verdict = policy.decide(
             num_arrived,
             now_s - present.began_s,

@@ -267,6 +267,26 @@ def test_who_is_waited_for_is_named() -> None:
     assert late.owing(["s1"]) == ["s2", "s3"]
 
 
+def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
+    rounds = make(barrier(3, quorum=2))
+    present = rounds.begin(0.0)
+    send(rounds, "s1", 0)
+    rounds.refused["s2"] = 3
+    assert rounds.advance(1.0, 3)[0] == "wait"  # one is no quorum
+    send(rounds, "s3", 0)
+    rounds.refused["s2"] = 2
+    assert rounds.advance(1.0, 3)[0] == "wait"
+    rounds.refused["s2"] = 3
+    assert rounds.advance(1.0, 3)[0] == "close"
+    assert [merge.key.site for merge in present.merged] == ["s1", "s3"]
+    strict = make(barrier(3))
+    strict.begin(0.0)
+    for site in ("s1", "s3"):
+        send(strict, site, 0)
+    strict.refused["s2"] = 9
+    assert strict.advance(1.0, 3)[0] == "wait"
+
+
 def test_three_rounds_of_refusals_without_an_update_are_hopeless() -> None:
     rounds = make(barrier(3))
     rounds.refused.update(s1=9, s2=3, s3=2)

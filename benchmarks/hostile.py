@@ -1,0 +1,92 @@
+"""One site of three lies, with a certificate and in every call: what comes of the run?
+
+A GAN on digits, quorum 2, in real processes over the data plane. The third site
+(`harness/hostile_site.py`) is a member: it joins, sends heartbeats, and contributes NaN alone, so
+that the other two make every round. Then the same run again, in which it also sends well-formed
+messages with hostile content to every call, from four threads, as fast as they are answered, until
+the run is over; or keeps control streams or connections open that say nothing; or all of it.
+
+`same`: the weights are those of the undisturbed run, bit for bit. `named`: the journal names the
+hostile site in refusals, and no other. `strange`: answers UNKNOWN, which are exceptions that nobody
+foresaw, and tracebacks in the coordinator's log. `round`, `memory`: median time of a round and the
+coordinator's peak, over those of the undisturbed run; the hostile process takes its share of this
+machine's cores. `--quick`: a tenth of the steps.
+
+Row: case messages refused rejected same named strange round memory seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping
+from functools import cache
+from itertools import pairwise
+from typing import NamedTuple
+
+from benchmarks.harness.fleet import FleetRun, run_fleet
+from benchmarks.harness.table import Row
+
+HOSTILE = "s3"
+H = 20
+LIMIT_S = 3600.0
+
+
+class Case(NamedTuple):
+    messages: int
+    streams: int = 0
+    connections: int = 0
+
+
+CASES = {
+    "messages": Case(10**9),
+    "1,000 streams": Case(0, streams=1000),
+    "10,000 silent connections": Case(0, connections=10_000),
+    "all": Case(10**9, 1000, 10_000),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--steps", type=int, default=4000, help="of each run, H = 20")
+
+
+def cases(args: argparse.Namespace) -> Mapping[str, Case]:
+    return CASES
+
+
+def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
+    steps = args.steps // (10 if args.quick else 1)
+    before, now = _run(Case(0), steps, seed), _run(case, steps, seed)
+    found = now.parties[HOSTILE]
+    refusals = [row for row in now.journal if row["event"] == "rejected"]
+    return {
+        "case": next(name for name, value in CASES.items() if value == case),
+        "messages": sum(found["sent"].values()),
+        "refused": sum(found["answers"].values()) - found["answers"].get("OK", 0),
+        "rejected": now.summary["rejected"],
+        "same": now.summary["global_sha256"] == before.summary["global_sha256"],
+        "named": {row["site"] for row in refusals} <= {HOSTILE},
+        "strange": found["answers"].get("UNKNOWN", 0) + now.log.count("Traceback"),
+        "round": round(_round_s(now) / _round_s(before), 2),
+        "memory": round(_rss(now) / _rss(before), 2),
+        "seconds": round(now.summary["wall_s"], 1),
+        "sent": found["sent"],
+        "answers": found["answers"],
+    }
+
+
+@cache
+def _run(case: Case, steps: int, seed: int) -> FleetRun:
+    words = [f"steps={steps}", f"h={H}", f"seed={seed}", "workload=gan", "sites=3", "threads=1"]
+    words += ["round.quorum=2", "round.patience_s=20", "eval.every=0", "eval.first=false"]
+    return run_fleet(words, timeout_s=LIMIT_S, hostile={HOSTILE: case})
+
+
+def _round_s(run: FleetRun) -> float:
+    """Median, without the first two."""
+    times = [row["t"] for row in run.rounds]
+    return statistics.median(b - a for a, b in pairwise(times[2:]))
+
+
+def _rss(run: FleetRun) -> float:
+    return float(run.parties["coordinator"]["rss_mb"])
