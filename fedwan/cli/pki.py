@@ -21,7 +21,7 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-PASSPHRASE = "FEDWAN_PKI_PASSPHRASE"
+PASSPHRASE = "FEDWAN_PKI_PASSPHRASE"  # noqa: S105 (a name)
 AUTHORITY = "ca"
 DAYS = 90
 """As `fedwan.link.pki` has it, which is loaded only when it is needed."""

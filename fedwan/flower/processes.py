@@ -65,7 +65,7 @@ class Service:
         log.parent.mkdir(parents=True, exist_ok=True)
         starter = [sys.executable, "-I", "-S", str(_STARTER), str(os.getpid())]
         with log.open("ab") as output:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603 (words of our own, or of the site's owner)
                 [*starter, *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
