@@ -46,10 +46,10 @@ def write_option(option: str, path: Path | None, text: str = "") -> None:
         ) from None
 
 
-def make_folder(key: str, folder: Path) -> None:
+def make_folder(key: str, folder: Path, mode: int = 0o777) -> None:
     """Make the folder that a key names, unless it is there."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode, parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
             f"{key} = {str(folder)!r} cannot be made ({error.strerror}); give a folder that can"

@@ -249,7 +249,7 @@ def start(config: Config, services: RunServices) -> None:
     """Run services to the end of a run, and show its summary; of a run that is done, only that."""
     out, console = Path(config.out), Console()
     if not (out / "summary.json").exists():
-        make_folder("out", out)
+        make_folder("out", out, 0o700)  # no other user may look into it
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")
     board = board_of(load(out / "config.yaml"), read_records(out))

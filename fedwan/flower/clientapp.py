@@ -18,10 +18,15 @@ from fedwan.config import from_json
 from fedwan.errors import FedwanError, UserError
 from fedwan.flower.processes import Service, last_line
 from fedwan.flower.serverapp import RECORD
-from fedwan.flower.site_file import SiteFile, find_command, given_site
+from fedwan.flower.site_file import SiteFile, assignment_path, find_command, given_site
 from fedwan.flower.status import Status, clientapp_files, reported
 from fedwan.link.base import Ticket
-from fedwan.site.assignment import VARIABLE, Assignment, newest_version, read_outcome
+from fedwan.site.assignment import (
+    VARIABLE,
+    Assignment,
+    newest_version,
+    read_outcome,
+)
 
 _POLL_S = 0.1
 _GRACE_S = 3.0
@@ -52,7 +57,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
     """
     config = from_json(ticket.config)
     argv, folder = find_command(config, site)
-    path = Path(site.dir) / "training" / "assignment.json"
+    path = assignment_path(site)
     failed_at, has_joined, error = (-1, -1), False, FedwanError()
     while True:
         assignment = Assignment(
@@ -89,7 +94,8 @@ def train(ticket: Ticket, site: SiteFile) -> None:
 
 
 def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
-    env = dict(os.environ) | {VARIABLE: str(path)}
+    # Else torchrun opens a store on TCP, beside the one it was told of, for processes that use it.
+    env = dict(os.environ) | {VARIABLE: str(path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     path_of_log, _ = clientapp_files(Path(site.dir))
     service = Service(f"training of {site.site}", argv, path_of_log, env, folder)
     try:

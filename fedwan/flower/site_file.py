@@ -15,6 +15,7 @@ from fedwan._config_tree import check_address, overlay, parse_words, read_yaml
 from fedwan.app import app_folders
 from fedwan.config import COMMAND, SITE, Config
 from fedwan.errors import ConfigError
+from fedwan.site.assignment import meeting_folder
 
 VARIABLE = "FEDWAN_SITE"
 """Environment variable with the path of the file; SuperNode and ClientApp inherit it."""
@@ -81,6 +82,11 @@ def given_site() -> SiteFile:
     return load_site(Path(os.environ[VARIABLE]))
 
 
+def assignment_path(site: SiteFile) -> Path:
+    """Where a site's training processes find what they are started for."""
+    return Path(site.dir) / "training" / "assignment.json"
+
+
 def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
     """Words of what a run has a site run, and the folder that they start in."""
     if config.workload != COMMAND:
@@ -91,8 +97,10 @@ def find_command(config: Config, site: SiteFile) -> tuple[list[str], str]:
             )
         launcher = [sys.executable, "-m"]
         if config.site.processes > 1:
-            launcher += ["torch.distributed.run", "--standalone", "--nproc-per-node"]
-            launcher += [str(config.site.processes), "-m"]
+            launcher += ["torch.distributed.run", "--nnodes", "1", "--rdzv-backend", "c10d"]
+            launcher += ["--rdzv-conf", "store_type=file", "--rdzv-id", "site"]
+            launcher += ["--rdzv-endpoint", str(meeting_folder(assignment_path(site)) / "torchrun")]
+            launcher += ["--nproc-per-node", str(config.site.processes), "-m"]
         return [*launcher, "fedwan.site.recipe"], str(app_folders()[0])
     words = [word.replace(SITE, site.site) for word in shlex.split(site.command)]
     if not words:

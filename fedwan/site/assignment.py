@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sys
 import threading
 import time
@@ -57,8 +58,9 @@ class Assignment:
         return Path(self.dir) / "checkpoints" / self.run_id
 
     def write(self, path: Path) -> None:
-        """Put it in place, and drop the outcome of an earlier start."""
-        path.parent.mkdir(parents=True, exist_ok=True)
+        """Put it in place, and drop what an earlier start left."""
+        shutil.rmtree(meeting_folder(path), ignore_errors=True)
+        meeting_folder(path).mkdir(parents=True)
         _outcome_path(path).unlink(missing_ok=True)
         _joined_path(path).unlink(missing_ok=True)
         path.write_text(json.dumps(asdict(self)))
@@ -118,6 +120,15 @@ class Outcome:
             draft.write_text(json.dumps(asdict(word)))
             os.link(draft, path)
         draft.unlink(missing_ok=True)
+
+
+def meeting_folder(path: Path) -> Path:
+    """Where a recipe's processes, and torchrun, find one another, beside their assignment.
+
+    By files, because torch's stores on TCP listen on all interfaces, let in everybody, and
+    torchrun unpickles what is in its own.
+    """
+    return path.with_name("meeting")
 
 
 def read_outcome(path: Path) -> tuple[Outcome | None, bool]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import FedwanError, UserError
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
-from fedwan.site.assignment import Outcome
+from fedwan.site.assignment import VARIABLE, Outcome, meeting_folder
 from fedwan.site.group import Group, open_group
 from fedwan.site.joining import given_membership
 from fedwan.site.site import Membership, Script, Site
@@ -113,14 +114,27 @@ class _Kept:
             self._kept[name].copy_(state[name])
 
 
+def _meet(folder: Path) -> None:
+    """Form the group of the processes that torchrun started, all on this machine."""
+    if sys.platform == "linux":  # elsewhere loopback has other names
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    path = str(folder / "processes")
+    store = torch.distributed.FileStore(path, size)  # type: ignore[attr-defined]
+    torch.distributed.init_process_group(store=store, rank=rank, world_size=size)
+
+
 def main() -> int:
     """Take part in the run that the service has handed over; the exit status."""
     try:
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            torch.distributed.init_process_group()
-        member = given_membership()
-        if member is None:
+        assignment = os.environ.get(VARIABLE)
+        if assignment is None:
             raise UserError("a site's service starts this; use `fedwan demo` or `fedwan run`")
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            _meet(meeting_folder(Path(assignment)))
+        member = given_membership()
+        assert member is not None
         if member.device.type == "cuda":
             torch.cuda.set_device(member.device)
         take_part(member, open_group())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from fedwan.coordinator import control
@@ -65,6 +67,17 @@ def kill(mark: Path) -> None:
     os.kill(json.loads(mark.read_text())["pid"], signal.SIGKILL)
 
 
+def listening(pid: int) -> dict[str, list[str]]:
+    """Addresses on which a process and all below it listen, and the words that started these."""
+    found: dict[str, list[str]] = {}
+    for process in [(first := psutil.Process(pid)), *first.children(recursive=True)]:
+        with contextlib.suppress(psutil.Error):
+            for row in process.net_connections("inet"):
+                if row.status == psutil.CONN_LISTEN:
+                    found.setdefault(row.laddr.ip, []).append(" ".join(process.cmdline()))
+    return found
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole demo; each of its two sites has two processes."""
@@ -97,6 +110,9 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(
     out = tmp_path / "run"
     process = fedwan("demo", f"out={out}", *SMALL)
     wait_for_version(out, 3)
+    hosts = listening(process.pid)
+    assert set(hosts) == {"127.0.0.1", "::ffff:127.0.0.1"}, hosts
+    assert not [words for told in hosts.values() for words in told if "distributed.run" in words]
     kill(out / "sites" / "s2" / "clientapp.json")
     wait_for_version(out, 6)
     process.send_signal(signal.SIGINT)
@@ -127,6 +143,7 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(
     assert summary(out)["global_sha256"] == summary(undisturbed)["global_sha256"]
     found = verify(out)
     assert found["is_done"] and (found["versions"], found["events"]["resume"]) == ([ROUNDS], 2)
+    assert not [path for path in [out, *out.rglob("*")] if path.lstat().st_mode & 0o077]
 
 
 def test_truncated_checkpoints_are_one_clear_line(undisturbed: Path, tmp_path: Path) -> None:
