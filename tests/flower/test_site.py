@@ -81,7 +81,7 @@ def test_what_a_service_passes_on_is_read_as_it_was(
     folder = tmp_path / 'it\'s "$x"'
     data = SiteData("/data of ours", True)
     command = "python 'my train.py' --x=\"${y}: 1\""
-    site = SiteFile("s1", "/pki/s1", "a.b:1", "/state", data, command, ["gan"], "/scripts")
+    site = SiteFile("s1", "/pki/s1", "a.b:1", "/state", data, command, ["gan"], ["0a"], "/scripts")
     site.write(folder / "site.yaml")
     monkeypatch.setenv(VARIABLE, str(folder / "site.yaml"))
     assert given_site() == site
