@@ -175,6 +175,7 @@ class Servicer:
                 at = f" at version {rounds.version}" if rounds.version else ""
                 if rounds.is_behind(site, hello.checkpoint):
                     at += ", and takes the steps to it again"
+                at += f", certificate {hello.certificate}" if hello.certificate else ""
                 why = f"; {hello.error}" if hello.error else ""
                 self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
             return wire.Welcome(

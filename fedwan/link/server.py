@@ -187,6 +187,7 @@ class DataPlane:
     # Calls ---------------------------------------------------------------------------------
 
     def _join(self, site: str, hello: wire.Hello, context: Any) -> wire.Welcome:
+        hello.certificate = f"{self._calls[context][1].serial_number:x}"
         return self._hub.join(site, hello)
 
     def _report(self, site: str, report: wire.QualityReport, context: Any) -> wire.Ack:

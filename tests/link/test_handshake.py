@@ -13,6 +13,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from cryptography import x509
 
 from fedwan.errors import IdentityError, JoinRefused
 from fedwan.link import certificates, pki
@@ -158,6 +159,18 @@ def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: 
             with pytest.raises(IdentityError, match="revoked"):
                 link.join(bench.hello("s1", "again"))
     assert bench.contribution("s1") is None and not model.state["net/w"].any()
+
+
+def test_the_journal_says_with_which_certificate_a_site_has_joined(
+    bench: Bench, identities: Path
+) -> None:
+    pem = Identity.load(identities / "s1").cert_pem
+    serial = f"{x509.load_pem_x509_certificate(pem).serial_number:x}"
+    hello = bench.hello("s1")
+    hello.certificate = "mine"
+    with serving(bench.hub, identities) as plane, dialling(plane.port, identities / "s1") as link:
+        link.join(hello)
+    assert bench.events[0] == ("join", "s1", f"s1 joined, certificate {serial}")
 
 
 def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities: Path) -> None:
