@@ -21,7 +21,6 @@ import argparse
 import statistics
 from collections.abc import Mapping
 from functools import cache
-from itertools import pairwise
 from typing import NamedTuple
 
 from benchmarks.harness.fleet import FleetRun, run_fleet
@@ -84,8 +83,8 @@ def _run(case: Case, steps: int, seed: int) -> FleetRun:
 
 def _round_s(run: FleetRun) -> float:
     """Median, without the first two."""
-    times = [row["t"] for row in run.rounds]
-    return statistics.median(b - a for a, b in pairwise(times[2:]))
+    by_version = {row["version"]: float(row["round_s"]) for row in run.rounds}
+    return statistics.median(list(by_version.values())[2:])
 
 
 def _rss(run: FleetRun) -> float:

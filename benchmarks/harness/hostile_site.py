@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
+import torch
 import xxhash
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -38,7 +38,7 @@ from google.protobuf.message import Message
 from benchmarks.harness.fleet import save_json
 from benchmarks.harness.party import await_ticket
 from fedwan.app import load_workload, sources
-from fedwan.codecs import fp32
+from fedwan.codecs import Payload, fp32
 from fedwan.config import Config, from_json
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
@@ -152,7 +152,9 @@ class HostileSite:
         self._folder, self._name = folder, name
         self._ticket = await_ticket(folder)
         self._identity = Identity.load(folder / "pki" / name)
-        self._claim, self._num_bytes = _claim_of(from_json(self._ticket["config"]))
+        self._claim, payload = _claim_of(from_json(self._ticket["config"]))
+        self._payload = bytes(payload.read(0, payload.num_bytes))
+        self._checksum = payload.checksum
         self._session = ""
         self._version = 0
         self._lock = threading.Lock()
@@ -193,13 +195,12 @@ class HostileSite:
 
     def decline(self) -> None:
         """Contribute to every version, as often as it is tried with a site, nothing but NaN."""
-        stub, data = self.stub(), np.full(self._num_bytes // 4, np.nan, np.float32).tobytes()
-        data += bytes(self._num_bytes - len(data))
+        stub, data = self.stub(), self._payload
         chunk = Chunk(0, xxhash.xxh3_64_intdigest(data), data)
         while True:
             try:
                 for attempt in range(HOPELESS_ROUNDS):
-                    header = self._header(len(data), chunk.checksum + attempt, len(data))
+                    header = self._header(len(data), self._checksum + attempt, len(data))
                     stub.Upload(iter([Part(header, chunk)]), timeout=TIMEOUT_S)
                 ask = wire.DownloadRequest(
                     run_id=self._ticket["run_id"], version=self._version + 1, wait_s=1.0
@@ -277,20 +278,22 @@ class HostileSite:
 
     def _parts(self, grammar: Grammar) -> Iterator[Part[wire.UploadHeader]]:
         rng = grammar.rng
-        num_bytes = rng.choice((self._num_bytes, self._num_bytes, 1, 2**40))
-        data = np.frombuffer(rng.randbytes(min(num_bytes, 1 << 18) // 4 * 4 or 4), np.float32)
-        values = data.copy()
-        values[rng.randrange(len(values))] = rng.choice((np.nan, np.inf, -np.inf))
-        chunk = values.tobytes()
+        num_bytes = rng.choice((len(self._payload), len(self._payload), 1, 2**40))
+        chunk = bytearray(self._payload)
+        if rng.random() < 0.7:
+            for _ in range(rng.randint(1, 8)):
+                chunk[rng.randrange(len(chunk))] = rng.randrange(256)
+        if rng.random() < 0.3:
+            chunk = chunk[: rng.randrange(1, len(chunk))]
         checksum = xxhash.xxh3_64_intdigest(chunk)
-        header = self._header(num_bytes, checksum, len(chunk))
+        header = self._header(num_bytes, rng.choice((checksum, self._checksum)), len(chunk))
         if rng.random() < 0.7:
             grammar.spoil(header)
         yield Part(header, None)
         for _ in range(rng.choice((0, 1, 1, 3))):
             offset = rng.choice((0, 0, 1, len(chunk), 2**40, 2**63))
             told = checksum ^ (rng.random() < 0.2)
-            yield Part(None, Chunk(offset, told, chunk, rng.choice((0, 0, 0, 2**40))))
+            yield Part(None, Chunk(offset, told, bytes(chunk), rng.choice((0, 0, 0, 2**40))))
 
     def keep_open(self, streams: int, connections: int) -> list[Any]:
         """Control streams of strangers' sessions, and connections that say nothing."""
@@ -317,8 +320,8 @@ class HostileSite:
         )
 
 
-def _claim_of(config: Config) -> tuple[dict[str, Any], int]:
-    """What an honest site says of itself in its Join, and bytes of its contributions in fp32."""
+def _claim_of(config: Config) -> tuple[dict[str, Any], Payload]:
+    """What an honest site says of itself in its Join, and a contribution, of NaN."""
     recipe = load_workload(config.workload)
     workload = recipe.build(config, "cpu")
     replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
@@ -330,7 +333,11 @@ def _claim_of(config: Config) -> tuple[dict[str, Any], int]:
         "kinds_json": json.dumps(dict(networks_of(recipe, config)), sort_keys=True),
         "sources_json": json.dumps(sources(config), sort_keys=True),
     }
-    return claim, fp32().payload_bytes(replica.layout)
+    values = {
+        name: torch.full(spec.shape, float("nan") if spec.dtype.is_floating_point else 0)
+        for name, spec in replica.layout.items()
+    }
+    return claim, fp32().encode(values, {}, replica.layout)[0]
 
 
 def _is_open(connection: socket.socket) -> bool:

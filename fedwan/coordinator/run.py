@@ -54,6 +54,8 @@ PAST_VERSIONS = 1000
 """Versions whose progress is remembered, for reports of quality that come later."""
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
+ANOTHER = 0.2
+"""Share of `round.patience_s` after which another site is asked for initial weights, too."""
 
 
 class CoordinatedRun:
@@ -391,33 +393,39 @@ class CoordinatedRun:
                 )
 
     def _await_initial(self, claim: Claim) -> GlobalModel:
-        hub = self.hub
-        deadline_s = time.monotonic() + self.config.round.patience_s
+        """The weights that the sites agreed on, from whichever site sends them."""
+        hub, patience_s = self.hub, self.config.round.patience_s
+        moved_s, missing, failed = time.monotonic(), None, list[str]()
         while True:
             with hub.changed:
                 if hub.initial is None:
                     hub.changed.wait(TICK_S)
-                payload = hub.initial
+                payload, opener = hub.initial, self._registry.opener
             self._tidier.tidy()
             if payload is not None:
-                break
-            lost = self._notice_lost()
-            with hub.changed:
-                self._registry.replace_first(lost, time.monotonic())
-            self._heed_stop(None)
-            if time.monotonic() > deadline_s:
-                self._give_up(
-                    f"no site has sent initial weights for {self.config.round.patience_s:g} s; "
-                    "check that the sites' services run and can reach the coordinator"
+                initial = fp32().decode(payload, whole(claim.layout)[0].layout)
+                model = GlobalModel(initial, claim.layout, self._strategy, self.config.half_life)
+                if model.initial_sha256 == claim.initial_sha256:
+                    return model
+                hub.refuse_initial(
+                    f"the initial weights that {opener} sent hash to {model.initial_sha256[:12]}, "
+                    f"those that the sites hold to {claim.initial_sha256[:12]}"
                 )
-        initial = fp32().decode(payload, whole(claim.layout)[0].layout)
-        model = GlobalModel(initial, claim.layout, self._strategy, self.config.half_life)
-        if model.initial_sha256 != claim.initial_sha256:
-            self._give_up(
-                f"the initial weights that were sent hash to {model.initial_sha256[:12]}, those "
-                f"that the sites hold to {claim.initial_sha256[:12]}; start the run again"
-            )
-        return model
+                failed.append(opener)
+            lost, now_s, left = self._notice_lost(), time.monotonic(), hub.missing_of_initial()
+            if left != missing:
+                moved_s, missing = now_s, left
+            with hub.changed:
+                first = self._registry.first
+                if now_s > moved_s + patience_s * ANOTHER and first and first not in failed:
+                    failed.append(first)
+                self._registry.replace_first([*lost, *failed], now_s)
+            self._heed_stop(None)
+            if now_s > moved_s + patience_s:
+                self._give_up(
+                    f"no site has sent initial weights for {patience_s:g} s; check that the sites' "
+                    "services run and can reach the coordinator, and hold the same weights"
+                )
 
     def _give_up(self, text: str) -> NoReturn:
         self.hub.finish(text)

@@ -63,7 +63,7 @@ def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, 
             bound(message)
             return call(self, site, message)
         except PayloadError as error:
-            self.refuse(site, str(error))
+            self._refuse(site, str(error))
             raise
 
     return checked
@@ -150,7 +150,7 @@ class Servicer:
             bound(hello)
             claim = Claim.of(hello)  # before the lock
         except PayloadError as error:
-            self.refuse(site, f"site {site}'s {error}")
+            self._refuse(site, f"site {site}'s {error}")
             return wire.Welcome(refusal=f"site {site}'s {error}")
         with self.changed:
             self.registry.check(site)
@@ -159,7 +159,7 @@ class Servicer:
                 refusal = f"the run is over: {self.stop_text}"
             refusal = refusal or self.agreement.join(site, hello, claim)
             if refusal:
-                self.refuse(site, refusal)
+                self._refuse(site, refusal)
                 return wire.Welcome(refusal=refusal)
             now_s = time.monotonic()
             if rounds is None:
@@ -348,11 +348,18 @@ class Servicer:
         self.intake.close(upload)
         self.rounds.refused[site] += 1
         self.last_refusal = f"contribution of {site} refused: {text}"
-        self.refuse(site, self.last_refusal)
+        self._refuse(site, self.last_refusal)
         return wire.Receipt(status=wire.Receipt.REJECTED, text=text)
 
     def refuse(self, site: str, text: str) -> None:
-        """See `Hub`."""
+        """See `Hub`; a quorum does not wait for who is refused again and again."""
+        with self.changed:
+            if self._rounds is not None:
+                self._rounds.refused[site] += 1
+                self.changed.notify_all()
+        self._refuse(site, text)
+
+    def _refuse(self, site: str, text: str) -> None:
         with self.changed:
             self.rejected += 1
             told = self._refusals[site].tell(text, time.monotonic())
@@ -545,6 +552,20 @@ class Servicer:
         self.changed.notify_all()
 
     # For the run ---------------------------------------------------------------------------
+
+    def missing_of_initial(self) -> int | None:
+        """Chunks that are still on their way, of whichever site has fewest; None if none is."""
+        with self.changed:
+            kind = wire.UploadHeader.INITIAL
+            open_ones = [up for up in self.intake.open_of() if up.kind == kind]
+            found = [self.intake.find(upload) for upload in open_ones]
+        return min((len(reception.missing()) for reception in found if reception), default=None)
+
+    def refuse_initial(self, text: str) -> None:
+        """The initial weights that are here are not those that the sites agreed on."""
+        with self.changed:
+            site, self.initial = self.registry.opener, None
+        self._refuse(site, text)
 
     def set_model(self, model: GlobalModel) -> None:
         """The global weights are here."""

@@ -250,9 +250,12 @@ class Registry:
         return bool(site.session) and not site.has_left and not site.is_lost
 
     def replace_first(self, lost: Sequence[str], now_s: float) -> None:
-        """Ask another live site for the initial weights where the one that was to send is lost."""
+        """Ask another live site for the initial weights where the one that was to send is lost.
+
+        Or was asked, and has not: then it is among `lost`, too.
+        """
         if self.first in ("", *lost) or self.sites[self.first].has_left:
-            self.first = next(iter(self.live(now_s)), "")
+            self.first = next((name for name in self.live(now_s) if name not in lost), "")
             if self.first:
                 self.tell(self.first, wire.CoordinatorSignal.SEND_INITIAL)
 

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import save
 
+from fedwan.codecs import fp32
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
@@ -29,6 +30,7 @@ from fedwan.output.records import read_records
 from fedwan.output.report import write_report
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
+from fedwan.state import layout_from_json
 from tests.planes import Bench, header_of, in_thread, payload_of, serving, stub_of
 from tests.support import WrappedLink, hub_of, run_tiny, tiny_config
 
@@ -214,6 +216,32 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identiti
     console = Console(file=io.StringIO())
     console.print(render_board(board_of(config, records), 1.0))
     write_report(tmp_path / "b")
+
+
+@pytest.mark.parametrize("does", ["sends others", "sends none"])
+def test_initial_weights_come_from_another_site_where_the_first_fails(
+    tmp_path: Path, does: str
+) -> None:
+    config = tiny_config(sites=2, round={"patience_s": 10.0})
+    expected = run_tiny(tmp_path / "a", config).hashes
+    lying: list[str] = []
+
+    class Lying(WrappedLink):
+        def upload(self, header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            if header.kind == wire.UploadHeader.INITIAL and not lying:
+                lying.append(does)
+                if does == "sends none":
+                    return wire.Receipt(status=wire.Receipt.ACCEPTED)
+                layout = layout_from_json(hub_of(self._inner).agreement.agreed.layout_json)
+                zeros = {name: torch.zeros(s.shape, dtype=s.dtype) for name, s in layout.items()}
+                payload, _ = fp32().encode(zeros, {}, layout)
+                header.num_bytes, header.checksum = payload.num_bytes, payload.checksum
+            return self._inner.upload(header, payload)
+
+    ran = run_tiny(tmp_path / "b", config, wrap=lambda name, link: Lying(link))  # type: ignore[arg-type, return-value]
+    assert lying and ran.hashes == expected
+    refused = [text for text in ran.events("rejected") if "the initial weights that" in text]
+    assert len(refused) == (does == "sends others")
 
 
 def test_texts_are_cut_and_names_that_do_not_fit_are_left_out() -> None:

@@ -117,6 +117,10 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     registry.sites["s1"].is_lost = True
     registry.replace_first(["s1"], 0.0)
     assert registry.first == "s2" and kinds(signals) == [Signal.SEND_INITIAL]
+    registry.replace_first(["s1", "s2"], 0.0)
+    assert registry.first == ""
+    registry.replace_first(["s1"], 0.0)
+    assert registry.first == "s2"
     # Once it joins anew, Welcome says it.
     registry.admit("s2", "c", 0.0)
     assert kinds(registry.attach("s2", "c", 0.0)) == []
