@@ -252,7 +252,8 @@ def test_a_run_with_a_hostile_site_ends_near_one_without(
     stream = {"stream": {"fragments": 2, "tau": 1}} if strategy == "streaming_diloco" else {}
 
     def ran(folder: str, rule: str, *hostile: str) -> State:
-        sections: dict[str, Any] = {"round": {"merge": rule}, **stream}
+        gate = {} if strategy == "sync" else {"gate": 0.0}  # it would refuse what the rules bear
+        sections: dict[str, Any] = {"round": {"merge": rule, **gate}, **stream}
         config = tiny_config(strategy, sites=5, h=h, steps=4 * h, **sections)
         run = run_tiny(
             tmp_path / folder,
