@@ -412,8 +412,9 @@ class CoordinatedRun:
                     f"those that the sites hold to {claim.initial_sha256[:12]}"
                 )
                 failed.append(opener)
+                missing = None
             lost, now_s, left = self._notice_lost(), time.monotonic(), hub.missing_of_initial()
-            if left != missing:
+            if left is not None and (missing is None or left < missing):
                 moved_s, missing = now_s, left
             with hub.changed:
                 first = self._registry.first
@@ -540,7 +541,8 @@ class CoordinatedRun:
         for name in returned:
             self._event("back", name, f"{name} is heard again")
         for name in lost:
-            self._event("lost", name, f"{name} has fallen silent")
+            why = self.hub.shut_out.get(name, "")
+            self._event("lost", name, f"{name} has fallen silent{why and ': '}{why}")
         return lost
 
     def _event(self, event: str, site: str | None, text: str, **details: str) -> None:

@@ -86,6 +86,8 @@ class Servicer:
         self.reports: SimpleQueue[tuple[str, Report | None]] = SimpleQueue()
         """None is one that was asked for and refused."""
         self.farewells: dict[str, wire.Farewell] = {}
+        self.shut_out: dict[str, str] = {}
+        """Why the data plane serves a site no more, if it does not."""
         self.rejected = 0
         self.last_refusal = ""
         self.layout: Layout = {}
@@ -162,6 +164,7 @@ class Servicer:
                 self._refuse(site, refusal)
                 return wire.Welcome(refusal=refusal)
             now_s = time.monotonic()
+            self.shut_out.pop(site, None)
             if rounds is None:
                 self.registry.sites[site].heard_s = now_s
                 self.changed.notify_all()
@@ -354,6 +357,7 @@ class Servicer:
     def refuse(self, site: str, text: str) -> None:
         """See `Hub`; a quorum does not wait for who is refused again and again."""
         with self.changed:
+            self.shut_out[site] = text
             if self._rounds is not None:
                 self._rounds.refused[site] += 1
                 self.changed.notify_all()

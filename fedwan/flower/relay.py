@@ -291,7 +291,11 @@ class FrontDoor(_Relay):
         return self._nodes.refusal(site, path, _kept(request.headers).get(KEY, ""))
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
-        cause = repr(error) if error else "it has an error of its own, see its log"
+        cause = (
+            (str(error) or type(error).__name__)
+            if error
+            else "it has an error of its own, see its log"
+        )
         _log.warning("SuperLink did not answer %s: %s", path, cause)
 
 
@@ -358,7 +362,7 @@ class Forwarder(_Relay):
         self.refusal = self._refusal(error) or self.refusal
         if is_lost and path != _HEARTBEAT:
             self._has_lost.set()
-        cause = repr(error) if error else "it cannot reach SuperLink"
+        cause = (str(error) or type(error).__name__) if error else "it cannot reach SuperLink"
         now_s = time.monotonic()
         if cause != self._said or now_s > self._said_at + _REPEAT_S:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)

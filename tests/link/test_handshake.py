@@ -158,6 +158,7 @@ def test_a_certificate_revoked_while_the_coordinator_runs_is_no_entry(tmp_path: 
         with dialling(plane.port, folder / "s1", patience_s=300.0) as link:
             with pytest.raises(IdentityError, match="revoked"):
                 link.join(bench.hello("s1", "again"))
+    assert bench.hub.shut_out["s1"].startswith("the certificate of s1 is revoked; have another")
     assert bench.contribution("s1") is None and not model.state["net/w"].any()
 
 
