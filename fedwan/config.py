@@ -189,6 +189,10 @@ class StreamConfig:
     null takes the strategy's own."""
 
 
+ROBUST = ("trimmed_mean", "median", "centered_clip", "krum")
+"""Ways to merge that bear sites which lie."""
+
+
 @dataclass
 class RoundConfig:
     """When a round closes."""
@@ -207,7 +211,7 @@ class RoundConfig:
     least_steps: int = 0
     """Lets slow sites take fewer steps than H between uploads, but no fewer than this; a run ends
     when all sites together have taken `sites` x `steps`. 0 takes the strategy's own, H for most."""
-    merge: str = one_of("mean", "trimmed_mean", "median", "centered_clip", "krum")
+    merge: str = one_of("mean", *ROBUST)
     """How contributions become one: their `mean`, or a rule that bears some that lie."""
     bad: int = setting(1, span(1))
     """Of such a rule: sites that may lie. It needs more than 2 `bad` sites, `krum` 2 `bad` + 3."""
@@ -336,16 +340,18 @@ def _together(config: Config) -> Iterator[str]:
         )
     if config.round.quorum > sites:
         yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
-    if config.round.merge != "mean":
-        yield from _too_few(config.round, sites)
+    yield from _too_few(config.round, sites)
     if link.listen == link.door and not link.listen.endswith(":0"):
         yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
 
 
 def _too_few(rounds: RoundConfig, sites: int) -> Iterator[str]:
+    if rounds.merge not in ROBUST:
+        return
     fewest, needed = rounds.quorum or sites, 2 * rounds.bad + (3 if rounds.merge == "krum" else 1)
     if fewest < needed:
         mend = f"round.quorum={needed}" if sites >= needed else f"sites={needed}"
+        mend += ", or round.merge=mean"
         yield (
             f"round.merge = {rounds.merge!r} with round.bad = {rounds.bad} needs {needed} "
             f"contributions where a round may close with {fewest}; set {mend}"

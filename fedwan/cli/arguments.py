@@ -33,6 +33,19 @@ IdentityFolder = Annotated[Path, option("--identity", "DIR", "The site's identit
 JsonPath = Annotated[Path | None, option("--json", "PATH", "Write the same here.")]
 
 
+def has_sites_elsewhere(run: Path) -> bool:
+    """Whether `fedwan coordinator` began the run in this folder, not `run`, `demo` or `launch`."""
+    return (run / "flower").is_dir() and not (run / "sites").is_dir()
+
+
+def resuming(run: Path) -> str:
+    """The command that goes on with the run in this folder."""
+    path = run / "config.yaml"
+    if has_sites_elsewhere(run):
+        return f"fedwan coordinator {path} --identity DIR --resume"
+    return f"fedwan run {path} --resume"
+
+
 def write_option(option: str, path: Path | None, text: str = "") -> None:
     """Write the file that an option names; without a text, only see that it can be written."""
     if path is None:

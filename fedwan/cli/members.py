@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from fedwan.cli.arguments import RunFolder, argument
+from fedwan.cli.arguments import RunFolder, argument, resuming
 from fedwan.config import load
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError
@@ -89,4 +89,4 @@ def _of_files(run: Path) -> dict[str, Any]:
 def _mend(run: Path) -> str:
     if (run / "summary.json").exists():
         return "the run is done"
-    return f"`fedwan run {run / 'config.yaml'} --resume` goes on with it"
+    return f"`{resuming(run)}` goes on with it"

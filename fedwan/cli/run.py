@@ -15,7 +15,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from fedwan.cli.arguments import Words, argument, make_folder, option
+from fedwan.cli.arguments import (
+    Words,
+    argument,
+    has_sites_elsewhere,
+    make_folder,
+    option,
+    resuming,
+)
 from fedwan.config import Config, load
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
@@ -222,7 +229,7 @@ def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Con
     elif holds_run(out):
         raise ConfigError(
             f"out = {config.out!r} holds a run already; "
-            f"go on with it: fedwan run {out / 'config.yaml'} --resume, or choose another out="
+            f"go on with it: {resuming(out)}, or choose another out="
         )
     return config
 
@@ -232,6 +239,11 @@ def run_here(
 ) -> None:
     """Run a configuration on this machine, show it, and print its summary."""
     config = load_config(path, words, resume=resume)
+    out = Path(config.out)
+    if resume and has_sites_elsewhere(out) and not (out / "summary.json").exists():
+        raise ConfigError(
+            f"the run in {config.out!r} has its sites elsewhere; go on with it: {resuming(out)}"
+        )
     if not resume:
         from fedwan.flower.site_file import SiteFile, find_command
         from fedwan.preflight import preflight

@@ -120,7 +120,8 @@ class _Supervisor:
 
     def _restart(self, node: Service, reason: str) -> None:
         wait = self._backoff.wait_s(time.monotonic() - node.started_at)
-        _log.warning("%s; a new SuperNode in %.0f s", reason, wait)
+        level = logging.WARNING if node.poll() != 0 else logging.INFO  # by itself, after a run
+        _log.log(level, "%s; a new SuperNode in %.0f s", reason, wait)
         node.stop(_GRACE_S)
         self._status_path.unlink(missing_ok=True)
         self._node, self._due_at = None, time.monotonic() + wait

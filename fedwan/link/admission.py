@@ -98,6 +98,11 @@ def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]
         ca.subject: ca for ca in parse_file(read_file(folder / "ca.crt"), folder / "ca.crt")
     }
     found: dict[x509.Name, x509.CertificateRevocationList] = {}
+    if not path.exists():
+        raise IdentityError(
+            f"{path} is missing, the authority's list of revoked certificates; copy its "
+            "ca/crl.pem there"
+        )
     try:
         lists = read_lists(read_file(path))
     except ValueError as error:

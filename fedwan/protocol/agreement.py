@@ -131,7 +131,10 @@ class Agreement:
     def _refusal(self, site: str, hello: wire.Hello) -> str:
         if site not in self._names:
             known = ", ".join(self._names)
-            return f"site {site!r} is not in this run, which has {known}; add it to site_names"
+            return (
+                f"site {site!r} is not in this run, which has {known}; "
+                "ask whoever runs it to add it to site_names"
+            )
         if hello.site != site:
             return (
                 f"site calls itself {hello.site!r} but its certificate says {site!r}; "

@@ -196,7 +196,7 @@ def _member_of(assignment: Assignment) -> Membership:
     if assignment.site not in names:
         raise ConfigError(
             f"site {assignment.site!r} is not in this run, which has {', '.join(names)}; "
-            "add it to site_names"
+            "ask whoever runs it to add it to site_names"
         )
     identity = Identity.load(Path(assignment.identity))
     if identity.name != assignment.site:

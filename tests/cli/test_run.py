@@ -166,3 +166,21 @@ def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
         shown = capsys.readouterr()
         assert caught.value.code == code and says in shown.out + shown.err
     assert (out / "report.html").exists()
+
+
+def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    finish(load_config(None, [f"out={out}", "sites=2"], resume=False), threading.Event())
+    (out / "summary.json").unlink()
+    for folder in ("flower", "checkpoint"):
+        (out / folder).mkdir(exist_ok=True)
+    (out / "checkpoint" / "coordinator.safetensors").touch()
+    monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
+    for words in (["--resume"], []):
+        with pytest.raises(SystemExit) as caught:
+            main(["run", str(out / "config.yaml"), *words])
+        assert caught.value.code == 2
+        told = f"go on with it: fedwan coordinator {out / 'config.yaml'} --identity DIR --resume"
+        assert told in capsys.readouterr().err

@@ -178,7 +178,9 @@ def test_a_site_that_is_not_of_the_run_can_do_nothing(tmp_path: Path, identities
     bench = Bench(tmp_path, sites=("s1", "s2"))
     with serving(bench.hub, identities) as plane:
         text = refused(bench, plane.port, identities / "s3", as_site="s3")
-        assert "site 's3' is not in this run, which has s1, s2; add it to site_names" in text
+        assert (
+            "site 's3' is not in this run, which has s1, s2; ask whoever runs it to add it" in text
+        )
         with stub_of(plane.port, identities / "s3") as stub:
             request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
             for call in (
