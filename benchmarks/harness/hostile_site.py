@@ -184,9 +184,12 @@ class HostileSite:
                 self._session = uuid.uuid4().hex
                 while stub.Join(self.hello(), timeout=TIMEOUT_S).is_waiting:
                     time.sleep(0.2)
-                for _ in stub.Control(self._heartbeats(self._session)):
-                    pass
-            time.sleep(REJOIN_S)
+                control = stub.Control(self._heartbeats(self._session))
+                for signal in control:
+                    if signal.kind == wire.CoordinatorSignal.GONE:  # by a Join of our own
+                        break
+                control.cancel()
+            time.sleep(REJOIN_S / 10)
 
     def _heartbeats(self, session: str) -> Iterator[wire.SiteSignal]:
         while session == self._session:
@@ -210,7 +213,7 @@ class HostileSite:
                 call.cancel()
                 if found.status != wire.DownloadHeader.NOT_YET:
                     self._version = found.version
-            except grpc.RpcError:
+            except (grpc.RpcError, StopIteration):
                 time.sleep(0.1)
 
     def _header(self, num_bytes: int, checksum: int, chunk_bytes: int) -> wire.UploadHeader:

@@ -173,6 +173,7 @@ class Servicer:
             is_rejoin = self.registry.sites[site].joins > 1
             self._follow()
             if is_new:
+                rounds.restarts[site] += is_rejoin
                 self.registry.sites[site].checkpoint = hello.checkpoint
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""

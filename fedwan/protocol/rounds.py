@@ -125,6 +125,8 @@ class Rounds(Generic[C, U]):
         self.samples = samples
         self.refused: Counter[str] = Counter()
         """Contributions of each site that were refused since the last update went out."""
+        self.restarts: Counter[str] = Counter()
+        """Processes of each site that have joined since then, but for its first."""
         self.dropped = 0
         """Contributions that came too late to be merged."""
         self.latest: list[str] = []
@@ -304,8 +306,9 @@ class Rounds(Generic[C, U]):
             lacking = [name for name in present.waiting if (present.version, name) not in whole]
             num_sites = len(present.merged) + len(present.waiting)
             num_arrived = num_sites - len(lacking)
-            # A quorum does not wait for sites that were heard and refused, again and again.
-            hopeless = sum(self.refused[name] >= HOPELESS_ROUNDS for name in lacking)
+            # A quorum does not wait for who is refused, or begins anew, again and again.
+            tries = self.refused + self.restarts
+            hopeless = sum(tries[name] >= HOPELESS_ROUNDS for name in lacking)
             policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
         verdict = policy.decide(
             num_arrived,
@@ -398,6 +401,7 @@ class Rounds(Generic[C, U]):
         self.versions[fragment] = version
         self._holders[fragment].clear()
         self.refused.clear()
+        self.restarts.clear()
 
     def _forget(self, present: Round[C]) -> list[C]:
         whole = self._whole[present.fragment.index]

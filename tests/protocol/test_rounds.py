@@ -276,7 +276,7 @@ def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
     send(rounds, "s3", 0)
     rounds.refused["s2"] = 2
     assert rounds.advance(1.0, 3)[0] == "wait"
-    rounds.refused["s2"] = 3
+    rounds.restarts["s2"] = 1  # and has begun anew
     assert rounds.advance(1.0, 3)[0] == "close"
     assert [merge.key.site for merge in present.merged] == ["s1", "s3"]
     strict = make(barrier(3))
