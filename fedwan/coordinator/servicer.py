@@ -173,7 +173,7 @@ class Servicer:
             is_rejoin = self.registry.sites[site].joins > 1
             self._follow()
             if is_new:
-                rounds.restarts[site] += is_rejoin
+                rounds.setbacks[site] += is_rejoin
                 self.registry.sites[site].checkpoint = hello.checkpoint
                 verb = "rejoined" if is_rejoin else "joined"
                 at = f" at version {rounds.version}" if rounds.version else ""
@@ -360,7 +360,7 @@ class Servicer:
         with self.changed:
             self.shut_out[site] = text
             if self._rounds is not None:
-                self._rounds.refused[site] += 1
+                self._rounds.setbacks[site] += 1
                 self.changed.notify_all()
         self._refuse(site, text)
 

@@ -34,10 +34,10 @@ class Files:
 
     def __init__(self, folder: Path, *names: str) -> None:
         self._paths = [folder / name for name in names]
-        self._seen = self._stamps()
+        self._seen: list[tuple[int, int, int] | None] = []
 
     def changed(self) -> bool:
-        """Whether any is another file than at the last call."""
+        """Whether any is another file than at the last call; True at the first."""
         before, self._seen = self._seen, self._stamps()
         return self._seen != before
 
@@ -136,10 +136,13 @@ class Renewable:
             if not self._files.changed():
                 return False
             try:
-                self.identity = Identity.load(self.identity.folder, self.identity.role)
+                found = Identity.load(self.identity.folder, self.identity.role)
             except IdentityError as error:
                 _log.warning("keeping the identity that is in use: %s", error)
                 return False
+            if found == self.identity:
+                return False
+            self.identity = found
         until = self.identity.expires
         _log.info("the identity in %s is renewed, until %s", self.identity.folder, until.date())
         return True

@@ -125,8 +125,9 @@ class Rounds(Generic[C, U]):
         self.samples = samples
         self.refused: Counter[str] = Counter()
         """Contributions of each site that were refused since the last update went out."""
-        self.restarts: Counter[str] = Counter()
-        """Processes of each site that have joined since then, but for its first."""
+        self.setbacks: Counter[str] = Counter()
+        """Of each site since then: processes that took another's place, and calls that were refused
+        before they were read. They end no run, as refused contributions may."""
         self.dropped = 0
         """Contributions that came too late to be merged."""
         self.latest: list[str] = []
@@ -307,7 +308,7 @@ class Rounds(Generic[C, U]):
             num_sites = len(present.merged) + len(present.waiting)
             num_arrived = num_sites - len(lacking)
             # A quorum does not wait for who is refused, or begins anew, again and again.
-            tries = self.refused + self.restarts
+            tries = self.refused + self.setbacks
             hopeless = sum(tries[name] >= HOPELESS_ROUNDS for name in lacking)
             policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
         verdict = policy.decide(
@@ -401,7 +402,7 @@ class Rounds(Generic[C, U]):
         self.versions[fragment] = version
         self._holders[fragment].clear()
         self.refused.clear()
-        self.restarts.clear()
+        self.setbacks.clear()
 
     def _forget(self, present: Round[C]) -> list[C]:
         whole = self._whole[present.fragment.index]

@@ -13,6 +13,7 @@ import pytest
 from fedwan.errors import LinkLost
 from fedwan.link import certificates, pki
 from fedwan.link import wire_pb2 as wire
+from fedwan.link.admission import Renewable
 from fedwan.link.tls import Identity, now
 from tests.planes import (
     Bench,
@@ -124,3 +125,15 @@ def test_a_site_under_the_next_authority_is_served_and_one_under_the_last_no_mor
                 link.join(bench.hello("s1"))
         with dialling(plane.port, folder / "s1") as link:
             link.join(bench.hello("s1"))
+
+
+def test_an_identity_that_was_renewed_after_it_was_read_is_noticed_at_the_first_look(
+    authority: pki.Authority,
+) -> None:
+    """A site reads it before it prepares its data, which may take hours."""
+    identity = Identity.load(authority.directory / "s1")
+    assert not Renewable(identity).renew()
+    authority.renew("s1")
+    late = Renewable(identity)
+    assert late.renew() and late.identity != identity
+    assert not late.renew()

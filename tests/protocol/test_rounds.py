@@ -276,7 +276,7 @@ def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
     send(rounds, "s3", 0)
     rounds.refused["s2"] = 2
     assert rounds.advance(1.0, 3)[0] == "wait"
-    rounds.restarts["s2"] = 1  # and has begun anew
+    rounds.setbacks["s2"] = 1  # and has begun anew
     assert rounds.advance(1.0, 3)[0] == "close"
     assert [merge.key.site for merge in present.merged] == ["s1", "s3"]
     strict = make(barrier(3))
@@ -290,6 +290,7 @@ def test_a_quorum_does_not_wait_for_who_was_refused_three_times() -> None:
 def test_three_rounds_of_refusals_without_an_update_are_hopeless() -> None:
     rounds = make(barrier(3))
     rounds.refused.update(s1=9, s2=3, s3=2)
+    rounds.setbacks.update(s3=9)  # as after a certificate expired
     assert not rounds.is_hopeless
     rounds.refused["s3"] += 1
     assert rounds.is_hopeless
