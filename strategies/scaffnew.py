@@ -10,10 +10,16 @@ What coding loses would add up: a site cannot tell it from what the others have 
 for its own to make up for. So a site compares with what it sent, not with where it stood, and both
 ways have error feedback. Where a quorum goes on, who is not in an update does not learn from it.
 
-After H steps from the same weights a site stands at l and the merged weights at g. What its steps
-had in common with the others' is in both; the rest, (g - l) / H a step, is owed to its shard:
+After H steps from the global weights g a site stands at l, and the merged weights at g'. What its
+steps had in common with the others' is in both; the rest, (g' - l) / H, is owed to its shard:
 
-    l <- step(l) + e        e <- e + (g - l) / H when g lands        sum of e over the sites = 0
+    l <- step(l) + e + c        e <- e + (g' - l) / H when g' lands        sum of e over sites = 0
+                                c <- mu (g' - g) / H
+
+c is the same at every site, and none unless `outer.NETWORK.momentum`, mu, is set: Polyak's momentum
+of the global weights, taken in H parts along the way and not in one leap, so that a site's
+gradients are of where the weights are going. Rates that are small enough for H are too small to
+train fast; what all sites agree on may move faster than where they differ.
 
 The sum has to stay 0: what it lacks moves all sites the same way in every step to come. When a site
 comes back without what it had learnt, all begin anew. Here e corrects the steps of any inner
@@ -23,23 +29,28 @@ SCAFFOLD (Karimireddy et al. 2019, 1910.06378) sends as much again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
+
 import torch
-from torch import Tensor
 
 from fedwan import outer
 from fedwan.codecs import with_feedback
-from fedwan.config import Config
+from fedwan.config import Config, OuterConfig
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment
 from fedwan.recipes import APART, GATE, WAITS, barrier_policy, codec, cut
 from fedwan.site.group import local
 from fedwan.site.replica import Replica
-from fedwan.state import Role
+from fedwan.state import Role, add_prefix, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
+
+_START = "start"
 
 USES = (
     "h",
     "inner.*",
+    "outer.*.momentum",
     "network.*.exclude",
     APART,
     GATE,
@@ -47,7 +58,7 @@ USES = (
     "site.precision*",
     WAITS[0],
 )
-DEFAULTS = {"h": 20}
+DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 
 
 def build(config: Config) -> Strategy:
@@ -60,48 +71,65 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up", with_feedback),
         down=codec(config, "down", with_feedback),
         policy=barrier_policy(config),
-        hook=ControlVariates,
+        hook=partial(ControlVariates, {name: o.momentum for name, o in config.outer.items()}),
     )
 
 
 class ControlVariates(SiteHook):
     """Of one site's parameters.
 
-    Memory: a copy of the parameters, on their device. Time: to add one to the other each step.
+    Memory: a copy of the parameters, on their device; two more of networks with momentum. Time: to
+    add one to the other each step.
     """
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, momentum: Mapping[str, float], replica: Replica) -> None:
         super().__init__()
+        self._replica, self._momentum = replica, momentum
         names = [name for name, spec in replica.layout.items() if spec.role is Role.PARAMETER]
-        self._replica = replica
         live = {name: local(replica.live[name]) for name in names}
-        self.state = {name: torch.zeros_like(value) for name, value in live.items()}
-        """By parameter, what each step is corrected by."""
-        self._pairs: tuple[list[Tensor], list[Tensor]] = (
-            list(live.values()),
-            list(self.state.values()),
-        )
+        pushed = [name for name in names if momentum[network_of(name)]]
+        self.variates = {name: torch.zeros_like(value) for name, value in live.items()}
+        """By parameter, e."""
+        self.pushes = {name: torch.zeros_like(live[name]) for name in pushed}
+        """By parameter, c."""
+        self._starts = {name: local(replica.base[name]).clone() for name in pushed}
+        """By parameter, g: the global weights that this site's steps began at."""
+        self.state = self.variates | add_prefix(_START, self._starts)
+        self._pairs = [
+            ([live[name] for name in added], list(added.values()))
+            for added in (self.variates, self.pushes)
+            if added
+        ]
 
     def forget(self, fragment: Fragment) -> None:
         """E ← 0, as at the beginning of the run."""
-        for name in fragment.layout.keys() & self.state.keys():
-            self.state[name].zero_()
+        for name in fragment.layout.keys() & self.variates.keys():
+            self.variates[name].zero_()
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """L ← l + e, once after every step."""
-        torch._foreach_add_(*self._pairs)
+        """L ← l + e + c, once after every step."""
+        for weights, added in self._pairs:
+            torch._foreach_add_(weights, added)
 
     @torch.no_grad()
     def on_land(self, fragment: Fragment, landing: Landing) -> bool:
-        """E ← e + (g - l) / H, where this site's contribution is in what lands."""
-        if not landing.is_merged:
-            return False
+        """C ← μ (g' - g) / H; e ← e + (g' - l) / H, if what lands has this site's contribution."""
+        for name in fragment.layout.keys() & self._starts.keys():
+            base, start = local(self._replica.base[name]), self._starts[name]
+            pace = self._momentum[network_of(name)] / landing.steps
+            self.pushes[name].copy_(base - start).mul_(pace)
+            start.copy_(base)
+        if landing.is_merged:
+            self._learn(fragment, landing)
+        return False
+
+    def _learn(self, fragment: Fragment, landing: Landing) -> None:
         replica = self._replica
         owed = set(replica.group.lead(lambda: list(landing.owed)))
         added = set(replica.group.lead(lambda: list(landing.residual)))
         for name in fragment.layout:
-            if name not in self.state:
+            if name not in self.variates:
                 continue
             live = local(replica.live[name])
             moved = local(replica.base[name]).to(live.dtype) - live
@@ -109,5 +137,13 @@ class ControlVariates(SiteHook):
                 moved.sub_(replica.piece(name, landing.owed.get(name)).to(live))
             if name in added:
                 moved.add_(replica.piece(name, landing.residual.get(name)).to(live))
-            self.state[name].add_(moved, alpha=1 / landing.steps)
-        return False
+            self.variates[name].add_(moved, alpha=1 / landing.steps)
+
+    @torch.no_grad()
+    def on_adopt(self) -> None:
+        """Where these are not the weights that landed last, c is 0 until the next ones land."""
+        for name, start in self._starts.items():
+            base = local(self._replica.base[name])
+            if not torch.equal(start, base):
+                start.copy_(base)
+                self.pushes[name].zero_()

@@ -65,6 +65,7 @@ SGD = " ".join(
     f"inner.{network}.name=sgd inner.{network}.lr=0.05 inner.{network}.beta1=0.9"
     for network in script.KINDS
 )
+MOMENTUM = " ".join(f"outer.{network}.momentum=0.5" for network in script.KINDS)
 
 
 class Scenario(NamedTuple):
@@ -77,7 +78,10 @@ class Scenario(NamedTuple):
 SCENARIOS = {
     "diloco": Scenario("h=2 strategy=diloco codec.up=fp32", "always"),
     "diloco int2": Scenario("h=2 strategy=diloco codec.up=int2 codec.down=int2", "always"),
-    "scaffnew": Scenario("h=2 strategy=scaffnew codec.up=int4 codec.down=int4", "always"),
+    "scaffnew": Scenario(
+        "h=2 strategy=scaffnew codec.up=int4 codec.down=int4 " + MOMENTUM,
+        "always",
+    ),
     "sync": Scenario("strategy=sync steps=12 " + SGD, "until a death"),
     "streaming": Scenario(
         "strategy=streaming_diloco stream.fragments=2 stream.tau=1 h=4 codec.up=int4",

@@ -26,6 +26,7 @@ from tests.planes import eventually
 from tests.support import Ran, WrappedLink, hub_of, run_tiny, same_bits, tiny_config
 
 SITES, H, NUM_VERSIONS = 3, 5, 12
+MOMENTUM = {"velocity": 0.5}
 
 
 def is_missed(version: int) -> bool:
@@ -64,7 +65,7 @@ def run(folder: Path, up: str, every: int = 1, **options: Any) -> tuple[Ran, dic
     made: dict[str, Noted] = {}
 
     def hook(replica: Replica) -> Noted:
-        made[threading.current_thread().name] = Noted(replica)
+        made[threading.current_thread().name] = Noted(MOMENTUM, replica)
         return made[threading.current_thread().name]
 
     config = tiny_config(
@@ -82,10 +83,13 @@ def run(folder: Path, up: str, every: int = 1, **options: Any) -> tuple[Ran, dic
 
 def check_sum(made: dict[str, Noted]) -> None:
     assert len(made) == SITES
-    for name in made["s1"].state:
-        values = torch.stack([variates.state[name] for variates in made.values()])
+    for name in made["s1"].variates:
+        values = torch.stack([hook.variates[name] for hook in made.values()])
         assert values.abs().max() > 1e-3
         assert values.sum(0).abs().max() < 1e-6
+        first, *others = (hook.pushes[name] for hook in made.values())
+        assert first.abs().max() > 1e-3
+        assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize("up", ["fp32", "int4"])
