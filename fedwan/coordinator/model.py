@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +75,6 @@ def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
     return read_tensors_meta(folder / CHECKPOINT), complaint
 
 
-def read_global(folder: Path, layout: Layout, version: int) -> Payload | None:
-    """The global weights of one fragment's version, if a checkpoint of it is there and whole."""
-    for name in (CHECKPOINT, PREVIOUS):  # in this order: the one may become the other meanwhile
-        with suppress(CheckpointError):
-            tensors, meta = read_tensors(folder / name, "global:")
-            if meta["versions"] == [version]:
-                return fp32().encode(select_prefix("global", tensors), {}, layout)[0]
-    return None
-
-
 class GlobalModel:
     """Global weights, which take `initial` over, and what evolves with them."""
 
@@ -111,6 +100,7 @@ class GlobalModel:
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
+        self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
         self.takes_over = False
         """Whether the latest update is one site's contribution, bit for bit."""
@@ -166,8 +156,21 @@ class GlobalModel:
         return rounds_done(self.fragments, versions)
 
     def hash_of(self, fragment: Fragment) -> str:
-        """`hash_state` of a fragment's global weights; 1 s a GB."""
-        return hash_state({name: self.state[name] for name in fragment.layout})
+        """`hash_state` of a fragment's global weights; 1 s a GB, once for each version."""
+        with self._lock:
+            index, version = fragment.index, self.versions[fragment.index]
+            if (index, version) not in self._hashes:
+                self._hashes.pop((index, version - 2), None)
+                state = {name: self.state[name] for name in fragment.layout}
+                self._hashes[index, version] = hash_state(state)
+            return self._hashes[index, version]
+
+    def hash_at(self, version: int) -> str:
+        """Of all weights at the present version or the one before; empty if it is not known."""
+        if len(self.fragments) > 1:
+            return ""
+        self.hash_of(self.fragments[0])
+        return self._hashes.get((0, version), "")
 
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""

@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any, NoReturn, cast
@@ -26,7 +25,7 @@ from fedwan.config import Config, site_names
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
-from fedwan.coordinator.model import GlobalModel, find_checkpoint, read_global
+from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.quality import Finding, find
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.robust import RobustMerger, Rule
@@ -85,7 +84,6 @@ class CoordinatedRun:
         self._sources = None if strategy else sources(config)
         self._agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, self._agreement, event, CHUNK_BYTES)
-        self.hub.read_global = partial(read_global, folder / "checkpoint")
         self._resumed: GlobalModel | None = None
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""

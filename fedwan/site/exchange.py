@@ -393,6 +393,7 @@ class Exchange:
             self._replica.land(fragment, 0.0 if is_replaced else self._strategy.overlap.alpha)
         if not is_last:
             self._place.owe(fragment)
+            self._place.keep()
 
     def _start_over(self, is_refused: bool) -> int:
         """Give up what is in flight and take the global weights; the step that they stand at."""

@@ -16,7 +16,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stub import CoordinatorStub, is_merged
+from fedwan.site.stub import CoordinatorStub, is_held, is_merged
 from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
@@ -97,17 +97,41 @@ class Place:
     def take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
         weights, header = self.stub.fetch_weights()
-        self.replica.adopt(weights)
+        self.replica.load_base(weights)
+        self.replica.adopt()
         self.versions = list(header.versions)
         self.note(header)
+        return header
+
+    def keep(self) -> None:
+        """Write the global weights that the next steps begin with, for a successor."""
+        if self.is_exact:
+            self.checkpoints.keep_global(self.versions[0])
+
+    def _follow(self, version: int, held: int | None) -> wire.DownloadHeader:
+        """Have the present global weights: those held, those and the last update, or all anew."""
+        if held == version - 1:
+            (fragment,) = self.fragments
+            update = self.stub.fetch_published(version)
+            if update.payload is not None:
+                self.replica.advance(update.payload, fragment, self.strategy.down)
+                held = version
+        sha256 = self.replica.global_sha256() if held == version else ""
+        return self._fetch(sha256)
+
+    def _fetch(self, held_sha256: str, repeats: int = 0) -> wire.DownloadHeader:
+        """Have the weights that the coordinator has, which sends what this site has not."""
+        weights, header = self.stub.fetch_weights(held_sha256=held_sha256, repeats=repeats)
+        if not is_held(header):
+            self.replica.load_base(weights)
+        self.versions = list(header.versions)
         return header
 
     def catch_up(self) -> wire.DownloadHeader:
         """The last round's steps are taken again: the present global weights are its update."""
         self.is_behind = False
-        weights, header = self.stub.fetch_weights()
-        self.replica.load_base(weights)
-        self.versions = list(header.versions)
+        (version,) = self.versions
+        header = self._follow(version + 1, version)
         if not header.merged_into:  # the coordinator is new, too: it had waited for this site
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
@@ -116,6 +140,7 @@ class Place:
         """Take the global weights; without what error feedback owes, if that was refused."""
         header = self.take_weights()
         owed = self.residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
+        self.keep()
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             self.replica.reset_optimizers()
@@ -139,7 +164,6 @@ class Place:
         version before, the steps of the last round are taken again.
         """
         replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
-        weights: State | None = None
         outer: State | None = None
         kept = checkpoints.versions()
         newest = max(kept, default=0)
@@ -147,19 +171,18 @@ class Place:
         if self.is_behind and not newest:
             versions = [0]  # whose weights it holds
         if is_begun := any(versions):
-            earlier = newest if self.is_behind else 0
-            weights, header, outer = self.stub.fetch_all(
-                with_outer=self.is_mirrored, version=earlier
-            )
-            versions = list(header.versions)
-            self.is_behind &= versions == [earlier]
-        versions = versions or self.versions
-        version = versions[0]
+            header = self._bring(versions, newest)
+            while self.is_mirrored:
+                outer, of = self.stub.fetch_outer()
+                if of == self.versions:
+                    break
+                header = self._fetch("")  # a quorum went on meanwhile
+        version = self.versions[0]
         # Deltas save before their contribution leaves.
         nearest = version + (not self.has_gradients)
         if self.is_exact and nearest in kept:
             if is_begun:
-                replica.adopt(weights)
+                replica.adopt()
             return self._stand_before(header, version)
         usable = max((v for v in kept if v <= nearest), default=0)
         # Whether the predecessor's last contribution was merged before it saw the update. Nothing
@@ -169,7 +192,6 @@ class Place:
         is_missed &= not is_known or is_merged(header, version - 1, version)
         found = checkpoints.load(usable, with_model=is_missed) if usable else None
         if found is not None and is_missed:
-            replica.load_base(weights)
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
             steps = fragment.steps(self.strategy.h)
@@ -178,8 +200,8 @@ class Place:
             found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         # Where the update was made of its weights alone, what it left are the global ones.
         if is_begun and not (is_missed and header.is_own):
-            replica.adopt(weights)
-        self._take_over(versions, found)
+            replica.adopt()
+        self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)
         if outer is not None:
             replica.load_optimizers(outer, is_whole=True)
@@ -189,6 +211,24 @@ class Place:
                 at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
         return run_step if self.keeps_pace else self.reached(self.versions), False
+
+    def _bring(self, versions: Sequence[int], newest: int) -> wire.DownloadHeader:
+        """Have the weights that this site goes on from, which are kept where it is exact."""
+        if not self.is_exact:
+            return self._fetch("")
+        (version,) = versions
+        if self.is_behind:
+            is_here = self.checkpoints.load_global(newest)
+            header = self._fetch(self.replica.global_sha256() if is_here else "", newest)
+            self.is_behind = self.versions == [newest]
+            return header
+        # A process begins with the weights of version 0.
+        held = (v for v in (version, version - 1) if not v or self.checkpoints.load_global(v))
+        found = next(held, None)
+        header = self._follow(version, found)
+        if found != version or self.versions != [version]:
+            self.keep()
+        return header
 
     def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
         is_over = bool(versions) and self.reached(versions) >= self.num_steps

@@ -248,9 +248,8 @@ class Replica:
         for name in self.group.lead(lambda: list(weights or {})):
             local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
 
-    def adopt(self, weights: State | None) -> None:
-        """Take global weights over as both global and local."""
-        self.load_base(weights)
+    def adopt(self) -> None:
+        """Have the global weights as the local ones, too."""
         for name, live in self.live.items():
             local(live).copy_(local(self.base[name]))
         self._refresh()

@@ -100,6 +100,24 @@ def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
         site.checkpoints.load(1, with_model=True)
 
 
+def test_global_weights_of_the_last_two_versions_are_kept_and_damaged_ones_are_none(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    base = site.replica.base
+    for version in (1, 2, 3):
+        for value in base.values():
+            value.fill_(version)
+        site.checkpoints.keep_global(version)
+        site.save(version + 1)
+    assert [site.checkpoints.load_global(version) for version in (3, 2, 1)] == [True, True, False]
+    assert all(bool((value == 2).all()) for value in base.values())
+    path = tmp_path / "global-00000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert not site.checkpoints.load_global(3)
+    assert all(bool((value == 2).all()) for value in base.values())
+
+
 def test_what_stood_when_it_was_taken_is_written_and_the_next_save_waits_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
