@@ -26,7 +26,7 @@ from benchmarks.harness.table import Row, columns_of
 
 SITES = 4
 FIRST = 3
-DISK = "size=6g"
+DISK = "size=10g"
 UNDISTURBED_S = 90.0
 COORDINATOR = "flwr-serverapp"
 

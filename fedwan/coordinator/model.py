@@ -203,8 +203,8 @@ class GlobalModel:
             content = safetensors.torch.save(self._server_step.state())
             return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
-    def save(self, folder: Path, meta: dict[str, Any], *, keep: bool = True) -> None:
-        """Write a checkpoint atomically, and keep the one that it replaces, if asked to."""
+    def save(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Write a checkpoint atomically, and keep the one that it replaces."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -219,8 +219,7 @@ class GlobalModel:
             "versions": self.versions,
             "initial_sha256": self.initial_sha256,
         }
-        previous = folder / PREVIOUS if keep else None
-        write_tensors(folder / CHECKPOINT, tensors, content, previous)
+        write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
 
     @classmethod
     def load(

@@ -488,10 +488,9 @@ class CoordinatedRun:
         self._version_lines.wait()
         meta = {"totals": row, "claim": self._agreement.agreed, "gate": hub.gate.state()}
         versions = list(model.versions)
-        is_new = versions != self._saved[1]  # else the one before stays that of another version
-        model.save(self._folder / "checkpoint", meta, keep=is_new)
+        model.save(self._folder / "checkpoint", meta)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
-        if is_new:
+        if versions != self._saved[1]:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, self._saved = self._saved[0], (model.version, versions)
 
