@@ -29,6 +29,7 @@ from fedwan.state import (
     add_prefix,
     check_tensors,
     clone,
+    hash_hashes,
     hash_state,
     layout_from_json,
     layout_to_json,
@@ -165,12 +166,12 @@ class GlobalModel:
                 self._hashes[index, version] = hash_state(state)
             return self._hashes[index, version]
 
-    def hash_at(self, version: int) -> str:
-        """Of all weights at the present version or the one before; empty if it is not known."""
-        if len(self.fragments) > 1:
-            return ""
-        self.hash_of(self.fragments[0])
-        return self._hashes.get((0, version), "")
+    def hash_at(self, versions: Sequence[int]) -> str:
+        """One hash of all fragments at versions of now or one before; empty where none is known."""
+        for fragment in self.fragments:
+            self.hash_of(fragment)
+        hashes = [self._hashes.get(key, "") for key in enumerate(versions)]
+        return hash_hashes(hashes) if all(hashes) else ""
 
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""

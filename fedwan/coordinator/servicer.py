@@ -419,17 +419,20 @@ class Servicer:
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
         key, held = (site, request.kind), request.held_sha256
         with self.changed:
-            model, published = self.model, self.rounds.versions[0]
+            model, published = self.model, tuple(self.rounds.versions)
             kept = self._snapshots.get(key) if request.checksum else None
             is_behind = False
             if request.kind == wire.DownloadRequest.GLOBAL:
                 self._note_back(site)
                 is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
+            told = self.rounds.tell(site, 0)._asdict()
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
         if held and (is_behind or held == model.hash_at(published)):
-            with self.changed:
-                return self._held(site, request.version if is_behind else published)
+            versions = (request.version,) if is_behind else published
+            status, version = wire.DownloadHeader.HELD, model.version_of(versions)
+            header = wire.DownloadHeader(status=status, version=version, versions=versions, **told)
+            return Delivery(header, None)
         if is_behind and not kept:
             with self.changed:
                 self.rounds.note_back(site, request.version, repeats=False)
@@ -460,16 +463,6 @@ class Servicer:
             with self.changed:
                 self._snapshots[key] = kept
         return kept
-
-    def _held(self, site: str, version: int) -> Delivery:
-        """To a site that has the weights already."""
-        header = wire.DownloadHeader(
-            status=wire.DownloadHeader.HELD,
-            version=version,
-            versions=[version],
-            **self.rounds.tell(site, 0)._asdict(),
-        )
-        return Delivery(header, None)
 
     def _ready(
         self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload

@@ -43,7 +43,7 @@ LEAVE_PATIENCE_S = 5.0
 """How long a site tries to say farewell."""
 REDIAL_S = 0.5
 HANDSHAKE_MS = 4_000
-"""How long one may take, TCP's included; gRPC's own limit is 20 s. TCP asks at 0, 1, 3 and 7 s: a new
+"""How long one may take, with TCP's; gRPC's own limit is 20 s. TCP asks at 0, 1, 3 and 7 s: a new
 dial asks sooner than the last of these."""
 
 

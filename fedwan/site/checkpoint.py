@@ -9,9 +9,9 @@ taken twice.
 Where sites go on stepping while bytes travel, a successor sends nothing again: it takes the global
 weights, and of its nearest checkpoint the rest. There the checkpoint is written beside the steps.
 
-Where a successor can send the same contribution again, global weights are kept as well: those of
-the last two versions, each written beside the steps that begin with it. So who comes back fetches
-at most the update that it has missed.
+Where sites move their weights by updates, each fragment's global weights of its last two versions
+are kept as well, written beside the steps. So who comes back fetches at most the updates that it
+has missed.
 
 Each process of a site writes its own file, with its own pieces; a version counts once all have one.
 """
@@ -158,12 +158,13 @@ class SiteCheckpoints:
         self._is_beside = is_beside
         self._writer = background_threads(1, "checkpoint")
         self._writing: Future[None] | None = None
+        self._keeping: dict[int, Future[None]] = {}  # by fragment
         self._buffers = BufferPool(is_pinned=any(v.is_cuda for v in replica.live.values()))
         self._drop_damaged()
 
     def _drop_damaged(self) -> None:
         """Remove what a killed predecessor left half-written, and files with other bytes."""
-        for kind in (_SITE, _GLOBAL):
+        for kind in (_SITE, f"{_GLOBAL}-*"):
             sweep(self._folder, f"{kind}-????????{self._ending}")
         for version in self._own_versions():
             try:
@@ -181,30 +182,34 @@ class SiteCheckpoints:
 
     # Global weights ------------------------------------------------------------------------
 
-    def keep_global(self, version: int) -> None:
-        """Write the global weights of a version, which must not change before `settle`."""
-        if version % self._every:
-            return
-        self.settle()
-        base = {name: local(value) for name, value in self._replica.base.items()}
-        self._writing = self._writer.submit(self._write_global, version, base)
+    def keep_global(self, fragment: Fragment, version: int) -> None:
+        """Write a fragment's global weights, which must not change before `await_global`."""
+        if version % self._every == 0:
+            base = {name: local(self._replica.base[name]) for name in fragment.layout}
+            self.await_global(fragment)
+            index, write = fragment.index, self._write_global
+            self._keeping[index] = self._writer.submit(write, f"{_GLOBAL}-{index}", version, base)
 
-    def _write_global(self, version: int, base: State) -> None:
-        write_tensors(self._path(version, _GLOBAL), base, {})
-        for other in self._own_versions(_GLOBAL):
+    def _write_global(self, kind: str, version: int, base: State) -> None:
+        write_tensors(self._path(version, kind), base, {})
+        for other in self._own_versions(kind):
             if other not in (version - 1, version):
-                self._path(other, _GLOBAL).unlink()
+                self._path(other, kind).unlink()
 
-    def load_global(self, version: int) -> bool:
-        """Have the global weights of a version, if all processes have kept them; collective."""
+    def await_global(self, fragment: Fragment) -> None:
+        """Wait until a fragment's global weights are written; an `OSError` if they cannot be."""
+        if (keeping := self._keeping.pop(fragment.index, None)) is not None:
+            keeping.result()
+
+    def load_global(self, fragment: Fragment, version: int) -> bool:
+        """Have a fragment's global weights, if all processes have kept them; collective."""
         tensors: State = {}
         with suppress(CheckpointError):  # missing or damaged: they can be had from the coordinator
-            tensors, _ = read_tensors(self._path(version, _GLOBAL))
-        base = self._replica.base
-        if not all(self._group.collect(tensors.keys() == base.keys())):
+            tensors, _ = read_tensors(self._path(version, f"{_GLOBAL}-{fragment.index}"))
+        if not all(self._group.collect(tensors.keys() == fragment.layout.keys())):
             return False
         for name, value in tensors.items():
-            local(base[name]).copy_(value)
+            local(self._replica.base[name]).copy_(value)
         return True
 
     def _check_processes(self, version: int) -> None:
@@ -229,12 +234,13 @@ class SiteCheckpoints:
         Those before `durable_version`, which the coordinator would resume from, are dropped. An
         `OSError` if it cannot be written, or the one before could not, beside the steps.
         """
-        if not self._is_beside:
-            self.settle()  # the global weights, which are about to move
         if version // self._every <= self._saved // self._every and version >= self._saved:
             return
         self._saved = version
         self.settle()
+        if not self._is_beside:  # who loses this checkpoint goes back to the weights before it
+            for keeping in self._keeping.values():
+                keeping.result()
         if self._group.size > 1:
             self._group.agree("weights", self._replica.same_sha256())
         inner = self._replica.inner

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedwan.codecs.payload import Source
 from fedwan.fragments import Fragment, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
@@ -46,6 +47,8 @@ class Place:
         assert count == 1 or not self.keeps_pace, "at a pace of their own sites send all at once"
         self.is_exact = strategy.is_exact(count)
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        self.follows = not self.has_gradients and not self.keeps_pace
+        """Whether updates, all of which it takes, lead from its global weights to the next ones."""
         self.is_behind = False
         """Whether it is made again only for what is known after it: it is merged already."""
         self.versions = [0] * count
@@ -96,33 +99,38 @@ class Place:
 
     def take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
-        weights, header = self.stub.fetch_weights()
-        self.replica.load_base(weights)
+        header = self._fetch("")
         self.replica.adopt()
-        self.versions = list(header.versions)
         self.note(header)
         return header
 
-    def keep(self) -> None:
-        """Write the global weights that the next steps begin with, for a successor."""
-        if self.is_exact:
-            self.checkpoints.keep_global(self.versions[0])
+    def keep(self, fragment: Fragment) -> None:
+        """Write the global weights that a fragment has now, for a successor."""
+        if self.follows:
+            self.checkpoints.keep_global(fragment, self.versions[fragment.index])
 
-    def _follow(self, version: int, held: int | None) -> wire.DownloadHeader:
-        """Have the present global weights: those held, those and the last update, or all anew."""
-        if held == version - 1:
-            (fragment,) = self.fragments
-            update = self.stub.fetch_published(version)
-            if update.payload is not None:
-                self.replica.advance(update.payload, fragment, self.strategy.down)
-                held = version
-        sha256 = self.replica.global_sha256() if held == version else ""
-        return self._fetch(sha256)
+    def advance(self, fragment: Fragment, payload: Source) -> None:
+        """A fragment's global weights move by an update."""
+        self.checkpoints.await_global(fragment)
+        self.replica.advance(payload, fragment, self.strategy.down)
+
+    def _follow(self, versions: Sequence[int], held: Sequence[int | None]) -> wire.DownloadHeader:
+        """Have the present global weights: those held, with the updates missed, or all anew."""
+        held = list(held)
+        for fragment, version in zip(self.fragments, versions, strict=True):
+            if held[fragment.index] == version - 1:
+                update = self.stub.fetch_published(fragment.index, version)
+                if update.payload is not None:
+                    self.advance(fragment, update.payload)
+                    held[fragment.index] = version
+        return self._fetch(self.replica.held_sha256(self.fragments) if held == versions else "")
 
     def _fetch(self, held_sha256: str, repeats: int = 0) -> wire.DownloadHeader:
         """Have the weights that the coordinator has, which sends what this site has not."""
         weights, header = self.stub.fetch_weights(held_sha256=held_sha256, repeats=repeats)
         if not is_held(header):
+            for fragment in self.fragments:
+                self.checkpoints.await_global(fragment)
             self.replica.load_base(weights)
         self.versions = list(header.versions)
         return header
@@ -131,7 +139,7 @@ class Place:
         """The last round's steps are taken again: the present global weights are its update."""
         self.is_behind = False
         (version,) = self.versions
-        header = self._follow(version + 1, version)
+        header = self._follow([version + 1], [version])
         if not header.merged_into:  # the coordinator is new, too: it had waited for this site
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
@@ -140,7 +148,8 @@ class Place:
         """Take the global weights; without what error feedback owes, if that was refused."""
         header = self.take_weights()
         owed = self.residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
-        self.keep()
+        for fragment in self.fragments:
+            self.keep(fragment)
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             self.replica.reset_optimizers()
@@ -213,22 +222,29 @@ class Place:
         return run_step if self.keeps_pace else self.reached(self.versions), False
 
     def _bring(self, versions: Sequence[int], newest: int) -> wire.DownloadHeader:
-        """Have the weights that this site goes on from, which are kept where it is exact."""
-        if not self.is_exact:
+        """Have the weights that this site goes on from."""
+        if not self.follows:
             return self._fetch("")
-        (version,) = versions
         if self.is_behind:
-            is_here = self.checkpoints.load_global(newest)
-            header = self._fetch(self.replica.global_sha256() if is_here else "", newest)
+            is_here = self.checkpoints.load_global(self.fragments[0], newest)
+            held_sha256 = self.replica.held_sha256(self.fragments) if is_here else ""
+            header = self._fetch(held_sha256, newest)
             self.is_behind = self.versions == [newest]
             return header
-        # A process begins with the weights of version 0.
-        held = (v for v in (version, version - 1) if not v or self.checkpoints.load_global(v))
-        found = next(held, None)
-        header = self._follow(version, found)
-        if found != version or self.versions != [version]:
-            self.keep()
+        held = [self._held(f, v) for f, v in zip(self.fragments, versions, strict=True)]
+        header = self._follow(versions, held)
+        for fragment, version in zip(self.fragments, held, strict=True):
+            if self.versions[fragment.index] != version:
+                self.keep(fragment)
         return header
+
+    def _held(self, fragment: Fragment, version: int) -> int | None:
+        """Of the global weights of a version or the one before, which this site has now."""
+        for held in (version, version - 1):
+            # A process begins with the weights of version 0.
+            if held <= 0 or self.checkpoints.load_global(fragment, held):
+                return max(held, 0)
+        return None
 
     def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
         is_over = bool(versions) and self.reached(versions) >= self.num_steps

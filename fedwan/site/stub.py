@@ -147,9 +147,10 @@ class CoordinatorStub:
             lambda: self._download(Asked.UPDATE, version=version + 1).header.status == done
         )
 
-    def fetch_published(self, version: int) -> Delivery:
-        """The one fragment's update that led to a present version, at every process."""
-        return self._group.share(lambda: self._download(Asked.UPDATE, version=version))
+    def fetch_published(self, fragment: int, version: int) -> Delivery:
+        """A fragment's update that led to a present version, if it is held, at every process."""
+        asked = {"fragment": fragment, "version": version}
+        return self._group.share(lambda: self._download(Asked.UPDATE, **asked))
 
     def fetch_weights(
         self,

@@ -18,7 +18,7 @@ from fedwan.coordinator.intake import Upload
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
-from fedwan.state import layout_to_json
+from fedwan.state import hash_hashes, layout_to_json
 from tests.planes import (
     RUN,
     Bench,
@@ -131,7 +131,7 @@ def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
 
 def test_a_site_that_has_the_present_weights_is_sent_none(bench: Bench) -> None:
     model = bench.set_model()
-    sha256 = model.hash_of(model.fragments[0])
+    sha256 = hash_hashes([model.hash_of(model.fragments[0])])
     for held, is_held in ((sha256, True), ("0" * 64, False), ("", False)):
         request = wire.DownloadRequest(
             run_id=RUN, kind=wire.DownloadRequest.GLOBAL, held_sha256=held

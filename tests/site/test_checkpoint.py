@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedwan.errors import CheckpointError
+from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints
@@ -104,17 +105,18 @@ def test_global_weights_of_the_last_two_versions_are_kept_and_damaged_ones_are_n
     tmp_path: Path,
 ) -> None:
     site = Site(tmp_path)
-    base = site.replica.base
+    base, (fragment,) = site.replica.base, whole(site.replica.layout)
     for version in (1, 2, 3):
         for value in base.values():
             value.fill_(version)
-        site.checkpoints.keep_global(version)
+        site.checkpoints.keep_global(fragment, version)
         site.save(version + 1)
-    assert [site.checkpoints.load_global(version) for version in (3, 2, 1)] == [True, True, False]
+    loaded = [site.checkpoints.load_global(fragment, version) for version in (3, 2, 1)]
+    assert loaded == [True, True, False]
     assert all(bool((value == 2).all()) for value in base.values())
-    path = tmp_path / "global-00000003.safetensors"
+    path = tmp_path / "global-0-00000003.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    assert not site.checkpoints.load_global(3)
+    assert not site.checkpoints.load_global(fragment, 3)
     assert all(bool((value == 2).all()) for value in base.values())
 
 
