@@ -181,6 +181,11 @@ def hash_state(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
+def hash_hashes(hashes: Iterable[str]) -> str:
+    """One hash of several, in their order."""
+    return hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
 def add_prefix(prefix: str, state: Mapping[str, Tensor]) -> State:
     """Each name behind `prefix:`, to keep several states in one file."""
     return {f"{prefix}:{name}": value for name, value in state.items()}

@@ -43,16 +43,21 @@ class Disk:
         self._rotted: set[str] = set()
 
     def rot(self, name: str) -> None:
-        """A process has died: flip the bit, if there is an older checkpoint."""
-        kept = sorted((self._world.folder / name).rglob("[cs]*.safetensors"))
+        """A process has died: flip the bit, if there is an older checkpoint.
+
+        Or in the newest global weights of a site.
+        """
+        kept = sorted((self._world.folder / name).rglob("[cgs]*.safetensors"))
         if name not in self.rot_next or name in self._rotted or len(kept) < 2:
             return
         self._rotted.add(name)  # once: two checkpoints are kept, and one may be lost
         self._world.count("bit flipped")
-        data = bytearray(kept[-1].read_bytes())
+        newest = list({path.name[0]: path for path in kept}.values())
+        path = self._world.random.choice(newest)
+        data = bytearray(path.read_bytes())
         at = self._world.random.randrange(8 * len(data))
         data[at // 8] ^= 1 << at % 8
-        kept[-1].write_bytes(data)
+        path.write_bytes(data)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)

@@ -11,7 +11,6 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from fedwan.state import (
     add_prefix,
     check_tensors,
     clone,
+    hash_hashes,
     hash_state,
     layout_from_json,
     layout_to_json,
@@ -76,16 +76,6 @@ def find_checkpoint(folder: Path) -> tuple[dict[str, Any], str]:
     return read_tensors_meta(folder / CHECKPOINT), complaint
 
 
-def read_global(folder: Path, layout: Layout, version: int) -> Payload | None:
-    """The global weights of one fragment's version, if a checkpoint of it is there and whole."""
-    for name in (CHECKPOINT, PREVIOUS):  # in this order: the one may become the other meanwhile
-        with suppress(CheckpointError):
-            tensors, meta = read_tensors(folder / name, "global:")
-            if meta["versions"] == [version]:
-                return fp32().encode(select_prefix("global", tensors), {}, layout)[0]
-    return None
-
-
 class GlobalModel:
     """Global weights, which take `initial` over, and what evolves with them."""
 
@@ -111,6 +101,7 @@ class GlobalModel:
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
         self._ema_snapshot: Callable[[], Payload | None] = lambda: None
+        self._hashes: dict[tuple[int, int], str] = {}  # by fragment and version, the last two
         self._lock = threading.Lock()
         self.takes_over = False
         """Whether the latest update is one site's contribution, bit for bit."""
@@ -166,8 +157,21 @@ class GlobalModel:
         return rounds_done(self.fragments, versions)
 
     def hash_of(self, fragment: Fragment) -> str:
-        """`hash_state` of a fragment's global weights; 1 s a GB."""
-        return hash_state({name: self.state[name] for name in fragment.layout})
+        """`hash_state` of a fragment's global weights; 1 s a GB, once for each version."""
+        with self._lock:
+            index, version = fragment.index, self.versions[fragment.index]
+            if (index, version) not in self._hashes:
+                self._hashes.pop((index, version - 2), None)
+                state = {name: self.state[name] for name in fragment.layout}
+                self._hashes[index, version] = hash_state(state)
+            return self._hashes[index, version]
+
+    def hash_at(self, versions: Sequence[int]) -> str:
+        """One hash of all fragments at versions of now or one before; empty where none is known."""
+        for fragment in self.fragments:
+            self.hash_of(fragment)
+        hashes = [self._hashes.get(key, "") for key in enumerate(versions)]
+        return hash_hashes(hashes) if all(hashes) else ""
 
     def num_bytes(self) -> int:
         """Bytes of all fragments as they would travel in fp32, before framing."""
@@ -200,8 +204,8 @@ class GlobalModel:
             content = safetensors.torch.save(self._server_step.state())
             return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
 
-    def save(self, folder: Path, meta: dict[str, Any], *, keep: bool = True) -> None:
-        """Write a checkpoint atomically, and keep the one that it replaces, if asked to."""
+    def save(self, folder: Path, meta: dict[str, Any]) -> None:
+        """Write a checkpoint atomically, and keep the one that it replaces."""
         tensors = (
             add_prefix("global", self.state)
             | add_prefix("ema", self.ema)
@@ -216,8 +220,7 @@ class GlobalModel:
             "versions": self.versions,
             "initial_sha256": self.initial_sha256,
         }
-        previous = folder / PREVIOUS if keep else None
-        write_tensors(folder / CHECKPOINT, tensors, content, previous)
+        write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
 
     @classmethod
     def load(

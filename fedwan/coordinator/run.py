@@ -15,7 +15,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from queue import Empty
 from typing import Any, NoReturn, cast
@@ -26,7 +25,7 @@ from fedwan.config import Config, site_names
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
-from fedwan.coordinator.model import GlobalModel, find_checkpoint, read_global
+from fedwan.coordinator.model import GlobalModel, find_checkpoint
 from fedwan.coordinator.quality import Finding, find
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.robust import RobustMerger, Rule
@@ -85,7 +84,6 @@ class CoordinatedRun:
         self._sources = None if strategy else sources(config)
         self._agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, self._agreement, event, CHUNK_BYTES)
-        self.hub.read_global = partial(read_global, folder / "checkpoint")
         self._resumed: GlobalModel | None = None
         self._progress_at: dict[int, int] = {0: 0}
         """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
@@ -490,10 +488,9 @@ class CoordinatedRun:
         self._version_lines.wait()
         meta = {"totals": row, "claim": self._agreement.agreed, "gate": hub.gate.state()}
         versions = list(model.versions)
-        is_new = versions != self._saved[1]  # else the one before stays that of another version
-        model.save(self._folder / "checkpoint", meta, keep=is_new)
+        model.save(self._folder / "checkpoint", meta)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
-        if is_new:
+        if versions != self._saved[1]:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, self._saved = self._saved[0], (model.version, versions)
 

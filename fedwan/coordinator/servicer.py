@@ -99,8 +99,6 @@ class Servicer:
         """Why the run is over; empty while it is not."""
         self.gate = Gate(0.0, 1)
         """Refuses contributions for their size; this one none."""
-        self.read_global: Callable[[Layout, int], Payload | None] = lambda layout, version: None
-        """Global weights of an earlier version, if they are kept."""
         self._run_id = run_id
         self._rounds: CoordinatorRounds | None = None
         self._intake: Intake | None = None
@@ -419,17 +417,26 @@ class Servicer:
             return Delivery(wire.DownloadHeader(status=status, version=version, **told), None)
 
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
-        key = (site, request.kind)
+        key, held = (site, request.kind), request.held_sha256
         with self.changed:
-            model = self.model
+            model, published = self.model, tuple(self.rounds.versions)
             kept = self._snapshots.get(key) if request.checksum else None
+            is_behind = False
             if request.kind == wire.DownloadRequest.GLOBAL:
                 self._note_back(site)
-            is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
+                is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
+            told = self.rounds.tell(site, 0)._asdict()
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
+        if held and (is_behind or held == model.hash_at(published)):
+            versions = (request.version,) if is_behind else published
+            status, version = wire.DownloadHeader.HELD, model.version_of(versions)
+            header = wire.DownloadHeader(status=status, version=version, versions=versions, **told)
+            return Delivery(header, None)
         if is_behind and not kept:
-            kept = self._earlier_snapshot(key, request.version)
+            with self.changed:
+                self.rounds.note_back(site, request.version, repeats=False)
+                self._event("warning", site, _older_text(site, request.version, self.rounds))
         payload, versions = kept or self._new_snapshot(key, model)
         with self.changed:
             if self._keeps_updates and request.kind == wire.DownloadRequest.GLOBAL:
@@ -456,21 +463,6 @@ class Servicer:
             with self.changed:
                 self._snapshots[key] = kept
         return kept
-
-    def _earlier_snapshot(
-        self, key: tuple[str, int], version: int
-    ) -> tuple[Payload, _Versions] | None:
-        """For a site that takes the last steps again; tell what comes of it if it cannot."""
-        site = key[0]
-        with self._copying:
-            payload = self.read_global(self.layout, version)
-        with self.changed:
-            if payload is not None:
-                self._snapshots[key] = payload, (version,)
-                return self._snapshots[key]
-            self.rounds.note_back(site, version, repeats=False)
-            self._event("warning", site, _older_text(site, version, self.rounds))
-            return None
 
     def _ready(
         self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload

@@ -286,7 +286,7 @@ def code_of(error: FedwanError) -> grpc.StatusCode:
 
 
 FIRST_WAIT_S = 0.05
-LONGEST_WAIT_S = 5.0
+LONGEST_WAIT_S = 1.0
 MAX_DAMAGED = 3
 
 

@@ -174,7 +174,7 @@ class Receipt(_message.Message):
     def __init__(self, status: _Optional[_Union[Receipt.Status, str]] = ..., text: _Optional[str] = ..., missing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DownloadRequest(_message.Message):
-    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "transfer", "packed")
+    __slots__ = ("run_id", "kind", "fragment", "version", "wait_s", "chunks", "checksum", "transfer", "packed", "held_sha256")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         UPDATE: _ClassVar[DownloadRequest.Kind]
@@ -196,6 +196,7 @@ class DownloadRequest(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_FIELD_NUMBER: _ClassVar[int]
     PACKED_FIELD_NUMBER: _ClassVar[int]
+    HELD_SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     kind: DownloadRequest.Kind
     fragment: int
@@ -205,7 +206,8 @@ class DownloadRequest(_message.Message):
     checksum: int
     transfer: int
     packed: bool
-    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ...) -> None: ...
+    held_sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ..., held_sha256: _Optional[str] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
     __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion")
@@ -215,10 +217,12 @@ class DownloadHeader(_message.Message):
         NOT_YET: _ClassVar[DownloadHeader.Status]
         SUPERSEDED: _ClassVar[DownloadHeader.Status]
         DONE: _ClassVar[DownloadHeader.Status]
+        HELD: _ClassVar[DownloadHeader.Status]
     READY: DownloadHeader.Status
     NOT_YET: DownloadHeader.Status
     SUPERSEDED: DownloadHeader.Status
     DONE: DownloadHeader.Status
+    HELD: DownloadHeader.Status
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]

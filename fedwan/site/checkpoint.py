@@ -9,6 +9,10 @@ taken twice.
 Where sites go on stepping while bytes travel, a successor sends nothing again: it takes the global
 weights, and of its nearest checkpoint the rest. There the checkpoint is written beside the steps.
 
+Where sites move their weights by updates, each fragment's global weights of its last two versions
+are kept as well, written beside the steps. So who comes back fetches at most the updates that it
+has missed.
+
 Each process of a site writes its own file, with its own pieces; a version counts once all have one.
 """
 
@@ -22,6 +26,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -48,6 +53,7 @@ from fedwan.state import (
 
 log = logging.getLogger(__name__)
 
+_SITE, _GLOBAL = "site", "global"
 _GROUPS = "an optimiser's param_groups"
 
 
@@ -124,7 +130,8 @@ class Residuals:
 class SiteCheckpoints:
     """Checkpoints of one process of a site in one run.
 
-    With `is_beside` they are written beside the steps, one at a time. Memory: a copy as large as
+    With `is_beside` they are written beside the steps, one at a time, as global weights always are.
+    Memory: a copy as large as
     the file, kept until `close`; and while the file is written, what error feedback owed when it
     was taken. A slow disk makes the next `save` wait: none is left out, so that it depends on
     versions alone what a successor finds. The state of the strategy's hook is put back in place.
@@ -148,14 +155,17 @@ class SiteCheckpoints:
         self._hook_state = hook_state
         self._state = state
         self._ending = ".safetensors" if group.rank == 0 else f".rank{group.rank}.safetensors"
-        self._writer = background_threads(1, "checkpoint") if is_beside else None
+        self._is_beside = is_beside
+        self._writer = background_threads(1, "checkpoint")
         self._writing: Future[None] | None = None
+        self._keeping: dict[int, Future[None]] = {}  # by fragment
         self._buffers = BufferPool(is_pinned=any(v.is_cuda for v in replica.live.values()))
         self._drop_damaged()
 
     def _drop_damaged(self) -> None:
         """Remove what a killed predecessor left half-written, and files with other bytes."""
-        sweep(self._folder, f"site-????????{self._ending}")
+        for kind in (_SITE, f"{_GLOBAL}-*"):
+            sweep(self._folder, f"{kind}-????????{self._ending}")
         for version in self._own_versions():
             try:
                 check_tensors(self._path(version))
@@ -170,6 +180,38 @@ class SiteCheckpoints:
             self._group.lead(lambda: self._check_processes(max(own[0])))
         return sorted(set.intersection(*own))
 
+    # Global weights ------------------------------------------------------------------------
+
+    def keep_global(self, fragment: Fragment, version: int) -> None:
+        """Write a fragment's global weights, which must not change before `await_global`."""
+        if version % self._every == 0:
+            base = {name: local(self._replica.base[name]) for name in fragment.layout}
+            self.await_global(fragment)
+            index, write = fragment.index, self._write_global
+            self._keeping[index] = self._writer.submit(write, f"{_GLOBAL}-{index}", version, base)
+
+    def _write_global(self, kind: str, version: int, base: State) -> None:
+        write_tensors(self._path(version, kind), base, {})
+        for other in self._own_versions(kind):
+            if other not in (version - 1, version):
+                self._path(other, kind).unlink()
+
+    def await_global(self, fragment: Fragment) -> None:
+        """Wait until a fragment's global weights are written; an `OSError` if they cannot be."""
+        if (keeping := self._keeping.pop(fragment.index, None)) is not None:
+            keeping.result()
+
+    def load_global(self, fragment: Fragment, version: int) -> bool:
+        """Have a fragment's global weights, if all processes have kept them; collective."""
+        tensors: State = {}
+        with suppress(CheckpointError):  # missing or damaged: they can be had from the coordinator
+            tensors, _ = read_tensors(self._path(version, f"{_GLOBAL}-{fragment.index}"))
+        if not all(self._group.collect(tensors.keys() == fragment.layout.keys())):
+            return False
+        for name, value in tensors.items():
+            local(self._replica.base[name]).copy_(value)
+        return True
+
     def _check_processes(self, version: int) -> None:
         num = read_tensors_meta(self._path(version)).get("processes")
         if num != self._group.size:
@@ -178,13 +220,13 @@ class SiteCheckpoints:
                 f"{self._group.size}; start as many, or move the folder away"
             )
 
-    def _own_versions(self) -> set[int]:
-        length = len("site-") + 8
-        names = [path.name for path in self._folder.glob(f"site-*{self._ending}")]
-        return {int(n[5:length]) for n in names if n[length:] == self._ending}
+    def _own_versions(self, kind: str = _SITE) -> set[int]:
+        start, end = len(kind) + 1, len(kind) + 9
+        names = [path.name for path in self._folder.glob(f"{kind}-*{self._ending}")]
+        return {int(n[start:end]) for n in names if n[end:] == self._ending}
 
-    def _path(self, version: int) -> Path:
-        return self._folder / f"site-{version:08d}{self._ending}"
+    def _path(self, version: int, kind: str = _SITE) -> Path:
+        return self._folder / f"{kind}-{version:08d}{self._ending}"
 
     def save(self, version: int, durable_version: int, ledger: Ledger) -> None:
         """Write the checkpoint that completed steps lead to, if one is due by `every`.
@@ -196,6 +238,9 @@ class SiteCheckpoints:
             return
         self._saved = version
         self.settle()
+        if not self._is_beside:  # who loses this checkpoint goes back to the weights before it
+            for keeping in self._keeping.values():
+                keeping.result()
         if self._group.size > 1:
             self._group.agree("weights", self._replica.same_sha256())
         inner = self._replica.inner
@@ -216,7 +261,7 @@ class SiteCheckpoints:
         )
         work, size = ledger.work._asdict(), self._group.size
         meta = {"version": version, "versions": ledger.versions, "processes": size, **work}
-        if self._writer is None:
+        if not self._is_beside:
             self._write(version, durable_version, moving, still, meta)
         else:
             rest = (self._buffers.copy(moving), still, meta)
@@ -226,7 +271,7 @@ class SiteCheckpoints:
         self, version: int, durable: int, moving: State, still: State, meta: Mapping[str, Any]
     ) -> None:
         write_tensors(self._path(version), moving | still, meta)
-        if self._writer is not None:
+        if self._is_beside:
             self._buffers.take_back(moving)
         for old in self._own_versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
@@ -248,8 +293,7 @@ class SiteCheckpoints:
 
     def close(self) -> None:
         """Wait as `settle` does, and give the copy's memory back; raises nothing."""
-        if self._writer is not None:
-            self._writer.shutdown()
+        self._writer.shutdown()
         if self._writing is not None and (error := self._writing.exception()) is not None:
             log.warning("the last checkpoint could not be written: %s", error)
         self._buffers = BufferPool()

@@ -363,7 +363,7 @@ class Exchange:
         if self._place.is_mirrored:
             replica.apply_gradients(update.payload, fragment, down)
             return
-        replica.advance(update.payload, fragment, down)
+        self._place.advance(fragment, update.payload)
         self._hook.on_update(fragment, update.payload, down)
 
     def _land(self, flight: _Flight, is_last: bool) -> None:
@@ -393,6 +393,7 @@ class Exchange:
             self._replica.land(fragment, 0.0 if is_replaced else self._strategy.overlap.alpha)
         if not is_last:
             self._place.owe(fragment)
+            self._place.keep(fragment)
 
     def _start_over(self, is_refused: bool) -> int:
         """Give up what is in flight and take the global weights; the step that they stand at."""

@@ -11,12 +11,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedwan.codecs.payload import Source
 from fedwan.fragments import Fragment, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
-from fedwan.site.stub import CoordinatorStub, is_merged
+from fedwan.site.stub import CoordinatorStub, is_held, is_merged
 from fedwan.state import State
 from fedwan.strategy import Landing, SiteHook, Strategy
 
@@ -46,6 +47,8 @@ class Place:
         assert count == 1 or not self.keeps_pace, "at a pace of their own sites send all at once"
         self.is_exact = strategy.is_exact(count)
         """Whether a contribution can be sent again, bit for bit, by a successor of this process."""
+        self.follows = not self.has_gradients and not self.keeps_pace
+        """Whether updates, all of which it takes, lead from its global weights to the next ones."""
         self.is_behind = False
         """Whether it is made again only for what is known after it: it is merged already."""
         self.versions = [0] * count
@@ -96,18 +99,47 @@ class Place:
 
     def take_weights(self) -> wire.DownloadHeader:
         """Take the present global weights whole, as both global and local."""
-        weights, header = self.stub.fetch_weights()
-        self.replica.adopt(weights)
-        self.versions = list(header.versions)
+        header = self._fetch("")
+        self.replica.adopt()
         self.note(header)
+        return header
+
+    def keep(self, fragment: Fragment) -> None:
+        """Write the global weights that a fragment has now, for a successor."""
+        if self.follows:
+            self.checkpoints.keep_global(fragment, self.versions[fragment.index])
+
+    def advance(self, fragment: Fragment, payload: Source) -> None:
+        """A fragment's global weights move by an update."""
+        self.checkpoints.await_global(fragment)
+        self.replica.advance(payload, fragment, self.strategy.down)
+
+    def _follow(self, versions: Sequence[int], held: Sequence[int | None]) -> wire.DownloadHeader:
+        """Have the present global weights: those held, with the updates missed, or all anew."""
+        held = list(held)
+        for fragment, version in zip(self.fragments, versions, strict=True):
+            if held[fragment.index] == version - 1:
+                update = self.stub.fetch_published(fragment.index, version)
+                if update.payload is not None:
+                    self.advance(fragment, update.payload)
+                    held[fragment.index] = version
+        return self._fetch(self.replica.held_sha256(self.fragments) if held == versions else "")
+
+    def _fetch(self, held_sha256: str, repeats: int = 0) -> wire.DownloadHeader:
+        """Have the weights that the coordinator has, which sends what this site has not."""
+        weights, header = self.stub.fetch_weights(held_sha256=held_sha256, repeats=repeats)
+        if not is_held(header):
+            for fragment in self.fragments:
+                self.checkpoints.await_global(fragment)
+            self.replica.load_base(weights)
+        self.versions = list(header.versions)
         return header
 
     def catch_up(self) -> wire.DownloadHeader:
         """The last round's steps are taken again: the present global weights are its update."""
         self.is_behind = False
-        weights, header = self.stub.fetch_weights()
-        self.replica.load_base(weights)
-        self.versions = list(header.versions)
+        (version,) = self.versions
+        header = self._follow([version + 1], [version])
         if not header.merged_into:  # the coordinator is new, too: it had waited for this site
             header.merged_from, header.merged_into = self.versions[0] - 1, self.versions[0]
         return header
@@ -116,6 +148,8 @@ class Place:
         """Take the global weights; without what error feedback owes, if that was refused."""
         header = self.take_weights()
         owed = self.residuals.ledger(Work(0, 0))._replace(versions=tuple(self.versions))
+        for fragment in self.fragments:
+            self.keep(fragment)
         if is_refused:
             # The optimisers too: moments that are not finite would spoil every later step.
             self.replica.reset_optimizers()
@@ -139,7 +173,6 @@ class Place:
         version before, the steps of the last round are taken again.
         """
         replica, checkpoints, header = self.replica, self.checkpoints, wire.DownloadHeader()
-        weights: State | None = None
         outer: State | None = None
         kept = checkpoints.versions()
         newest = max(kept, default=0)
@@ -147,19 +180,18 @@ class Place:
         if self.is_behind and not newest:
             versions = [0]  # whose weights it holds
         if is_begun := any(versions):
-            earlier = newest if self.is_behind else 0
-            weights, header, outer = self.stub.fetch_all(
-                with_outer=self.is_mirrored, version=earlier
-            )
-            versions = list(header.versions)
-            self.is_behind &= versions == [earlier]
-        versions = versions or self.versions
-        version = versions[0]
+            header = self._bring(versions, newest)
+            while self.is_mirrored:
+                outer, of = self.stub.fetch_outer()
+                if of == self.versions:
+                    break
+                header = self._fetch("")  # a quorum went on meanwhile
+        version = self.versions[0]
         # Deltas save before their contribution leaves.
         nearest = version + (not self.has_gradients)
         if self.is_exact and nearest in kept:
             if is_begun:
-                replica.adopt(weights)
+                replica.adopt()
             return self._stand_before(header, version)
         usable = max((v for v in kept if v <= nearest), default=0)
         # Whether the predecessor's last contribution was merged before it saw the update. Nothing
@@ -169,7 +201,6 @@ class Place:
         is_missed &= not is_known or is_merged(header, version - 1, version)
         found = checkpoints.load(usable, with_model=is_missed) if usable else None
         if found is not None and is_missed:
-            replica.load_base(weights)
             # The hook learns from it: the local weights still are the predecessor's.
             (fragment,) = self.fragments
             steps = fragment.steps(self.strategy.h)
@@ -178,8 +209,8 @@ class Place:
             found = found._replace(owed=found.residual)  # it was not merged: nothing was paid
         # Where the update was made of its weights alone, what it left are the global ones.
         if is_begun and not (is_missed and header.is_own):
-            replica.adopt(weights)
-        self._take_over(versions, found)
+            replica.adopt()
+        self._take_over(self.versions, found)
         self.renew(header, self.fragments, usable)
         if outer is not None:
             replica.load_optimizers(outer, is_whole=True)
@@ -189,6 +220,31 @@ class Place:
                 at = f"version {usable}" if usable else "the beginning"
                 log.warning("data order and optimisers go on from %s", at)
         return run_step if self.keeps_pace else self.reached(self.versions), False
+
+    def _bring(self, versions: Sequence[int], newest: int) -> wire.DownloadHeader:
+        """Have the weights that this site goes on from."""
+        if not self.follows:
+            return self._fetch("")
+        if self.is_behind:
+            is_here = self.checkpoints.load_global(self.fragments[0], newest)
+            held_sha256 = self.replica.held_sha256(self.fragments) if is_here else ""
+            header = self._fetch(held_sha256, newest)
+            self.is_behind = self.versions == [newest]
+            return header
+        held = [self._held(f, v) for f, v in zip(self.fragments, versions, strict=True)]
+        header = self._follow(versions, held)
+        for fragment, version in zip(self.fragments, held, strict=True):
+            if self.versions[fragment.index] != version:
+                self.keep(fragment)
+        return header
+
+    def _held(self, fragment: Fragment, version: int) -> int | None:
+        """Of the global weights of a version or the one before, which this site has now."""
+        for held in (version, version - 1):
+            # A process begins with the weights of version 0.
+            if held <= 0 or self.checkpoints.load_global(fragment, held):
+                return max(held, 0)
+        return None
 
     def _is_behind(self, versions: Sequence[int], newest: int) -> bool:
         is_over = bool(versions) and self.reached(versions) >= self.num_steps

@@ -29,6 +29,7 @@ from fedwan.state import (
     OnDemand,
     Role,
     State,
+    hash_hashes,
     hash_state,
     layout_of,
     layout_to_json,
@@ -248,9 +249,8 @@ class Replica:
         for name in self.group.lead(lambda: list(weights or {})):
             local(self.base[name]).copy_(self.piece(name, (weights or {}).get(name)))
 
-    def adopt(self, weights: State | None) -> None:
-        """Take global weights over as both global and local."""
-        self.load_base(weights)
+    def adopt(self) -> None:
+        """Have the global weights as the local ones, too."""
         for name, live in self.live.items():
             local(live).copy_(local(self.base[name]))
         self._refresh()
@@ -290,6 +290,11 @@ class Replica:
         return hash_state(
             OnDemand(self.live, lambda name: whole(self._widen(name, self.live[name])))
         )
+
+    def held_sha256(self, fragments: Iterable[Fragment]) -> str:
+        """One hash of those of the fragments' global weights."""
+        held = ({name: self.base[name] for name in f.layout} for f in fragments)
+        return hash_hashes(self._hash(state) for state in held)
 
     def same_sha256(self) -> str:
         """Hash of what every process of the site must have alike: parameters that are not cut."""

@@ -35,7 +35,7 @@ LISTEN_S = 0.2
 class CoordinatorStub:
     """Speaks for one site in one run; rank 0 alone has a link.
 
-    Collective are `send_initial`, `receive`, `is_over`, `fetch_weights` and `fetch_all`. The
+    Collective are `send_initial`, `receive`, `is_over` and `fetch_…`, but for `fetch_update`. The
     coordinator holds a request for an update that is not there yet for `poll_s`.
     """
 
@@ -147,43 +147,47 @@ class CoordinatorStub:
             lambda: self._download(Asked.UPDATE, version=version + 1).header.status == done
         )
 
-    def fetch_weights(
-        self, kind: wire.DownloadRequest.Kind = Asked.GLOBAL, version: int = 0
-    ) -> tuple[State | None, wire.DownloadHeader]:
-        """The global weights, or their moving average, at rank 0; what was said of them.
+    def fetch_published(self, fragment: int, version: int) -> Delivery:
+        """A fragment's update that led to a present version, if it is held, at every process."""
+        asked = {"fragment": fragment, "version": version}
+        return self._group.share(lambda: self._download(Asked.UPDATE, **asked))
 
-        They are the present ones, or those of a `version` just before them, where it is kept.
+    def fetch_weights(
+        self,
+        kind: wire.DownloadRequest.Kind = Asked.GLOBAL,
+        held_sha256: str = "",
+        repeats: int = 0,
+    ) -> tuple[State | None, wire.DownloadHeader]:
+        """The present global weights, or their moving average, at rank 0; what was said of them.
+
+        Nothing but that where this site has the global ones already, as their hash tells, or those
+        of the version that it `repeats` the last steps from.
         """
         kept: list[State] = []
 
         def fetch() -> wire.DownloadHeader:
-            header, payload = self._download(kind, version=version)
-            if payload is None:
+            header, payload = self._download(kind, version=repeats, held_sha256=held_sha256)
+            if payload is not None:
+                kept.append(fp32().decode(payload, self._layout))
+            elif not is_held(header):
                 raise FedwanError("the coordinator has no weights yet; its run has not begun")
-            kept.append(fp32().decode(payload, self._layout))
             return header
 
         header = self._group.lead(fetch)
         return (kept[0] if kept else None), header
 
-    def fetch_all(
-        self, *, with_outer: bool, version: int = 0
-    ) -> tuple[State | None, wire.DownloadHeader, State | None]:
-        """As `fetch_weights`, and if asked for the optimiser's state that led to the weights."""
+    def fetch_outer(self) -> tuple[State | None, list[int]]:
+        """The optimiser's state that sites mirror, at rank 0, and the versions that it is of."""
+        kept: list[State] = []
 
-        def fetch() -> tuple[State, list[int]]:
+        def fetch() -> list[int]:
             header, payload = self._download(Asked.OUTER)
             assert payload is not None, "the weights have come before"
-            state = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
-            return state, list(header.versions)
+            kept.append(safetensors.torch.load(bytes(payload.read(0, payload.num_bytes))))
+            return list(header.versions)
 
-        while True:
-            weights, header = self.fetch_weights(version=version)
-            if not with_outer:
-                return weights, header, None
-            outer, versions = self._group.lead(fetch)
-            if versions == list(header.versions):  # else a quorum went on meanwhile
-                return weights, header, outer
+        versions = self._group.lead(fetch)
+        return (kept[0] if kept else None), versions
 
 
 class _InVain(Exception):  # noqa: N818
@@ -225,6 +229,11 @@ class PendingUpdate:
 def is_superseded(update: Delivery) -> bool:
     """Whether the version asked for is past: only the global weights can be had."""
     return update.header.status == wire.DownloadHeader.SUPERSEDED
+
+
+def is_held(header: wire.DownloadHeader) -> bool:
+    """Whether this site has the weights that it asked for."""
+    return header.status == wire.DownloadHeader.HELD
 
 
 def is_merged(header: wire.DownloadHeader, start: int, into: int) -> bool:

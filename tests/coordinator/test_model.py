@@ -15,15 +15,13 @@ from fedwan.codecs import Codec, bf16, fp32
 from fedwan.config import Config, DataConfig
 from fedwan.coordinator.model import (
     CHECKPOINT,
-    PREVIOUS,
     GlobalModel,
     find_checkpoint,
-    read_global,
     update_ema,
 )
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
-from fedwan.state import Layout, Role, State, clone, hash_state, tensor_bytes
+from fedwan.state import Layout, Role, State, clone, hash_hashes, hash_state, tensor_bytes
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
 from tests.support import ADAM, build_strategy, same_bits, spec
@@ -183,21 +181,15 @@ def test_a_resumed_run_goes_on_bit_for_bit(name: str, down: str, tmp_path: Path)
     assert same_bits(model.ema, loaded.ema)
 
 
-def test_weights_of_the_version_before_are_kept_when_a_version_is_written_again(
-    tmp_path: Path,
-) -> None:
+def test_the_hashes_of_the_last_two_versions_are_known(tmp_path: Path) -> None:
     model = make_model(strategy_of("diloco"))
-    before: State = {}
-    for version in (1, 2):
+    hashes = []
+    for version in (1, 2, 3):
         advance(model, range(version, version + 1))
-        model.save(tmp_path, {})
-        before = before or clone(model.state)
-    model.save(tmp_path, {}, keep=False)
-    payload = read_global(tmp_path, LAYOUT, 1)
-    assert payload is not None and same_bits(fp32().decode(payload, LAYOUT), before)
-    assert read_global(tmp_path, LAYOUT, 2) and not read_global(tmp_path, LAYOUT, 0)
-    (tmp_path / PREVIOUS).write_bytes((tmp_path / PREVIOUS).read_bytes()[:-1])
-    assert read_global(tmp_path, LAYOUT, 1) is None
+        hashes.append(model.hash_of(model.fragments[0]))
+        assert hashes[-1] == hash_state(model.state)
+    expected = ["", *(hash_hashes([sha256]) for sha256 in hashes[1:])]
+    assert [model.hash_at([version]) for version in (1, 2, 3)] == expected
 
 
 def test_every_truncation_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from fedwan.coordinator.intake import Upload
 from fedwan.errors import SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
-from fedwan.state import layout_to_json
+from fedwan.state import hash_hashes, layout_to_json
 from tests.planes import (
     RUN,
     Bench,
@@ -109,25 +109,36 @@ def test_a_site_that_comes_back_says_how_it_died_in_one_line(bench: Bench) -> No
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_a_site_that_is_a_version_behind_gets_the_weights_before_or_others_are_told(
+def test_a_site_that_is_a_version_behind_keeps_its_weights_or_others_are_told(
     bench: Bench, is_kept: bool
 ) -> None:
-    earlier, present = payload_of(1.0, bench.layout), bench.set_model()
-    bench.hub.read_global = lambda layout, version: earlier if is_kept and version == 1 else None
+    present = bench.set_model()
     bench.rounds.versions, present.versions = [2], [2]
     bench.rounds._merged[0]["s1"] = (1, 2)
     hello = bench.hello("s1", "second")
     hello.checkpoint = 1
     bench.hub.join("s1", hello)
     assert bench.events[-1][2] == "s1 rejoined at version 2, and takes the steps to it again"
-    kind = wire.DownloadRequest.GLOBAL
+    kind, held = wire.DownloadRequest.GLOBAL, "of version 1" if is_kept else ""
     for version, expected in ((1, [1] if is_kept else [2]), (0, [2])):
-        request = wire.DownloadRequest(run_id=RUN, kind=kind, version=version)
+        request = wire.DownloadRequest(run_id=RUN, kind=kind, version=version, held_sha256=held)
         header, payload = bench.hub.download("s1", request)
         assert list(header.versions) == expected
-        assert (payload is earlier) == (expected == [1])
+        assert (payload is None) == (expected == [1])
     assert header.anew_from == (0 if is_kept else 3)
     assert (bench.events[-1][0] == "warning") is not is_kept
+
+
+def test_a_site_that_has_the_present_weights_is_sent_none(bench: Bench) -> None:
+    model = bench.set_model()
+    sha256 = hash_hashes([model.hash_of(model.fragments[0])])
+    for held, is_held in ((sha256, True), ("0" * 64, False), ("", False)):
+        request = wire.DownloadRequest(
+            run_id=RUN, kind=wire.DownloadRequest.GLOBAL, held_sha256=held
+        )
+        header, payload = bench.hub.download("s1", request)
+        assert (header.status == wire.DownloadHeader.HELD) is is_held
+        assert (payload is None) is is_held and list(header.versions) == [0]
 
 
 # Uploads ---------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from fedwan.errors import CheckpointError
+from fedwan.fragments import whole
 from fedwan.rng import NamedGenerators
 from fedwan.site import checkpoint
 from fedwan.site.checkpoint import Ledger, SiteCheckpoints
@@ -98,6 +99,25 @@ def test_a_file_half_written_is_no_checkpoint(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="site-00000001"):
         site.checkpoints.load(1, with_model=True)
+
+
+def test_global_weights_of_the_last_two_versions_are_kept_and_damaged_ones_are_none(
+    tmp_path: Path,
+) -> None:
+    site = Site(tmp_path)
+    base, (fragment,) = site.replica.base, whole(site.replica.layout)
+    for version in (1, 2, 3):
+        for value in base.values():
+            value.fill_(version)
+        site.checkpoints.keep_global(fragment, version)
+        site.save(version + 1)
+    loaded = [site.checkpoints.load_global(fragment, version) for version in (3, 2, 1)]
+    assert loaded == [True, True, False]
+    assert all(bool((value == 2).all()) for value in base.values())
+    path = tmp_path / "global-0-00000003.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    assert not site.checkpoints.load_global(fragment, 3)
+    assert all(bool((value == 2).all()) for value in base.values())
 
 
 def test_what_stood_when_it_was_taken_is_written_and_the_next_save_waits_for_it(

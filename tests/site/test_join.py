@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import fedwan
+from fedwan.coordinator import servicer
 from fedwan.errors import UserError
+from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
 from fedwan.site.joining import Alone
 from fedwan.site.site import Site
@@ -114,9 +116,11 @@ def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
 
 @pytest.mark.parametrize("words", PLAIN.values())
 @pytest.mark.parametrize("kind", ["adamw_amsgrad", "rmsprop"])
-def test_a_killed_script_takes_the_steps_that_it_would_have_taken(
-    words: str, kind: str, tmp_path: Path
+def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no_weights(
+    words: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    fetched = wire.DownloadRequest.GLOBAL
+    monkeypatch.setitem(servicer._SNAPSHOTS, fetched, lambda model: pytest.fail("were fetched"))
     whole, first = joined(kind, tmp_path / "a", f"{words} h=2")
     again, second = joined(kind, tmp_path / "b", f"{words} h=2", s1=Absence(0.5, 0.5))
     assert_same(whole, again)
