@@ -76,6 +76,11 @@ def load_strategy(name: str) -> ModuleType:
     return _load("strategy", name, "strategies")
 
 
+def num_experts(config: Config) -> int:
+    """Copies of each network that a run trains, one a site; 0 where sites train the same one."""
+    return config.sites if getattr(load_strategy(config.strategy), "APART", False) else 0
+
+
 def strategy_names() -> list[str]:
     """The strategies that are found by a plain name, those of users among them, in name order."""
     return _names("strategies")

@@ -264,7 +264,7 @@ class CoordinatedRun:
         if fragment.index not in self._mergers:
             asked, layout = self.config.round, fragment.layout
             self._mergers[fragment.index] = (
-                Merger(layout)
+                Merger(layout, is_sum=self._strategy.merges == "sum")
                 if asked.merge == "mean"
                 else RobustMerger(layout, cast(Rule, asked.merge), asked.bad)
             )
