@@ -87,6 +87,7 @@ CASES = (
     Case("flow", "digits", "iid", "diloco", 20, 8, MOMENTS, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 20, 8),
     Case("flow", "digits", "by_label", "diloco", 50, sync=FLOW_SYNC),
+    Case("flow", "digits", "by_label", "experts", 50, sync=FLOW_SYNC),
     Case(
         *("flow", "digits", "by_label", "scaffnew", 50, 4),
         ("inner.velocity.state=average",),

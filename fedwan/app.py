@@ -78,7 +78,7 @@ def load_strategy(name: str) -> ModuleType:
 
 def num_experts(config: Config) -> int:
     """Copies of each network that a run trains, one a site; 0 where sites train the same one."""
-    return config.sites if getattr(load_strategy(config.strategy), "APART", False) else 0
+    return config.sites if getattr(load_strategy(config.strategy), "EXPERTS", False) else 0
 
 
 def strategy_names() -> list[str]:

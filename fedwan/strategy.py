@@ -6,7 +6,7 @@ through these fields and never by its name. A recipe module provides
 
     def build(config) -> Strategy
     USES, DEFAULTS, check(config)            optional: its settings, see `fedwan.uses`
-    APART                                    optional: True where each site trains networks of its
+    EXPERTS                                  optional: True where each site trains networks of its
                                              own, see `fedwan.models.experts`
 """
 

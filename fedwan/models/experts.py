@@ -1,18 +1,17 @@
 """Networks of one kind, of which each site trains one; each sample is made by one of them.
 
-So a mixture of what the sites' data are is sampled exactly, if each expert samples its own: with N_s
-training samples at site s, of N,
+So a mixture of what the sites' data are is sampled exactly, if each expert samples its own: with
+N_s training samples at site s, of N,
 
     p(x) = sum_s N_s / N p_s(x)         draw s, then follow expert s from noise to the data
 
-The same marginals has the flow whose velocity is the mean of the experts' by p(s | x, sigma), which
-decentralized diffusion models (McAllister et al. 2025, 2501.05450, section 3) learn a router for.
+The flow whose velocity is the mean of the experts' by p(s | x, sigma) has the same marginals; that
+is what decentralized diffusion models (McAllister et al. 2025, 2501.05450) learn a router for.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from fedwan.rng import derive_seed
 
 
 class Experts(nn.Module):
-    """Copies of a network, one for each site."""
+    """Copies of a network, one for each site; by itself, the one that is trained here."""
 
     num_samples: Tensor
     """That each site trains on, (sites,) int64; 0 where that is not known."""
@@ -31,57 +30,45 @@ class Experts(nn.Module):
         copies = (copy.deepcopy(network) for _ in range(num - 1))
         self.experts = nn.ModuleList([network, *copies])
         self.register_buffer("num_samples", torch.zeros(num, dtype=torch.int64))
-        self._mine: tuple[int, int] | None = None
+        self._own: tuple[int, int] | None = None
 
     @property
-    def own(self) -> int:
-        """The number of the expert that is trained here."""
-        assert self._mine is not None, "expert networks by themselves have no forward pass"
-        return self._mine[0]
+    def own(self) -> tuple[int, int]:
+        """The site that trains here, by number, and how many samples it has."""
+        assert self._own is not None, "no expert was chosen; see `forward_drawn`"
+        return self._own
 
     def train_own(self, site: int, num_samples: int) -> None:
-        """From now on the forward pass is that of a site, by number, with so many samples."""
-        self._mine = site, num_samples
-
-    def count(self) -> None:
-        """Note how many samples this site has."""
-        assert self._mine is not None
-        site, num = self._mine
-        self.num_samples[site] = num
+        """Be the network of one site from now on."""
+        self._own = site, num_samples
 
     def forward(self, *told: Tensor) -> Tensor:
         """Of the expert that is trained here."""
-        return self.experts[self.own](*told)  # type: ignore[no-any-return]
-
-    def draw(self, num: int, seed: int) -> Tensor:
-        """Which expert makes each of `num` samples, (num,) int64 on the CPU."""
-        counts = self.num_samples.cpu().double()
-        shares = counts if bool((counts > 0).all()) else torch.ones_like(counts)
-        generator = torch.Generator().manual_seed(derive_seed(seed, "experts"))
-        return torch.multinomial(shares, num, replacement=True, generator=generator)
+        return self.experts[self.own[0]](*told)  # type: ignore[no-any-return]
 
 
 def build_experts(network: nn.Module, num: int) -> nn.Module:
-    """The network, or as many copies of it if there is more than 0."""
+    """A network, or as many copies of it, if that is more than 0."""
     return Experts(network, num) if num else network
 
 
-def drawn(network: nn.Module, num: int, seed: int) -> Callable[..., Tensor]:
-    """The forward pass for `num` samples, of which each keeps to the expert that was drawn for it.
-
-    A network that is no expert's is its own. What it is told are tensors (num, …).
-    """
+def draw_experts(network: nn.Module, num: int, seed: int) -> Tensor:
+    """Which expert makes each of `num` samples, (num,) int64; 0 where the network is of all."""
     if not isinstance(network, Experts):
-        return network
-    chosen = network.draw(num, seed)
-    order = chosen.argsort(stable=True)
-    counts, back = chosen.bincount(minlength=len(network.experts)).tolist(), order.argsort()
+        return torch.zeros(num, dtype=torch.int64)
+    counts = network.num_samples.cpu().double()
+    shares = counts if bool((counts > 0).all()) else torch.ones_like(counts)
+    generator = torch.Generator().manual_seed(derive_seed(seed, "experts"))
+    return torch.multinomial(shares, num, replacement=True, generator=generator)
 
-    def forward(*told: Tensor) -> Tensor:
-        parts = zip(*(tensor[order].split(counts) for tensor in told), strict=True)
-        made = [
-            expert(*part) for expert, part in zip(network.experts, parts, strict=True) if len(part[0])
-        ]
-        return torch.cat(made)[back]
 
-    return forward
+def forward_drawn(network: nn.Module, drawn: Tensor, *told: Tensor) -> Tensor:
+    """What the expert that was drawn for each sample, (num,), makes of it; `told` are (num, …)."""
+    if not isinstance(network, Experts):
+        return network(*told)  # type: ignore[no-any-return]
+    order = drawn.argsort(stable=True)
+    counts: list[int] = drawn.bincount(minlength=len(network.experts)).tolist()
+    parts = zip(*(torch.split(tensor[order], counts) for tensor in told), strict=True)
+    pairs = zip(network.experts, parts, strict=True)
+    made = torch.cat([expert(*part) for expert, part in pairs if len(part[0])])
+    return made[order.argsort()]
