@@ -29,7 +29,7 @@ from fedwan.recipes import GATE, WAITS, barrier_policy, codec
 from fedwan.site.replica import Replica
 from fedwan.strategy import SiteHook, Strategy
 
-USES = ("h", GATE, WAITS[0])
+USES = ("h", GATE, WAITS[0], "inner.*.name=own")
 DEFAULTS = {"h": 100}
 EXPERTS = True
 
