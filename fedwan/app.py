@@ -78,7 +78,11 @@ def load_strategy(name: str) -> ModuleType:
 
 def num_experts(config: Config) -> int:
     """Copies of each network that a run trains, one a site; 0 where sites train the same one."""
-    return config.sites if getattr(load_strategy(config.strategy), "EXPERTS", False) else 0
+    return config.sites if _has_experts(load_strategy(config.strategy)) else 0
+
+
+def _has_experts(strategy: ModuleType) -> bool:
+    return bool(getattr(strategy, "EXPERTS", False))
 
 
 def strategy_names() -> list[str]:
@@ -251,4 +255,6 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
 
 
 def _strategies() -> Mapping[str, ModuleType]:
-    return {name: load_strategy(name) for name in strategy_names()}
+    """Those that train one model: experts are no mend for a setting that has no effect."""
+    pages = {name: load_strategy(name) for name in strategy_names()}
+    return {name: page for name, page in pages.items() if not _has_experts(page)}
