@@ -27,8 +27,9 @@ class Experts(nn.Module):
 
     def __init__(self, network: nn.Module, num: int) -> None:
         super().__init__()
-        copies = (copy.deepcopy(network) for _ in range(num - 1))
-        self.experts = nn.ModuleList([network, *copies])
+        each = [network, *(copy.deepcopy(network) for _ in range(num - 1))]
+        # No list: its members would count as the blocks that `site.recompute` computes again.
+        self.experts = nn.ModuleDict({str(site): expert for site, expert in enumerate(each)})
         self.register_buffer("num_samples", torch.zeros(num, dtype=torch.int64))
         self._own: tuple[int, int] | None = None
 
@@ -44,7 +45,7 @@ class Experts(nn.Module):
 
     def forward(self, *told: Tensor) -> Tensor:
         """Of the expert that is trained here."""
-        return self.experts[self.own[0]](*told)  # type: ignore[no-any-return]
+        return self.experts[str(self.own[0])](*told)  # type: ignore[no-any-return]
 
 
 def build_experts(network: nn.Module, num: int) -> nn.Module:
@@ -69,6 +70,6 @@ def forward_drawn(network: nn.Module, drawn: Tensor, *told: Tensor) -> Tensor:
     order = drawn.argsort(stable=True)
     counts: list[int] = drawn.bincount(minlength=len(network.experts)).tolist()
     parts = zip(*(torch.split(tensor[order], counts) for tensor in told), strict=True)
-    pairs = zip(network.experts, parts, strict=True)
+    pairs = zip(network.experts.values(), parts, strict=True)
     made = torch.cat([expert(*part) for expert, part in pairs if len(part[0])])
     return made[order.argsort()]

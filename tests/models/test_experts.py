@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from fedwan.models.experts import Experts, build_experts, draw_experts, forward_drawn
+from fedwan.workloads.precision import _blocks
 
 
 class Adding(nn.Module):
@@ -22,7 +23,7 @@ class Adding(nn.Module):
 
 def experts(*num_samples: int) -> Experts:
     made = Experts(Adding(0.0), len(num_samples))
-    for index, expert in enumerate(made.experts):
+    for index, expert in enumerate(made.experts.values()):
         nn.init.constant_(expert.number, float(index))
     made.num_samples.copy_(torch.tensor(num_samples))
     return made
@@ -31,11 +32,15 @@ def experts(*num_samples: int) -> Experts:
 def test_experts_begin_alike_and_one_of_them_is_trained_here() -> None:
     made = build_experts(nn.Linear(2, 2), 3)
     assert isinstance(made, Experts)
-    first = made.experts[0].weight
-    assert all(torch.equal(expert.weight, first) for expert in made.experts)
+    first = made.experts["0"].weight
+    assert all(torch.equal(expert.weight, first) for expert in made.experts.values())
     made.train_own(1, 10)
     made(torch.ones(1, 2)).sum().backward()
-    assert [expert.weight.grad is not None for expert in made.experts] == [False, True, False]
+    assert [expert.weight.grad is not None for expert in made.experts.values()] == [
+        False,
+        True,
+        False,
+    ]
 
 
 def test_samples_are_drawn_by_how_many_each_site_has() -> None:
@@ -62,3 +67,11 @@ def test_a_network_of_all_sites_is_its_own_expert() -> None:
     assert build_experts(network, 0) is network
     drawn = draw_experts(network, 3, seed=0)
     assert forward_drawn(network, drawn, torch.zeros(3)).tolist() == [1.0] * 3
+
+
+def test_what_is_computed_again_are_the_blocks_of_a_network_not_whole_experts() -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))
+
+    assert len(list(_blocks(Experts(made(), 4)))) == 4 * len(list(_blocks(made()))) == 12

@@ -88,8 +88,8 @@ def test_a_site_holds_moments_of_its_own_expert_and_the_others_once(tmp_path: Pa
         experts = workload.networks["velocity"]
         assert isinstance(experts, Experts)
         stepped = workload.optimizers["velocity"].state
-        own = [all(p in stepped for p in expert.parameters()) for expert in experts.experts]
-        some = [any(p in stepped for p in expert.parameters()) for expert in experts.experts]
+        each = [list(expert.parameters()) for expert in experts.experts.values()]
+        own, some = ([of(p in stepped for p in params) for params in each] for of in (all, any))
         assert own == some and sum(own) == 1 and own[int(member.name[1:]) - 1]
         seen.append(member.name)
 
