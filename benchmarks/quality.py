@@ -87,6 +87,7 @@ CASES = (
     Case("flow", "digits", "iid", "diloco", 20, 8, MOMENTS, sync=FLOW_SYNC),
     Case("gan", "digits", "iid", "diloco", 20, 8),
     Case("flow", "digits", "by_label", "diloco", 50, sync=FLOW_SYNC),
+    Case("flow", "digits", "by_label", "experts", 50, sync=FLOW_SYNC),
     Case(
         *("flow", "digits", "by_label", "scaffnew", 50, 4),
         ("inner.velocity.state=average",),
@@ -105,6 +106,8 @@ CASES = (
         *("gan", "ring8", "by_label", "scaffnew", 20, 4),
         (*INT4, SHARED, *_rate(5e-4, *GAN)),
     ),
+    Case("gan", "ring8", "by_label", "experts", 100),
+    Case("gan", "digits", "by_label", "experts", 100),
     # Batch norm sees other batches where a site has one photograph, in synchronous training, too.
     Case("pix2pix", "photo_edges", "by_label", "diloco", 50, 5, sync=("data.split=by_label",)),
     Case("distill", "digits", "iid", "diloco", 20, both=STUDENT),

@@ -76,6 +76,15 @@ def load_strategy(name: str) -> ModuleType:
     return _load("strategy", name, "strategies")
 
 
+def num_experts(config: Config) -> int:
+    """Copies of each network that a run trains, one a site; 0 where sites train the same one."""
+    return config.sites if _has_experts(load_strategy(config.strategy)) else 0
+
+
+def _has_experts(strategy: ModuleType) -> bool:
+    return bool(getattr(strategy, "EXPERTS", False))
+
+
 def strategy_names() -> list[str]:
     """The strategies that are found by a plain name, those of users among them, in name order."""
     return _names("strategies")
@@ -246,4 +255,6 @@ def complete(config: Config, kinds: Mapping[str, NetworkKind], num_steps: int) -
 
 
 def _strategies() -> Mapping[str, ModuleType]:
-    return {name: load_strategy(name) for name in strategy_names()}
+    """Those that train one model: experts are no mend for a setting that has no effect."""
+    pages = {name: load_strategy(name) for name in strategy_names()}
+    return {name: page for name, page in pages.items() if not _has_experts(page)}

@@ -257,7 +257,7 @@ class Config:
     """A recipe in `sites/`: `gan`, `flow`, `distill`, `pix2pix`, or `command`, the sites' own."""
     strategy: str = setting("diloco", NAMED)
     """A recipe in `strategies/`: `sync`, `parameter_server`, `local_sgd`, `scaffnew`, `diloco`,
-    `streaming_diloco`, `eager_diloco`, `async_diloco` or `sparse_loco`."""
+    `streaming_diloco`, `eager_diloco`, `async_diloco`, `sparse_loco` or `experts`."""
     sites: int = setting(4, span(1))
     """Number of sites; they are named s1, s2, … unless `site_names` says otherwise."""
     site_names: list[str] = field(default_factory=list)

@@ -6,6 +6,8 @@ through these fields and never by its name. A recipe module provides
 
     def build(config) -> Strategy
     USES, DEFAULTS, check(config)            optional: its settings, see `fedwan.uses`
+    EXPERTS                                  optional: True where each site trains networks of its
+                                             own, see `fedwan.models.experts`
 """
 
 from __future__ import annotations
@@ -114,6 +116,8 @@ class Strategy(NamedTuple):
     their speed and the fastest takes H; 0 leaves H to all of them."""
     hook: Callable[[Replica], SiteHook] | None = None
     """What it keeps and does at a site; for deltas, not at a pace of the sites' own."""
+    merges: Literal["mean", "sum"] = "mean"
+    """What becomes of deltas: `sum`, where each parameter is one site's alone to move."""
     owes: Literal["residual", "weights"] = "residual"
     """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the

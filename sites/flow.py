@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn.functional import mse_loss
 
+from fedwan.app import num_experts
 from fedwan.config import Config, DataConfig, InnerConfig, SiteConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
+from fedwan.models.experts import build_experts, draw_experts, forward_drawn
 from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
@@ -138,6 +141,11 @@ def _check_cuts(model: Model, site: SiteConfig) -> None:
         )
 
 
+def has_experts(config: Config) -> bool:
+    """Whether sites may train experts: of one that is told the class, none knows all classes."""
+    return Model(**config.model).network != "dit"
+
+
 class Flow(Generating):
     """One velocity network."""
 
@@ -150,7 +158,8 @@ class Flow(Generating):
         sizes = VelocitySizes(model.network, model.width, model.depth, model.patch, model.heads)
         with seeded_init(config.seed):
             velocity = build_velocity(self.shape, num_classes, sizes)
-        super().__init__(config, {"velocity": velocity.to(device)})
+        velocity = build_experts(velocity, num_experts(config)).to(device)
+        super().__init__(config, {"velocity": velocity})
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """One step of regression on the velocity at random noise levels."""
@@ -172,7 +181,8 @@ class Flow(Generating):
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
         sigmas = flow.flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
         told = (self.num_classes, self.model.guidance)
-        velocity, solver = self.networks["velocity"], flow.EulerSolver(sigmas)
+        network, solver = self.networks["velocity"], flow.EulerSolver(sigmas)
+        velocity = partial(forward_drawn, network, draw_experts(network, num, seed))
         return flow.sample_flow(velocity, solver, self.shape, num, seed, *told)
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:

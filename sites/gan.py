@@ -14,9 +14,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedwan.app import num_experts
 from fedwan.config import Config, InnerConfig
 from fedwan.data import num_labels, source_of
 from fedwan.errors import ConfigError
+from fedwan.models.experts import build_experts, draw_experts, forward_drawn
 from fedwan.models.gan import SIDES, build_discriminator, build_generator, normalize_spectra
 from fedwan.models.layers import clamp_images
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
@@ -103,6 +105,11 @@ def steps_apart(config: Config) -> bool:
     return Model(**config.model).n_critic > 1
 
 
+def has_experts(config: Config) -> bool:
+    """Whether sites may train experts: of those that are told the class, none knows all classes."""
+    return not Model(**config.model).conditional
+
+
 class Gan(Generating):
     """A generator and a discriminator."""
 
@@ -116,7 +123,10 @@ class Gan(Generating):
             generator = build_generator(self.shape, model.latents, model.width, told)
             if model.spectral_norm:
                 normalize_spectra(discriminator)
-        networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
+        networks = {
+            name: build_experts(network, num_experts(config)).to(device)
+            for name, network in (("discriminator", discriminator), ("generator", generator))
+        }
         super().__init__(config, networks, twice=("discriminator",))
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
@@ -160,9 +170,10 @@ class Gan(Generating):
         latents = self._latents(num, torch.Generator().manual_seed(derive_seed(seed, "sample")))
         classes = torch.arange(num, device=self.device) % max(1, self.num_classes)
         at_once = max(1, _MOST_PIXELS // self.shape[-1] ** 2)
-        parts = zip(latents.split(at_once), classes.split(at_once), strict=True)
         generator = self.networks["generator"]
-        return torch.cat([clamp_images(generator(*part)) for part in parts])
+        told = (draw_experts(generator, num, seed), latents, classes)
+        parts = zip(*(tensor.split(at_once) for tensor in told), strict=True)
+        return torch.cat([clamp_images(forward_drawn(generator, *part)) for part in parts])
 
     def examine(self, train: Batch, held_out: Batch, seed: int) -> dict[str, Tensor]:
         """See `fedwan.workloads.base.Examinable`: has D learnt its shard, has G collapsed?"""

@@ -13,6 +13,8 @@ is a square times a weight, so that nothing cancels and the result is never belo
 count in units of the first one: contributions of equal weight are summed without any rounding of
 weights, and a single contribution is returned as it is.
 
+Where the strategy has it so, parameters are summed instead: Σ w_i Δ_i / w_1.
+
 Late contributions are scaled: their parameters' deltas by s_i, while their weight w_i stays in W.
 
 Memory: one accumulator of the fragment's size, however many sites there are, and copies of the
@@ -37,10 +39,11 @@ def _mean_of_variance(name: str) -> str:
 
 
 class Merger:
-    """Accumulates contributions of one fragment."""
+    """Accumulates contributions of one fragment; parameters' are summed if `is_sum`."""
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, *, is_sum: bool = False) -> None:
         self._layout = layout
+        self._is_sum = is_sum
         self.sampler = Sampler(layout)
         self._sums: State = {}
         self._unit = 0.0
@@ -121,6 +124,8 @@ class Merger:
         for name, value in merged.items():
             role = self._layout[name].role
             total = self._total if role is Role.PARAMETER else self._stats_total
+            if role is Role.PARAMETER and self._is_sum:
+                continue
             if role is not Role.COUNTER and total != 1.0:
                 value.div_(total)
         self._unit = self._total = self._stats_total = 0.0

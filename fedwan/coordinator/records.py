@@ -77,9 +77,12 @@ class Totals:
 class RoundRows:
     """Writes a row for each contribution; now and then one for each thing that the doctor finds."""
 
-    def __init__(self, record: Callable[[dict[str, Any]], None], *, corrects: bool) -> None:
+    def __init__(
+        self, record: Callable[[dict[str, Any]], None], *, untold: Sequence[str] = ()
+    ) -> None:
         self._record = record
-        self._corrects = corrects
+        self._untold = untold
+        """Of `Direction`, what says nothing under the run's strategy."""
         self._directions: dict[int, Directions] = {}
         self._doctor = LiveDoctor()
         self._unseen: list[list[dict[str, Any]]] = []
@@ -105,9 +108,8 @@ class RoundRows:
             "fragment": index,
             "round_s": round_s,
         }
-        rows = [shared | _row(merge, compared[merge.key.site]) for merge in round_.merged]
-        if self._corrects:
-            rows = [row | {"backward": {}} for row in rows]
+        nothing: dict[str, Any] = {key: {} for key in self._untold}
+        rows = [shared | _row(merge, compared[merge.key.site]) | nothing for merge in round_.merged]
         for row in rows:
             self._record(row)
         self._unseen.append(rows)

@@ -172,10 +172,7 @@ class CoordinatedRun:
         claim = self._await_agreement()
         self._settle(claim)
         on_agreed(self.config)
-        self._rows = RoundRows(
-            self._record,
-            corrects=self._strategy.hook is not None and not self._strategy.overlap.tau,
-        )
+        self._rows = RoundRows(self._record, untold=_untold(self._strategy))
         rounds = self._start(claim)
         model = self._resumed or self._await_initial(claim)
         for fragment in () if self._resumed else model.fragments:
@@ -262,7 +259,7 @@ class CoordinatedRun:
         if fragment.index not in self._mergers:
             asked, layout = self.config.round, fragment.layout
             self._mergers[fragment.index] = (
-                Merger(layout)
+                Merger(layout, is_sum=self._strategy.merges == "sum")
                 if asked.merge == "mean"
                 else RobustMerger(layout, cast(Rule, asked.merge), asked.bad)
             )
@@ -544,6 +541,13 @@ class CoordinatedRun:
 
     def _event(self, event: str, site: str | None, text: str, **details: str) -> None:
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
+
+
+def _untold(strategy: Strategy) -> tuple[str, ...]:
+    """What directions do not tell: of sites' own parameters, or where steps are corrected."""
+    if strategy.merges == "sum":
+        return ("agreement", "backward", "cosines")
+    return ("backward",) if strategy.hook and not strategy.overlap.tau else ()
 
 
 def _crosses(every: int, before: int, now: int) -> bool:

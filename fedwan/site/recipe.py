@@ -19,6 +19,7 @@ from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import FedwanError, UserError
+from fedwan.models.experts import Experts
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import VARIABLE, Outcome, meeting_folder
 from fedwan.site.group import Group, open_group
@@ -64,6 +65,9 @@ def train(
     rng = NamedGenerators(config.seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(config.seed, name))["data"]
     loader = shard.loader(config.data.batch, order, member.device)
+    for network in workload.networks.values():
+        if isinstance(network, Experts):
+            network.train_own(site_names(config).index(name), shard.num_samples)
     may_show = (
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
     )

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import layer_norm
 
+from fedwan.app import num_experts
 from fedwan.config import load
 from fedwan.errors import ConfigError, FedwanError
 from fedwan.models.velocity import VelocitySizes
@@ -126,6 +127,10 @@ def read_teacher(folder: Path) -> Teacher:
         raise refused(
             f"is of a run whose checkpoint lacks what each site had of its own ({config.excluded}, "
             "network.velocity.exclude); name the folder of one without"
+        )
+    if num_experts(config):
+        raise refused(
+            f"is of a run with strategy={config.strategy}, one flow for each site; name another"
         )
     model = config.model
     sizes = VelocitySizes(*(model[field] for field in VelocitySizes._fields))

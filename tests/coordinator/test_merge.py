@@ -197,6 +197,17 @@ def test_a_merger_starts_anew_after_take() -> None:
     assert same_bits(merger.take(), contribution(2))
 
 
+def test_parameters_may_be_summed_and_nothing_else_is() -> None:
+    mean, summed = Merger(LAYOUT), Merger(LAYOUT, is_sum=True)
+    for merger in (mean, summed):
+        for seed in range(4):
+            merger.add(plain(contribution(seed)).items(), 2.0)
+    ours, theirs = summed.take(), mean.take()
+    for name, (_, _, role) in LAYOUT.items():
+        times = 4 if role is Role.PARAMETER else 1
+        assert torch.equal(ours[name], times * theirs[name])
+
+
 def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:
     """A file's bytes are good only until the next read, so nothing may be kept as it is."""
     merger = Merger(LAYOUT)

@@ -12,9 +12,9 @@ from fedwan.planner.candidates import candidates, synthetic_layout
 from tests.planner.models import question
 
 
-def test_every_strategy_takes_part() -> None:
+def test_every_strategy_takes_part_that_trains_the_same_model() -> None:
     found = candidates(question())
-    assert {c.config.strategy for c in found} == set(strategy_names())
+    assert {c.config.strategy for c in found} == set(strategy_names()) - {"experts"}
     keys = [
         (c.config.strategy, c.strategy.h, c.strategy.up.name, c.strategy.down.name) for c in found
     ]

@@ -1,0 +1,84 @@
+"""Experts: each site trains a network of its own on its own shard, and they generate together.
+
+Decentralized diffusion models (McAllister et al. 2025, 2501.05450; Paris, 2510.03434): nothing is
+merged, so that it costs nothing that shards differ, and no site's weights depend on another's.
+There a router chooses experts at every step by the noised input. Here each sample keeps to one,
+drawn by how many training samples its site has: see `fedwan.models.experts`.
+
+The global weights are all experts side by side, θ = (θ_1 … θ_N). Site s steps θ_s alone, so that
+the sum of the deltas makes every expert what its site has made of it:
+
+    θ <- θ - sum_s Δ_s          Δ_s is 0 but for expert s
+
+H says how often sites send, for the moving average, evaluations and checkpoints. They wait for each
+other there, as in any round, and get the others' weights, to evaluate all together.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedwan import outer
+from fedwan.app import load_workload
+from fedwan.config import COMMAND, Config
+from fedwan.coordinator.server_step import step_outer
+from fedwan.errors import ConfigError
+from fedwan.fragments import whole
+from fedwan.models.experts import Experts
+from fedwan.recipes import GATE, WAITS, barrier_policy, codec
+from fedwan.site.replica import Replica
+from fedwan.strategy import SiteHook, Strategy
+
+USES = ("h", GATE, WAITS[0], "inner.*.name=own")
+DEFAULTS = {"h": 100}
+EXPERTS = True
+
+
+def check(config: Config) -> None:
+    """Refuse workloads whose samples cannot be drawn from the networks of one site."""
+    page = None if config.workload == COMMAND else load_workload(config.workload)
+    if not getattr(page, "has_experts", lambda _: False)(config):
+        raise ConfigError(
+            "strategy 'experts' has each sample made by one site's networks, which workload "
+            f"{config.workload!r}, as it is set, does not bear; set workload=flow, or gan, with "
+            "networks that are not told the class, or strategy=diloco"
+        )
+
+
+def build(config: Config) -> Strategy:
+    """The recipe."""
+    return Strategy(
+        contributes="delta",
+        h=config.h,
+        fragments=whole,
+        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
+        up=codec(config, "up"),
+        down=codec(config, "down"),
+        policy=barrier_policy(config),
+        hook=OwnExpert,
+        merges="sum",
+    )
+
+
+class OwnExpert(SiteHook):
+    """Says how many samples this site has, and keeps the others' experts once, not twice.
+
+    Memory: the weights of the others' experts, for evaluations; they have no gradients and moments.
+    """
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__()
+        named = replica.trained.items()
+        self._experts = {name: net for name, net in named if isinstance(net, Experts)}
+        for network, experts in self._experts.items():
+            everyone, own = f"{network}/experts.", f"{network}/experts.{experts.own[0]}."
+            for name, live in replica.live.items():
+                if name.startswith(everyone) and not name.startswith(own):
+                    replica.base[name] = live
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """The largest of each number is merged."""
+        for experts in self._experts.values():
+            site, num_samples = experts.own
+            experts.num_samples[site] = num_samples

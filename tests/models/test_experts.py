@@ -1,0 +1,77 @@
+"""Experts: one network for each site, of which one makes each sample."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fedwan.models.experts import Experts, build_experts, draw_experts, forward_drawn
+from fedwan.workloads.precision import _blocks
+
+
+class Adding(nn.Module):
+    """x + its own number."""
+
+    def __init__(self, number: float) -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.tensor(number))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.number
+
+
+def experts(*num_samples: int) -> Experts:
+    made = Experts(Adding(0.0), len(num_samples))
+    for index, expert in enumerate(made.experts.values()):
+        nn.init.constant_(expert.number, float(index))
+    made.num_samples.copy_(torch.tensor(num_samples))
+    return made
+
+
+def test_experts_begin_alike_and_one_of_them_is_trained_here() -> None:
+    made = build_experts(nn.Linear(2, 2), 3)
+    assert isinstance(made, Experts)
+    first = made.experts["0"].weight
+    assert all(torch.equal(expert.weight, first) for expert in made.experts.values())
+    made.train_own(1, 10)
+    made(torch.ones(1, 2)).sum().backward()
+    assert [expert.weight.grad is not None for expert in made.experts.values()] == [
+        False,
+        True,
+        False,
+    ]
+
+
+def test_samples_are_drawn_by_how_many_each_site_has() -> None:
+    drawn = draw_experts(experts(100, 300, 600), 20_000, seed=0)
+    shares = drawn.bincount() / len(drawn)
+    torch.testing.assert_close(shares, torch.tensor([0.1, 0.3, 0.6]), atol=0.015, rtol=0)
+    assert torch.equal(drawn, draw_experts(experts(100, 300, 600), 20_000, seed=0))
+    assert not torch.equal(drawn, draw_experts(experts(100, 300, 600), 20_000, seed=1))
+
+
+def test_sites_count_alike_where_one_of_them_does_not_know() -> None:
+    drawn = draw_experts(experts(0, 300), 20_000, seed=0)
+    assert abs(float(drawn.double().mean()) - 0.5) < 0.02
+
+
+@pytest.mark.parametrize("drawn", [[2, 0, 1, 2, 0], [1, 1, 1, 1, 1], [2, 2, 0, 0, 2]], ids=str)
+def test_each_sample_keeps_its_place_and_its_expert(drawn: list[int]) -> None:
+    made = forward_drawn(experts(1, 1, 1), torch.tensor(drawn), 10.0 * torch.arange(5))
+    assert made.tolist() == [10.0 * place + index for place, index in enumerate(drawn)]
+
+
+def test_a_network_of_all_sites_is_its_own_expert() -> None:
+    network = Adding(1.0)
+    assert build_experts(network, 0) is network
+    drawn = draw_experts(network, 3, seed=0)
+    assert forward_drawn(network, drawn, torch.zeros(3)).tolist() == [1.0] * 3
+
+
+def test_what_is_computed_again_are_the_blocks_of_a_network_not_whole_experts() -> None:
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.ModuleList(nn.Sequential(nn.Linear(2, 2)) for _ in range(3))
+
+    assert len(list(_blocks(Experts(made(), 4)))) == 4 * len(list(_blocks(made()))) == 12

@@ -1,0 +1,157 @@
+"""Experts: what each site makes of its own, how it is put together, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedwan
+from fedwan import simulation
+from fedwan.app import load_run
+from fedwan.errors import ConfigError
+from fedwan.models.experts import Experts
+from fedwan.rng import NamedGenerators
+from fedwan.simulation import Absence, simulate
+from fedwan.state import State
+from fedwan.weights import export
+from fedwan.workloads.base import keep_local
+from fedwan.workloads.optim import build_optimizers
+from tests.support import (
+    ADAM,
+    BATCH,
+    NET,
+    Ran,
+    TinyWorkload,
+    run_tiny,
+    same_bits,
+    take_part,
+    tiny_config,
+    tiny_shard,
+)
+
+SITES, H, STEPS = 3, 4, 24
+
+
+class TinyExperts(TinyWorkload):
+    """One tiny network a site."""
+
+    def __init__(self, inner: Any = NET) -> None:
+        super().__init__(inner)
+        self.networks = {name: Experts(net, SITES) for name, net in self.networks.items()}
+        self.optimizers = build_optimizers(inner, self.networks)
+
+    def evaluate(self, real: Any, seed: int) -> dict[str, Any]:
+        return {"fd": 1.0, "fd_floor": 0.0}
+
+    def sample(self, num: int, seed: int) -> torch.Tensor:
+        return torch.zeros(num, 2)
+
+
+def run(folder: Path, inner: Any = NET, **more: Any) -> Ran:
+    sections = {"checkpoint": {"every": 1}} | more.pop("sections", {})
+    config = tiny_config("experts", inner, sites=SITES, h=H, steps=STEPS, **sections)
+    return run_tiny(folder, config, make=lambda: TinyExperts(inner), part=part, **more)
+
+
+def part(member: Any, workload: TinyWorkload) -> None:
+    take_part(member, workload, tiny_shard(int(member.name[1:]), num=10 * int(member.name[1:])))
+
+
+def alone(site: int) -> State:
+    """What a site's expert becomes without any federation."""
+    workload = TinyWorkload({"velocity": ADAM})
+    rng = NamedGenerators(0, f"s{site}")
+    stream = tiny_shard(site, num=10 * site).loader(BATCH, rng["data"])
+    for _ in range(STEPS):
+        workload.step(next(stream), rng, keep_local)
+    return dict(workload.networks["velocity"].state_dict())
+
+
+def test_each_expert_is_what_its_site_makes_of_it_alone(tmp_path: Path) -> None:
+    ran = run(tmp_path, {"velocity": ADAM})
+    assert len(ran.hashes) == 1
+    assert ran.state["velocity/num_samples"].tolist() == [10, 20, 30]
+    for index in range(SITES):
+        for name, value in alone(index + 1).items():
+            mine = ran.state[f"velocity/experts.{index}.{name}"]
+            torch.testing.assert_close(mine, value, rtol=1e-4, atol=1e-5)
+
+
+def test_a_site_holds_moments_of_its_own_expert_and_the_others_once(tmp_path: Path) -> None:
+    seen = []
+
+    def part(member: Any, workload: TinyWorkload) -> None:
+        take_part(member, workload)
+        experts = workload.networks["velocity"]
+        assert isinstance(experts, Experts)
+        stepped = workload.optimizers["velocity"].state
+        each = [list(expert.parameters()) for expert in experts.experts.values()]
+        own, some = ([of(p in stepped for p in params) for params in each] for of in (all, any))
+        assert own == some and sum(own) == 1 and own[int(member.name[1:]) - 1]
+        seen.append(member.name)
+
+    config = tiny_config("experts", {"velocity": ADAM}, sites=SITES, h=H, steps=STEPS)
+    run_tiny(tmp_path, config, make=lambda: TinyExperts({"velocity": ADAM}), part=part)
+    assert sorted(seen) == ["s1", "s2", "s3"]
+
+
+@pytest.mark.parametrize("leaves_at", [0.0, 0.3])
+def test_a_site_that_is_killed_costs_no_bit(
+    leaves_at: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
+    inner = {"velocity": ADAM}
+    undisturbed = run(tmp_path / "a", inner)
+    ran = run(tmp_path / "b", inner, absences={"s2": Absence(leaves_at, 0.9)})
+    assert ran.result.totals.rejoins == 1
+    assert same_bits(ran.state, undisturbed.state)
+
+
+# The recipes -------------------------------------------------------------------------------------
+
+SMALL = ("data.name=ring8", "data.split=by_label", "sites=2", "steps=8", "h=4", "eval.every=0")
+
+
+@pytest.mark.parametrize("workload", ["flow", "gan"])
+def test_a_run_leaves_an_ensemble_that_samples_and_is_exported(
+    workload: str, tmp_path: Path
+) -> None:
+    config = load_run(None, [f"workload={workload}", "strategy=experts", *SMALL])
+    ran = simulate(config, tmp_path / "run")
+    assert {*ran.site_sha256.values()} == {fedwan.state.hash_state(ran.model.state)}
+    trained = fedwan.load(tmp_path / "run")
+    network = {"flow": "velocity", "gan": "generator"}[workload]
+    assert int(trained.networks[network]["num_samples"].sum()) > 1000
+    samples = trained.workload().sample(6, 0)
+    assert samples.shape == (6, 2) and torch.equal(samples, trained.workload().sample(6, 0))
+    export(trained, "safetensors", tmp_path / "files")
+    assert (tmp_path / "files" / f"{network}.safetensors").is_file()
+    again = simulate(config, tmp_path / "run", resume=True)
+    assert same_bits(again.model.ema, ran.model.ema)
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["workload=flow", "model.network=dit"], "'flow', as it is set, does not bear"),
+        (["workload=gan", "model.conditional=true"], "'gan', as it is set, does not bear"),
+        (["workload=pix2pix", "data.name=photo_edges"], "'pix2pix', as it is set, does not bear"),
+        (["workload=flow", "inner.velocity.state=average"], "has no effect with strategy"),
+        (["workload=flow", "round.merge=median", "sites=3"], "has no effect with strategy"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_drawn_from_one_site_is_refused(words: list[str], what: str) -> None:
+    with pytest.raises(ConfigError, match=what) as raised:
+        load_run(None, ["strategy=experts", *words])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_student_has_no_experts_for_its_teacher(tmp_path: Path) -> None:
+    words = ["workload=flow", "strategy=experts", *SMALL]
+    simulate(load_run(None, words), tmp_path)
+    with pytest.raises(ConfigError, match="one flow for each site"):
+        load_run(None, ["workload=distill", "data.name=ring8", f"model.teacher={tmp_path}"])
