@@ -121,6 +121,17 @@ def half_interval(values: Sequence[float]) -> float:
     return t * statistics.stdev(values) / math.sqrt(num)
 
 
+def ratio_half_interval(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Of the 95 % interval of a ratio of means, paired by seed; NaN of a single pair.
+
+    With r = mean(ours) / mean(theirs), by the delta method: that of the mean of ours - r theirs,
+    over the mean of theirs. What a seed does to both does not count.
+    """
+    ratio = statistics.fmean(ours) / statistics.fmean(theirs)
+    rests = [one - ratio * other for one, other in zip(ours, theirs, strict=True)]
+    return half_interval(rests) / statistics.fmean(theirs)
+
+
 def told(rows: Sequence[Row], key: str, **wanted: object) -> str:
     """A mean with its 95 % interval, where there are several seeds."""
     values = values_of(rows, key, **wanted)

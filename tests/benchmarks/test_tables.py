@@ -33,6 +33,8 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
     keys = "workload data split strategy h sites seeds fd_mean fd_sd".split()
     assert list(row)[: len(keys)] == keys
     assert (row["fd_mean"], row["sync_fd_mean"], row["ratio"]) == (3.5, 2.5, 1.4)
+    assert row["ratio_half_interval"] == pytest.approx(12.71 * 0.2 / 2.5, rel=1e-3)
+    assert (row["modes"], row["with_all_modes"]) == (7, "0 of 2")
     assert row["l1_ratio"] is row["teacher_ratio"] is None
     # What was run is not run again, by another process neither.
     assert quality.compare(RING, Runs(tmp_path, kept), range(2), share=0.05) == row
