@@ -88,6 +88,11 @@ FULL = tuple(f"outer.{network}.lr=1" for network in GAN)
 FLOW_SYNC = _rate(1e-3, "velocity")
 FALLING = tuple(f"inner.{network}.schedule=cosine" for network in GAN)
 SHARED = "inner.discriminator.state=average"
+PUSHED = (
+    *(*_rate(5e-4, "generator"), *_rate(7e-4, "discriminator")),
+    *("outer.generator.momentum=0.5", "outer.discriminator.momentum=0.3"),
+)
+"""What all sites agree on moves faster than the rates that H bears."""
 DIT = ("model.network=dit",)
 """Told the class."""
 STUDENT = (f"model.teacher={TEACHER}", "model.student_steps=4", "steps=600")
@@ -115,7 +120,8 @@ CASES = (
     Case("gan", "ring8", "by_label", "local_sgd", 20),
     Case(
         *("gan", "ring8", "by_label", "scaffnew", 20, 4),
-        (*INT4, SHARED, *_rate(5e-4, *GAN)),
+        (*INT4, SHARED, "network.discriminator.h=10", *PUSHED),
+        sync=FALLING,
     ),
     Case("gan", "ring8", "by_label", "experts", 100),
     Case("gan", "digits", "by_label", "experts", 100),

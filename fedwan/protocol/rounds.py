@@ -474,13 +474,15 @@ class Rounds(Generic[C, U]):
     def note_back(self, site: str, checkpoint: int, *, repeats: bool = True) -> bool:
         """A process is new, of this checkpoint; whether that is older than the run, for good.
 
-        Others must not be corrected for what it lost. Without `repeats` it cannot have the weights
-        to take the last steps again from.
+        Others must not be corrected for what it lost, and where fragments travel at times of their
+        own no checkpoint is of all of them. Without `repeats` it cannot have the weights to take
+        the last steps again from.
         """
         if repeats and self.is_behind(site, checkpoint):
             return False
+        is_of_all = self._strategy.is_exact(len(self._fragments))
         for fragment, merged in enumerate(self._merged):
-            if merged.get(site, (0, 0))[1] > checkpoint:
+            if merged.get(site, (0, 0))[1] > (checkpoint if is_of_all else 0):
                 self._begin_anew(fragment)
         return self._strategy.clock == "versions" and checkpoint < self.versions[0]
 
