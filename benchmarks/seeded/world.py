@@ -156,6 +156,7 @@ class World:
         self.note(f"FAULT {fault}")
 
     def note(self, text: str) -> None:
+        text = text.replace(str(self.folder), "RUN")  # else no two traces of a seed are alike
         self.report.trace.append(f"{self.kernel.now:10.3f} {text}")
 
     def violated(self, text: str) -> None:

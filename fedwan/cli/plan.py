@@ -202,7 +202,7 @@ def _ask(
     import torch
 
     from fedwan.app import load_workload, resolve_workload
-    from fedwan.planner.candidates import NETWORK, Question, candidates, synthetic_layout
+    from fedwan.planner.candidates import ALL, NETWORK, Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs, coding_costs, step_seconds
     from fedwan.recipes import travelling
     from fedwan.site.joining import choose_device
@@ -217,7 +217,9 @@ def _ask(
     if run.threads:
         torch.set_num_threads(run.threads)
     recipe = load_workload(run.workload)
-    workload, networks = recipe.build(run, choose_device(run.device)), networks_of(recipe, run)
+    # What is open builds one network of each kind, as every strategy but `experts` does.
+    built = merge(run, {"strategy": Config().strategy}) if run.strategy == ALL else run
+    workload, networks = recipe.build(built, choose_device(run.device)), networks_of(recipe, run)
     layout = travelling(run, workload)
     rest = config.step_s, link, run.steps, config.usd_per_gb, costs
     question = Question(run, named, networks, layout, *rest)

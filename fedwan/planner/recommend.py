@@ -30,7 +30,7 @@ def rank(predictions: Sequence[Prediction], question: Question) -> list[Predicti
 
 
 def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
-    strategy = prediction.candidate.strategy
+    strategy, outer = prediction.candidate.strategy, prediction.candidate.config.outer
     is_enough = prediction.utilisation >= ENOUGH
     return (
         not is_enough,
@@ -38,7 +38,8 @@ def _order(prediction: Prediction, question: Question) -> tuple[object, ...]:
         prediction.bytes_per_step if is_enough else -round(prediction.utilisation, 4),
         *(strategy.overlap.tau, prediction.bytes_per_step),
         # Where nothing else decides: blending updates in was tried more, so were outer optimisers.
-        *(bool(strategy.hook and strategy.overlap.tau), not prediction.candidate.config.outer),
+        bool(strategy.hook and strategy.overlap.tau),
+        not any(step.momentum for step in outer.values()),
     )
 
 

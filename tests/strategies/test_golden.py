@@ -141,21 +141,27 @@ def test_a_network_that_travels_more_often_follows_the_equations(
     follow_the_equations(cut, name, GAN, tmp_path)
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("often_by", [1, 3])
-def test_control_variates_follow_the_equations(often_by: int, tmp_path: Path) -> None:
-    """Scaffnew, algorithm 1: x <- x - step + e; e <- e + (mean x - x) / H."""
+def test_control_variates_follow_the_equations(
+    often_by: int, momentum: float, tmp_path: Path
+) -> None:
+    """Scaffnew, algorithm 1: x <- x - step + e; e <- e + (mean x - x) / H; and pushes of all."""
     cut = often({"discriminator": often_by}, whole) if often_by > 1 else whole
     step = step_outer({network: outer.sgd(1.0) for network in GAN})
     policy = barrier(SITES)
-    strategy = Strategy("delta", H, cut, step, fp32(), fp32(), policy, hook=ControlVariates)
+    hook = partial(ControlVariates, dict.fromkeys(GAN, momentum))
+    strategy = Strategy("delta", H, cut, step, fp32(), fp32(), policy, hook=hook)
     ran = run_tiny(tmp_path, tiny_config("diloco", GAN, sites=SITES, h=H, steps=STEPS), strategy)
     sites = [Site(index, GAN) for index in range(SITES)]
     owed = [{name: torch.zeros_like(v) for name, v in site.weights.items()} for site in sites]
+    starts = {name: value.clone() for name, value in sites[0].weights.items()}
+    pushes = {name: torch.zeros_like(value) for name, value in starts.items()}
     for count in range(1, STEPS + 1):
         for site, variates in zip(sites, owed, strict=True):
             site.step()
             for name, value in site.weights.items():
-                value.add_(variates[name])
+                value.add_(variates[name]).add_(pushes[name])
         for name in sites[0].weights:
             steps = H // often_by if name.startswith("discriminator") else H
             if count % steps:
@@ -164,6 +170,7 @@ def test_control_variates_follow_the_equations(often_by: int, tmp_path: Path) ->
             for site, variates in zip(sites, owed, strict=True):
                 variates[name] += (mean - site.weights[name]) / steps
                 site.weights[name].copy_(mean)
+            pushes[name], starts[name] = momentum * (mean - starts[name]) / steps, mean.clone()
             # Their mean moves as if nothing were added.
             total = torch.stack([variates[name] for variates in owed]).sum(0)
             torch.testing.assert_close(total, torch.zeros_like(total), rtol=0, atol=1e-6)
