@@ -97,6 +97,7 @@ class GlobalModel:
         self.initial_sha256 = hash_state(self.state)
         self._contributes = strategy.contributes
         self._down = strategy.down
+        self._num_models = strategy.policy.num_sites if strategy.merges == "sum" else 1
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
@@ -178,9 +179,9 @@ class GlobalModel:
         return sum(fragment.num_bytes for fragment in self.fragments)
 
     def num_weight_bytes(self) -> int:
-        """The same without moments: what synchronous training would send."""
+        """The same of one model, without moments: what synchronous training would send."""
         weights = {name: spec for name, spec in self.layout.items() if not is_moment(name)}
-        return Fragment(0, weights).num_bytes
+        return Fragment(0, weights).num_bytes // self._num_models
 
     def snapshot_global(self) -> tuple[Payload, tuple[int, ...]]:
         """A copy of the weights in fp32, and the version of each fragment."""

@@ -122,6 +122,8 @@ def test_a_run_leaves_an_ensemble_that_samples_and_is_exported(
     config = load_run(None, [f"workload={workload}", "strategy=experts", *SMALL])
     ran = simulate(config, tmp_path / "run")
     assert {*ran.site_sha256.values()} == {fedwan.state.hash_state(ran.model.state)}
+    own = sum(v.nbytes for name, v in ran.model.state.items() if "/experts.0." in name)
+    assert ran.model.num_weight_bytes() == pytest.approx(own, abs=1000), "of one site's networks"
     trained = fedwan.load(tmp_path / "run")
     network = {"flow": "velocity", "gan": "generator"}[workload]
     assert int(trained.networks[network]["num_samples"].sum()) > 1000
