@@ -13,7 +13,7 @@ through these fields and never by its name. A recipe module provides
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from fedwan.codecs import Codec
@@ -116,13 +116,20 @@ class Strategy(NamedTuple):
     their speed and the fastest takes H; 0 leaves H to all of them."""
     hook: Callable[[Replica], SiteHook] | None = None
     """What it keeps and does at a site; for deltas, not at a pace of the sites' own."""
-    merges: Literal["mean", "sum"] = "mean"
-    """What becomes of deltas: `sum`, where each parameter is one site's alone to move."""
+    share: Callable[[Layout, int], Layout] | None = None
+    """Which tensors a site contributes, by its number, where sites move different ones; each is
+    merged from those that have it."""
     owes: Literal["residual", "weights"] = "residual"
     """Where a site keeps what error feedback owes. `residual`: beside its weights, added to the
     next delta, as in most papers. `weights`: in its weights, which then do not quite become the
     global ones (Xie et al. 2020, 2007.13221, CSER), so that the next delta holds it by itself and
     the site's steps go on from what it has learned, sent or not. Not with an overlap."""
+
+    def part(self, fragment: Fragment, site: int) -> Fragment:
+        """What a site, by its number, contributes of a fragment."""
+        if self.share is None:
+            return fragment
+        return replace(fragment, layout=self.share(fragment.layout, site))
 
     def is_exact(self, num_fragments: int) -> bool:
         """Whether another process of a site can make its contribution again, bit for bit."""

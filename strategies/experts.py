@@ -5,10 +5,10 @@ merged, so that it costs nothing that shards differ, and no site's weights depen
 There a router chooses experts at every step by the noised input. Here each sample keeps to one,
 drawn by how many training samples its site has: see `fedwan.models.experts`.
 
-The global weights are all experts side by side, θ = (θ_1 … θ_N). Site s steps θ_s alone, so that
-the sum of the deltas makes every expert what its site has made of it:
+The global weights are all experts side by side, θ = (θ_1 … θ_N). Site s steps θ_s alone, and sends
+nothing else; the coordinator takes θ_s from no other site:
 
-    θ <- θ - sum_s Δ_s          Δ_s is 0 but for expert s
+    θ_s <- θ_s - Δ_s
 
 H says how often sites send, for the moving average, evaluations and checkpoints. They wait for each
 other there, as in any round, and get the others' weights, to evaluate all together.
@@ -27,6 +27,7 @@ from fedwan.fragments import whole
 from fedwan.models.experts import Experts
 from fedwan.recipes import GATE, WAITS, barrier_policy, codec
 from fedwan.site.replica import Replica
+from fedwan.state import Layout
 from fedwan.strategy import SiteHook, Strategy
 
 USES = ("h", GATE, WAITS[0], "inner.*.name=own")
@@ -56,8 +57,16 @@ def build(config: Config) -> Strategy:
         down=codec(config, "down"),
         policy=barrier_policy(config),
         hook=OwnExpert,
-        merges="sum",
+        share=own_expert,
     )
+
+
+def own_expert(layout: Layout, site: int) -> Layout:
+    """What is not another site's expert."""
+    own = f"experts.{site}."
+    return {
+        name: spec for name, spec in layout.items() if "/experts." not in name or f"/{own}" in name
+    }
 
 
 class OwnExpert(SiteHook):

@@ -13,7 +13,7 @@ import math
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -63,7 +63,10 @@ class Contribution(NamedTuple):
 
 
 class Intake:
-    """Receptions that are open. Not locked; `inspect` and `free` need no lock."""
+    """Receptions that are open. Not locked; `inspect` and `free` need no lock.
+
+    `part` is what a site, by name, contributes of a fragment.
+    """
 
     def __init__(
         self,
@@ -71,10 +74,12 @@ class Intake:
         fragments: Sequence[Fragment],
         up: Codec,
         folder: Path,
+        part: Callable[[Fragment, str], Fragment] = lambda fragment, _: fragment,
     ) -> None:
         self._layout = layout
         self._fragments = fragments
         self._up = up
+        self._part = part
         self._folder = folder
         self._open: dict[Upload, UploadReception] = {}
         self._dropped: list[UploadReception] = []
@@ -120,7 +125,8 @@ class Intake:
         """How a payload is written: initial weights exactly, contributions by the run's codec."""
         if upload.kind == wire.UploadHeader.INITIAL:
             return fp32(), whole(self._layout)[0].layout
-        return self._up, self._fragments[upload.key.fragment].layout
+        fragment = self._fragments[upload.key.fragment]
+        return self._up, self._part(fragment, upload.key.site).layout
 
     def find(self, upload: Upload) -> UploadReception | None:
         """The reception that is open."""

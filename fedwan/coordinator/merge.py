@@ -13,7 +13,7 @@ is a square times a weight, so that nothing cancels and the result is never belo
 count in units of the first one: contributions of equal weight are summed without any rounding of
 weights, and a single contribution is returned as it is.
 
-Where the strategy has it so, parameters are summed instead: Σ w_i Δ_i / w_1.
+A tensor that some sites do not contribute is merged from those that do, with W the sum of theirs.
 
 Late contributions are scaled: their parameters' deltas by s_i, while their weight w_i stays in W.
 
@@ -24,6 +24,7 @@ from their coded form, so that no decoded copy of them exists.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 
 import torch
@@ -39,39 +40,31 @@ def _mean_of_variance(name: str) -> str:
 
 
 class Merger:
-    """Accumulates contributions of one fragment; parameters' are summed if `is_sum`."""
+    """Accumulates contributions of one fragment."""
 
-    def __init__(self, layout: Layout, *, is_sum: bool = False) -> None:
+    def __init__(self, layout: Layout) -> None:
         self._layout = layout
-        self._is_sum = is_sum
         self.sampler = Sampler(layout)
         self._sums: State = {}
-        self._unit = 0.0
-        self._total = 0.0
-        self._stats_total = 0.0
-        """As `_total`, with the weight of statistics that were kept."""
-
-    @property
-    def total_weight(self) -> float:
-        """Sum of the weights so far."""
-        return self._total * self._unit
+        self._units: dict[str, float] = {}
+        """By tensor, the weight that counts as 1."""
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        """By tensor, the weights so far, in units."""
 
     def keep(self, state: State, weight: float) -> None:
         """Let present running statistics take part: one contribution must not replace them."""
-        assert not self._total, "statistics are kept before contributions are added"
-        self._unit = 1.0
+        assert not self._sums, "statistics are kept before contributions are added"
         for name, spec in self._layout.items():
+            self._units[name] = 1.0
             if spec.role in (Role.MEAN, Role.VARIANCE):
                 self._sums[name] = state[name].to(torch.float32) * weight
-        self._stats_total = weight
+                self._totals[name] = weight
 
     def add(
         self, tensors: Iterable[tuple[str, Coded]], weight: float, scale: float = 1.0
     ) -> Sample:
         """Add one checked contribution; a sample of its deltas, not scaled."""
         assert weight > 0, f"weight {weight} of a contribution"
-        self._unit = self._unit or weight
-        share = weight / self._unit
         means: State = {}
         variances: State = {}
         sample: Sample = {}
@@ -84,49 +77,59 @@ class Merger:
                 variances[name] = coded.tensor().to(torch.float32, copy=True)
             elif role is Role.MEAN:
                 means[name] = coded.tensor().to(torch.float32, copy=True)
-            elif self._total:
-                coded.add_to(self._sums[name], share * scale)
             else:
-                self._sums[name] = torch.empty(self._layout[name].shape)
-                coded.write_to(self._sums[name])
-                if share * scale != 1.0:
-                    self._sums[name].mul_(share * scale)
+                self._add(name, coded, weight, scale)
         # Variances before means: they need the mean of those that came before.
         for name, value in variances.items():
-            self._pool(name, value, means.get(_mean_of_variance(name)), share)
+            self._pool(name, value, means.get(_mean_of_variance(name)), weight)
         for name, value in means.items():
-            self._accumulate(name, value, share)
-        self._total += share
-        self._stats_total += share
+            self._accumulate(name, value, weight)
         return sample
 
-    def _accumulate(self, name: str, value: Tensor, share: float) -> None:
-        if self._stats_total:
+    def _share(self, name: str, weight: float) -> float:
+        """A weight in the units of this tensor."""
+        return weight / self._units.setdefault(name, weight)
+
+    def _add(self, name: str, coded: Coded, weight: float, scale: float) -> None:
+        """Σ w_i Δ_i, scaled."""
+        share = self._share(name, weight)
+        if name in self._sums:
+            coded.add_to(self._sums[name], share * scale)
+        else:
+            self._sums[name] = torch.empty(self._layout[name].shape)
+            coded.write_to(self._sums[name])
+            if share * scale != 1.0:
+                self._sums[name].mul_(share * scale)
+        self._totals[name] += share
+
+    def _accumulate(self, name: str, value: Tensor, weight: float) -> None:
+        """Σ w_i m_i; the value is taken over."""
+        share = self._share(name, weight)
+        if name in self._sums:
             self._sums[name].add_(value, alpha=share)
         else:
             self._sums[name] = value
+        self._totals[name] += share
 
-    def _pool(self, name: str, value: Tensor, mean: Tensor | None, share: float) -> None:
+    def _pool(self, name: str, value: Tensor, mean: Tensor | None, weight: float) -> None:
         """Σ w_i v_i, and w W / (w + W) times the squared distance of the means."""
-        if self._stats_total and mean is not None:
-            distance = mean - self._sums[_mean_of_variance(name)] / self._stats_total
-            between = self._stats_total / (self._stats_total + share)
+        if (total := self._totals[name]) and mean is not None:
+            distance = mean - self._sums[_mean_of_variance(name)] / total
+            between = total / (total + self._share(name, weight))
             value = torch.add(value, distance.square(), alpha=between)
-        self._accumulate(name, value, share)
+        self._accumulate(name, value, weight)
 
     def take(self) -> State:
         """The merged contribution, the caller's to keep; the accumulator starts anew.
 
-        Parameters, means and variances are fp32; counters keep their dtype.
+        What nobody contributed is not in it. Parameters, means and variances are fp32; counters
+        keep their dtype.
         """
-        assert self._total > 0, "nothing was merged"
+        assert self._sums, "nothing was merged"
         merged, self._sums = self._sums, {}
-        for name, value in merged.items():
-            role = self._layout[name].role
-            total = self._total if role is Role.PARAMETER else self._stats_total
-            if role is Role.PARAMETER and self._is_sum:
-                continue
-            if role is not Role.COUNTER and total != 1.0:
-                value.div_(total)
-        self._unit = self._total = self._stats_total = 0.0
-        return {name: merged[name] for name in self._layout}
+        for name, total in self._totals.items():
+            if total != 1.0:
+                merged[name].div_(total)
+        self._units.clear()
+        self._totals.clear()
+        return {name: merged[name] for name in self._layout if name in merged}

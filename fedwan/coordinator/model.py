@@ -97,7 +97,7 @@ class GlobalModel:
         self.initial_sha256 = hash_state(self.state)
         self._contributes = strategy.contributes
         self._down = strategy.down
-        self._num_models = strategy.policy.num_sites if strategy.merges == "sum" else 1
+        self._share = strategy.share
         self._residual: State = {}
         self._server_step = strategy.server_step(self.state, layout)
         self._half_life = ema_half_life
@@ -116,9 +116,16 @@ class GlobalModel:
         run_step: int = 0,
         is_alone: bool = False,
     ) -> Payload:
-        """One outer update, of all networks or none, as sites will get it; `merged` is emptied."""
+        """One outer update, of all networks or none, as sites will get it; `merged` is emptied.
+
+        What is not in `merged` stays as it is.
+        """
         self._server_step.begin(run_step)
         deltas = dict(merged) if is_alone else {}
+        for name in fragment.layout.keys() - merged.keys():
+            present = self.state[name]
+            is_delta = self.layout[name].role is Role.PARAMETER
+            merged[name] = torch.zeros_like(present) if is_delta else present.clone()
         proposal = self._server_step.propose(merged, times)
         self.takes_over = bool(deltas) and all(
             torch.equal(proposal[name], delta.neg())
@@ -180,8 +187,9 @@ class GlobalModel:
 
     def num_weight_bytes(self) -> int:
         """The same of one model, without moments: what synchronous training would send."""
-        weights = {name: spec for name, spec in self.layout.items() if not is_moment(name)}
-        return Fragment(0, weights).num_bytes // self._num_models
+        layout = self._share(self.layout, 0) if self._share else self.layout
+        weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
+        return Fragment(0, weights).num_bytes
 
     def snapshot_global(self) -> tuple[Payload, tuple[int, ...]]:
         """A copy of the weights in fp32, and the version of each fragment."""

@@ -218,7 +218,8 @@ class CoordinatedRun:
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
         self._saved = (rounds.version, list(rounds.versions))
         self._progress_at[rounds.version] = rounds.progress
-        intake = Intake(layout, fragments, strategy.up, self._folder / "spool")
+        spool = self._folder / "spool"
+        intake = Intake(layout, fragments, strategy.up, spool, self._part)
         # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
         is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
@@ -255,11 +256,14 @@ class CoordinatedRun:
         self._notice_lost()
         self._take_reports()
 
+    def _part(self, fragment: Fragment, site: str) -> Fragment:
+        return self._strategy.part(fragment, self._names.index(site))
+
     def _merger(self, fragment: Fragment) -> Merger | RobustMerger:
         if fragment.index not in self._mergers:
             asked, layout = self.config.round, fragment.layout
             self._mergers[fragment.index] = (
-                Merger(layout, is_sum=self._strategy.merges == "sum")
+                Merger(layout)
                 if asked.merge == "mean"
                 else RobustMerger(layout, cast(Rule, asked.merge), asked.bad)
             )
@@ -290,8 +294,9 @@ class CoordinatedRun:
         self, merge: Merge[Contribution], round_: Round[Contribution], merger: Merger | RobustMerger
     ) -> Sample:
         nominal = self.hub.rounds.nominal // round_.fragment.times
+        part = self._part(round_.fragment, merge.key.site)
         return merger.add(
-            Reading(self._strategy.up, merge.contribution.payload, round_.fragment.layout),
+            Reading(self._strategy.up, merge.contribution.payload, part.layout),
             merge.contribution.work.samples / nominal,
             merge.scale,
         )
@@ -545,7 +550,7 @@ class CoordinatedRun:
 
 def _untold(strategy: Strategy) -> tuple[str, ...]:
     """What directions do not tell: of sites' own parameters, or where steps are corrected."""
-    if strategy.merges == "sum":
+    if strategy.share:
         return ("agreement", "backward", "cosines")
     return ("backward",) if strategy.hook and not strategy.overlap.tau else ()
 

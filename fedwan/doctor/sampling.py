@@ -61,13 +61,20 @@ class Sampler:
     def tap(
         self, tensors: Iterable[tuple[str, Coded]], into: Sample
     ) -> Iterator[tuple[str, Coded]]:
-        """Pass coded tensors on; `into` is filled once the last of them has been taken."""
-        parts: dict[str, list[Tensor]] = {}
+        """Pass coded tensors on; `into` is filled once the last of them has been taken.
+
+        What is not among them counts as 0.
+        """
+        picked: dict[str, Tensor] = {}
         for name, coded in tensors:
             if name in self._places:
                 # Before the consumer has it, who may change what it is given.
-                parts.setdefault(network_of(name), []).append(coded.pick(self._places[name]))
+                picked[name] = coded.pick(self._places[name])
             yield name, coded
+        parts: dict[str, list[Tensor]] = {}
+        for name, places in self._places.items():
+            value = picked.get(name, torch.zeros(len(places)))
+            parts.setdefault(network_of(name), []).append(value)
         into.update({network: torch.cat(values) for network, values in parts.items()})
 
     def of(self, state: Mapping[str, Tensor]) -> Sample:

@@ -106,7 +106,7 @@ def candidates(question: Question) -> list[Candidate]:
             continue
         if question.settles("stream") and not kind.overlap.tau and config.strategy == ALL:
             continue  # it would refuse them, which is no answer to somebody who wants to stream
-        if kind.merges == "sum" and config.strategy == ALL:
+        if kind.share and config.strategy == ALL:
             continue  # another model: the link alone is no reason to train it
         for settings in _variants(question, plain, kind):
             try:

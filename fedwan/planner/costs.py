@@ -18,7 +18,7 @@ import torch
 from fedwan.codecs import Codec, codec_by_name, fp32
 from fedwan.config import Config, site_names
 from fedwan.data import data_at_site, open_shard
-from fedwan.fragments import whole
+from fedwan.fragments import Fragment, whole
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
 from fedwan.rng import NamedGenerators
@@ -105,9 +105,10 @@ def global_bytes(layout: Layout, costs: Costs) -> int:
     return math.ceil(fp32().payload_bytes(whole(layout)[0].layout) * costs.left("fp32"))
 
 
-def load_of(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
-    """Of a fragment with this layout."""
-    count = sum(spec.num_values for spec in layout.values())
+def load_of(strategy: Strategy, fragment: Fragment, costs: Costs) -> Load:
+    """Of a fragment."""
+    layout, part = fragment.layout, strategy.part(fragment, 0).layout
+    count, own = (sum(spec.num_values for spec in specs.values()) for specs in (layout, part))
     up, down = costs.speed(strategy.up.name), costs.speed(strategy.down.name)
     # A lossy update is decoded by the coordinator too, which moves by what the sites will.
     followed_s = 0.0 if strategy.down.is_exact else down.add_s
@@ -118,14 +119,14 @@ def load_of(strategy: Strategy, layout: Layout, costs: Costs) -> Load:
     if versions > 1.0:  # a site that would have to fetch more takes the whole weights
         down_bytes = min(down_bytes, global_bytes(layout, costs))
     return Load(
-        up_bytes=math.ceil(strategy.up.payload_bytes(layout) * costs.left(strategy.up.name)),
+        up_bytes=math.ceil(strategy.up.payload_bytes(part) * costs.left(strategy.up.name)),
         down_bytes=down_bytes,
-        encode_s=count * up.encode_s,
-        hold_s=count * costs.copy_s if strategy.overlap.tau else 0.0,
+        encode_s=own * up.encode_s,
+        hold_s=own * costs.copy_s if strategy.overlap.tau else 0.0,
         apply_s=versions * count * down.add_s,
         land_s=count * costs.copy_s,
-        check_s=count * costs.check_s,
-        merge_s=count * up.add_s * costs.stands_for,
+        check_s=own * costs.check_s,
+        merge_s=own * up.add_s * costs.stands_for,
         commit_s=versions * count * (costs.outer_s + down.encode_s + followed_s),
     )
 

@@ -70,7 +70,7 @@ def _predict(chosen: Candidate, question: Question, cache: dict[object, Course])
     strategy, layout, link = chosen.strategy, question.layout, question.link
     course = _course(chosen, question, cache)
     num_sites = question.config.sites
-    loads = [load_of(strategy, f.layout, question.costs) for f in strategy.fragments(layout)]
+    loads = [load_of(strategy, f, question.costs) for f in strategy.fragments(layout)]
     up, down = (total / course.num_steps for total in (course.bytes_up, course.bytes_down))
     utilisation = math.nan
     if not course.stopped:

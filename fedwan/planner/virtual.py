@@ -216,7 +216,7 @@ class VirtualRun:
     ) -> None:
         self.strategy, self.num_steps, self.step_s, self.link = strategy, num_steps, step_s, link
         self.fragments = strategy.fragments(layout)
-        self.loads = [load_of(strategy, fragment.layout, costs) for fragment in self.fragments]
+        self.loads = [load_of(strategy, fragment, costs) for fragment in self.fragments]
         self.h, self.tau = strategy.h, strategy.overlap.tau
         self.num_rounds = num_steps // strategy.h
         self.is_paced = strategy.clock == "samples"

@@ -64,6 +64,8 @@ class _Flight:
     """A contribution on its way up, or the update that answers it on its way down."""
 
     fragment: Fragment
+    part: Fragment
+    """What this site contributes of it."""
     version: int
     """That it contributes to."""
     lands_at: int
@@ -201,7 +203,9 @@ class Exchange:
         marks[index] = meter.total
         work = meter.work(step, done)
         tau = min(self._tau, fragment.steps(self._strategy.h) - 1)
-        flight = _Flight(fragment, self._place.versions[index], step + tau)
+        flight = _Flight(
+            fragment, self._place.parts[index], self._place.versions[index], step + tau
+        )
         self._flights[index] = flight
         if self._tau:
             self._take_off(flight, work, done)
@@ -226,7 +230,7 @@ class Exchange:
         A delta is saved before it leaves: once it is merged, nobody could make up for what this
         site forgets.
         """
-        fragment, version = flight.fragment, flight.version
+        fragment, version = flight.part, flight.version
         has_gradients, replica = self._place.has_gradients, self._replica
         taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
         residual = self._residual(fragment)
@@ -244,7 +248,7 @@ class Exchange:
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
-        fragment, is_leader = flight.fragment, self._group.rank == 0
+        fragment, is_leader = flight.part, self._group.rank == 0
         if is_leader:
             flight.held = self._room(fragment)
         self._replica.take_delta(fragment, flight.held)
@@ -271,7 +275,7 @@ class Exchange:
 
     def _fly(self, flight: _Flight, asked: PendingUpdate, work: wire.Work) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
-        layout, index = flight.fragment.layout, flight.fragment.index
+        layout, index = flight.part.layout, flight.fragment.index
         up = self._strategy.up
         asked.ask(self._stub, self._askers, index, flight.version + 1)
         try:

@@ -29,6 +29,8 @@ class Place:
     """One site's."""
 
     strategy: Strategy
+    number: int
+    """Of the site, in the order of their names."""
     num_steps: int
     replica: Replica
     hook: SiteHook
@@ -39,6 +41,8 @@ class Place:
     def __post_init__(self) -> None:
         strategy = self.strategy
         self.fragments = strategy.fragments(self.replica.layout)
+        self.parts = [strategy.part(fragment, self.number) for fragment in self.fragments]
+        """What this site contributes of each fragment."""
         count = len(self.fragments)
         self.has_gradients = strategy.contributes == "gradient"
         self.keeps_pace = strategy.clock == "samples"

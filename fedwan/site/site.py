@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.app import complete, load_strategy, sources
-from fedwan.config import Config
+from fedwan.config import Config, site_names
 from fedwan.errors import LinkLost, PayloadError, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
@@ -128,7 +128,8 @@ class Site:
             is_beside=strategy.overlap.tau > 0,
         )
         parts = (replica, hook, self._checkpoints, self._stub, self.meter)
-        self._place = Place(strategy, self.num_steps, *parts)
+        number = site_names(config).index(self.name)
+        self._place = Place(strategy, number, self.num_steps, *parts)
         self._exchange = Exchange(self._place, self._listen)
         self._is_inside = False  # whether a step has begun and not ended
 

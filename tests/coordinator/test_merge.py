@@ -190,22 +190,22 @@ def test_inputs_are_not_mutated_and_the_result_is_the_callers_own() -> None:
 def test_a_merger_starts_anew_after_take() -> None:
     merger = Merger(LAYOUT)
     merger.add(plain(contribution(1)).items(), 2.0)
-    assert merger.total_weight == 2.0
     merger.take()
-    assert merger.total_weight == 0.0
     merger.add(plain(contribution(2)).items(), 0.5)
     assert same_bits(merger.take(), contribution(2))
 
 
-def test_parameters_may_be_summed_and_nothing_else_is() -> None:
-    mean, summed = Merger(LAYOUT), Merger(LAYOUT, is_sum=True)
-    for merger in (mean, summed):
-        for seed in range(4):
-            merger.add(plain(contribution(seed)).items(), 2.0)
-    ours, theirs = summed.take(), mean.take()
-    for name, (_, _, role) in LAYOUT.items():
-        times = 4 if role is Role.PARAMETER else 1
-        assert torch.equal(ours[name], times * theirs[name])
+def test_a_tensor_is_merged_from_those_who_have_it() -> None:
+    layout = LAYOUT | {f"own/{seed}": spec((4, 3)) for seed in range(3)}
+    merger = Merger(layout)
+    for seed, weight in ((1, 0.7), (2, 0.3)):
+        state = contribution(seed) | {f"own/{seed}": contribution(seed)["g/weight"]}
+        merger.add(plain(state).items(), weight)
+    merged = merger.take()
+    assert "own/0" not in merged, "nobody has it"
+    for seed in (1, 2):
+        assert torch.equal(merged.pop(f"own/{seed}"), contribution(seed)["g/weight"])
+    assert same_bits(merged, merge([contribution(1), contribution(2)], [0.7, 0.3]))
 
 
 def test_a_payload_in_a_file_merges_like_one_in_memory(tmp_path: Path) -> None:

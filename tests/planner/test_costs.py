@@ -10,6 +10,7 @@ import pytest
 from fedwan.app import load_workload, resolve_workload
 from fedwan.codecs import codec_by_name
 from fedwan.config import Config, DataConfig, NetworkConfig
+from fedwan.fragments import whole
 from fedwan.planner import costs
 from fedwan.planner.candidates import synthetic_layout
 from fedwan.planner.costs import CODECS, Costs, global_bytes, load_of
@@ -36,7 +37,7 @@ def test_a_codec_that_nobody_timed_is_as_slow_as_the_slowest() -> None:
 def test_bytes_are_those_of_the_codec_s_own_payloads() -> None:
     strategy = strategy_of("streaming_diloco", 2, 20, "int4", stream=(5, 10))
     fragments, unpacked = strategy.fragments(LAYOUT), Costs(packs=False)
-    loads = [load_of(strategy, fragment.layout, unpacked) for fragment in fragments]
+    loads = [load_of(strategy, fragment, unpacked) for fragment in fragments]
     assert [load.up_bytes for load in loads] == [
         codec_by_name("int4").payload_bytes(fragment.layout) for fragment in fragments
     ]
@@ -46,7 +47,9 @@ def test_bytes_are_those_of_the_codec_s_own_payloads() -> None:
 def test_what_is_packed_weighs_less_by_what_its_codec_leaves() -> None:
     for codec, share in (("int4", 0.845), ("bf16", 0.777), ("fp32", 0.924)):
         strategy = strategy_of("diloco", 2, 20, codec)
-        packed, raw = (load_of(strategy, LAYOUT, Costs(packs=packs)) for packs in (True, False))
+        packed, raw = (
+            load_of(strategy, whole(LAYOUT)[0], Costs(packs=packs)) for packs in (True, False)
+        )
         assert packed.up_bytes == packed.down_bytes == math.ceil(share * raw.up_bytes)
     assert global_bytes(LAYOUT, Costs()) < 0.93 * global_bytes(LAYOUT, Costs(packs=False))
 
@@ -54,13 +57,13 @@ def test_what_is_packed_weighs_less_by_what_its_codec_leaves() -> None:
 def test_a_site_holds_a_copy_only_where_it_goes_on_meanwhile() -> None:
     for name, stream, holds in (("streaming_diloco", (2, 5), True), ("diloco", None, False)):
         strategy = strategy_of(name, 2, 20, stream=stream)
-        load = load_of(strategy, LAYOUT, Costs())
+        load = load_of(strategy, whole(LAYOUT)[0], Costs())
         assert (load.hold_s > 0) is holds
 
 
 def test_sites_that_are_not_simulated_are_merged_all_the_same() -> None:
     strategy = strategy_of("diloco", 2, 20)
-    one, ten = (load_of(strategy, LAYOUT, Costs(stands_for=n)) for n in (1, 10))
+    one, ten = (load_of(strategy, whole(LAYOUT)[0], Costs(stands_for=n)) for n in (1, 10))
     assert ten.merge_s == 10 * one.merge_s and ten._replace(merge_s=one.merge_s) == one
 
 

@@ -124,6 +124,8 @@ def test_a_run_leaves_an_ensemble_that_samples_and_is_exported(
     assert {*ran.site_sha256.values()} == {fedwan.state.hash_state(ran.model.state)}
     own = sum(v.nbytes for name, v in ran.model.state.items() if "/experts.0." in name)
     assert ran.model.num_weight_bytes() == pytest.approx(own, abs=1000), "of one site's networks"
+    sent = ran.totals.bytes_up / config.sites / (config.steps // config.h)
+    assert sent < 2 * own, "its own expert; one site sends all initial weights besides"
     trained = fedwan.load(tmp_path / "run")
     network = {"flow": "velocity", "gan": "generator"}[workload]
     assert int(trained.networks[network]["num_samples"].sum()) > 1000
