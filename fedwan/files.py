@@ -7,12 +7,16 @@ import os
 from pathlib import Path
 
 
-def replace_bytes(path: Path, data: bytes) -> None:
-    """Write a file beside `path`, sync it, and rename it over `path`; makes the folder."""
+def replace_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Write a file beside `path`, sync it, and rename it over `path`; makes the folder.
+
+    It has its mode, less the umask, from the moment that it exists.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
     try:
-        with temporary.open("wb") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

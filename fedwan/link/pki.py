@@ -20,7 +20,6 @@ import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 
 from cryptography import x509
@@ -28,6 +27,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedwan.errors import IdentityError
+from fedwan.files import replace_bytes
 from fedwan.link import certificates
 from fedwan.link.admission import read_lists
 from fedwan.link.certificates import COORDINATOR, PEM, Issuer, check_days, check_name
@@ -53,10 +53,10 @@ def request(folder: Path, name: str, hosts: Sequence[str] = ()) -> str:
     with _writing(folder):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not path.exists():
-            _write_key(path, certificates.new_key(), serialization.NoEncryption())
+            _write_key(path, certificates.new_key(), None)
         key = _read_key(path, None)
         made = certificates.new_request(key, name, hosts)
-        _write(folder / "identity.csr", made.public_bytes(PEM))
+        replace_bytes(folder / "identity.csr", made.public_bytes(PEM))
     return certificates.fingerprint(key.public_key())
 
 
@@ -97,10 +97,10 @@ class Authority:
             with _writing(directory):
                 building.mkdir(mode=0o700, parents=True)
                 (building / "issued").mkdir()
-                _write(building / "ca.crt", issuer.certificate.public_bytes(PEM))
-                _write(building / "crl.pem", certificates.sign_revocations(issuer, {}, 1))
+                replace_bytes(building / "ca.crt", issuer.certificate.public_bytes(PEM))
+                replace_bytes(building / "crl.pem", certificates.sign_revocations(issuer, {}, 1))
                 if passphrase is not None:
-                    _write_key(_key_path(building, issuer[0]), issuer.key, _encryption(passphrase))
+                    _write_key(_key_path(building, issuer.certificate), issuer.key, passphrase)
                 building.rename(folder)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -152,14 +152,14 @@ class Authority:
         name, key = common_name(wanted), wanted.public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)
         for certificate in self._issued(name):
-            is_same, is_revoked = certificate.public_key() == key, self._is_revoked(certificate)
-            if is_same and is_revoked:
+            is_same = certificate.public_key() == key
+            if is_same and self._is_revoked(certificate):
                 raise IdentityError(
                     f"the key of {name!r} in {path} was revoked, or its authority is trusted no "
                     f"more; have its identity.key deleted, and another made: fedwan pki request "
                     f"{name}"
                 )
-            if not is_same and not is_revoked and certificate.not_valid_after_utc > now():
+            if not is_same and not self._is_over(certificate):
                 raise IdentityError(
                     f"{name!r} has an identity of another key until "
                     f"{certificate.not_valid_after_utc:%Y-%m-%d}; if that key is lost, revoke it "
@@ -204,7 +204,7 @@ class Authority:
             )
         issuer = certificates.new_issuer()
         with _writing(self._folder):
-            _write_key(_key_path(self._folder, issuer[0]), issuer.key, _encryption(passphrase))
+            _write_key(_key_path(self._folder, issuer.certificate), issuer.key, passphrase)
         self._issuers.insert(0, issuer)
         self._hand_out_trust()
 
@@ -216,9 +216,9 @@ class Authority:
                 f"fedwan pki renew ca --pki {self.directory}"
             )
         present = self._issuers[0].certificate.subject
-        names = {common_name(c) for c in self._issued("*")}
-        late = [n for n in sorted(names) if all(c.issuer != present for c in self._valid(n))]
-        if late := [name for name in late if self._valid(name)]:
+        valid = [c for c in self._issued("*") if not self._is_over(c)]
+        renewed = {common_name(c) for c in valid if c.issuer == present}
+        if late := sorted({common_name(c) for c in valid} - renewed):
             raise IdentityError(
                 f"{', '.join(late)} would be shut out, having no identity of the new authority; "
                 f"renew first: fedwan pki renew {late[0]} --pki {self.directory}"
@@ -238,13 +238,15 @@ class Authority:
         pem = certificate.public_bytes(PEM)
         with _writing(self.directory):
             # The authority's copy comes first: what it does not know it could never revoke.
-            _write(self._folder / "issued" / f"{name}.{certificate.serial_number:x}.crt", pem)
+            replace_bytes(
+                self._folder / "issued" / f"{name}.{certificate.serial_number:x}.crt", pem
+            )
             folder = self.directory / name
             folder.mkdir(mode=0o700, exist_ok=True)
-            _write(folder / "ca.crt", (self._folder / "ca.crt").read_bytes())
+            replace_bytes(folder / "ca.crt", (self._folder / "ca.crt").read_bytes())
             if name == COORDINATOR:
-                _write(folder / "crl.pem", (self._folder / "crl.pem").read_bytes())
-            _write(folder / "identity.crt", pem)
+                replace_bytes(folder / "crl.pem", (self._folder / "crl.pem").read_bytes())
+            replace_bytes(folder / "identity.crt", pem)
 
     def _hand_out_trust(self) -> None:
         """Write `ca.crt`, here and in every party's folder, and the lists."""
@@ -253,21 +255,21 @@ class Authority:
             # The lists first: an authority without one is not believed.
             self._write_revocations()
             for path in self.directory.glob("*/ca.crt"):
-                _write(path, bundle)
+                replace_bytes(path, bundle)
 
     def _write_revocations(self, more: Iterable[x509.Certificate] = ()) -> None:
-        added = {certificate.serial_number: now() for certificate in more}
-        before, lists = self._lists(), []
+        before, added, lists = self._lists(), list(more), b""
         for issuer in self._issuers:
-            own = {c.serial_number for c in self._issued("*") if c.issuer == issuer[0].subject}
-            old = before.get(issuer.certificate.subject)
-            revoked = {serial: when for serial, when in added.items() if serial in own}
-            revoked |= _revoked(old)
-            lists.append(certificates.sign_revocations(issuer, revoked, _number(old) + 1))
+            name, number = issuer.certificate.subject, 0
+            revoked = {c.serial_number: now() for c in added if c.issuer == name}
+            if (old := before.get(name)) is not None:
+                revoked |= {entry.serial_number: entry.revocation_date_utc for entry in old}
+                number = old.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+            lists += certificates.sign_revocations(issuer, revoked, number + 1)
         with _writing(self.directory):
-            _write(self._folder / "crl.pem", b"".join(lists))
+            replace_bytes(self._folder / "crl.pem", lists)
             if (self.directory / COORDINATOR).is_dir():
-                _write(self.directory / COORDINATOR / "crl.pem", b"".join(lists))
+                replace_bytes(self.directory / COORDINATOR / "crl.pem", lists)
 
     def _lists(self) -> dict[x509.Name, x509.CertificateRevocationList]:
         path = self._folder / "crl.pem"
@@ -289,35 +291,15 @@ class Authority:
 
     def _is_revoked(self, certificate: x509.Certificate) -> bool:
         """Or of an authority that is trusted no more, whose list is gone."""
-        crl = self._lists().get(certificate.issuer)
-        return crl is None or certificate.serial_number in _revoked(crl)
+        crl, serial = self._lists().get(certificate.issuer), certificate.serial_number
+        return crl is None or crl.get_revoked_certificate_by_serial_number(serial) is not None
 
-    def _valid(self, name: str) -> list[x509.Certificate]:
-        """A party's certificates that are neither revoked nor expired."""
-        found = (c for c in self._issued(name) if c.not_valid_after_utc > now())
-        return [certificate for certificate in found if not self._is_revoked(certificate)]
+    def _is_over(self, certificate: x509.Certificate) -> bool:
+        return certificate.not_valid_after_utc <= now() or self._is_revoked(certificate)
 
 
 def _key_path(folder: Path, certificate: x509.Certificate) -> Path:
     return folder / f"{certificate.serial_number:x}.key"
-
-
-def _revoked(crl: x509.CertificateRevocationList | None) -> dict[int, datetime]:
-    return {entry.serial_number: entry.revocation_date_utc for entry in crl or ()}
-
-
-def _number(crl: x509.CertificateRevocationList | None) -> int:
-    if crl is None:
-        return 0
-    return crl.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
-
-
-def _encryption(passphrase: bytes) -> serialization.KeySerializationEncryption:
-    if len(passphrase) < LEAST_PASSPHRASE:
-        raise IdentityError(
-            f"the passphrase has {len(passphrase)} bytes; take at least {LEAST_PASSPHRASE}"
-        )
-    return serialization.BestAvailableEncryption(passphrase)
 
 
 def _read_key(path: Path, passphrase: bytes | None) -> ec.EllipticCurvePrivateKey:
@@ -335,13 +317,17 @@ def _read_key(path: Path, passphrase: bytes | None) -> ec.EllipticCurvePrivateKe
     return key
 
 
-def _write_key(
-    path: Path,
-    key: ec.EllipticCurvePrivateKey,
-    encryption: serialization.KeySerializationEncryption,
-) -> None:
+def _write_key(path: Path, key: ec.EllipticCurvePrivateKey, passphrase: bytes | None) -> None:
+    """Without a passphrase it is not encrypted."""
+    encryption: serialization.KeySerializationEncryption = serialization.NoEncryption()
+    if passphrase is not None:
+        if len(passphrase) < LEAST_PASSPHRASE:
+            raise IdentityError(
+                f"the passphrase has {len(passphrase)} bytes; take at least {LEAST_PASSPHRASE}"
+            )
+        encryption = serialization.BestAvailableEncryption(passphrase)
     form = serialization.PrivateFormat.PKCS8
-    _write(path, key.private_bytes(PEM, form, encryption), mode=0o600)
+    replace_bytes(path, key.private_bytes(PEM, form, encryption), 0o600)
 
 
 @contextmanager
@@ -350,15 +336,3 @@ def _writing(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise IdentityError(f"{folder} cannot be written: {error}; choose another") from None
-
-
-def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Replace a file whole; a private one has its mode from the moment that it exists."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)

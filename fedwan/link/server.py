@@ -43,7 +43,7 @@ from fedwan.link.rpc import (
 )
 from fedwan.link.tcp import Congestion
 from fedwan.link.tls import Identity
-from fedwan.link.transfers import SharedQueues, TransferQueue
+from fedwan.link.transfers import TransferQueue
 
 log = logging.getLogger(__name__)
 
@@ -87,9 +87,9 @@ class DataPlane:
         self._most_calls = max(1, num_threads // num_sites)
         self._stopping = threading.Event()
         self._heartbeat_s = heartbeat_s
-        self._chunk_queues = SharedQueues()
         self._packed = PackedOnce()
-        self._update_queues: dict[str, TransferQueue] = {}
+        self._queues: dict[tuple[str, int], TransferQueue] = {}
+        """Of what each site downloads, by kind: its updates do not wait for weights."""
         # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
         # team of threads, most wait for their teams.
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
@@ -286,17 +286,12 @@ class DataPlane:
         self, site: str, request: wire.DownloadRequest, chunks: Iterable[int], context: Any
     ) -> Iterable[int]:
         """A call's share of the chunks; updates of one site go out one after the other."""
-        if not request.transfer:
-            return chunks
-        shared = self._chunk_queues.join(site, request.transfer, chunks)
-        if request.kind != wire.DownloadRequest.UPDATE:
-            return shared
-        queue, key = self._update_queues.setdefault(site, TransferQueue()), request.transfer
-        queue.enter(key)
-        if not context.add_callback(lambda: queue.leave(key)):
-            queue.leave(key)  # the call is over already
-        queue.wait(key, lambda: context.is_active() and not shared.is_empty)
-        return queue.following(key, shared)
+        queue = self._queues.setdefault((site, request.kind), TransferQueue())
+        transfer = queue.enter(request.transfer or object(), chunks)
+        if not context.add_callback(lambda: queue.leave(transfer)):
+            queue.leave(transfer)  # the call is over already
+        queue.wait(transfer, context.is_active)
+        return queue.chunks(transfer)
 
 
 @lru_cache(maxsize=4096)

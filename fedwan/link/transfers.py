@@ -2,7 +2,7 @@
 
 Transfers of one site in one direction go one after the other (`TransferQueue`): side by side they
 would all end late, while the other direction stands idle. The chunks of one transfer go to
-whichever channel has room (`ChunkQueue`): with fixed shares the slowest channel would decide.
+whichever channel has room: with fixed shares the slowest channel would decide.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import TypeVar, cast
 
@@ -33,98 +32,67 @@ CHECKED_S = 0.05
 """Between the first two questions whether a whole payload has been checked."""
 READY = wire.DownloadHeader.READY
 WAKE_S = 1.0
-MAX_QUEUES = 1024
-"""Chunk queues remembered: those in use, and some that are empty."""
+MAX_REMEMBERED = 64
+"""Transfers of a queue that no call is of any more."""
 
 
-class ChunkQueue(Iterator[int]):
-    """Gives each chunk once, in order, to any thread that asks."""
+@dataclass
+class Transfer:
+    """What is left of one."""
 
-    def __init__(self, chunks: Iterable[int]) -> None:
-        self._rest = iter(chunks)
-        self._lock = threading.Lock()
-        self.is_empty = False
-        """Whether somebody asked in vain."""
-
-    def __next__(self) -> int:
-        with self._lock:
-            for chunk in self._rest:
-                return chunk
-            self.is_empty = True
-            raise StopIteration
-
-
-class SharedQueues:
-    """Chunk queues of downloads that arrive as several calls, by site and the transfer's number.
-
-    An empty one is remembered for a while: a call that comes late has nothing left to do.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._queues: OrderedDict[tuple[str, int], ChunkQueue] = OrderedDict()
-
-    def join(self, site: str, transfer: int, chunks: Iterable[int]) -> ChunkQueue:
-        """The queue of a transfer; of these chunks, if this is its first call."""
-        with self._lock:
-            queue = self._queues.setdefault((site, transfer), ChunkQueue(chunks))
-            self._queues.move_to_end((site, transfer))
-            while len(self._queues) > MAX_QUEUES:
-                self._queues.popitem(last=False)
-            return queue
+    rest: Iterator[int]
+    """Chunks that nobody has taken."""
+    num_calls: int = 0
+    is_over: bool = False
 
 
 class TransferQueue:
-    """First come, first served; any thread may wait in it.
+    """Transfers, first come, first served; the chunks of each go once, to whichever call asks.
 
-    A transfer leaves the queue when its last chunk is handed over, not when it has arrived: the
-    next one's chunks follow close behind.
+    A transfer is over when its last chunk is handed over, not when it has arrived: the next one's
+    chunks follow close behind. It is remembered for a while: a call that comes late has nothing
+    left to do. Any thread may call.
     """
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Hashable, int] = OrderedDict()
+        self._transfers: dict[Hashable, Transfer] = {}
         self._changed = threading.Condition()
 
-    def enter(self, key: Hashable) -> None:
-        """Wait behind the others; a key that waits already is joined."""
+    def enter(self, key: Hashable, chunks: Iterable[int]) -> Transfer:
+        """A call begins: of the transfer with this key, or of one with these chunks, now last."""
         with self._changed:
-            self._waiting[key] = self._waiting.get(key, 0) + 1
+            transfer = self._transfers.setdefault(key, Transfer(iter(chunks)))
+            transfer.num_calls += 1
+            idle = [key for key, found in self._transfers.items() if not found.num_calls]
+            for old in idle[:-MAX_REMEMBERED]:
+                del self._transfers[old]
+            return transfer
 
-    def wait(self, key: Hashable, is_wanted: Callable[[], bool]) -> None:
-        """Return when this key is first, or no longer wanted, which is asked now and then."""
+    def leave(self, transfer: Transfer) -> None:
+        """A call ends; a transfer that has none keeps nobody waiting."""
         with self._changed:
-            while key in self._waiting and key != next(iter(self._waiting)) and is_wanted():
+            transfer.num_calls -= 1
+            self._changed.notify_all()
+
+    def wait(self, transfer: Transfer, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Until it is first, over, or no longer wanted, which is asked now and then."""
+        with self._changed:
+            while not (transfer.is_over or self._first() is transfer) and is_wanted():
                 self._changed.wait(WAKE_S)
 
-    def leave(self, key: Hashable) -> None:
-        """Undo one `enter`; the key is gone after the last."""
-        with self._changed:
-            if self._waiting.get(key, 0) > 1:
-                self._waiting[key] -= 1
-            else:
-                self.end(key)
+    def _first(self) -> Transfer | None:
+        found = (t for t in self._transfers.values() if t.num_calls and not t.is_over)
+        return next(found, None)
 
-    def end(self, key: Hashable) -> None:
-        """Let the next one begin; harmless if repeated."""
-        with self._changed:
-            if self._waiting.pop(key, None) is not None:
-                self._changed.notify_all()
-
-    def following(self, key: Hashable, chunks: Iterable[int]) -> Iterator[int]:
-        """The same chunks; the transfer ends after the last."""
-        yield from chunks
-        self.end(key)
-
-    @contextmanager
-    def first(self) -> Iterator[Hashable]:
-        """Wait until first, which ends with `following` or with the context; yields the key."""
-        key = object()
-        self.enter(key)
-        try:
-            self.wait(key, lambda: True)
-            yield key
-        finally:
-            self.end(key)
+    def chunks(self, transfer: Transfer) -> Iterator[int]:
+        """The share of a call that has waited."""
+        while True:
+            with self._changed:
+                if (chunk := next(transfer.rest, None)) is None:
+                    transfer.is_over = True
+                    self._changed.notify_all()
+                    return
+            yield chunk
 
 
 @dataclass(frozen=True)
@@ -192,15 +160,13 @@ class _Sender:
         stubs, queue = self._up.stubs[: len(chunks)], self._up.queue
         if not stubs:
             return [self._send_stripe(self._up.stubs[0], ())]
-        shared = ChunkQueue(chunks)
-        with queue.first() as key:
-            if len(stubs) == 1:
-                receipts = [self._send_stripe(stubs[0], queue.following(key, shared))]
-            else:
-                receipts = _all_done(
-                    self._up.threads.submit(self._send_stripe, stub, queue.following(key, shared))
-                    for stub in stubs
-                )
+        transfer = queue.enter(object(), chunks)
+        try:
+            queue.wait(transfer)
+            calls = [partial(self._send_stripe, stub, queue.chunks(transfer)) for stub in stubs]
+            receipts = _side_by_side(self._up.threads, calls)
+        finally:
+            queue.leave(transfer)
         if len(chunks) <= len(stubs):
             self._up.on_connected()  # there may have been no second message
         return receipts
@@ -284,18 +250,13 @@ def _fetch(
 
     The request is the same on every channel; `begun` is what the first one brings already.
     """
-    num_begun = int(begun is not None)
-    most = max(0, len(incoming.missing()) - num_begun)
+    calls = [] if begun is None else [partial(_store, begun, incoming)]
 
     def fetch(stub: Stub) -> bool:
         return _store(messages(stub.address, stub.Download(wanted)), incoming)
 
-    futures = [down.threads.submit(fetch, stub) for stub in down.stubs[num_begun:][:most]]
-    try:
-        is_held = begun is None or _store(begun, incoming)
-    finally:  # a stripe that still ran would store what the next attempt asks for again
-        wait(futures)
-    return all([is_held, *_all_done(futures)])
+    calls += [partial(fetch, stub) for stub in down.stubs[len(calls) :]]
+    return all(_side_by_side(down.threads, calls[: max(1, len(incoming.missing()))]))
 
 
 def _store(
@@ -309,8 +270,14 @@ def _store(
     return True
 
 
-def _all_done(futures: Iterable[Future[T]]) -> list[T]:
-    """Results, or the first error once all have ended."""
-    begun = list(futures)
-    wait(begun)
-    return [future.result() for future in begun]
+def _side_by_side(threads: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Results, the first call's in this thread; or the first error, once all have ended.
+
+    A stripe that still ran would store what the next attempt asks for again.
+    """
+    others = [threads.submit(call) for call in calls[1:]]
+    try:
+        first = calls[0]()
+    finally:
+        wait(others)
+    return [first, *(other.result() for other in others)]

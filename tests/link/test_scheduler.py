@@ -13,7 +13,7 @@ import pytest
 from fedwan.codecs.payload import Bytes
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.link.transfers import ChunkQueue, SharedQueues, TransferQueue
+from fedwan.link.transfers import TransferQueue
 from tests.planes import (
     Bench,
     dialling,
@@ -28,64 +28,35 @@ from tests.planes import (
 )
 
 
-def test_transfers_go_in_the_order_of_arrival() -> None:
-    queue, seen = TransferQueue(), []
-    keys = [object() for _ in range(4)]
-    for key in keys:
-        queue.enter(key)
+def test_chunks_go_once_to_all_calls_and_transfers_in_the_order_of_arrival() -> None:
+    queue, taken = TransferQueue(), []
+    transfers = [queue.enter(key, range(2000)) for key in (0, 1, 2) for _ in range(3)]
 
     def take(index: int) -> None:
-        queue.wait(keys[index], lambda: True)
-        seen.append(index)
-        queue.end(keys[index])
+        queue.wait(transfers[index])
+        taken.extend((index // 3, chunk) for chunk in queue.chunks(transfers[index]))
+        queue.leave(transfers[index])
 
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(take, (3, 1, 2, 0)))
-    assert seen == [0, 1, 2, 3]
+    with ThreadPoolExecutor(9) as pool:
+        list(pool.map(take, reversed(range(9))))
+    assert sorted(taken) == [(key, chunk) for key in range(3) for chunk in range(2000)]
+    late = queue.enter(1, range(2000))
+    queue.wait(late)
+    assert list(queue.chunks(late)) == []
 
 
-def test_a_place_that_several_share_is_free_when_all_have_left() -> None:
+def test_a_transfer_whose_calls_have_all_ended_keeps_nobody_waiting() -> None:
     queue = TransferQueue()
-    for key in ("a", "a", "b"):
-        queue.enter(key)
-    queue.leave("a")
-    done = threading.Event()
-
-    def wait() -> None:
-        queue.wait("b", lambda: True)
-        done.set()
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    assert not done.wait(0.05)
-    queue.leave("a")
-    assert done.wait(5)
-    thread.join()
-    queue.leave("a")  # whoever is gone may say so again
-    queue.wait("c", lambda: True)  # and who never came does not wait
-
-
-def test_every_chunk_goes_once_to_any_number_of_threads() -> None:
-    queue = ChunkQueue(range(20_000))
-    taken: list[list[int]] = []
-
-    def take() -> None:
-        taken.append(list(queue))
-
-    threads = [threading.Thread(target=take) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(chunk for part in taken for chunk in part) == list(range(20_000))
-
-
-def test_calls_of_one_transfer_share_the_first_one_s_chunks() -> None:
-    queues = SharedQueues()
-    first, second = queues.join("s1", 5, [1, 2, 3]), queues.join("s1", 5, [1, 2, 3])
-    assert [next(first), next(second), next(first)] == [1, 2, 3]
-    assert list(second) == []
-    assert list(queues.join("s1", 5, [1, 2, 3])) == []  # late
+    first, again = queue.enter("a", range(3)), queue.enter("a", range(3))
+    second = queue.enter("b", range(3))
+    assert next(queue.chunks(first)) == 0
+    wait = in_thread(lambda: queue.wait(second))
+    queue.leave(first)
+    time.sleep(0.05)
+    assert wait.is_running()
+    queue.leave(again)
+    wait(5.0)
+    queue.wait(queue.enter("c", range(3)), lambda: False)  # nobody wants it any more
 
 
 class Paused:
