@@ -128,13 +128,9 @@ class _Relay(ABC):
             target=lambda: asyncio.run(self._serve()), name=type(self).__name__, daemon=True
         )
 
-    @abstractmethod
-    def _check(self, request: Request) -> tuple[str, str]:
-        """A request's sender, for the log, and why it may not call at all."""
-
-    @abstractmethod
-    def _check_node(self, request: Request, path: str) -> tuple[int, str]:
-        """Why the SuperNode that makes a Fleet call may not, as status and reason; 0 if it may."""
+    def _admit(self, request: Request, path: str) -> tuple[int, str]:
+        """HTTP status and reason why a sender may not make a Fleet call now; 0 if it may."""
+        return 0, ""
 
     @abstractmethod
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
@@ -194,18 +190,21 @@ class _Relay(ABC):
 
     async def _answer(self, request: Request) -> Response:
         path: bytes = request.scope["raw_path"]
-        who, reason = self._check(request)
-        if reason:
-            _log.warning("%s refused: %s", who, reason)
-            return _reply(403, reason, {_REFUSED: "1"})
+        peer, who = _peer_of(request), "local"
+        if peer is not None:
+            host = request.client.host if request.client else "an unknown address"
+            who = f"site {common_name(peer)} at {host}"
         if request.method != "POST" or request.scope["query_string"] or not _CALL.fullmatch(path):
             asked = f"{request.method} {path[:200].decode('ascii', 'replace')}"
             _log.warning("%s asked for %r; only Fleet calls pass", who, asked)
             return _reply(404, "only POST /v1/fleet/NAME passes here")
-        status, reason = self._check_node(request, path.decode("ascii"))
+        status, reason = self._admit(request, path.decode("ascii"))
         if status:
             _log.warning("%s refused: %s", who, reason)
-            return _reply(status, reason)
+            answer = _reply(status, reason)
+            if status == 403:  # for the site's owner to mend
+                answer.headers[_REFUSED] = "1"
+            return answer
         body = await _read(request)
         if body is None:
             _log.warning("%s sent no whole body, or one of over %d bytes", who, _MAX_BODY_BYTES)
@@ -236,8 +235,18 @@ class _Relay(ABC):
             await asyncio.sleep(0.5)
 
 
-def _reply(status: int, text: str, headers: dict[str, str] | None = None) -> Response:
-    return PlainTextResponse(f"{text}\n", status, {"connection": "close", **(headers or {})})
+def _peer_of(request: Request) -> x509.Certificate | None:
+    """The certificate that TLS has verified; None on loopback, where it asks for none."""
+    found = request.scope["state"].get("peer")
+    return found and x509.load_der_x509_certificate(found)
+
+
+def _text_of(error: Exception | None) -> str:
+    return "" if error is None else str(error) or type(error).__name__
+
+
+def _reply(status: int, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", status, {"connection": "close"})
 
 
 def _kept(headers: Any) -> dict[str, str]:
@@ -275,27 +284,19 @@ class FrontDoor(_Relay):
         bound = listen(host, port, "the front door", "link.door")
         super().__init__(bound, credentials, serves=True)
 
-    def _check(self, request: Request) -> tuple[str, str]:
+    def _admit(self, request: Request, path: str) -> tuple[int, str]:
         # Asked each time, as connections live long.
-        certificate = x509.load_der_x509_certificate(request.scope["state"]["peer"])
-        name = common_name(certificate)
-        host = request.client.host if request.client else "an unknown address"
-        why = self._admission.objection(certificate)
-        mend = "have another one signed by whoever runs the federation"
-        reason = f"the certificate of site {name} {why}; {mend}" if why else ""
-        return f"site {name} at {host}", reason
-
-    def _check_node(self, request: Request, path: str) -> tuple[int, str]:
-        site = common_name(x509.load_der_x509_certificate(request.scope["state"]["peer"]))
+        certificate = _peer_of(request)
+        assert certificate is not None, "TLS lets nobody in without one"
+        site = common_name(certificate)
+        if why := self._admission.objection(certificate):
+            mend = "have another one signed by whoever runs the federation"
+            return 403, f"the certificate of site {site} {why}; {mend}"
         # As it will be passed on: of a header that comes twice, the last.
         return self._nodes.refusal(site, path, _kept(request.headers).get(KEY, ""))
 
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
-        cause = (
-            (str(error) or type(error).__name__)
-            if error
-            else "it has an error of its own, see its log"
-        )
+        cause = _text_of(error) or "it has an error of its own, see its log"
         _log.warning("SuperLink did not answer %s: %s", path, cause)
 
 
@@ -352,17 +353,11 @@ class Forwarder(_Relay):
         self._has_lost.clear()
         return has_lost
 
-    def _check(self, request: Request) -> tuple[str, str]:
-        return "local", ""
-
-    def _check_node(self, request: Request, path: str) -> tuple[int, str]:
-        return 0, ""
-
     def _trouble(self, path: str, error: Exception | None, *, is_lost: bool = False) -> None:
         self.refusal = self._refusal(error) or self.refusal
         if is_lost and path != _HEARTBEAT:
             self._has_lost.set()
-        cause = (str(error) or type(error).__name__) if error else "it cannot reach SuperLink"
+        cause = _text_of(error) or "it cannot reach SuperLink"
         now_s = time.monotonic()
         if cause != self._said or now_s > self._said_at + _REPEAT_S:
             _log.warning("front door %s is away: %s; trying on", self._door, cause)

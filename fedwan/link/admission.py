@@ -38,20 +38,17 @@ class Files:
 
     def changed(self) -> bool:
         """Whether any is another file than at the last call; True at the first."""
-        before, self._seen = self._seen, self._stamps()
+        before, self._seen = self._seen, [_stamp(path) for path in self._paths]
         return self._seen != before
 
-    def _stamps(self) -> list[tuple[int, int, int] | None]:
-        return [self._stamp(path) for path in self._paths]
 
-    @staticmethod
-    def _stamp(path: Path) -> tuple[int, int, int] | None:
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        # Files are replaced whole, so the inode tells even where the clock is too coarse.
-        return stat.st_mtime_ns, stat.st_ino, stat.st_size
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    # Files are replaced whole, so the inode tells even where the clock is too coarse.
+    return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
 class Admission:
@@ -91,31 +88,27 @@ class Admission:
 
 
 def _read_lists(folder: Path) -> dict[x509.Name, x509.CertificateRevocationList]:
-    """The revocation lists of a coordinator's folder, by the authority that signed each."""
-    path = folder / "crl.pem"
-    mend = "copy it again from the authority"
-    authorities = {
-        ca.subject: ca for ca in parse_file(read_file(folder / "ca.crt"), folder / "ca.crt")
-    }
-    found: dict[x509.Name, x509.CertificateRevocationList] = {}
+    """The revocation lists of a coordinator's folder, by the authority that signed each.
+
+    Those of authorities that are trusted no more, or not yet, are left out.
+    """
+    path, ca_path = folder / "crl.pem", folder / "ca.crt"
     if not path.exists():
         raise IdentityError(
             f"{path} is missing, the authority's list of revoked certificates; copy its "
             "ca/crl.pem there"
         )
+    keys = {ca.subject: ca.public_key() for ca in parse_file(read_file(ca_path), ca_path)}
+    mend = "copy it again from the authority"
     try:
-        lists = read_lists(read_file(path))
+        found = {crl.issuer: crl for crl in read_lists(read_file(path)) if crl.issuer in keys}
     except ValueError as error:
         raise IdentityError(f"{path} cannot be parsed: {error}; {mend}") from None
-    for crl in lists:
-        ca = authorities.get(crl.issuer)
-        if ca is None:  # of an authority that is trusted no more, or not yet
-            continue
-        if not crl.is_signature_valid(ca.public_key()):  # type: ignore[arg-type]
-            raise IdentityError(f"{path} was not signed by {folder / 'ca.crt'}; {mend}")
-        found[crl.issuer] = crl
-    if not found:
-        raise IdentityError(f"{path} was not signed by {folder / 'ca.crt'}; {mend}")
+    if not found or not all(
+        crl.is_signature_valid(keys[issuer])  # type: ignore[arg-type]
+        for issuer, crl in found.items()
+    ):
+        raise IdentityError(f"{path} was not signed by {ca_path}; {mend}")
     return found
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
 
@@ -84,39 +83,29 @@ class ShapedLink:
     """
 
     def __init__(
-        self,
-        inner: Link,
-        rate_mbit: float = 0.0,
-        rtt_ms: float = 0.0,
-        loss: float = 0.0,
-        sleep: Callable[[float], None] = time.sleep,
-        clock: Callable[[], float] = time.monotonic,
+        self, inner: Link, rate_mbit: float = 0.0, rtt_ms: float = 0.0, loss: float = 0.0
     ) -> None:
         self._inner = inner
         self._bytes_per_s = goodput_mbit(rate_mbit, rtt_ms, loss) * 1e6 / 8
         self._rtt_s = rtt_ms / 1e3
-        self._sleep = sleep
-        self._clock = clock
 
     def __getattr__(self, name: str) -> Any:  # all else of a `Link`
         return getattr(self._inner, name)
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        began = self._clock()
+        began = time.monotonic()
         receipt = self._inner.upload(header, payload)
-        self._wait_out(self._rtt_s + payload.num_bytes / self._bytes_per_s, began)
+        self._wait_out(payload, began)
         return receipt
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
         delivery = self._inner.download(request)
         if delivery.payload is not None:
             # What was waited for before the payload existed is no part of its transfer.
-            self._wait_out(
-                self._rtt_s + delivery.payload.num_bytes / self._bytes_per_s, self._clock()
-            )
+            self._wait_out(delivery.payload, time.monotonic())
         return delivery
 
-    def _wait_out(self, duration_s: float, began: float) -> None:
-        remaining = duration_s - (self._clock() - began)
-        if remaining > 0:
-            self._sleep(remaining)
+    def _wait_out(self, payload: Source, began: float) -> None:
+        duration_s = self._rtt_s + payload.num_bytes / self._bytes_per_s
+        if (remaining := duration_s - (time.monotonic() - began)) > 0:
+            time.sleep(remaining)

@@ -13,7 +13,8 @@ import json
 import math
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,7 +112,7 @@ def measure(
         compression="none",
         pace_mbit=settings.pace_mbit,
     )
-    try:
+    with closing(link):
         try:
             _upload(link, 1)
         except (LinkLost, SessionLost, PayloadError):
@@ -136,8 +137,6 @@ def measure(
             machine=read_settings(),
             pace_mbit=settings.pace_mbit,
         )
-    finally:
-        link.close()
 
 
 def _connect_ms(address: str) -> float:
@@ -208,47 +207,48 @@ def advise(found: Measurement, rate_mbit: float = 0.0) -> Advice | None:
 
     `rate_mbit` is what the path is known to carry, as by contract; 0 if that is not known.
     """
-    rules = (_bbr_up, _bbr_down, _buffers)
-    found_all = (advice for rule in rules for advice in rule(found, rate_mbit))
-    return max(found_all, key=lambda advice: advice.gain, default=None)
+    ways = (("up", found.up, "wmem"), ("down", found.down, "rmem"))
+    rules = [_bbr_up(found, rate_mbit), _bbr_down(found, rate_mbit)]
+    rules += [_buffers(found, rate_mbit, *way) for way in ways]
+    return max(filter(None, rules), key=lambda advice: advice.gain, default=None)
 
 
 def _goes_by_loss(way: Way) -> bool:
     return bool(way.congestion) and not way.congestion.startswith("bbr")
 
 
-def _bbr_up(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+def _bbr_up(found: Measurement, rate_mbit: float) -> Advice | None:
     """Where loss holds the site's uploads back."""
     way, loss = found.up, found.up.again or 0.0
     command = _allow_bbr(found.machine)
     if not _goes_by_loss(way) or loss < LEAST_LOSS or not command:
-        return
+        return None
     bound = found.channels * flow_mbit(way.congestion, found.rtt_ms, loss)
     is_full = found.loaded_ms > QUEUED * found.rtt_ms
     gain = rate_mbit / way.mbit if rate_mbit else 1.0
     if gain < LEAST_GAIN if rate_mbit else is_full or way.mbit > HELD * bound:
-        return
-    hope = f"expect up to {gain:.1f} times that" if rate_mbit else "expect more than that"
+        return None
     why = (
         f"{loss:.2%} of the upload is sent again, and {way.congestion} takes that for a full link: "
-        f"{_mbit(way.mbit)}, where theory gives {_mbit(bound)}; {hope}"
+        f"{_mbit(way.mbit)}, where theory gives {_mbit(bound)}; expect "
+        f"{f'up to {gain:.1f} times' if rate_mbit else 'more than'} that"
     )
-    yield Advice("site", command, gain, "up", why)
+    return Advice("site", command, gain, "up", why)
 
 
-def _bbr_down(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+def _bbr_down(found: Measurement, rate_mbit: float) -> Advice | None:
     """Where the coordinator, whose losses are not seen here, sends more slowly than it might."""
     way, reach = found.down, rate_mbit or found.up.mbit
     gain = reach / way.mbit
     if not _goes_by_loss(way) or gain < LEAST_GAIN:
-        return
-    source = "the path should carry" if rate_mbit else "the upload gets"
-    command = f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'"
+        return None
     why = (
-        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where {source} "
-        f"{_mbit(reach)}; expect up to {gain:.1f} times that under bbr"
+        f"the download gets {_mbit(way.mbit)} under {way.congestion}, where "
+        f"{'the path should carry' if rate_mbit else 'the upload gets'} {_mbit(reach)}; "
+        f"expect up to {gain:.1f} times that under bbr"
     )
-    yield Advice("coordinator", command, gain, "down", why)
+    command = f"sudo modprobe tcp_bbr; sudo sysctl -w {_ALLOWED}='reno cubic bbr'"
+    return Advice("coordinator", command, gain, "down", why)
 
 
 def _allow_bbr(machine: TcpSettings) -> str:
@@ -260,28 +260,25 @@ def _allow_bbr(machine: TcpSettings) -> str:
     return "sudo modprobe tcp_bbr" if machine.available else ""
 
 
-def _buffers(found: Measurement, rate_mbit: float) -> Iterator[Advice]:
+def _buffers(found: Measurement, rate_mbit: float, name: str, way: Way, key: str) -> Advice | None:
     """Larger limits of the site's socket buffers, where transfers fill them."""
-    cases = (
-        ("up", found.up, "tcp_wmem", found.machine.send),
-        ("down", found.down, "tcp_rmem", found.machine.receive),
+    sizes = found.machine.send if name == "up" else found.machine.receive
+    if len(sizes) != 3 or not found.rtt_ms:
+        return None
+    least, default, most = sizes
+    limit = found.channels * most * TCP_SHARE * 8 / 1e6 / (found.rtt_ms / 1e3)
+    size = round(most * rate_mbit / limit) if rate_mbit else most * GROWTH
+    size = min(1 << (size - 1).bit_length(), LARGEST_BUFFER)
+    gain = min(size / most, rate_mbit / way.mbit if rate_mbit else GROWTH)
+    if not FILLED * limit <= way.mbit <= limit / FILLED or gain < LEAST_GAIN:
+        return None
+    why = (
+        f"socket buffers of {most / 1e6:.1f} MB carry {_mbit(limit)} on {found.channels} channels "
+        f"at {found.rtt_ms:.0f} ms, and the {name}load gets {_mbit(way.mbit)}; "
+        f"expect up to {gain:.1f} times that"
     )
-    for name, way, key, sizes in cases:
-        if len(sizes) != 3 or not found.rtt_ms:
-            continue
-        limit = found.channels * sizes[2] * TCP_SHARE * 8 / 1e6 / (found.rtt_ms / 1e3)
-        size = round(sizes[2] * rate_mbit / limit) if rate_mbit else sizes[2] * GROWTH
-        size = min(1 << (size - 1).bit_length(), LARGEST_BUFFER)
-        gain = min(size / sizes[2], rate_mbit / way.mbit if rate_mbit else GROWTH)
-        if not FILLED * limit <= way.mbit <= limit / FILLED or gain < LEAST_GAIN:
-            continue
-        command = f"sudo sysctl -w net.ipv4.{key}='{sizes[0]} {sizes[1]} {size}'"
-        why = (
-            f"socket buffers of {sizes[2] / 1e6:.1f} MB carry {_mbit(limit)} on {found.channels} "
-            f"channels at {found.rtt_ms:.0f} ms, and the {name}load gets {_mbit(way.mbit)}; "
-            f"expect up to {gain:.1f} times that"
-        )
-        yield Advice("site", command, gain, name, why)
+    command = f"sudo sysctl -w net.ipv4.tcp_{key}='{least} {default} {size}'"
+    return Advice("site", command, gain, name, why)
 
 
 def _mbit(rate: float) -> str:

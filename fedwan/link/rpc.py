@@ -16,6 +16,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import grpc
+from google.protobuf.descriptor import MethodDescriptor
+from google.protobuf.message_factory import GetMessageClass
 
 from fedwan.errors import (
     FedwanError,
@@ -30,7 +32,8 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.framing import parser, serialize
 from fedwan.link.tcp import read_state
 
-SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"].full_name
+_SERVICE = wire.DESCRIPTOR.services_by_name["DataPlane"]
+SERVICE = _SERVICE.full_name
 MAX_MESSAGE_BYTES = 32 << 20
 OPTIONS = [
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -65,26 +68,21 @@ class Method(NamedTuple):
     read_reply: Callable[[bytes], Any]
 
 
-def _method(kind: str, request: Any, reply: Any) -> Method:
-    def plain(message: Any) -> bytes:
-        data: bytes = message.SerializeToString()
-        return data
+def _method(found: MethodDescriptor) -> Method:
+    """Streams of one direction carry chunks."""
+    streams = found.client_streaming, found.server_streaming
+    kind = "_".join("stream" if is_stream else "unary" for is_stream in streams)
+    forms: list[Callable[..., Any]] = []
+    for is_stream, message in zip(streams, (found.input_type, found.output_type), strict=True):
+        kind_of = GetMessageClass(message)
+        if is_stream and not all(streams):
+            forms += [serialize, parser(kind_of)]
+        else:
+            forms += [kind_of.SerializeToString, kind_of.FromString]
+    return Method(kind, *forms)
 
-    if kind == "stream_unary":
-        return Method(kind, serialize, parser(request), plain, reply.FromString)
-    if kind == "unary_stream":
-        return Method(kind, plain, request.FromString, serialize, parser(reply))
-    return Method(kind, plain, request.FromString, plain, reply.FromString)
 
-
-METHODS = {
-    "Join": _method("unary_unary", wire.Hello, wire.Welcome),
-    "Control": _method("stream_stream", wire.SiteSignal, wire.CoordinatorSignal),
-    "Upload": _method("stream_unary", wire.UploadHeader, wire.Receipt),
-    "Download": _method("unary_stream", wire.DownloadRequest, wire.DownloadHeader),
-    "Report": _method("unary_unary", wire.QualityReport, wire.Ack),
-    "Leave": _method("unary_unary", wire.Farewell, wire.Ack),
-}
+METHODS = {found.name: _method(found) for found in _SERVICE.methods}
 
 
 class ByteCounter:

@@ -9,7 +9,6 @@ from queue import Empty
 import pytest
 
 from fedwan.errors import SessionLost
-from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from tests.planes import (
     Bench,
@@ -107,16 +106,3 @@ def test_a_site_that_did_what_it_was_asked_is_not_asked_again(
         proxy.cut()
         with pytest.raises(Empty):
             link.signals.get(timeout=1.2)
-
-
-def test_a_site_that_is_revoked_while_it_takes_part_is_told(tmp_path: Path) -> None:
-    authority = pki.federation(tmp_path / "pki", [], ["s1"])
-    bench = Bench(tmp_path)
-    with (
-        serving(bench.hub, tmp_path / "pki") as plane,
-        dialling(plane.port, tmp_path / "pki" / "s1") as link,
-    ):
-        link.join(bench.hello("s1"))
-        authority.revoke("s1")
-        signal = link.signals.get(timeout=10)
-        assert signal.kind == Signal.GONE and "revoked" in signal.text

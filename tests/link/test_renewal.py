@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
-import grpc
 import pytest
+from cryptography import x509
 
-from fedwan.errors import LinkLost
-from fedwan.link import certificates, pki
+from fedwan.errors import IdentityError, LinkLost
+from fedwan.link import certificates, pki, server
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Renewable
+from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity, now
 from tests.planes import (
     Bench,
@@ -21,10 +24,9 @@ from tests.planes import (
     header_of,
     payload_of,
     serving,
-    stub_of,
-    update_request,
 )
 
+LASTS_S = 3.0
 ENDS_S = 10.0
 """An open stream ends within so long of its certificate."""
 
@@ -36,12 +38,13 @@ def authority(tmp_path: Path) -> pki.Authority:
 
 @pytest.fixture
 def renew_for(authority: pki.Authority, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Renews an identity so that it expires that many seconds from now."""
+    """Renews an identity so that it expires that many seconds from now; looks are frequent."""
+    monkeypatch.setattr(server, "PEERS_S", 0.2)
 
     def renew(name: str, seconds: float) -> None:
         monkeypatch.setattr(certificates, "now", lambda: now() - timedelta(1, -seconds))
         authority.renew(name, days=1)
-        monkeypatch.undo()
+        monkeypatch.setattr(certificates, "now", now)
 
     return renew
 
@@ -53,14 +56,14 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
     """Each certificate is replaced while it is valid, and has expired before the next."""
     folder, bench = authority.directory, Bench(tmp_path)
     bench.set_model()
-    renew_for("s1", 6.0)
-    renew_for("coordinator", 6.0)
+    renew_for("s1", LASTS_S)
+    renew_for("coordinator", LASTS_S)
     payload = payload_of(1.0, bench.layout)
     with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
         link.join(bench.hello("s1"))
         for _ in range(2):
             for name in ("s1", "coordinator"):
-                renew_for(name, 6.0)
+                renew_for(name, LASTS_S)
             expires = Identity.load(folder / "s1").expires
             while now() < expires - timedelta(seconds=1):
                 header = header_of(payload)
@@ -68,35 +71,44 @@ def test_a_site_and_its_coordinator_renew_twice_and_no_round_is_lost(
                 time.sleep(0.2)
         for name in ("s1", "coordinator"):
             renew_for(name, 60.0)
-        time.sleep((expires - now()).total_seconds() + 3.0)
+        time.sleep((expires - now()).total_seconds() + 0.6)
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
         assert link.signals.empty()
 
 
-@pytest.mark.parametrize("why", ["revoked", "expired"])
-def test_open_streams_end_when_their_certificate_does(
-    authority: pki.Authority, renew_for: Callable[..., None], tmp_path: Path, why: str
+@pytest.mark.parametrize(
+    ("why", "says"),
+    [
+        ("revoked", "certificate of s1 is revoked; have another"),
+        ("expired", "our certificate .*it expired on 20"),
+    ],
+)
+def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
+    authority: pki.Authority, renew_for: Callable[..., None], tmp_path: Path, why: str, says: str
 ) -> None:
     folder, bench = authority.directory, Bench(tmp_path)
-    bench.set_model()
+    payload, hello = payload_of(1.0, bench.layout), bench.hello("s1")
+    hello.certificate = "mine"
     if why == "expired":
-        renew_for("s1", 2.5)
-    with serving(bench.hub, folder) as plane, stub_of(plane.port, folder / "s1") as stub:
-        hello = bench.hello("s1")
-        stub.Join(hello)
-        control = stub.Control(iter([wire.SiteSignal(session=hello.session)]))
-        assert next(control).kind == wire.CoordinatorSignal.HEARTBEAT
+        renew_for("s1", 2.0)
+    identity = Identity.load(folder / "s1")
+    with serving(bench.hub, folder) as plane, dialling(plane.port, folder / "s1") as link:
+        link.join(hello)
+        serial = f"{x509.load_pem_x509_certificate(identity.cert_pem).serial_number:x}"
+        assert bench.events[0] == ("join", "s1", f"s1 joined, certificate {serial}")
         if why == "revoked":
             authority.revoke("s1")
+        signal = link.signals.get(timeout=ENDS_S)  # its open stream ends
+        assert signal.kind == wire.CoordinatorSignal.GONE and why in signal.text
         began = time.monotonic()
-        with pytest.raises(grpc.RpcError):
-            for _ in control:
-                pass
+        with pytest.raises(IdentityError, match=says):
+            link.upload(header_of(payload), payload)
+        with closing(GrpcLink(link._address, identity)) as late:
+            with pytest.raises(IdentityError, match=says):
+                late.join(bench.hello("s1", "again"))
         assert time.monotonic() - began < ENDS_S
-        with pytest.raises(grpc.RpcError) as caught:
-            list(stub.Download(update_request(1)))
-        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
-        assert why in str(caught.value.details())
+    assert bench.hub.shut_out["s1"].startswith("the certificate of s1 ")
+    assert bench.contribution("s1") is None
 
 
 def test_a_site_under_the_next_authority_is_served_and_one_under_the_last_no_more(
@@ -111,10 +123,7 @@ def test_a_site_under_the_next_authority_is_served_and_one_under_the_last_no_mor
             for name in ("coordinator", "s1"):
                 authority.renew(name)
             link.join(bench.hello("s1"))
-        (tmp_path / "old").mkdir(mode=0o700)
-        for file in ("identity.crt", "ca.crt", "identity.key"):
-            (tmp_path / "old" / file).write_bytes((folder / "s1" / file).read_bytes())
-        (tmp_path / "old" / "identity.key").chmod(0o600)
+        shutil.copytree(folder / "s1", tmp_path / "old")
         (tmp_path / "old" / "identity.crt").write_bytes(old.cert_pem)
         with dialling(plane.port, tmp_path / "old") as link:
             link.join(bench.hello("s1"))

@@ -10,17 +10,12 @@ from fedwan.link import rpc
 from fedwan.link.rpc import LONGEST_WAIT_S, Patience
 
 Code = grpc.StatusCode
+DAMAGED = "chunk at 0 was damaged on the way"
 
 
 class Failure(grpc.RpcError):
     def __init__(self, code: grpc.StatusCode, text: str = "text") -> None:
-        self._code, self._text = code, text
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._text
+        self.code, self.details = lambda: code, lambda: text
 
 
 @pytest.fixture
@@ -31,12 +26,8 @@ def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waits
 
 
-def patience(slept: list[float]) -> Patience:
-    return Patience("host:1", 60.0, lambda: None, slept.append)
-
-
 def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) -> None:
-    tries = patience(slept)
+    tries = Patience("host:1", 60.0, lambda: None, slept.append)
     with pytest.raises(LinkLost, match=r"host:1 could not be reached for 60 s .*patience_s"):
         while True:
             tries.failed(Failure(Code.UNAVAILABLE))
@@ -45,41 +36,37 @@ def test_waits_double_up_to_a_limit_and_end_with_patience(slept: list[float]) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "expected"),
+    ("code", "text", "times", "expected"),
     [
-        (Code.UNAUTHENTICATED, IdentityError),
-        (Code.FAILED_PRECONDITION, SessionLost),
-        (Code.INVALID_ARGUMENT, PayloadError),
-        (Code.UNIMPLEMENTED, LinkLost),
+        (Code.UNAUTHENTICATED, "why", 0, IdentityError),
+        (Code.FAILED_PRECONDITION, "why", 0, SessionLost),
+        (Code.INVALID_ARGUMENT, "why", 0, PayloadError),
+        (Code.UNIMPLEMENTED, "why", 0, LinkLost),
+        (Code.INVALID_ARGUMENT, DAMAGED, 3, PayloadError),
     ],
 )
-def test_what_cannot_pass_is_raised_at_once(
-    slept: list[float], code: grpc.StatusCode, expected: type[FedwanError]
+def test_what_cannot_pass_is_raised_at_once_and_damage_after_three_attempts(
+    slept: list[float], code: grpc.StatusCode, text: str, times: int, expected: type[FedwanError]
 ) -> None:
-    with pytest.raises(expected, match="why"):
-        patience(slept).failed(Failure(code, "why"))
-    assert slept == []
-
-
-def test_a_chunk_damaged_on_the_way_is_sent_again_three_times(slept: list[float]) -> None:
-    tries = patience(slept)
-    for _ in range(3):
-        tries.failed(Failure(Code.INVALID_ARGUMENT, "chunk at 0 was damaged on the way"))
-    with pytest.raises(PayloadError, match="damaged"):
-        tries.failed(Failure(Code.INVALID_ARGUMENT, "chunk at 0 was damaged on the way"))
+    tries = Patience("host:1", 60.0, lambda: None, slept.append)
+    for _ in range(times):
+        tries.failed(Failure(code, text))
+    with pytest.raises(expected, match=text):
+        tries.failed(Failure(code, text))
+    assert len(slept) == times
 
 
 def test_a_certificate_that_is_refused_is_noticed_at_once_and_one_that_expires_later_too(
     slept: list[float],
 ) -> None:
-    complaints: list[str | None] = ["certificate has expired"]
-    tries = Patience("host:1", 300.0, lambda: complaints[0], slept.append)
+    complaint: list[str] = ["certificate has expired"]
+    tries = Patience("host:1", 300.0, lambda: complaint[0], slept.append)
     with pytest.raises(IdentityError, match="expired"):
         tries.failed(Failure(Code.UNAVAILABLE))
     assert slept == []
-    complaints[0] = None
+    complaint[0] = ""
     for _ in range(12):
         tries.failed(Failure(Code.UNAVAILABLE))
-    complaints[0] = "certificate has expired"
+    complaint[0] = "certificate has expired"
     with pytest.raises(IdentityError):
         tries.failed(Failure(Code.UNAVAILABLE))

@@ -43,6 +43,26 @@ def test_an_issued_identity_loads_with_its_name_and_expiry(folders: Path) -> Non
     assert Identity.load(folders / "coordinator", "coordinator").name == "coordinator"
 
 
+def test_a_folder_with_the_wrong_files_is_refused_with_the_mend(
+    folders: Path, foreign: Path
+) -> None:
+    for folder, role, says in [
+        ("s1", "coordinator", "a site's certificate; give the folder of a coord"),
+        ("coordinator", "site", "a coordinator's certificate; give the folder of a s"),
+    ]:
+        with pytest.raises(IdentityError, match=says):
+            Identity.load(folders / folder, role)  # type: ignore[arg-type]
+    (folders / "s2" / "identity.key").write_bytes((folders / "s1" / "identity.key").read_bytes())
+    with pytest.raises(IdentityError, match="does not belong"):
+        Identity.load(folders / "s2")
+    (folders / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
+    with pytest.raises(IdentityError, match="foreign authority"):
+        Identity.load(folders / "s1")
+    (folders / "s1" / "identity.key").chmod(0o640)
+    with pytest.raises(IdentityError, match="mode 0640, readable by others; run: chmod 600"):
+        Identity.load(folders / "s1")
+
+
 @pytest.mark.parametrize("name", ["ca.crt", "identity.crt", "identity.key"])
 def test_a_missing_or_damaged_file_is_named(folders: Path, name: str) -> None:
     path = folders / "s1" / name
@@ -51,21 +71,6 @@ def test_a_missing_or_damaged_file_is_named(folders: Path, name: str) -> None:
         Identity.load(folders / "s1")
     path.unlink()
     with pytest.raises(IdentityError, match=f"{name} is missing"):
-        Identity.load(folders / "s1")
-
-
-def test_a_key_that_others_can_read_is_refused_with_the_mend(folders: Path) -> None:
-    (folders / "s1" / "identity.key").chmod(0o640)
-    with pytest.raises(IdentityError, match="mode 0640, readable by others; run: chmod 600"):
-        Identity.load(folders / "s1")
-
-
-def test_another_key_and_another_authority_are_refused(folders: Path, foreign: Path) -> None:
-    (folders / "s2" / "identity.key").write_bytes((folders / "s1" / "identity.key").read_bytes())
-    with pytest.raises(IdentityError, match="does not belong"):
-        Identity.load(folders / "s2")
-    (folders / "s1" / "ca.crt").write_bytes((foreign / "s1" / "ca.crt").read_bytes())
-    with pytest.raises(IdentityError, match="foreign authority"):
         Identity.load(folders / "s1")
 
 
@@ -79,57 +84,38 @@ def test_a_certificate_of_another_time_is_refused(
         Identity.load(tmp_path / "s1")
 
 
-def test_each_role_refuses_the_others_certificate(folders: Path) -> None:
-    with pytest.raises(IdentityError, match="a site's certificate; give the folder of a coord"):
-        Identity.load(folders / "s1", "coordinator")
-    with pytest.raises(IdentityError, match="a coordinator's certificate; give the folder of a s"):
-        Identity.load(folders / "coordinator", "site")
-
-
 def certificate_of(folder: Path) -> x509.Certificate:
     return x509.load_pem_x509_certificate((folder / "identity.crt").read_bytes())
 
 
-class TestAdmission:
-    def test_a_new_list_is_noticed_without_a_restart(self, authority: pki.Authority) -> None:
-        folders = authority.directory
-        admission = Admission(folders / "coordinator")
-        first, second = certificate_of(folders / "s1"), certificate_of(folders / "s2")
-        assert not admission.objection(first)
-        authority.revoke("s1")
-        assert admission.objection(first) == "is revoked" and not admission.objection(second)
-        authority.revoke("s2")
-        assert admission.objection(second) == "is revoked"
+def test_a_coordinator_s_list_is_read_anew_and_one_that_breaks_keeps_the_revoked_out(
+    authority: pki.Authority, foreign: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = authority.directory / "coordinator"
+    admission = Admission(folder)
+    first, second = (certificate_of(authority.directory / name) for name in ("s1", "s2"))
+    assert not admission.objection(first)
+    authority.revoke("s1")
+    assert admission.objection(first) == "is revoked" and not admission.objection(second)
+    (folder / "crl.pem").write_text("half a fi")
+    assert admission.objection(first) == "is revoked" and not admission.objection(second)
+    (folder / "crl.pem").unlink()
+    assert admission.objection(first) == "is revoked" and not admission.objection(second)
+    assert "without a revocation list" in admission.objection(certificate_of(foreign / "s1"))
+    monkeypatch.setattr(admission_module, "now", lambda: now() + timedelta(days=4000))
+    assert admission.objection(second).startswith("expired on")
 
-    def test_without_a_list_nobody_is_served(self, folders: Path) -> None:
-        (folders / "coordinator" / "crl.pem").unlink()
-        with pytest.raises(IdentityError, match="crl.pem is missing"):
-            Admission(folders / "coordinator")
 
-    def test_a_list_of_another_authority_is_refused(self, folders: Path, foreign: Path) -> None:
-        theirs = (foreign / "coordinator" / "crl.pem").read_bytes()
-        (folders / "coordinator" / "crl.pem").write_bytes(theirs)
-        with pytest.raises(IdentityError, match="was not signed by"):
-            Admission(folders / "coordinator")
-
-    def test_a_list_that_breaks_later_keeps_the_revoked_out(self, authority: pki.Authority) -> None:
-        folders = authority.directory
-        authority.revoke("s1")
-        admission = Admission(folders / "coordinator")
-        (folders / "coordinator" / "crl.pem").write_text("half a fi")
-        assert admission.objection(certificate_of(folders / "s1")) == "is revoked"
-        (folders / "coordinator" / "crl.pem").unlink()
-        assert admission.objection(certificate_of(folders / "s1")) == "is revoked"
-
-    def test_a_list_that_has_lapsed_and_a_certificate_that_has_expired_are_told(
-        self, folders: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        admission = Admission(folders / "coordinator")
-        certificate = certificate_of(folders / "s1")
-        stranger = certificate_of(foreign / "s1")
-        assert "without a revocation list" in admission.objection(stranger)
-        monkeypatch.setattr(admission_module, "now", lambda: now() + timedelta(days=4000))
-        assert admission.objection(certificate).startswith("expired on")
+def test_without_a_list_of_its_own_authority_a_coordinator_serves_nobody(
+    folders: Path, foreign: Path
+) -> None:
+    path = folders / "coordinator" / "crl.pem"
+    path.write_bytes((foreign / "coordinator" / "crl.pem").read_bytes())
+    with pytest.raises(IdentityError, match="was not signed by"):
+        Admission(path.parent)
+    path.unlink()
+    with pytest.raises(IdentityError, match="crl.pem is missing"):
+        Admission(path.parent)
 
 
 def openssl(*words: str, folder: Path) -> None:
@@ -226,33 +212,16 @@ def handshake(server: ssl.SSLContext, client: ssl.SSLContext, host: str = "local
         listener.close()
 
 
-class TestSslContext:
-    def test_a_site_and_its_coordinator_shake_hands(self, folders: Path) -> None:
-        server = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
-        site = Identity.load(folders / "s1").ssl_context(server=False)
-        assert handshake(server, site) == b"hello"
-        assert handshake(server, site, "127.0.0.1") == b"hello"
-        assert server.minimum_version == ssl.TLSVersion.TLSv1_2
-
-    def test_a_server_turns_away_whoever_shows_no_site_s_certificate(
-        self, folders: Path, foreign: Path
-    ) -> None:
-        server = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
-        coordinator = Identity.load(folders / "coordinator", "coordinator").ssl_context(False)
-        nobody = ssl.create_default_context(cafile=str(folders / "ca" / "ca.crt"))
-        stranger = ssl.create_default_context(cafile=str(folders / "ca" / "ca.crt"))
-        stranger.load_cert_chain(foreign / "s1" / "identity.crt", foreign / "s1" / "identity.key")
-        for context in (nobody, stranger, coordinator):
-            with pytest.raises(OSError):
-                assert handshake(server, context) == b"hello"
-
-    def test_a_site_refuses_another_authority_another_host_and_another_site(
-        self, folders: Path, foreign: Path
-    ) -> None:
-        site = Identity.load(folders / "s1").ssl_context(server=False)
-        ours = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
-        theirs = Identity.load(foreign / "coordinator", "coordinator").ssl_context(server=True)
-        impostor = Identity.load(folders / "s2").ssl_context(server=True)
-        for server, host in [(theirs, "localhost"), (ours, "example.com"), (impostor, "s2")]:
-            with pytest.raises(ssl.SSLCertVerificationError):
-                handshake(server, site, host)
+def test_a_site_and_its_coordinator_shake_hands_and_nobody_else_in_their_place(
+    folders: Path, foreign: Path
+) -> None:
+    """What a server lets in, the front door's tests show."""
+    site = Identity.load(folders / "s1").ssl_context(server=False)
+    ours = Identity.load(folders / "coordinator", "coordinator").ssl_context(server=True)
+    assert handshake(ours, site, "localhost") == handshake(ours, site, "127.0.0.1") == b"hello"
+    assert ours.minimum_version == ssl.TLSVersion.TLSv1_2
+    theirs = Identity.load(foreign / "coordinator", "coordinator").ssl_context(server=True)
+    impostor = Identity.load(folders / "s2").ssl_context(server=True)
+    for server, host in [(theirs, "localhost"), (ours, "example.com"), (impostor, "s2")]:
+        with pytest.raises(ssl.SSLCertVerificationError):
+            handshake(server, site, host)
