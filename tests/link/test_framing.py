@@ -86,13 +86,6 @@ def test_a_cut_chunk_is_a_decode_error_or_shows_in_the_checksum(
             unpack(chunk, 1000)
 
 
-def test_a_chunk_is_parsed_without_a_copy() -> None:
-    written = serialize(Part(None, plain(0, bytes(1000))))
-    chunk = upload_part(written).chunk
-    assert chunk is not None and isinstance(chunk.data, memoryview)
-    assert chunk.data.obj is written
-
-
 def coded(codec: str, num_values: int = 400_000) -> bytes:
     """What a codec makes of normal values."""
     value = torch.randn(num_values, generator=torch.Generator().manual_seed(0))
@@ -109,19 +102,18 @@ def test_a_chunk_is_unpacked_to_what_it_was(data: bytes) -> None:
     assert len(chunk.data) <= len(data)
 
 
-@pytest.mark.parametrize(
-    ("codec", "most"), [("int4", 0.86), ("bf16", 0.80), ("int8", 0.95), ("fp32", 0.94)]
-)
-def test_normal_values_lose_what_their_codes_do_not_need(codec: str, most: float) -> None:
+@pytest.mark.parametrize(("codec", "most"), [("int4", 0.86), ("bf16", 0.80), ("fp32", 0.94)])
+def test_normal_values_lose_what_their_codes_do_not_need_and_noise_nothing(
+    codec: str, most: float
+) -> None:
     data = coded(codec)
     chunk = pack(0, data)
     assert chunk.raw_bytes == len(data) and len(chunk.data) < most * len(data)
-
-
-def test_noise_travels_as_it_is_without_a_copy() -> None:
-    data = torch.randint(0, 256, (MOST,), dtype=torch.uint8).numpy().data
-    chunk = pack(0, data)
-    assert not chunk.raw_bytes and chunk.data is data
+    noise = torch.randint(0, 256, (MOST,), dtype=torch.uint8).numpy().data
+    assert pack(0, noise).data is noise  # no copy
+    written = serialize(Part(None, plain(0, data)))
+    found = upload_part(written).chunk
+    assert found is not None and isinstance(found.data, memoryview) and found.data.obj is written
 
 
 def frame(data: bytes, **options: bool) -> bytes:
@@ -159,26 +151,14 @@ def test_a_damaged_frame_never_gives_more_than_it_may(draw: st.DataObject) -> No
 
 
 def test_a_slow_link_is_packed_and_a_fast_one_is_not() -> None:
-    packing = Packing("auto")
+    packing, always, never = Packing("auto"), Packing("zstd"), Packing("none")
     assert packing.is_on
     packing.note(LEAST_BYTES - 1, 1e-9)
     assert packing.is_on  # too short to tell
-    packing.note(LEAST_BYTES, LEAST_BYTES / (0.9 * FAST))
-    assert packing.is_on
-    packing.note(LEAST_BYTES, LEAST_BYTES / (1.1 * FAST))
-    assert not packing.is_on
-    packing.note(LEAST_BYTES, LEAST_BYTES / (0.6 * FAST))
-    assert not packing.is_on
-    packing.note(LEAST_BYTES, LEAST_BYTES / (0.4 * FAST))
-    assert packing.is_on
-
-
-@pytest.mark.parametrize(("compression", "is_on"), [("zstd", True), ("none", False)])
-def test_a_settled_link_stays_as_it_is(compression: str, is_on: bool) -> None:
-    packing = Packing(compression)
-    for rate in (0.1 * FAST, 10 * FAST):
-        packing.note(LEAST_BYTES, LEAST_BYTES / rate)
-        assert packing.is_on is is_on
+    for rate, is_on in ((0.9, True), (1.1, False), (0.6, False), (0.4, True)):
+        for one in (packing, always, never):
+            one.note(LEAST_BYTES, LEAST_BYTES / (rate * FAST))
+        assert (packing.is_on, always.is_on, never.is_on) == (is_on, True, False)
 
 
 def test_a_chunk_is_packed_once_for_all_sites() -> None:

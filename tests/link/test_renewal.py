@@ -20,6 +20,7 @@ from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity, now
 from tests.planes import (
     Bench,
+    await_control,
     dialling,
     header_of,
     payload_of,
@@ -96,6 +97,7 @@ def test_a_site_whose_certificate_ends_is_told_and_can_do_nothing_more(
         link.join(hello)
         serial = f"{x509.load_pem_x509_certificate(identity.cert_pem).serial_number:x}"
         assert bench.events[0] == ("join", "s1", f"s1 joined, certificate {serial}")
+        await_control(bench, link, "s1")
         if why == "revoked":
             authority.revoke("s1")
         signal = link.signals.get(timeout=ENDS_S)  # its open stream ends

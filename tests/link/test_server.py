@@ -12,12 +12,11 @@ import zstandard
 
 from fedwan.errors import ConfigError
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.framing import Part, plain
+from fedwan.link.framing import Chunk, Part, plain
 from fedwan.link.rpc import SERVICE, Stub
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from tests.planes import (
-    RUN,
     Bench,
     dialling,
     header_of,
@@ -83,60 +82,73 @@ def refused(code: grpc.StatusCode, call: Callable[[], object]) -> str:
     return str(caught.value.details())
 
 
-def test_ten_terabytes_announced_allocate_nothing(setting: Setting) -> None:
+def test_uploads_that_no_honest_site_makes_are_refused_with_the_reason(setting: Setting) -> None:
+    header, data = setting.header, setting.data
+    Refused = tuple[dict[str, object], Chunk | None, grpc.StatusCode, str]
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 26))
+    cases: list[Refused] = [
+        ({}, plain(0, data)._replace(checksum=1), Code.INVALID_ARGUMENT, "damaged"),
+        (
+            {},
+            plain(0, bomb)._replace(raw_bytes=1 << 30),
+            Code.INVALID_ARGUMENT,
+            "claims 1073741824",
+        ),
+        ({"fragment": 7}, None, Code.INVALID_ARGUMENT, "fragment 7"),
+        ({"kind": 9}, None, Code.INVALID_ARGUMENT, "kind 9"),
+        ({"kind": 1, "version": 3}, None, Code.INVALID_ARGUMENT, "version 3"),
+        ({"run_id": "another"}, None, Code.INVALID_ARGUMENT, "of run another"),
+        ({"session": "never joined"}, None, Code.FAILED_PRECONDITION, "join again"),
+    ]
+    misfits = [plain(offset, data) for offset in (1, 1 << 16, 2**63, 2**64 - 1)]
+    misfits += [plain(0, data + b"x"), plain(0, data[:-1])]
+    fits = "at {} does not fit"
+    cases += [({}, c, Code.INVALID_ARGUMENT, fits.format(c.offset)) for c in misfits]
+    for changes, chunk, code, says in cases:
+        part = Part(header(**changes), chunk)
+        assert says in refused(code, lambda part=part: setting.upload(part))
+    for parts in ((), (Part(None, plain(0, data)),)):
+        text = refused(Code.INVALID_ARGUMENT, lambda p=parts: setting.upload(*p))
+        assert "began without its header" in text
+    with stub_of(setting.plane.port, setting.identities / "s3") as stub:
+        call = lambda: stub.Upload(iter([Part(header(), None)]))  # noqa: E731
+        assert "has not joined this run" in refused(Code.FAILED_PRECONDITION, call)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    receipt = setting.upload(Part(setting.header(num_bytes=10 * 10**12), None))
+    receipt = setting.upload(Part(header(num_bytes=10 * 10**12), None))
     assert receipt.status == wire.Receipt.REJECTED
     assert "payload of 10000000000000 bytes announced" in receipt.text
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50_000  # kB
+    # What was refused may be sent again.
+    assert list(setting.upload(Part(header(), None)).missing) == [0]
 
 
-def test_a_chunk_outside_the_payload_or_of_another_length_is_refused(setting: Setting) -> None:
-    chunks = [plain(offset, setting.data) for offset in (1, 1 << 16, 2**63, 2**64 - 1)]
-    chunks += [plain(0, setting.data + b"x"), plain(0, setting.data[:-1])]
-    for chunk in chunks:
-        part = Part(setting.header(), chunk)
-        text = refused(Code.INVALID_ARGUMENT, lambda part=part: setting.upload(part))
-        assert f"at {chunk.offset} does not fit" in text
+def test_downloads_that_no_honest_site_asks_for_are_refused_or_bring_nothing(
+    setting: Setting,
+) -> None:
+    setting.bench.publish(1, setting.payload)
 
+    def ask(**changes: object) -> list[Part[wire.DownloadHeader]]:
+        request = update_request()
+        chunks = changes.pop("chunks", ())
+        for name, value in changes.items():
+            setattr(request, name, value)
+        request.chunks.extend(chunks)  # type: ignore[arg-type]
+        return list(setting.stub.Download(request, timeout=10))
 
-def test_a_chunk_with_a_wrong_checksum_is_refused_and_may_be_sent_again(setting: Setting) -> None:
-    chunk = plain(0, setting.data)
-    part = Part(setting.header(), chunk._replace(checksum=1))
-    assert "damaged" in refused(Code.INVALID_ARGUMENT, lambda: setting.upload(part))
-    assert list(setting.upload(Part(setting.header(), None)).missing) == [0]
-
-
-def test_a_bomb_is_refused_before_it_goes_off(setting: Setting) -> None:
-    num_bytes = 1 << 30
-    frame = zstandard.ZstdCompressor().compress(bytes(num_bytes))
-    assert len(frame) < 100_000
-    part = Part(setting.header(), plain(0, frame)._replace(raw_bytes=num_bytes))
-    text = refused(Code.INVALID_ARGUMENT, lambda: setting.upload(part))
-    assert f"claims {num_bytes} bytes" in text
-
-
-def test_an_upload_without_a_header_is_refused(setting: Setting) -> None:
-    for parts in ((), (Part(None, plain(0, setting.data)),)):
-        text = refused(Code.INVALID_ARGUMENT, lambda p=parts: setting.upload(*p))
-        assert "began without its header" in text
-
-
-def test_an_upload_of_what_the_run_has_not_is_refused(setting: Setting) -> None:
-    absent = ({"fragment": 7}, {"kind": 9}, {"kind": 1, "version": 3}, {"run_id": "another"})
-    for changes in absent:
-        part = Part(setting.header(**changes), None)
-        refused(Code.INVALID_ARGUMENT, lambda part=part: setting.upload(part))
-
-
-def test_an_upload_before_join_or_from_another_session_is_refused(setting: Setting) -> None:
-    part = Part(setting.header(session="never joined"), None)
-    assert "join again" in refused(Code.FAILED_PRECONDITION, lambda: setting.upload(part))
-    with stub_of(setting.plane.port, setting.identities / "s3") as stub:
-        text = refused(
-            Code.FAILED_PRECONDITION, lambda: stub.Upload(iter([Part(setting.header(), None)]))
-        )
-    assert "has not joined this run" in text
+    for changes, code, says in [
+        ({"kind": 9}, Code.INVALID_ARGUMENT, ""),
+        ({"fragment": 3}, Code.INVALID_ARGUMENT, "fragment 3"),
+        ({"run_id": "another"}, Code.FAILED_PRECONDITION, "is of run another, this is run-1"),
+        ({"chunks": [0] * 1_000_000}, Code.INVALID_ARGUMENT, "1000000 chunks asked for where"),
+    ]:
+        assert says in refused(code, lambda changes=changes: ask(**changes))
+    for num_chunks in (1, 0):  # which were sent already
+        first, *others = ask(transfer=2**64 - 1)
+        assert first.header is not None and first.header.status == wire.DownloadHeader.READY
+        assert first.chunk is None and [part.header for part in others] == [None] * num_chunks
+    (part,) = ask(chunks=[77])
+    assert part.chunk is None
+    setting.bench.withdraw()
 
 
 def test_garbage_in_place_of_a_message_is_refused(setting: Setting) -> None:
@@ -170,48 +182,6 @@ def test_the_same_chunk_five_thousand_times_is_harmless(setting: Setting) -> Non
 
     receipt = setting.stub.Upload(parts(), timeout=20)
     assert receipt.status == wire.Receipt.INCOMPLETE and list(receipt.missing) == [1, 2, 3]
-
-
-def test_a_huge_list_of_chunks_is_refused(setting: Setting) -> None:
-    setting.bench.publish(1, setting.payload)
-    request = update_request()
-    request.chunks.extend([0] * 1_000_000)
-    text = refused(Code.INVALID_ARGUMENT, lambda: list(setting.stub.Download(request, timeout=10)))
-    assert "1000000 chunks asked for where there are 1" in text
-    setting.bench.withdraw()
-
-
-def test_chunks_that_do_not_exist_or_were_sent_already_bring_nothing(setting: Setting) -> None:
-    setting.bench.publish(1, setting.payload)
-    request = update_request()
-    request.transfer = 2**64 - 1
-    for num_chunks in (1, 0):
-        first, *others = setting.stub.Download(request, timeout=10)
-        assert first.header.status == wire.DownloadHeader.READY and first.chunk is None
-        assert [part.header for part in others] == [None] * num_chunks
-    request = update_request()
-    request.chunks.extend([77])
-    (part,) = setting.stub.Download(request, timeout=10)
-    assert part.chunk is None
-    setting.bench.withdraw()
-
-
-def test_a_download_of_what_the_run_has_not_is_refused(setting: Setting) -> None:
-    requests = (
-        wire.DownloadRequest(run_id=RUN, kind=9),  # type: ignore[arg-type]
-        wire.DownloadRequest(run_id=RUN, fragment=3, version=1),
-    )
-    for request in requests:
-        refused(Code.INVALID_ARGUMENT, lambda r=request: list(setting.stub.Download(r, timeout=10)))
-
-
-def test_a_download_for_another_run_is_refused(setting: Setting) -> None:
-    request = update_request()
-    request.run_id = "another"
-    text = refused(
-        Code.FAILED_PRECONDITION, lambda: list(setting.stub.Download(request, timeout=10))
-    )
-    assert "download is of run another, this is run-1" in text
 
 
 def test_a_port_in_use_is_the_user_s_to_mend(setting: Setting, identities: Path) -> None:

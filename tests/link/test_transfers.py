@@ -23,7 +23,6 @@ from fedwan.link.rpc import (
     window_options,
 )
 from fedwan.link.server import MAX_NOISE_BYTES, Noise
-from fedwan.link.tcp import Congestion
 from tests.planes import (
     Bench,
     await_control,
@@ -56,7 +55,7 @@ def slack(num_bytes: int, chunk: int = CHUNK) -> int:
 
 @pytest.mark.parametrize(
     ("channels", "num_values", "packed"),
-    [(2, 0, "none"), (1, 1000, "zstd"), (3, 1_500_000, "none"), (2, 1_500_000, "zstd")],
+    [(2, 0, "none"), (1, 1000, "zstd"), (3, 500_000, "none"), (2, 500_000, "zstd")],
 )
 def test_payloads_arrive_as_they_are_and_bytes_are_counted(
     tmp_path: Path, identities: Path, channels: int, num_values: int, packed: str
@@ -81,10 +80,9 @@ def test_payloads_arrive_as_they_are_and_bytes_are_counted(
         bench.forget()
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize(("way", "channels"), [("up", 3), ("down", 1), ("down", 3)])
 def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
-    tmp_path: Path, identities: Path, channels: int, way: str
+    tmp_path: Path, identities: Path, way: str, channels: int
 ) -> None:
     is_up = way == "up"
     bench = Bench(tmp_path, num_values=2_000_000 if is_up else 1_000_000)
@@ -156,28 +154,6 @@ def test_a_farewell_to_nobody_is_short(
             assert time.monotonic() - began < 3
 
 
-def test_a_closed_link_leaves_no_thread_behind(tmp_path: Path, identities: Path) -> None:
-    bench = Bench(tmp_path, num_values=500_000)
-    payload = random_payload(1, bench.layout)
-    with serving(bench.hub, identities) as plane:
-
-        def once(session: str) -> None:
-            with dialling(plane.port, identities / "s1", channels=3) as link:
-                link.join(bench.hello("s1", session))
-                link.upload(header_of(payload), payload)
-
-        once("warm-up")
-        eventually(lambda: not site_threads())
-        for index in range(3):
-            once(f"session-{index}")
-        eventually(lambda: not site_threads())
-
-
-def site_threads() -> list[str]:
-    names = [thread.name for thread in threading.enumerate()]
-    return [name for name in names if name == "control" or name.startswith("stripe")]
-
-
 def test_a_chunk_of_a_download_that_is_damaged_is_refused(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,15 +165,20 @@ def test_a_chunk_of_a_download_that_is_damaged_is_refused(
             link.download(update_request())
 
 
-def test_an_upload_goes_out_while_its_payload_is_still_being_encoded(
+def test_an_upload_goes_out_while_its_payload_is_encoded_and_a_link_leaves_no_thread(
     tmp_path: Path, identities: Path
 ) -> None:
+    def threads() -> list[str]:
+        names = [thread.name for thread in threading.enumerate()]
+        return [name for name in names if name == "control" or name.startswith("stripe")]
+
+    eventually(lambda: not threads())
     bench = Bench(tmp_path, num_values=200_000)
     value = torch.arange(200_000, dtype=torch.float32)
-    growing = fp32().grow(bench.layout)
+    growing, failing = fp32().grow(bench.layout), fp32().grow(bench.layout)
     with joined(bench, identities) as link:
         receipt = in_thread(lambda: link.upload(header_of(growing), growing))
-        time.sleep(0.2)  # the stream is open and waits for bytes
+        time.sleep(0.1)  # the stream is open and waits for bytes
         fp32().encode_into(growing, {"net/w": value}, {}, bench.layout)
         assert receipt(10.0).status == wire.Receipt.ACCEPTED
         contribution = bench.contribution("s1")
@@ -205,19 +186,12 @@ def test_an_upload_goes_out_while_its_payload_is_still_being_encoded(
         whole, _ = fp32().encode({"net/w": value}, {}, bench.layout)
         assert read_all(contribution.payload) == read_all(whole)
         bench.forget()
-
-
-def test_an_upload_whose_payload_cannot_be_encoded_ends_at_once_with_the_reason(
-    tmp_path: Path, identities: Path
-) -> None:
-    bench = Bench(tmp_path, num_values=200_000)
-    growing = fp32().grow(bench.layout)
-    with joined(bench, identities) as link:
-        receipt = in_thread(lambda: link.upload(header_of(growing), growing))
+        receipt = in_thread(lambda: link.upload(header_of(failing, version=1), failing))
         time.sleep(0.1)
-        growing.fail(MemoryError("no room"))
+        failing.fail(MemoryError("no room"))
         with pytest.raises(FedwanError, match=r"could not be encoded \(MemoryError: no room\)"):
             receipt(5.0)
+    eventually(lambda: not threads())
 
 
 class Held:
@@ -309,13 +283,11 @@ def test_a_slow_connection_is_given_fewer_chunks(
     assert duration_s < fixed_s / 2
 
 
-def test_without_a_setting_it_is_four_or_one_under_bbr_or_a_pace(
+def test_without_a_setting_it_is_four_channels_or_one_under_bbr_or_a_pace(
     identities: Path,
 ) -> None:
     cases = [num_channels(0, bbr, pace) for bbr in (False, True) for pace in (False, True)]
     assert cases == [4, 1, 1, 1] and num_channels(2, True, True) == 2
-    with dialling(1, identities / "s1", channels=0, congestion="system") as link:
-        assert link.num_channels == (1 if Congestion("system").is_bbr else 4)
     with dialling(1, identities / "s1", channels=0, pace_mbit=50.0) as link:
         assert link.num_channels == 1
 
