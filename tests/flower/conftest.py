@@ -4,11 +4,8 @@ import http.server
 import threading
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-
-from fedwan.link import pki
 
 with warnings.catch_warnings():
     # Flower's libraries warn of one another while they are imported: not ours to mend.
@@ -16,22 +13,6 @@ with warnings.catch_warnings():
     import flwr.cli.build
     import flwr.serverapp
     import flwr.supercore.control  # noqa: F401
-
-
-@pytest.fixture(scope="session")
-def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an authority, its coordinator, and the sites s1 and s2."""
-    folder = tmp_path_factory.mktemp("authority")
-    pki.federation(folder, ["127.0.0.1"], ["s1", "s2"])
-    return folder
-
-
-@pytest.fixture(scope="session")
-def foreign_authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another federation's authority, with sites of the same names."""
-    folder = tmp_path_factory.mktemp("foreign")
-    pki.federation(folder, ["127.0.0.1"], ["s1"])
-    return folder
 
 
 class FakeSuperLink(http.server.ThreadingHTTPServer):

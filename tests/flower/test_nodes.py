@@ -69,17 +69,17 @@ def test_a_site_cannot_register_supernodes_without_end() -> None:
 
 
 @pytest.fixture
-def door(authority: Path, superlink: Any) -> Iterator[FrontDoor]:
-    with closing(FrontDoor(authority / "coordinator", "127.0.0.1", 0)) as opened:
+def door(identities: Path, superlink: Any) -> Iterator[FrontDoor]:
+    with closing(FrontDoor(identities / "coordinator", "127.0.0.1", 0)) as opened:
         opened.start(f"http://127.0.0.1:{superlink.server_port}")
         yield opened
 
 
 def test_the_front_door_holds_a_certificate_to_one_supernode(
-    door: FrontDoor, authority: Path, superlink: Any, caplog: pytest.LogCaptureFixture
+    door: FrontDoor, identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     def call(site: str, path: str, *keys: str) -> int:
-        tls = Identity.load(authority / site).ssl_context(server=False)
+        tls = Identity.load(identities / site).ssl_context(server=False)
         with httpx.Client(verify=tls, trust_env=False) as client:
             url = f"https://127.0.0.1:{door.port}{path}"
             return client.post(url, headers=[(KEY, key) for key in keys]).status_code

@@ -46,8 +46,8 @@ def forwarding(
 
 
 @pytest.fixture
-def door(authority: Path, superlink: Any) -> Iterator[FrontDoor]:
-    with open_door(authority, superlink.server_port) as opened:
+def door(identities: Path, superlink: Any) -> Iterator[FrontDoor]:
+    with open_door(identities, superlink.server_port) as opened:
         yield opened
 
 
@@ -73,10 +73,10 @@ def post(forwarder: Forwarder, path: str = PULL, content: bytes = b"x") -> httpx
 
 
 def test_a_sites_fleet_call_reaches_superlink_and_back(
-    door: FrontDoor, superlink: Any, authority: Path
+    door: FrontDoor, superlink: Any, identities: Path
 ) -> None:
     body = bytes(range(256)) * 4096
-    with client_of(authority / "s1") as client:
+    with client_of(identities / "s1") as client:
         headers = {"flwr-signature": "abc", "content-type": "application/x-protobuf"}
         answer = client.post(url(door), content=body, headers=headers)
     assert (answer.status_code, answer.content) == (200, body)
@@ -107,11 +107,11 @@ LINES = [
 
 
 def test_nothing_but_a_post_to_a_plain_fleet_path_passes(
-    door: FrontDoor, superlink: Any, authority: Path, caplog: pytest.LogCaptureFixture
+    door: FrontDoor, superlink: Any, identities: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
         for line in LINES:
-            answer = raw_request(door, authority / "s2", f"{line} HTTP/1.1")
+            answer = raw_request(door, identities / "s2", f"{line} HTTP/1.1")
             assert answer.split()[1] in (b"404", b"400"), line
     assert superlink.requests == []
     lines = [record.getMessage() for record in caplog.records if "fedwan" in record.name]
@@ -132,8 +132,8 @@ def raw_request(door: FrontDoor, identity: Path, request_line: str) -> bytes:
 
 
 @pytest.mark.slow
-def test_headers_that_do_not_end_are_cut_off(door: FrontDoor, authority: Path) -> None:
-    tls = Identity.load(authority / "s1").ssl_context(server=False)
+def test_headers_that_do_not_end_are_cut_off(door: FrontDoor, identities: Path) -> None:
+    tls = Identity.load(identities / "s1").ssl_context(server=False)
     with (
         socket.create_connection(("127.0.0.1", door.port), timeout=5) as plain,
         tls.wrap_socket(plain, server_hostname="127.0.0.1") as connection,
@@ -153,8 +153,8 @@ def test_headers_that_do_not_end_are_cut_off(door: FrontDoor, authority: Path) -
         pytest.fail("held for 20 s")
 
 
-def test_an_endless_body_is_cut_off(door: FrontDoor, superlink: Any, authority: Path) -> None:
-    with client_of(authority / "s1") as client:
+def test_an_endless_body_is_cut_off(door: FrontDoor, superlink: Any, identities: Path) -> None:
+    with client_of(identities / "s1") as client:
         try:
             answer = client.post(url(door), content=(bytes(1 << 20) for _ in range(20)))
             assert answer.status_code == 413
@@ -165,12 +165,12 @@ def test_an_endless_body_is_cut_off(door: FrontDoor, superlink: Any, authority: 
 
 @pytest.mark.parametrize("who", ["nobody", "a foreign site", "the coordinator", "old TLS"])
 def test_who_shows_no_site_s_certificate_gets_no_session(
-    door: FrontDoor, authority: Path, foreign_authority: Path, who: str
+    door: FrontDoor, identities: Path, foreign_identities: Path, who: str
 ) -> None:
-    tls = ssl.create_default_context(cafile=str(authority / "ca" / "ca.crt"))
-    folders = {"a foreign site": foreign_authority / "s1", "the coordinator": "coordinator"}
+    tls = ssl.create_default_context(cafile=str(identities / "ca" / "ca.crt"))
+    folders = {"a foreign site": foreign_identities / "s1", "the coordinator": "coordinator"}
     if who != "nobody":
-        own = authority / folders.get(who, "s1")
+        own = identities / folders.get(who, "s1")
         tls.load_cert_chain(own / "identity.crt", own / "identity.key")
     if who == "old TLS":
         with pytest.warns(DeprecationWarning):
@@ -197,35 +197,35 @@ def test_a_revoked_site_is_refused_on_the_connection_it_has(
 
 
 def test_superlink_away_or_in_trouble_is_503_which_flower_tries_again(
-    door: FrontDoor, authority: Path, superlink: Any
+    door: FrontDoor, identities: Path, superlink: Any
 ) -> None:
     """Its disk is full, or its database locked: a SuperNode that hears 500 asks no more."""
     superlink.statuses = [500]
-    with client_of(authority / "s1") as client:
+    with client_of(identities / "s1") as client:
         assert client.post(url(door)).status_code == 503
         assert client.post(url(door)).status_code == 200
-        with open_door(authority) as nowhere:
+        with open_door(identities) as nowhere:
             assert client.post(url(nowhere)).status_code == 503
 
 
-def test_a_sites_identity_opens_no_door_and_a_door_has_a_port(authority: Path) -> None:
+def test_a_sites_identity_opens_no_door_and_a_door_has_a_port(identities: Path) -> None:
     with pytest.raises(IdentityError, match="site's certificate"):
-        FrontDoor(authority / "s1", "127.0.0.1", 0)
+        FrontDoor(identities / "s1", "127.0.0.1", 0)
     with pytest.raises(ConfigError, match=r"door = 'coordinator\.example\.com' is no host:port"):
-        Forwarder(authority / "s1", "coordinator.example.com")
+        Forwarder(identities / "s1", "coordinator.example.com")
 
 
 @pytest.mark.slow
 def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves_the_site(
-    authority: Path, superlink: Any
+    identities: Path, superlink: Any
 ) -> None:
     port = free_port()
-    with forwarding(authority / "s1", port) as forwarder:
+    with forwarding(identities / "s1", port) as forwarder:
         assert post(forwarder, "/v1/control/start-run").status_code == 404
         assert post(forwarder, "/v1/fleet/%2e%2e/control/start-run").status_code == 404
         answer = in_thread(lambda: post(forwarder))
         time.sleep(0.3)
-        with open_door(authority, superlink.server_port, port):
+        with open_door(identities, superlink.server_port, port):
             assert answer().content == b"x"
         assert [path for path, _, _ in superlink.requests] == [PULL]
         assert not forwarder.take_lost()
@@ -233,20 +233,20 @@ def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves
 
 @pytest.mark.parametrize(("name", "num_asked"), [(PULL, 3), ("/v1/fleet/get-run", 1)])
 def test_a_ticket_that_is_not_there_yet_is_asked_for_until_it_is(
-    authority: Path, superlink: Any, door: FrontDoor, name: str, num_asked: int
+    identities: Path, superlink: Any, door: FrontDoor, name: str, num_asked: int
 ) -> None:
     superlink.num_empty = 2
-    with forwarding(authority / "s1", door.port) as forwarder:
+    with forwarding(identities / "s1", door.port) as forwarder:
         assert bool(post(forwarder, name).content) == (name == PULL)
     assert len(superlink.requests) == num_asked
 
 
 @pytest.mark.parametrize("name", ["pull-messages", "send-node-heartbeat"])
 def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
-    authority: Path, superlink: Any, door: FrontDoor, name: str
+    identities: Path, superlink: Any, door: FrontDoor, name: str
 ) -> None:
     superlink.statuses = [None]
-    with forwarding(authority / "s1", door.port) as forwarder:
+    with forwarding(identities / "s1", door.port) as forwarder:
         assert post(forwarder, f"/v1/fleet/{name}").status_code == 502
         assert forwarder.take_lost() == (name == "pull-messages")  # a heartbeat carries nothing
         assert not forwarder.take_lost()
@@ -256,12 +256,12 @@ def test_an_answer_lost_on_the_way_is_noticed_and_not_asked_for_again(
 
 @pytest.mark.parametrize("when", ["another authority", "revoked before", "revoked meanwhile"])
 def test_a_site_that_is_refused_learns_it_in_one_line(
-    federation: pki.Authority, foreign_authority: Path, when: str
+    federation: pki.Authority, foreign_identities: Path, when: str
 ) -> None:
     if when == "revoked before":
         federation.revoke("s1")
     ours = federation.directory
-    theirs = foreign_authority if when == "another authority" else ours
+    theirs = foreign_identities if when == "another authority" else ours
     with open_door(theirs) as door, forwarding(ours / "s1", door.port) as forwarder:
         if when == "revoked meanwhile":
             federation.revoke("s1")
@@ -275,9 +275,9 @@ def test_a_site_that_is_refused_learns_it_in_one_line(
 
 @as_nobody
 def test_a_forwarder_serves_its_own_user_alone(
-    door: FrontDoor, superlink: Any, authority: Path
+    door: FrontDoor, superlink: Any, identities: Path
 ) -> None:
-    with forwarding(authority / "s1", door.port) as forwarder:
+    with forwarding(identities / "s1", door.port) as forwarder:
         assert nobody(CALL, forwarder.port) == f"{forwarder.port} 0\n"
         assert post(forwarder).status_code == 200
     assert len(superlink.requests) == 1
@@ -308,14 +308,14 @@ def test_a_renewed_identity_is_shown_without_a_restart(
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # Flower's own
 def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
-    door: FrontDoor, authority: Path
+    door: FrontDoor, identities: Path
 ) -> None:
     """SuperLink's stand-in answers with what it is asked."""
     own = GetFabResponse(fab=Fab(hash_str="x", content=build_fab(installed_app())))
     other = GetFabResponse(fab=Fab(hash_str=own.fab.hash_str, content=own.fab.content + b"0"))
     sha256 = hashlib.sha256(other.fab.content).hexdigest()
     path = "/v1/fleet/get-fab"
-    with forwarding(authority / "s1", door.port) as forwarder:
+    with forwarding(identities / "s1", door.port) as forwarder:
         answer = post(forwarder, path, own.SerializeToString())
         assert answer.status_code == 200 and forwarder.refusal is None
         for content in (other.SerializeToString(), b"\xff"):
@@ -324,5 +324,5 @@ def test_code_that_is_not_the_installed_fedwan_s_is_handed_to_nobody(
         assert "no bundle where one was asked for" in str(forwarder.refusal)
         post(forwarder, path, other.SerializeToString())
         assert f"add a line bundles: [{sha256}] to SITE.yaml" in str(forwarder.refusal)
-    with forwarding(authority / "s1", door.port, [sha256]) as forwarder:
+    with forwarding(identities / "s1", door.port, [sha256]) as forwarder:
         assert post(forwarder, path, other.SerializeToString()).status_code == 200

@@ -19,14 +19,14 @@ def config(tmp_path: Path, identity: Path, **changes: str) -> SiteFile:
     return SiteFile(identity=str(identity), **values)  # type: ignore[arg-type]
 
 
-def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, authority: Path) -> None:
+def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, identities: Path) -> None:
     with pytest.raises(IdentityError, match=r"site is 's2' but .* is the identity of 's1'"):
-        serve_site(config(tmp_path, authority / "s1", site="s2"))
+        serve_site(config(tmp_path, identities / "s1", site="s2"))
 
 
 @pytest.mark.slow
 def test_a_service_whose_coordinator_never_comes_stops_when_told(
-    tmp_path: Path, authority: Path
+    tmp_path: Path, identities: Path
 ) -> None:
     stop = threading.Event()
     log = tmp_path / "state" / "logs" / "site.log"
@@ -40,7 +40,7 @@ def test_a_service_whose_coordinator_never_comes_stops_when_told(
             stop.set()
 
     told = in_thread(tell)
-    serve_site(config(tmp_path, authority / "s1"), stop=stop)
+    serve_site(config(tmp_path, identities / "s1"), stop=stop)
     told()
     assert log.read_text().count(words) == 1
 
