@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from fedwan.flower.processes import (
     listen,
     log_to,
     only_one,
-    stop_on_sigterm,
 )
 from tests.planes import eventually
 
@@ -66,39 +64,6 @@ def test_stopping_ends_a_grandchild_in_another_session(tmp_path: Path, is_killed
     assert not any(is_running(pid) for pid in pids)
 
 
-def test_what_ignores_sigterm_is_killed_after_the_grace(tmp_path: Path) -> None:
-    service = python(STUBBORN, tmp_path / "it.log")
-    eventually(lambda: is_up(service))
-    begin = time.monotonic()
-    service.stop(grace_s=0.3)
-    assert 0.3 <= time.monotonic() - begin < 3
-    assert service.poll() == -signal.SIGKILL
-
-
-def test_a_service_dies_with_a_parent_that_is_killed(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from fedwan.flower.processes import Service; "
-        f"s = Service('it', [sys.executable, '-c', {SLEEPER!r}], Path({str(tmp_path / 'log')!r})); "
-        "print(s.pid, flush=True); time.sleep(600)"
-    )
-    root = Path(__file__).resolve().parents[2]
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, cwd=root
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        eventually(lambda: last_line(tmp_path / "log") == "up")
-        parent.kill()
-    eventually(lambda: not is_running(pid))
-
-
-def test_an_early_death_is_told_with_its_last_words(tmp_path: Path) -> None:
-    service = python("print('\\033[92mno such port\\033[0m\\n'); exit(3)", tmp_path / "it.log")
-    eventually(lambda: service.poll() is not None)
-    text = str(service.death())
-    assert text == f"it ended with status 3; last words: no such port (see {tmp_path / 'it.log'})"
-
-
 def test_flower_is_private_offline_and_deaf_to_the_users_variables(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -115,31 +80,6 @@ def test_flower_is_private_offline_and_deaf_to_the_users_variables(
     assert env["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
 
 
-def test_a_holder_that_is_killed_holds_nothing(tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; from fedwan.flower.processes import only_one\n"
-        "with only_one(Path(sys.argv[1]), 'dir'): print('held', flush=True); input()"
-    )
-    with subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[2],
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ConfigError, match=r"dir .* is in use by another service"):
-            with only_one(tmp_path, "dir"):
-                pass
-        holder.kill()
-    with only_one(tmp_path, "dir"):
-        pass
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        with only_one(tmp_path / "file" / "state", "dir"):
-            pass
-
-
 def test_what_fedwan_logs_is_in_the_file_and_what_others_log_is_not(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,16 +92,53 @@ def test_what_fedwan_logs_is_in_the_file_and_what_others_log_is_not(
     assert "site s1 asked" in capfd.readouterr().err
 
 
-def test_sigterm_sets_the_event_and_the_old_handler_comes_back() -> None:
-    stop = threading.Event()
-    before = signal.getsignal(signal.SIGTERM)
-    with stop_on_sigterm(stop):
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.wait(5)
-    assert signal.getsignal(signal.SIGTERM) is before
+def test_the_first_failure_is_mended_at_once_and_the_next_ones_ever_later() -> None:
+    backoff = Backoff(longest_s=5.0)
+    assert [backoff.wait_s(1.0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
+    assert backoff.wait_s(61.0) == backoff.wait_s(1.0) == 0.0
 
 
-def test_a_port_in_use_names_who_where_and_the_mend() -> None:
+def test_what_ignores_sigterm_is_killed_after_the_grace_and_told_with_its_last_words(
+    tmp_path: Path,
+) -> None:
+    service = python(STUBBORN, tmp_path / "it.log")
+    eventually(lambda: is_up(service))
+    begin = time.monotonic()
+    service.stop(grace_s=0.3)
+    assert 0.3 <= time.monotonic() - begin < 3
+    log = tmp_path / "it.log"
+    assert str(service.death()) == f"it ended with signal SIGKILL; last words: up (see {log})"
+
+
+def test_what_a_process_holds_and_has_started_ends_with_it(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from fedwan.flower.processes import Service, only_one\n"
+        f"s = Service('it', [sys.executable, '-c', {SLEEPER!r}], Path({str(tmp_path / 'log')!r}))\n"
+        f"with only_one(Path({str(tmp_path)!r}), 'dir'): print(s.pid, flush=True); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[2],
+    ) as parent:
+        assert parent.stdout is not None
+        pid = int(parent.stdout.readline())
+        eventually(lambda: last_line(tmp_path / "log") == "up")
+        with pytest.raises(ConfigError, match=r"dir .* is in use by another service"):
+            with only_one(tmp_path, "dir"):
+                pass
+        parent.kill()
+    eventually(lambda: not is_running(pid))
+    with only_one(tmp_path, "dir"):
+        pass
+    with pytest.raises(ConfigError, match="cannot be written"):
+        with only_one(tmp_path / "log" / "state", "dir"):
+            pass
+
+
+def test_where_nobody_can_listen_is_told_with_the_mend() -> None:
     with listen("127.0.0.1", 0, "a test", "port") as held:
         port = held.getsockname()[1]
         with pytest.raises(ConfigError) as error:
@@ -170,15 +147,6 @@ def test_a_port_in_use_names_who_where_and_the_mend() -> None:
         f"the front door cannot listen on 127.0.0.1:{port}: the port is in use; "
         "stop what holds it or set another link.door"
     )
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_a_host_that_is_not_this_machine_is_told(host: str) -> None:
-    with pytest.raises(ConfigError, match="cannot listen on"):
-        listen(host, 0, "a test", "port")
-
-
-def test_the_first_failure_is_mended_at_once_and_the_next_ones_ever_later() -> None:
-    backoff = Backoff(longest_s=5.0)
-    assert [backoff.wait_s(1.0) for _ in range(6)] == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0]
-    assert backoff.wait_s(61.0) == backoff.wait_s(1.0) == 0.0
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with pytest.raises(ConfigError, match="cannot listen on"):
+            listen(host, 0, "a test", "port")

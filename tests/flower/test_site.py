@@ -54,22 +54,20 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def test_relative_paths_begin_at_the_files_folder(tmp_path: Path) -> None:
-    assert load_site(write(tmp_path, GOOD), []) == SiteFile(
+def test_relative_paths_begin_at_the_files_folder_and_words_beat_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + "data: {path: images}\n")
+    assert load_site(path, []) == SiteFile(
         site="paris",
         identity=str(tmp_path / "identity"),
         door="coordinator.example.com:7444",
         dir=str(tmp_path / "state"),
+        data=SiteData(str(tmp_path / "images")),
         folder=str(tmp_path),
     )
-
-
-def test_absolute_paths_stay_and_words_beat_the_file(tmp_path: Path) -> None:
-    settings = load_site(write(tmp_path, GOOD), ["dir=/var/lib/fedwan", "site=rome"])
+    words = ["dir=/var/lib/fedwan", "site=rome", "data.path=/srv/images"]
+    settings = load_site(path, words)
     assert (settings.dir, settings.site) == ("/var/lib/fedwan", "rome")
-    path = write(tmp_path, GOOD + "data: {path: images}\n")
-    assert load_site(path, []).data.path == str(tmp_path / "images")
-    assert load_site(path, ["data.path=/srv/images"]).data.path == "/srv/images"
+    assert settings.data.path == "/srv/images"
 
 
 def test_what_a_service_passes_on_is_read_as_it_was(

@@ -79,24 +79,20 @@ def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_resumed_run_keeps_its_id_and_a_new_one_does_not(tmp_path: Path) -> None:
-    first = Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=False)
-    resumed = Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=True)
-    second = Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=False)
-    assert resumed.run_id == first.run_id
+    def begin(resume: bool) -> Start:
+        return Start.begin(Config(out=str(tmp_path)), Path("pki/coordinator"), resume=resume)
+
+    (tmp_path / "flower").mkdir()
+    for text in (None, "{}", "[1]"):
+        if text:
+            (tmp_path / "flower" / "start.json").write_text(text)
+        with pytest.raises(CheckpointError, match="holds no run to go on with"):
+            begin(True)
+    first, resumed, second = begin(False), begin(True), begin(False)
+    assert resumed.run_id == first.run_id != second.run_id
     assert resumed.resume and not first.resume
-    assert second.run_id != first.run_id
-    assert Start.read(tmp_path) == second
-    assert Path(second.identity).is_absolute()
+    assert Start.read(tmp_path) == second and Path(second.identity).is_absolute()
     assert from_json(second.config) == Config(out=str(tmp_path))
-
-
-@pytest.mark.parametrize("text", [None, "", "{}", "[1]"])
-def test_without_a_run_there_is_nothing_to_resume(tmp_path: Path, text: str | None) -> None:
-    if text is not None:
-        (tmp_path / "flower").mkdir()
-        (tmp_path / "flower" / "start.json").write_text(text)
-    with pytest.raises(CheckpointError, match="holds no run to go on with"):
-        Start.begin(Config(out=str(tmp_path)), Path("identity"), resume=True)
 
 
 def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
