@@ -20,10 +20,10 @@ from safetensors.torch import save
 
 from fedwan.codecs import fp32
 from fedwan.errors import PayloadError
+from fedwan.link import server
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.framing import Part
-from fedwan.link.server import HANDSHAKE_MS
 from fedwan.output.board import board_of
 from fedwan.output.live import render_board
 from fedwan.output.records import read_records
@@ -31,7 +31,7 @@ from fedwan.output.report import write_report
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
 from fedwan.state import layout_from_json
-from tests.planes import Bench, header_of, in_thread, payload_of, serving, stub_of
+from tests.planes import Bench, in_thread, serving, stub_of
 from tests.support import WrappedLink, hub_of, run_tiny, tiny_config
 
 INF, NAN, ESC = float("inf"), float("nan"), "\x1b]0;owned\x07"
@@ -142,35 +142,6 @@ def have_asked(hub: Any) -> None:
         hub.registry.sites["s1"].owed[kind] = wire.CoordinatorSignal(kind=kind)
 
 
-@pytest.fixture(scope="module")
-def served(
-    tmp_path_factory: pytest.TempPathFactory, identities: Path
-) -> Iterator[tuple[Bench, Any]]:
-    bench = Bench(tmp_path_factory.mktemp("served"))
-    with serving(bench.hub, identities) as plane, stub_of(plane.port, identities / "s1") as stub:
-        assert not stub.Join(bench.hello("s1")).refusal
-        yield bench, stub
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_message_that_lies_is_refused_with_the_reason(
-    name: str, served: tuple[Bench, Any]
-) -> None:
-    bench, stub = served
-    bench.hub._refusals.clear()
-    bench.events.clear()
-    header = header_of(payload_of(1.0, bench.layout))
-    header.session, header.chunk_bytes = "s1-first", 1 << 16
-    make, expected = HOSTILE[name]
-    have_asked(bench.hub)
-    before = bench.hub.rejected
-    assert expected in send(stub, make(header))
-    ((event, site, text),) = bench.events
-    assert (event, site) == ("rejected", "s1") and expected in text and text.isprintable()
-    assert bench.hub.rejected == before + 1
-    assert bench.contribution("s1") is None and not bench.registry.sites["s1"].has_left
-
-
 def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identities: Path) -> None:
     config = tiny_config(h=3, steps=9, sites=2)
     (expected,) = run_tiny(tmp_path / "a", config).hashes
@@ -210,7 +181,8 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identiti
         assert text in answers[name], name
     assert "nobody asked s1" in answers["unasked"]
     assert ran.result.totals.rejected == len(answers)
-    assert 8 <= len(ran.events("rejected")) <= 10
+    told = ran.events("rejected")
+    assert 8 <= len(told) <= 10 and all(text.isprintable() for text in told)
     assert ran.result.totals.quality["fd"] > 0  # of s2, who was asked in place of s1
     records = read_records(tmp_path / "b")
     console = Console(file=io.StringIO())
@@ -293,13 +265,15 @@ def test_a_site_that_takes_all_calls_leaves_the_others_theirs(
     assert any(event == "rejected" and "12 calls" in text for event, _, text in bench.events)
 
 
-@pytest.mark.slow
-def test_connections_that_say_nothing_are_closed(tmp_path: Path, identities: Path) -> None:
+def test_connections_that_say_nothing_are_closed(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "HANDSHAKE_MS", 500)
     bench = Bench(tmp_path)
     with serving(bench.hub, identities) as plane, ExitStack() as stack:
         address = ("127.0.0.1", plane.port)
         silent = [stack.enter_context(socket.create_connection(address)) for _ in range(50)]
-        deadline = time.monotonic() + 1.5 * HANDSHAKE_MS / 1000
+        deadline = time.monotonic() + 5.0
         for connection in silent:
             connection.settimeout(max(0.1, deadline - time.monotonic()))
             with suppress(ConnectionResetError):

@@ -138,6 +138,8 @@ def test_downloads_that_no_honest_site_asks_for_are_refused_or_bring_nothing(
     for changes, code, says in [
         ({"kind": 9}, Code.INVALID_ARGUMENT, ""),
         ({"fragment": 3}, Code.INVALID_ARGUMENT, "fragment 3"),
+        ({"kind": 4, "version": 0}, Code.INVALID_ARGUMENT, "a measurement of 0 bytes; ask for 1"),
+        ({"kind": 4, "version": 2**63}, Code.INVALID_ARGUMENT, "ask for 1 to 268435456"),
         ({"run_id": "another"}, Code.FAILED_PRECONDITION, "is of run another, this is run-1"),
         ({"chunks": [0] * 1_000_000}, Code.INVALID_ARGUMENT, "1000000 chunks asked for where"),
     ]:
