@@ -40,11 +40,11 @@ def answer_ticket(message: Message) -> Message:
     ticket = Ticket.from_dict(message.content.config_records.get(RECORD, ConfigRecord()))
     error: FedwanError | None = None
     try:
-        with reported(*clientapp_files(Path(site.dir)), ticket.run_id):
+        with reported(*clientapp_files(Path(site.dir))):
             train(ticket, site)
     except FedwanError as caught:
         error = caught
-    ended = Status.of(ticket.run_id).ended(error)
+    ended = Status.of().ended(error)
     record = {"site": site.site, "outcome": ended.outcome, "text": ended.text}
     return Message(RecordDict({RECORD: ConfigRecord(dict(record))}), reply_to=message)
 

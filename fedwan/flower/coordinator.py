@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
 
@@ -91,14 +92,15 @@ def coordinating(config: Config, identity: Path, *, resume: bool) -> Iterator[Co
             superlink.stop(_GRACE_S)
 
 
+@dataclass
 class Coordinator:
     """A run, and the services that it needs."""
 
-    def __init__(self, out: Path, door: FrontDoor, superlink: Service, port: int) -> None:
-        self.door = door
-        self._out = out
-        self._superlink = superlink
-        self._port = port
+    out: Path
+    door: FrontDoor
+    superlink: Service
+    port: int
+    """SuperLink's."""
 
     def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
         """Submit the run and wait for its end; raises how it ended if it did not end well.
@@ -109,29 +111,29 @@ class Coordinator:
         from fedwan.flower.bundle import build_fab
         from fedwan.flower.control import Control
 
-        fab, superlink, number = build_fab(installed_app()), f"{HOST}:{self._port}", 0
-        with closing(Control(superlink)) as control:
+        fab, address, number = build_fab(installed_app()), f"{HOST}:{self.port}", 0
+        with closing(Control(address)) as control:
             while not self._is_over():
                 check()
                 if not number and control.answers():
-                    self.door.start(f"http://{superlink}")
+                    self.door.start(f"http://{address}")
                     number = control.start_run(fab)
                 elif number and self._status() is None:
                     # It may fail before it could leave a status, or leave one meanwhile.
                     if (reason := control.failure(number)) and self._status() is None:
                         raise FedwanError(f"the ServerApp failed before it began: {reason}")
                 if stop.wait(_TICK_S if number else _START_TICK_S):
-                    has_begun = any((self._out / "checkpoint").glob("*.safetensors"))
+                    has_begun = any((self.out / "checkpoint").glob("*.safetensors"))
                     mend = "--resume goes on with it" if has_begun else "start it again"
                     raise RunStopped(f"the run was stopped from outside; {mend}")
 
     def _status(self) -> Status | None:
-        return Status.read(serverapp_files(self._out)[1])
+        return Status.read(serverapp_files(self.out)[1])
 
     def _is_over(self) -> bool:
         """Whether the run has ended well; raises if it has ended otherwise."""
-        if self._superlink.poll() is not None:
-            raise self._superlink.death()
+        if self.superlink.poll() is not None:
+            raise self.superlink.death()
         if (status := self._status()) is None:
             return False
         if status.is_killed:
@@ -140,7 +142,7 @@ class Coordinator:
                 f"go on from the last checkpoint with --resume"
             )
         if status.outcome not in ("running", "done"):
-            raise status.exception(serverapp_files(self._out)[0])
+            raise status.exception(serverapp_files(self.out)[0])
         return status.outcome == "done"
 
 

@@ -50,7 +50,7 @@ def started_run() -> Iterator[Start]:
         raise ConfigError("this ServerApp belongs to no run; start runs with fedwan, not with flwr")
     out = Path(os.environ[RUN])
     start = Start.read(out)
-    with reported(*serverapp_files(out), start.run_id):
+    with reported(*serverapp_files(out)):
         yield start
 
 

@@ -60,7 +60,6 @@ class Status:
     pid: int
     started_s: float
     """When it started, in seconds since boot; with `pid` it names a process for good."""
-    run_id: str
     outcome: str = "running"
     """Or `done`; `stopped`, from outside; `refused`, a user's mistake, which trying again would
     only repeat; `failed`."""
@@ -70,10 +69,10 @@ class Status:
     """The error in one line."""
 
     @classmethod
-    def of(cls, run_id: str, pid: int | None = None) -> Self:
+    def of(cls, pid: int | None = None) -> Self:
         """The status of a process that runs, this one if not given."""
         process = psutil.Process(pid)
-        return cls(process.pid, _started_s(process), run_id)
+        return cls(process.pid, _started_s(process))
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
@@ -184,11 +183,11 @@ class Start:
 
 
 @contextlib.contextmanager
-def reported(log: Path, status_path: Path, run_id: str) -> Iterator[None]:
+def reported(log: Path, status_path: Path) -> Iterator[None]:
     """This process's log file and status, its answer to signals, and its end with its parent."""
     _write_output_to(log)
     end_with(os.getppid())
-    status = Status.of(run_id)
+    status = Status.of()
     status.write(status_path)
     failure: BaseException | None = None
     try:

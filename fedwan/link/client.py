@@ -104,11 +104,7 @@ class GrpcLink:
         self._up, self._down = direction("stripe-up"), direction("stripe-down")
         self._control: _ControlStream | None = None
         self._session = ""
-
-    @property
-    def signals(self) -> Signals:
-        assert self._control is not None, "join first"
-        return self._control.signals
+        self.signals: Signals = SimpleQueue()
 
     @property
     def bytes_up(self) -> int:
@@ -141,6 +137,7 @@ class GrpcLink:
         if self._control is not None:
             self._control.close()
         self._control = _ControlStream(self._stub, hello.session, self._heartbeat_s, self._renew)
+        self.signals = self._control.signals
         return welcome
 
     def heartbeat(self, step: int) -> None:

@@ -207,33 +207,33 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
     `transfer`, `packed`, `chunks` and `checksum` are filled in here.
     """
     incoming: Reception[wire.DownloadHeader] | None = None
-    began = 0.0
+    began, stub = 0.0, down.stubs[0]
     while True:
         wanted = wire.DownloadRequest()
         wanted.CopyFrom(request)
         wanted.transfer = secrets.randbits(63) + 1
         wanted.packed = down.packing.is_on
+        if incoming is not None:
+            wanted.checksum = incoming.header.checksum
+            wanted.chunks.extend(incoming.missing())
         try:
-            if incoming is None:
-                parts = messages(down.stubs[0].address, down.stubs[0].Download(wanted))
-                first = next(parts, None)
-                if first is None or first.header is None:
-                    raise PayloadError("a download began without its header; refused")
-                if first.header.status != READY:
+            parts = messages(stub.address, stub.Download(wanted))
+            first = next(parts, None)
+            if first is None or first.header is None:
+                raise PayloadError("a download began without its header; refused")
+            if first.header.status != READY:
+                if incoming is None:
                     return Delivery(first.header, None)
+                incoming = None  # what was to be resumed is held no more
+                continue
+            if incoming is None:
                 # What was waited for before the payload existed is no part of its transfer.
                 began = time.monotonic()
                 incoming = Reception(first.header)
                 wanted.checksum = first.header.checksum
-                is_held = _fetch(down, incoming, wanted, chain([first], parts))
-            else:
-                wanted.checksum = incoming.header.checksum
-                wanted.chunks.extend(incoming.missing())
-                is_held = _fetch(down, incoming, wanted)
+            _fetch(down, incoming, wanted, chain([first], parts))
             patience.succeeded()
-            if not is_held:
-                incoming = None
-            elif (payload := incoming.claim()) is not None:
+            if (payload := incoming.claim()) is not None:
                 down.packing.note(payload.num_bytes, time.monotonic() - began)
                 return Delivery(incoming.header, payload)
         except grpc.RpcError as error:
@@ -244,30 +244,20 @@ def _fetch(
     down: Direction,
     incoming: Reception[wire.DownloadHeader],
     wanted: wire.DownloadRequest,
-    begun: Iterable[Part[wire.DownloadHeader]] | None = None,
-) -> bool:
-    """Store a transfer's chunks from every channel; False if they are held no more.
+    begun: Iterable[Part[wire.DownloadHeader]],
+) -> None:
+    """Store a transfer's chunks from every channel; `begun` is what the first one brings."""
 
-    The request is the same on every channel; `begun` is what the first one brings already.
-    """
-    calls = [] if begun is None else [partial(_store, begun, incoming)]
+    def store(parts: Iterable[Part[wire.DownloadHeader]]) -> None:
+        for part in parts:
+            if part.chunk is not None:
+                incoming.write(part.chunk.offset, unpack(part.chunk, incoming.header.chunk_bytes))
 
-    def fetch(stub: Stub) -> bool:
-        return _store(messages(stub.address, stub.Download(wanted)), incoming)
+    def ask(stub: Stub) -> None:
+        store(messages(stub.address, stub.Download(wanted)))
 
-    calls += [partial(fetch, stub) for stub in down.stubs[len(calls) :]]
-    return all(_side_by_side(down.threads, calls[: max(1, len(incoming.missing()))]))
-
-
-def _store(
-    parts: Iterable[Part[wire.DownloadHeader]], incoming: Reception[wire.DownloadHeader]
-) -> bool:
-    for part in parts:
-        if part.header is not None and part.header.status != READY:
-            return False
-        if part.chunk is not None:
-            incoming.write(part.chunk.offset, unpack(part.chunk, incoming.header.chunk_bytes))
-    return True
+    calls = [partial(store, begun), *(partial(ask, stub) for stub in down.stubs[1:])]
+    _side_by_side(down.threads, calls[: max(1, len(incoming.missing()))])
 
 
 def _side_by_side(threads: ThreadPoolExecutor, calls: Sequence[Callable[[], T]]) -> list[T]:

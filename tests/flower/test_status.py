@@ -19,7 +19,7 @@ from fedwan.site.assignment import VARIABLE, Outcome
 
 def test_a_status_is_read_as_it_was_written_and_a_broken_one_is_none(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "status.json"
-    begun = Status.of("run-1")
+    begun = Status.of()
     begun.write(path)
     assert Status.read(path) == begun
     assert begun.pid == os.getpid()
@@ -31,7 +31,7 @@ def test_a_status_is_read_as_it_was_written_and_a_broken_one_is_none(tmp_path: P
 
 def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    status = Status.of("run-1", child.pid)
+    status = Status.of(child.pid)
     assert not status.is_killed
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -53,14 +53,14 @@ def test_a_killed_process_is_silent_even_before_it_is_reaped() -> None:
 def test_an_error_comes_back_as_it_was_in_one_line(
     error: Exception, outcome: str, back: FedwanError
 ) -> None:
-    ended = Status.of("run-1").ended(error)
+    ended = Status.of().ended(error)
     raised = ended.exception(Path("logs/a.log"))
     assert (ended.outcome, type(raised), str(raised)) == (outcome, type(back), str(back))
 
 
 def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
-        right = Status.of("run-1", child.pid)
+        right = Status.of(child.pid)
         replace(right, started_s=right.started_s + 10).write(tmp_path / "status")
         Status.end_orphan(tmp_path / "status")
         assert child.poll() is None
@@ -70,7 +70,7 @@ def test_an_orphan_is_ended_and_a_stranger_is_not(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_changes_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = Status.of("run-1")
+    status = Status.of()
     assert replace(status, started_s=status.started_s - 10).is_killed  # another one of this id
     boot, create = psutil.boot_time, psutil.Process.create_time
     monkeypatch.setattr(psutil, "boot_time", lambda: boot() + 86400.0)
@@ -96,7 +96,7 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_does_not(tmp_path: Path) -> No
 
 
 def test_a_full_disk_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, status = tmp_path / "clientapp.json", Status.of("run-1")
+    path, status = tmp_path / "clientapp.json", Status.of()
     status.write(path)
     monkeypatch.setenv(VARIABLE, str(tmp_path / "assignment.json"))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
