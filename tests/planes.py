@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -162,27 +163,11 @@ def update_request(version: int = 1, wait_s: float = 0.0) -> wire.DownloadReques
 
 
 @contextmanager
-def serving(
-    hub: Any,
-    identities: Path,
-    *,
-    port: int = 0,
-    num_threads: int = 24,
-    heartbeat_s: float = 0.2,
-    congestion: str = "auto",
-    num_sites: int = 1,
-) -> Iterator[DataPlane]:
+def serving(hub: Any, identities: Path, **settings: Any) -> Iterator[DataPlane]:
+    """A data plane on loopback; settings as it has them."""
     identity = Identity.load(identities / "coordinator", "coordinator")
-    plane = DataPlane(
-        hub,
-        identity,
-        "127.0.0.1",
-        port,
-        num_threads,
-        heartbeat_s,
-        congestion,
-        num_sites=num_sites,
-    )
+    given = {"host": "127.0.0.1", "port": 0, "num_threads": 24, "heartbeat_s": 0.2} | settings
+    plane = DataPlane(hub, identity, **given)
     plane.start()
     try:
         yield plane
@@ -191,33 +176,12 @@ def serving(
 
 
 @contextmanager
-def dialling(
-    port: int,
-    folder: Path,
-    *,
-    channels: int = 2,
-    chunk_bytes: int = 1 << 16,
-    patience_s: float = 30.0,
-    heartbeat_s: float = 0.1,
-    congestion: str = "auto",
-    compression: str = "none",
-    pace_mbit: float = 0.0,
-) -> Iterator[GrpcLink]:
-    link = GrpcLink(
-        f"127.0.0.1:{port}",
-        Identity.load(folder),
-        channels=channels,
-        chunk_bytes=chunk_bytes,
-        heartbeat_s=heartbeat_s,
-        patience_s=patience_s,
-        congestion=congestion,
-        compression=compression,
-        pace_mbit=pace_mbit,
-    )
-    try:
+def dialling(port: int, folder: Path, **settings: Any) -> Iterator[GrpcLink]:
+    """A site's link; settings as it has them."""
+    given = {"channels": 2, "chunk_bytes": 1 << 16, "patience_s": 30.0, "heartbeat_s": 0.1}
+    given |= {"compression": "none"} | settings
+    with closing(GrpcLink(f"127.0.0.1:{port}", Identity.load(folder), **given)) as link:
         yield link
-    finally:
-        link.close()
 
 
 @contextmanager
@@ -255,11 +219,8 @@ def await_control(bench: Bench, link: GrpcLink, site: str) -> None:
 def stub_of(port: int, folder: Path) -> Iterator[Stub]:
     """Bare calls, without any of the site's own manners."""
     credentials = Identity.load(folder).grpc_channel_credentials()
-    channel = grpc.secure_channel(f"127.0.0.1:{port}", credentials)
-    try:
+    with grpc.secure_channel(f"127.0.0.1:{port}", credentials) as channel:
         yield Stub(channel, ByteCounter(), f"127.0.0.1:{port}")
-    finally:
-        channel.close()
 
 
 def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:
@@ -271,24 +232,18 @@ def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:
 
 def in_thread(call: Callable[[], Any]) -> Any:
     """Run a call beside the test; the returned function waits for it and gives or raises."""
-    outcome: list[Any] = []
+    outcome: Future[Any] = Future()
 
     def run() -> None:
         try:
-            outcome.append((True, call()))
+            outcome.set_result(call())
         except BaseException as error:
-            outcome.append((False, error))
+            outcome.set_exception(error)
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    threading.Thread(target=run, daemon=True).start()
 
     def wait(timeout_s: float = 20.0) -> Any:
-        thread.join(timeout_s)
-        assert outcome, "still running"
-        is_good, value = outcome[0]
-        if not is_good:
-            raise value
-        return value
+        return outcome.result(timeout_s)
 
-    wait.is_running = thread.is_alive  # type: ignore[attr-defined]
+    wait.is_running = lambda: not outcome.done()  # type: ignore[attr-defined]
     return wait

@@ -9,13 +9,14 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.planes import eventually
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 STANDIN = Path(__file__).parent / "standin"
@@ -116,11 +117,7 @@ def joins(out: Path) -> list[dict[str, Any]]:
 
 
 def wait_for(what: Callable[[], object], patience_s: float = 90) -> None:
-    deadline = time.monotonic() + patience_s
-    while not what():
-        if time.monotonic() > deadline:
-            pytest.fail(f"it did not happen within {patience_s} s")
-        time.sleep(0.05)
+    eventually(what, within_s=patience_s)
 
 
 def free_port() -> int:

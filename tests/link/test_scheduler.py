@@ -24,6 +24,7 @@ from tests.planes import (
     random_payload,
     read_all,
     serving,
+    stub_of,
     update_request,
 )
 
@@ -134,8 +135,6 @@ def test_updates_go_out_one_after_the_other(
 
 def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identities: Path) -> None:
     """Its call takes one chunk and then nothing; another site process must not wait for it."""
-    from tests.planes import stub_of
-
     bench = Bench(tmp_path, num_values=8_000_000)
     bench.publish(1, random_payload(1, bench.layout))
     with (
