@@ -187,8 +187,9 @@ def dialling(port: int, folder: Path, **settings: Any) -> Iterator[GrpcLink]:
 @contextmanager
 def joined(bench: Bench, identities: Path, **settings: Any) -> Iterator[GrpcLink]:
     """The link of s1, which has joined a served coordinator; settings as in `dialling`."""
+    congestion = settings.get("congestion", "auto")
     with (
-        serving(bench.hub, identities) as plane,
+        serving(bench.hub, identities, congestion=congestion) as plane,
         dialling(plane.port, identities / "s1", **settings) as link,
     ):
         link.join(bench.hello("s1"))

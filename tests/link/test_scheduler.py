@@ -6,6 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,43 +61,36 @@ def test_a_transfer_whose_calls_have_all_ended_keeps_nobody_waiting() -> None:
     queue.wait(queue.enter("c", range(3)), lambda: False)  # nobody wants it any more
 
 
-class Paused:
-    """A source whose later chunks come when they may."""
-
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
-        self.num_bytes, self.checksum = inner.num_bytes, inner.checksum
-        self.may = threading.Event()
-
-    def read(self, offset: int, size: int) -> Bytes:
-        assert not offset or self.may.wait(20)
-        return self._inner.read(offset, size)
-
-
 def test_uploads_go_one_after_the_other(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench = Bench(tmp_path, num_values=200_000)
     opened, open_upload = [], bench.hub.open_upload
+    payloads = [random_payload(seed, bench.layout) for seed in range(3)]
+    gates = [threading.Event() for _ in payloads]
 
     def note(site: str, header: wire.UploadHeader) -> Any:
         opened.append(header.version)
         return open_upload(site, header)
 
+    def pause(payload: Any, gate: threading.Event) -> None:
+        """Its later chunks come when they may."""
+        read = payload.read
+        payload.read = lambda at, size: (not at or gate.wait(20)) and read(at, size)
+
     monkeypatch.setattr(bench.hub, "open_upload", note)
-    payloads = [Paused(random_payload(seed, bench.layout)) for seed in range(3)]
     with joined(bench, identities, channels=2) as link:
         uploads = []
         for version, payload in enumerate(payloads):
-            uploads.append(
-                in_thread(lambda v=version, p=payload: link.upload(header_of(p, version=v), p))
-            )
+            pause(payload, gates[version])
+            header = header_of(payload, version=version)
+            uploads.append(in_thread(lambda h=header, p=payload: link.upload(h, p)))
             time.sleep(0.05)
         eventually(lambda: 0 in opened)
-        for version, payload in enumerate(payloads):
+        for version, gate in enumerate(gates):
             time.sleep(0.1)
             assert set(opened) == set(range(version + 1))
-            payload.may.set()
+            gate.set()
             eventually(lambda v=version: v == 2 or v + 1 in opened)
         for upload in uploads:
             upload()
@@ -105,32 +99,26 @@ def test_uploads_go_one_after_the_other(
 def test_updates_go_out_one_after_the_other(
     tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bench = Bench(tmp_path, num_values=2_000_000)
-    bench.publish(1, random_payload(1, bench.layout))
+    bench = Bench(tmp_path, num_values=500_000)
+    payload = random_payload(1, bench.layout)
+    bench.publish(1, payload)
     sent: list[int] = []
-    calls = iter(range(10))
     fetch = bench.hub.download
 
-    class Noted:
-        def __init__(self, inner: Any) -> None:
-            self._inner, self._call = inner, next(calls)
-            self.num_bytes = inner.num_bytes
-
-        def read(self, offset: int, size: int) -> Bytes:
-            sent.append(self._call)
-            return self._inner.read(offset, size)
-
     def noting(site: str, request: wire.DownloadRequest) -> Delivery:
-        header, payload = fetch(site, request)
-        return Delivery(header, Noted(payload))  # type: ignore[arg-type]
+        def read(offset: int, size: int) -> Bytes:
+            sent.append(request.transfer)
+            return payload.read(offset, size)
+
+        source = SimpleNamespace(num_bytes=payload.num_bytes, read=read)
+        return Delivery(fetch(site, request).header, source)  # type: ignore[arg-type]
 
     monkeypatch.setattr(bench.hub, "download", noting)
     with joined(bench, identities, channels=1) as link:
         downloads = [in_thread(lambda: link.download(update_request())) for _ in range(4)]
         bodies = {read_all(download(20).payload) for download in downloads}
-    assert len(bodies) == 1 and set(sent) == {0, 1, 2, 3}
-    changes = sum(a != b for a, b in zip(sent, sent[1:], strict=False))
-    assert changes == 3
+    assert len(bodies) == 1 and len(set(sent)) == 4
+    assert sum(a != b for a, b in zip(sent, sent[1:], strict=False)) == 3
 
 
 def test_a_download_that_is_cut_off_gives_up_its_place(tmp_path: Path, identities: Path) -> None:

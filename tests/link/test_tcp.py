@@ -13,7 +13,7 @@ import pytest
 from fedwan.link import tcp
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tcp import Congestion, read_state
-from tests.planes import Bench, dialling, header_of, random_payload, serving
+from tests.planes import Bench, header_of, joined, random_payload
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux only")
 
@@ -76,18 +76,6 @@ def test_what_is_accepted_has_what_the_listener_was_given(
         assert unsent == tcp.UNSENT_BYTES
 
 
-@pytest.mark.parametrize(("name", "is_bbr"), [("bbr", True), ("cubic", False), ("", False)])
-def test_where_nothing_is_set_the_system_s_control_counts(
-    name: str, is_bbr: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "tcp_congestion_control").write_text("cubic\n")
-    monkeypatch.setattr(tcp, "_SYSCTLS", tmp_path)
-    monkeypatch.setattr(tcp, "_choose", lambda setting: setting)
-    assert Congestion(name).is_bbr is is_bbr
-    (tmp_path / "tcp_congestion_control").write_text("bbr\n")
-    assert Congestion("").is_bbr
-
-
 class Refusing(socket.socket):
     """A socket of a user who may not, or of a kernel that cannot."""
 
@@ -122,27 +110,15 @@ def test_a_wish_that_is_refused_is_one_warning_with_the_mend(
 
 
 def test_an_upload_and_its_server_run_with_the_wish(
-    tmp_path: Path, identities: Path, other: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, identities: Path, other: str
 ) -> None:
-    """Both ends are in this process, so its sockets tell: to the port, from it, and listening."""
+    """Both ends are in this process, so its sockets tell."""
     bench = Bench(tmp_path, num_values=1_000_000)
     payload = random_payload(1, bench.layout)
-    with (
-        serving(bench.hub, identities, congestion=other) as plane,
-        dialling(plane.port, identities / "s1", channels=3, congestion=other) as link,
-    ):
-        link.join(bench.hello("s1"))
+    with joined(bench, identities, channels=3, congestion=other) as link:
         assert link.upload(header_of(payload), payload).status == wire.Receipt.ACCEPTED
-        served, dialled = [], []
-        for found in tcp._open_sockets():
-            try:
-                peer = found.getpeername()[1]
-            except OSError:
-                assert found.getsockname()[1] != plane.port or control_of(found) == other
-                continue
-            if found.getsockname()[1] == plane.port:
-                served.append(control_of(found))
-            elif peer == plane.port:
-                dialled.append(control_of(found))
-    assert served == [other] * 4  # 3 and Control
-    assert dialled.count(other) >= 3
+        port = int(link._address.rpartition(":")[2])
+        peers = [sock.getpeername()[1] for sock in tcp._connected_to(link._address)]
+        assert peers == [port] * 4 and read_state(link._address).congestion == other
+        served = [control_of(s) for s in tcp._open_sockets() if s.getsockname()[1] == port]
+    assert served == [other] * 5  # 3, Control, and what listens
