@@ -89,7 +89,7 @@ class DataPlane:
         self._heartbeat_s = heartbeat_s
         self._packed = PackedOnce()
         self._queues: dict[tuple[str, int], TransferQueue] = {}
-        """Of what each site downloads, by kind: its updates do not wait for weights."""
+        """Of what each site downloads, by kind."""
         # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
         # team of threads, most wait for their teams.
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
@@ -290,7 +290,8 @@ class DataPlane:
         transfer = queue.enter(request.transfer or object(), chunks)
         if not context.add_callback(lambda: queue.leave(transfer)):
             queue.leave(transfer)  # the call is over already
-        queue.wait(transfer, context.is_active)
+        if request.kind == wire.DownloadRequest.UPDATE:
+            queue.wait(transfer, context.is_active)
         return queue.chunks(transfer)
 
 
