@@ -164,7 +164,9 @@ def run_local(
     config.threads = config.threads or max(1, (cpu_count() or 1) // config.sites)
     folders = [out / "sites" / name for name in site_names(config)]
     with processes.serving(out, "out", "coordinator.log", stop):
-        _make_identities(out / "pki", site_names(config), keep=resume)
+        if not resume or not all((out / "pki" / folder.name).exists() for folder in folders):
+            shutil.rmtree(out / "pki", ignore_errors=True)
+            pki.federation(out / "pki", [HOST], site_names(config))
         # Left in reverse: first the sites, which say goodbye through the door, then SuperLink.
         with (
             coordinating(config, out / "pki" / "coordinator", resume=resume) as coordinator,
@@ -186,13 +188,6 @@ def _let_end(paths: Sequence[Path], stop: threading.Event) -> None:
         found = [Status.read(path) for path in paths]
         if all(status is None or status.is_gone or status.outcome != "running" for status in found):
             return
-
-
-def _make_identities(folder: Path, names: Sequence[str], *, keep: bool) -> None:
-    """Certificates for one local run; new ones each time, unless a run goes on."""
-    if not keep or not all((folder / name).exists() for name in names):
-        shutil.rmtree(folder, ignore_errors=True)
-        pki.federation(folder, [HOST], names)
 
 
 @contextmanager

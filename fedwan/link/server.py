@@ -295,9 +295,7 @@ class DataPlane:
         return queue.chunks(transfer)
 
 
-@lru_cache(maxsize=4096)
-def _certificate(pem: bytes) -> x509.Certificate:
-    return x509.load_pem_x509_certificate(pem)
+_certificate = lru_cache(maxsize=4096)(x509.load_pem_x509_certificate)
 
 
 @contextmanager

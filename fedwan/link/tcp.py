@@ -183,17 +183,14 @@ def _connected_to(address: str, are_new: bool = False) -> Iterator[socket.socket
     for sock in _open_sockets():
         with suppress(OSError):  # it has no peer, or the name no address
             peer = _plain(sock.getpeername())
-            if peer[1] != int(port) or (are_new and _is_set_up(sock)):
+            limit = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+            if peer[1] != int(port) or (are_new and limit == UNSENT_BYTES):
                 continue  # so that a round that dials nothing asks for no name
             if not peers:
                 found = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
                 peers = {_plain(place) for *_, place in found}
             if peer in peers:
                 yield sock
-
-
-def _is_set_up(found: socket.socket) -> bool:
-    return found.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == UNSENT_BYTES
 
 
 def _open_sockets() -> Iterator[socket.socket]:

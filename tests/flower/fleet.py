@@ -83,12 +83,12 @@ class Fleet:
 
 
 class Run(Fleet):
-    """A process that runs `run_local`."""
+    """A process that runs `run_local` of one site."""
 
-    def __init__(self, out: Path, sites: int, *words: str) -> None:
+    def __init__(self, out: Path) -> None:
         super().__init__()
         self.out = out
-        self.process = self.start(str(STANDIN / "drive.py"), str(out), str(sites), *words)
+        self.process = self.start(str(STANDIN / "drive.py"), str(out))
 
     def wait_for_joins(self, count: int, patience_s: float = 90) -> None:
         """Until so many scripts have joined, rejoins included."""

@@ -8,7 +8,7 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -134,28 +134,20 @@ def test_a_site_outlives_its_coordinator_and_serves_the_next_run_too(
             service.communicate()
 
 
-Start = Callable[..., Run]
-
-
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    runs: list[Run] = []
-
-    def begin(sites: int, *words: str) -> Run:
-        runs.append(Run(tmp_path / "out", sites, *words))
-        return runs[-1]
-
-    yield begin
-    for run in runs:
-        run.kill()
-        run.process.communicate()
+def run(tmp_path: Path) -> Iterator[Run]:
+    found = Run(tmp_path / "out")
+    try:
+        found.wait_for_joins(1)
+        yield found
+    finally:
+        found.kill()
+        found.process.communicate()
 
 
 @pytest.mark.slow
-def test_a_site_comes_back_whatever_of_it_dies(start: Start) -> None:
+def test_a_site_comes_back_whatever_of_it_dies(run: Run) -> None:
     """Each in seconds on an idle machine; Flower alone takes a minute, or never notices."""
-    run = start(1)
-    run.wait_for_joins(1)
     wait_for(lambda: list((run.out / "sites" / "s1").rglob("*.safetensors")))
     os.kill(joins(run.out)[0]["pid"], signal.SIGKILL)
     run.wait_for_joins(2, patience_s=60)
@@ -171,11 +163,7 @@ def test_a_site_comes_back_whatever_of_it_dies(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(
-    start: Start, tmp_path: Path
-) -> None:
-    run = start(1)
-    run.wait_for_joins(1)
+def test_no_stranger_reaches_a_run_and_nothing_of_it_outlives_it(run: Run, tmp_path: Path) -> None:
     if os.geteuid() == 0:  # root alone can act as another user
         ports = {port for pid in run.pids() for port in listening(pid)}
         assert len(ports) == 5  # SuperLink, door, data plane, forwarder, SuperNode

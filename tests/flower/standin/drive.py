@@ -1,4 +1,4 @@
-"""Runs `run_local` in a process of its own: `drive.py OUT SITES [resume]`."""
+"""Runs `run_local` of one site in a process of its own: `drive.py OUT`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedwan.flower.coordinator import run_local
 TRAIN = Path(__file__).with_name("train.py")
 
 
-def main(out: str, sites: str, *rest: str) -> int:
+def main(out: str) -> int:
     # A shell that starts us in the background leaves it ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     words = ("strategy=local_sgd", "h=2", "eval.every=0", "checkpoint.every=1")
-    config = load_run(None, [f"out={out}", f"sites={sites}", "workload=command", *words])
+    config = load_run(None, [f"out={out}", "sites=1", "workload=command", *words])
     try:
-        run_local(config, command=["python", str(TRAIN), out], resume="resume" in rest)
+        run_local(config, command=["python", str(TRAIN), out])
     except FedwanError as error:
         print(f"fedwan: {error}", file=sys.stderr)
         return error.exit_code
@@ -29,4 +29,4 @@ def main(out: str, sites: str, *rest: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main(sys.argv[1]))
