@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -233,7 +233,7 @@ def eventually(condition: Callable[[], Any], within_s: float = 5.0) -> None:
 
 def in_thread(call: Callable[[], Any]) -> Any:
     """Run a call beside the test; the returned function waits for it and gives or raises."""
-    outcome: Future[Any] = Future()
+    outcome: futures.Future[Any] = futures.Future()
 
     def run() -> None:
         try:
@@ -244,7 +244,9 @@ def in_thread(call: Callable[[], Any]) -> Any:
     threading.Thread(target=run, daemon=True).start()
 
     def wait(timeout_s: float = 20.0) -> Any:
-        return outcome.result(timeout_s)
+        futures.wait([outcome], timeout_s)
+        assert outcome.done(), "still running"
+        return outcome.result()
 
     wait.is_running = lambda: not outcome.done()  # type: ignore[attr-defined]
     return wait
