@@ -31,7 +31,6 @@ from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import UploadReception
 from fedwan.link.client import GrpcLink
-from fedwan.link.rpc import threads_per_site
 from fedwan.link.server import DataPlane, Noise
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -114,7 +113,7 @@ def serve(folder: Path, host: str) -> None:
     """The coordinator's end: a line for every hundredth that has come, then its peak memory."""
     hub: Any = _Hub(folder)
     identity = Identity.load(folder / "coordinator", "coordinator")
-    plane = DataPlane(hub, identity, host, 0, 8 + threads_per_site(0), 2.0, "auto")
+    plane = DataPlane(hub, identity, host, 0)
     plane.start()
     print(plane.port, flush=True)
     threading.Thread(target=_tell, args=(hub,), daemon=True).start()

@@ -30,7 +30,6 @@ from fedwan.errors import FedwanError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.client import GrpcLink
-from fedwan.link.rpc import threads_per_site
 from fedwan.link.server import MAX_NOISE_BYTES, DataPlane, Noise
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -147,7 +146,7 @@ def serve(folder: Path, congestion: str, host: str) -> None:
     """The coordinator's end, until standard input closes."""
     identity = Identity.load(folder / "coordinator", "coordinator")
     hub: Any = None  # the data plane takes and gives noise by itself
-    plane = DataPlane(hub, identity, host, 0, 8 + threads_per_site(0), 2.0, congestion)
+    plane = DataPlane(hub, identity, host, 0, congestion=congestion)
     plane.start()
     print(plane.port, flush=True)
     sys.stdin.read()
@@ -157,7 +156,7 @@ def serve(folder: Path, congestion: str, host: str) -> None:
 def transfer(folder: Path, congestion: str, address: str, channels: int) -> None:
     """A site's end: transfers as they are ordered, until standard input closes."""
     identity = Identity.load(folder / "s1")
-    link = GrpcLink(address, identity, channels=channels, congestion=congestion, compression="none")
+    link = GrpcLink(address, identity, channels=channels, congestion=congestion, packs=False)
     for line in sys.stdin:
         way, asked = json.loads(line)
         num_bytes = min(asked, MAX_NOISE_BYTES)

@@ -166,7 +166,7 @@ def update_request(version: int = 1, wait_s: float = 0.0) -> wire.DownloadReques
 def serving(hub: Any, identities: Path, **settings: Any) -> Iterator[DataPlane]:
     """A data plane on loopback; settings as it has them."""
     identity = Identity.load(identities / "coordinator", "coordinator")
-    given = {"host": "127.0.0.1", "port": 0, "num_threads": 24, "heartbeat_s": 0.2} | settings
+    given = {"host": "127.0.0.1", "port": 0, "heartbeat_s": 0.2} | settings
     plane = DataPlane(hub, identity, **given)
     plane.start()
     try:
@@ -179,7 +179,7 @@ def serving(hub: Any, identities: Path, **settings: Any) -> Iterator[DataPlane]:
 def dialling(port: int, folder: Path, **settings: Any) -> Iterator[GrpcLink]:
     """A site's link; settings as it has them."""
     given = {"channels": 2, "chunk_bytes": 1 << 16, "patience_s": 30.0, "heartbeat_s": 0.1}
-    given |= {"compression": "none"} | settings
+    given |= {"packs": False} | settings
     with closing(GrpcLink(f"127.0.0.1:{port}", Identity.load(folder), **given)) as link:
         yield link
 

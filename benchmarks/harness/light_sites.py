@@ -87,7 +87,7 @@ class _Host:
         try:
             identity = Identity.load(self._folder / "pki" / name)
             # Packed or not by how busy the cores are, bytes would not compare.
-            link = GrpcLink(self._ticket["address"], identity, compression="none")
+            link = GrpcLink(self._ticket["address"], identity, packs=False)
             self._run(name, link)
         except BaseException:
             # The others would wait for this one.

@@ -17,7 +17,6 @@ from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
 from fedwan.link.base import Ticket
 from fedwan.link.client import HEARTBEAT_S
-from fedwan.link.rpc import threads_per_site
 from fedwan.link.server import DataPlane
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -27,7 +26,6 @@ from fedwan.state import hash_state
 log = logging.getLogger(__name__)
 
 SILENT_HEARTBEATS = 5
-SPARE_THREADS = 8
 
 Announce = Callable[[Ticket], AbstractContextManager[object]]
 
@@ -86,15 +84,12 @@ def _train(run: CoordinatedRun, outputs: Outputs) -> None:
 
 
 def _data_plane(config: Config, servicer: Servicer, identity: Identity) -> DataPlane:
-    link = config.link
-    threads = threads_per_site(0, config.stream.fragments)
     return DataPlane(
         servicer,
         identity,
-        *host_and_port(link.listen),
-        config.sites * threads + SPARE_THREADS,
-        HEARTBEAT_S,
-        link.congestion,
-        link.pace_mbit,
-        config.sites,
+        *host_and_port(config.link.listen),
+        num_sites=config.sites,
+        num_fragments=config.stream.fragments,
+        congestion=config.link.congestion,
+        pace_mbit=config.link.pace_mbit,
     )

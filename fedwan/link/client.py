@@ -63,9 +63,10 @@ def dial(address: str, identity: Identity) -> grpc.Channel:
 class GrpcLink:
     """Implements `fedwan.link.base.Link`; transfers may run at the same time in several threads.
 
-    `channels` are TCP connections for payloads, beside the one for Control (0 as `num_channels`);
-    `pace_mbit` is what all may carry up together, with all headers (0: no limit). Memory: an upload
-    copies one chunk per stripe at a time; a download holds its payload once.
+    `channels` are TCP connections for payloads, beside the one for Control (0: `num_channels`).
+    `packs` lets a slow link's payloads be packed. `pace_mbit` is what all may carry up together,
+    with all headers (0: no limit). Memory: an upload copies one chunk per stripe at a time; a
+    download holds its payload once.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class GrpcLink:
         heartbeat_s: float = HEARTBEAT_S,
         patience_s: float = 300.0,
         congestion: str = "auto",
-        compression: str = "auto",
+        packs: bool = True,
         pace_mbit: float = 0.0,
     ) -> None:
         self._address = address
@@ -88,7 +89,7 @@ class GrpcLink:
         self._patience_s = patience_s
         self._counter = ByteCounter()
         tcp = Congestion(congestion)
-        self.num_channels = num_channels(channels, tcp.is_bbr, bool(pace_mbit))
+        self.num_channels = channels or num_channels(tcp.is_bbr, bool(pace_mbit))
         tcp.pace_mbit = pace_mbit / self.num_channels
         self._channels = [dial(address, identity) for _ in range(1 + self.num_channels)]
         self._stubs = [Stub(channel, self._counter, address) for channel in self._channels]
@@ -98,7 +99,7 @@ class GrpcLink:
             # Threads for two transfers: the next one begins before the last has arrived.
             threads = ThreadPoolExecutor(2 * self.num_channels, thread_name_prefix=name)
             on_connected = partial(tcp.apply_to_peer, address)
-            return Direction(stubs, threads, Packing(compression), on_connected)
+            return Direction(stubs, threads, Packing(packs), on_connected)
 
         # A download must not wait until an upload's stripes have left their threads.
         self._up, self._down = direction("stripe-up"), direction("stripe-down")

@@ -88,15 +88,14 @@ def parser(header_type: Callable[[], H]) -> Callable[[bytes], Part[H]]:
 
 
 class Packing:
-    """Whether transfers in one direction are packed; under `auto`, while the link is slow."""
+    """Whether transfers in one direction are packed: while the link is slow, if at all."""
 
-    def __init__(self, compression: str) -> None:
-        self.is_on = compression != "none"
-        self._is_open = compression == "auto"
+    def __init__(self, is_allowed: bool = True) -> None:
+        self.is_on = self._is_allowed = is_allowed
 
     def note(self, num_bytes: int, seconds: float) -> None:
         """A transfer of so many bytes of payload, as they are unpacked, took so long."""
-        if self._is_open and num_bytes >= LEAST_BYTES:
+        if self._is_allowed and num_bytes >= LEAST_BYTES:
             # Packed transfers count as faster, so what turns it on again has to be well below.
             self.is_on = num_bytes < seconds * (FAST if self.is_on else FAST / 2)
 

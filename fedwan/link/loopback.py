@@ -15,6 +15,8 @@ from fedwan.link.base import Delivery, Hub, Link, Signals
 from fedwan.link.buffer import Buffer
 from fedwan.link.tcp import goodput_mbit
 
+CHUNK_BYTES = 1 << 20
+
 
 class LoopbackLink:
     """Calls a hub in the same process; nothing proves the site's name here.
@@ -22,10 +24,9 @@ class LoopbackLink:
     Payloads are copied: what a site does to its tensors afterwards cannot reach the coordinator.
     """
 
-    def __init__(self, hub: Hub, site: str, chunk_bytes: int = 1 << 20) -> None:
+    def __init__(self, hub: Hub, site: str) -> None:
         self._hub = hub
         self._site = site
-        self._chunk_bytes = chunk_bytes
         self._session = ""
         self.signals: Signals = SimpleQueue()
         self.bytes_up = 0
@@ -45,13 +46,13 @@ class LoopbackLink:
         self._hub.heard(self._site, wire.SiteSignal(session=self._session, step=step))
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        header.chunk_bytes = self._chunk_bytes
+        header.chunk_bytes = CHUNK_BYTES
         header.session = self._session
         reception = self._hub.open_upload(self._site, header)
         if isinstance(reception, wire.Receipt):
             return reception
-        for offset in range(0, payload.num_bytes, self._chunk_bytes):
-            size = min(self._chunk_bytes, payload.num_bytes - offset)
+        for offset in range(0, payload.num_bytes, CHUNK_BYTES):
+            size = min(CHUNK_BYTES, payload.num_bytes - offset)
             reception.write(offset, payload.read(offset, size))
         self.bytes_up += payload.num_bytes
         return self._hub.close_stripe(self._site, header)

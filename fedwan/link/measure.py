@@ -109,7 +109,7 @@ def measure(
         identity,
         patience_s=PATIENCE_S,
         congestion=settings.congestion,
-        compression="none",
+        packs=False,
         pace_mbit=settings.pace_mbit,
     )
     with closing(link):

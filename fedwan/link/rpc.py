@@ -144,13 +144,9 @@ class Stub:
             setattr(self, name, call)
 
 
-def num_channels(setting: int, is_bbr: bool, is_paced: bool) -> int:
-    """Channels of a site: as many as asked, else 4, or 1 under bbr or a pace.
-
-    >>> num_channels(0, False, False), num_channels(0, True, False), num_channels(8, True, True)
-    (4, 1, 8)
-    """
-    return setting or (1 if is_bbr or is_paced else NUM_CHANNELS)
+def num_channels(is_bbr: bool, is_paced: bool) -> int:
+    """Channels of a site."""
+    return 1 if is_bbr or is_paced else NUM_CHANNELS
 
 
 def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:
@@ -164,12 +160,12 @@ def window_options(num_sites: int, channels: int) -> list[tuple[str, int]]:
     ]
 
 
-def threads_per_site(channels: int, num_fragments: int = 0) -> int:
+def threads_per_site(num_fragments: int) -> int:
     """Calls that a site may have open at once; a thread is made when none is idle.
 
     Control, words, downloads that wait for a round, and the stripes of two transfers each way.
     """
-    return 2 + max(MAX_WAITING, num_fragments) + 4 * (channels or NUM_CHANNELS)
+    return 2 + max(MAX_WAITING, num_fragments) + 4 * NUM_CHANNELS
 
 
 # Calls that stand still ---------------------------------------------------------------------------

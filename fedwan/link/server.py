@@ -29,6 +29,7 @@ from fedwan.errors import ConfigError, FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.admission import Admission, Renewable
 from fedwan.link.base import Delivery, Hub
+from fedwan.link.client import HEARTBEAT_S
 from fedwan.link.framing import PackedOnce, Part, pack, plain, unpack
 from fedwan.link.rpc import (
     MAX_MESSAGE_BYTES,
@@ -38,6 +39,7 @@ from fedwan.link.rpc import (
     Method,
     code_of,
     num_channels,
+    threads_per_site,
     watch,
     window_options,
 )
@@ -47,6 +49,7 @@ from fedwan.link.transfers import TransferQueue
 
 log = logging.getLogger(__name__)
 
+SPARE_THREADS = 8
 STOP_S = 5.0
 """How long calls may take to notice that they were cancelled."""
 HANDSHAKE_MS = 10_000
@@ -62,9 +65,9 @@ _BLOCK_BYTES = 1 << 22
 class DataPlane:
     """Serves a hub over mutual TLS; port 0 takes a free one, a port in use is a `ConfigError`.
 
-    `num_threads` are calls served at once: every stripe, waiting download and Control stream is
-    one. Each of `num_sites` may have its share of them and no more; they share the memory for what
-    arrives, too. `pace_mbit` is what the connections of one site may carry down together (0: no
+    Each of `num_sites` may have so many calls under way, a thread each, and no more: every stripe,
+    waiting download and Control stream is one. They share the memory for what arrives, too.
+    `pace_mbit` is what the connections of one site may carry down together (0: no
     limit); the sites' kernels are taken to be like ours.
     """
 
@@ -74,17 +77,18 @@ class DataPlane:
         identity: Identity,
         host: str,
         port: int,
-        num_threads: int,
-        heartbeat_s: float,
+        *,
+        num_sites: int = 1,
+        num_fragments: int = 1,
         congestion: str = "auto",
         pace_mbit: float = 0.0,
-        num_sites: int = 1,
+        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self._hub = hub
         self._admission = Admission(identity.folder)
         self._calls: dict[Any, tuple[str, x509.Certificate]] = {}
         """Those under way, each with its site and the certificate that it came with."""
-        self._most_calls = max(1, num_threads // num_sites)
+        self._most_calls = threads_per_site(num_fragments)
         self._stopping = threading.Event()
         self._heartbeat_s = heartbeat_s
         self._packed = PackedOnce()
@@ -92,9 +96,10 @@ class DataPlane:
         """Of what each site downloads, by kind."""
         # Torch keeps this number by thread. Of many calls that check payloads at once, each with a
         # team of threads, most wait for their teams.
+        num_threads = num_sites * self._most_calls + SPARE_THREADS
         self._pool = ThreadPoolExecutor(num_threads, "data-plane", torch.set_num_threads, (1,))
         self._congestion = Congestion(congestion)
-        channels = num_channels(0, self._congestion.is_bbr, bool(pace_mbit))
+        channels = num_channels(self._congestion.is_bbr, bool(pace_mbit))
         self._congestion.pace_mbit = pace_mbit / channels
         options = [
             *OPTIONS,

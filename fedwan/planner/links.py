@@ -74,7 +74,7 @@ def modelled_link(link: LinkConfig) -> WireLink:
         mbit *= 1 - (max(PROBE_S, rtt_s) + rtt_s) / PROBE_EVERY_S
         mbit *= 1.0 if pace < rate else 1 - OVERSHOOT
     else:
-        channels = num_channels(0, is_bbr, bool(link.pace_mbit))
+        channels = num_channels(is_bbr, bool(link.pace_mbit))
         mbit = min(mbit, channels * flow_mbit("cubic", link.rtt_ms, link.loss))
     pipe = Pipe(max(mbit, 1e-6) * 1e6 / 8, rtt_s, restarts=not is_bbr)
     return WireLink(pipe, pipe)

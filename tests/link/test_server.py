@@ -190,6 +190,6 @@ def test_a_port_in_use_is_the_user_s_to_mend(setting: Setting, identities: Path)
     port = setting.plane.port
     identity = Identity.load(identities / "coordinator", "coordinator")
     with pytest.raises(ConfigError) as caught:
-        DataPlane(setting.bench.hub, identity, "127.0.0.1", port, 1, 1.0)
+        DataPlane(setting.bench.hub, identity, "127.0.0.1", port)
     assert caught.value.exit_code == 2 and "\n" not in str(caught.value)
     assert f"127.0.0.1:{port}" in str(caught.value) and "link.listen" in str(caught.value)
