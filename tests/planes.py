@@ -54,12 +54,6 @@ def random_payload(seed: int, layout: Layout) -> Payload:
     return fp32().encode({"net/w": values}, {}, layout)[0]
 
 
-def averaging(num_sites: int, quorum: int = 0, patience_s: float = 60.0) -> Strategy:
-    step = step_outer({"net": outer.sgd(lr=1.0)})
-    policy = barrier(num_sites, quorum, patience_s)
-    return Strategy("delta", 1, whole, step, fp32(), fp32(), policy)
-
-
 class Bench:
     """A coordinator's servicer with the events that it told; the sites have agreed."""
 
@@ -71,19 +65,20 @@ class Bench:
         sites: Sequence[str] = SITES,
         silence_s: float = 60.0,
         chunk_bytes: int = 1 << 16,
-        run_id: str = RUN,
     ) -> None:
         self.layout = layout_of_size(num_values)
-        self.strategy = averaging(len(sites))
+        step = step_outer({"net": outer.sgd(lr=1.0)})  # the mean of the sites'
+        policy = barrier(len(sites), 0, 60.0)
+        self.strategy = Strategy("delta", 1, whole, step, fp32(), fp32(), policy)
         self.events: list[tuple[str, str | None, str]] = []
         self.registry = Registry(sites, silence_s)
         fragments = self.strategy.fragments(self.layout)
         self.intake = Intake(self.layout, fragments, self.strategy.up, folder / "spool")
         self.claim = Claim.of(self.hello(sites[0]))
         self.hub = Servicer(
-            run_id,
+            RUN,
             self.registry,
-            Agreement(sites, len(sites), self.claim, run_id),
+            Agreement(sites, len(sites), self.claim, RUN),
             lambda *event: self.events.append(event),
             chunk_bytes,
         )
@@ -109,13 +104,6 @@ class Bench:
         """Drop the update that is out."""
         with self.hub.changed:
             self.rounds.withdraw(0)
-
-    def forget(self) -> None:
-        """Free the files that contributions are in."""
-        for site in self.registry.sites:
-            for version in range(3):
-                if (found := self.contribution(site, version)) is not None:
-                    found.reception.close()
 
     def is_live(self, site: str) -> bool:
         return site in self.registry.live(time.monotonic())

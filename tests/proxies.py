@@ -28,7 +28,6 @@ class FlakyProxy:
         self._times = 0
         self.num_cuts = 0
         self.bytes_up = 0
-        self.bytes_down = 0
         self._is_away = False
         self._passes = threading.Event()
         self._passes.set()
@@ -119,10 +118,7 @@ class FlakyProxy:
     def _count(self, size: int, upwards: bool) -> bool:
         """Count bytes; whether it is time to cut."""
         with self._lock:
-            if upwards:
-                self.bytes_up += size
-            else:
-                self.bytes_down += size
+            self.bytes_up += size * upwards
             budget = self._budget[upwards]
             if budget is None or self._times == 0:
                 return False

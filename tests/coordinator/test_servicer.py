@@ -308,7 +308,6 @@ def test_heartbeats_are_heard_while_a_large_file_is_made_or_closed(
         assert bench.registry.sites["s1"].step == 3
         go_on.set()
         busy()
-    bench.forget()
 
 
 # Downloads -------------------------------------------------------------------------------------

@@ -193,18 +193,19 @@ def test_a_sites_identity_opens_no_door_and_a_door_has_a_port(identities: Path) 
 
 
 def test_a_supernodes_call_waits_for_a_door_that_comes_later_and_no_other_leaves_the_site(
-    identities: Path, superlink: Any
+    identities: Path, superlink: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = free_port()
     with forwarding(identities / "s1", port) as forwarder:
         assert post(forwarder, "/v1/control/start-run").status_code == 404
         assert post(forwarder, "/v1/fleet/%2e%2e/control/start-run").status_code == 404
         answer = in_thread(lambda: post(forwarder))
-        time.sleep(0.3)
+        time.sleep(0.8)  # in which it is tried again, but not said again
         with open_door(identities, superlink.server_port, port):
             assert answer().content == b"x"
         assert [path for path, _, _ in superlink.requests] == [PULL]
         assert not forwarder.take_lost()
+    assert caplog.text.count(f"front door 127.0.0.1:{port} is away") == 1
 
 
 @pytest.mark.parametrize(("name", "num_asked"), [(PULL, 3), ("/v1/fleet/get-run", 1)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,38 +9,11 @@ import pytest
 from fedwan.errors import ConfigError, IdentityError
 from fedwan.flower.site import serve_site
 from fedwan.flower.site_file import VARIABLE, SiteData, SiteFile, given_site, load_site
-from tests.planes import eventually, in_thread
-
-
-def config(tmp_path: Path, identity: Path, **changes: str) -> SiteFile:
-    values = {"site": "s1", "door": "127.0.0.1:9", "dir": str(tmp_path / "state")} | changes
-    return SiteFile(identity=str(identity), **values)  # type: ignore[arg-type]
 
 
 def test_a_name_that_is_not_the_certificates_is_refused(tmp_path: Path, identities: Path) -> None:
     with pytest.raises(IdentityError, match=r"site is 's2' but .* is the identity of 's1'"):
-        serve_site(config(tmp_path, identities / "s1", site="s2"))
-
-
-@pytest.mark.slow
-def test_a_service_whose_coordinator_never_comes_stops_when_told(
-    tmp_path: Path, identities: Path
-) -> None:
-    stop = threading.Event()
-    log = tmp_path / "state" / "logs" / "site.log"
-    words = "front door 127.0.0.1:9 is away"
-
-    def tell() -> None:
-        try:
-            eventually(lambda: log.exists() and words in log.read_text(), within_s=60.0)
-            time.sleep(2.0)  # in which it is tried again, but not said again
-        finally:
-            stop.set()
-
-    told = in_thread(tell)
-    serve_site(config(tmp_path, identities / "s1"), stop=stop)
-    told()
-    assert log.read_text().count(words) == 1
+        serve_site(SiteFile("s2", str(identities / "s1"), "127.0.0.1:9", str(tmp_path)))
 
 
 GOOD = "site: paris\nidentity: identity\ndoor: coordinator.example.com:7444\ndir: state\n"

@@ -38,7 +38,6 @@ def test_heartbeats_carry_the_step_while_an_upload_is_on_its_way(
             with bench.hub.changed:
                 assert bench.is_live("s1")
         assert upload().status == wire.Receipt.ACCEPTED
-        bench.forget()
 
 
 def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities: Path) -> None:

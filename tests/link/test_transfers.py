@@ -75,7 +75,6 @@ def test_payloads_arrive_as_they_are_and_bytes_are_counted(
         assert delivery.payload is not None and read_all(delivery.payload) == read_all(down)
         received = down.num_bytes
         assert least * received <= link.bytes_down - before <= most * received + slack(received)
-        bench.forget()
 
 
 @pytest.mark.parametrize(("way", "channels"), [("up", 3), ("down", 1), ("down", 3)])
@@ -101,7 +100,6 @@ def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
             assert link.bytes_down <= moved
         assert proxy.num_cuts == 3
         assert arrived is not None and read_all(arrived.payload) == read_all(payload)
-        bench.forget()
 
 
 def test_a_coordinator_started_anew_ends_old_sessions_with_a_clear_line(
@@ -176,7 +174,6 @@ def test_an_upload_goes_out_while_its_payload_is_encoded_and_a_link_leaves_no_th
         assert contribution is not None
         whole, _ = fp32().encode({"net/w": value}, {}, bench.layout)
         assert read_all(contribution.payload) == read_all(whole)
-        bench.forget()
         receipt = in_thread(lambda: link.upload(header_of(failing, version=1), failing))
         time.sleep(0.1)
         failing.fail(MemoryError("no room"))
@@ -264,7 +261,6 @@ def test_a_slow_connection_is_given_fewer_chunks(
             assert read_all(delivery.payload) == read_all(payload)
             assert link.bytes_down < 1.01 * payload.num_bytes + 3000  # nothing comes twice
         duration_s = time.monotonic() - began
-    bench.forget()
     fixed_s = payload.num_bytes / 3 / SLOW_BYTES_PER_S
     assert duration_s < fixed_s / 2
 
