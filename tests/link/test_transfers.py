@@ -102,6 +102,26 @@ def test_a_transfer_cut_three_times_moves_again_only_what_was_missing(
         assert arrived is not None and read_all(arrived.payload) == read_all(payload)
 
 
+def test_a_download_whose_payload_is_held_no_more_begins_anew(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, num_values=200_000)
+    first, second = random_payload(1, bench.layout), random_payload(2, bench.layout)
+    bench.publish(1, first)
+    read = first.read
+
+    def break_off(offset: int, size: int) -> Bytes:
+        if offset >= 4 * CHUNK:
+            bench.publish(1, second)
+            raise OSError("the stream breaks")
+        return read(offset, size)
+
+    monkeypatch.setattr(first, "read", break_off)
+    with joined(bench, identities) as link:
+        delivery = link.download(update_request())
+        assert delivery.payload is not None and read_all(delivery.payload) == read_all(second)
+
+
 def test_a_coordinator_started_anew_ends_old_sessions_with_a_clear_line(
     tmp_path: Path, identities: Path
 ) -> None:
