@@ -23,7 +23,6 @@ GOLDEN = {
     "digits": (1397, 400, "241314c099eb049e"),
     "ring8": (8000, 400, "ba22ab1d4bc32578"),
     "grid25": (10_000, 500, "82571c60aaf5f264"),
-    "stacked_digits": (20_000, 2000, "0ce88346b3c28dbf"),
     "photo_edges": (2492, 335, "6d55087743c571a0"),
 }
 """Training samples, held-out ones, and a hash of both: the same in every process."""
@@ -45,25 +44,6 @@ def test_what_is_announced_is_what_is_loaded_to_the_bit(name: str) -> None:
     assert (len(train.x), len(held_out.x), hash_state(named)[:16]) == GOLDEN[name]
     if name != "photo_edges":  # flat pieces of which are equal
         assert not rows(train.x) & rows(held_out.x)
-
-
-def scans(x: Tensor) -> set[bytes]:
-    """Every channel of images (N, channels, 8, 8)."""
-    return rows(x.flatten(0, 1))
-
-
-def test_a_stack_s_label_reads_as_the_digits_of_its_channels_and_no_scan_is_in_both_parts() -> None:
-    digits, parts = find_source("digits").load(), find_source("stacked_digits").load()
-    assert tuple(scans(part.x) for part in parts) == tuple(scans(part.x) for part in digits)
-    label_of = {scan.numpy().tobytes(): int(y) for scan, y in zip(*digits[0], strict=True)}
-    for image, y in zip(parts[0].x[::97], parts[0].y[::97], strict=True):
-        a, b, c = (label_of[channel.numpy().tobytes()] for channel in image)
-        assert int(y) == 100 * a + 10 * b + c
-    for part, per_mode in zip(parts, (20, 2), strict=True):
-        assert torch.bincount(part.y).tolist() == [per_mode] * 1000
-        assert len(rows(part.x)) == len(part.x)
-    held = [set(parts[0].y[i].tolist()) for i in split_indices(parts[0].y, "by_label", 3, seed=0)]
-    assert sorted(len(labels) for labels in held) == [333, 333, 334]
 
 
 def test_no_pixel_is_in_a_training_crop_and_in_a_held_out_one() -> None:
