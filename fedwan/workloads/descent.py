@@ -39,6 +39,9 @@ from fedwan.workloads.precision import (
 )
 from fedwan.workloads.sharding import Processes
 
+Backward = Callable[[Batch], dict[str, Tensor]]
+"""As `Descent.backward`, of a part of a batch."""
+
 
 class Descent(ABC):
     """The base of a workload: its networks, on their device, and how the trained ones step.
@@ -90,11 +93,7 @@ class Descent(ABC):
         return measure_quality(self.config.data.name, real, generated)
 
     def descend(
-        self,
-        names: Sequence[str],
-        batch: Batch,
-        backward: Callable[[Batch], dict[str, Tensor]],
-        reduce: Reduce,
+        self, names: Sequence[str], batch: Batch, backward: Backward, reduce: Reduce
     ) -> dict[str, Tensor]:
         """One completed step of the named networks; the parts' mean losses, detached.
 
@@ -134,12 +133,7 @@ class Descent(ABC):
         self._scale.update(is_finite)
         return is_finite
 
-    def _compute(
-        self,
-        names: Sequence[str],
-        batch: Batch,
-        backward: Callable[[Batch], dict[str, Tensor]],
-    ) -> dict[str, Tensor]:
+    def _compute(self, names: Sequence[str], batch: Batch, backward: Backward) -> dict[str, Tensor]:
         """The gradients of a whole batch in `.grad`, part by part; its mean losses."""
         num_parts, half = self._site.accumulate, HALF.get(self._site.precision)
         self._weight = (1.0 if self._scale is None else self._scale.factor) / num_parts

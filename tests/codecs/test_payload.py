@@ -1,13 +1,11 @@
-"""The payload's bytes, as docs/wire.md shows them."""
+"""The payload's bytes, as docs/wire.md shows them, and reading while they are made."""
 
 from __future__ import annotations
 
 import hashlib
-import re
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,7 +15,6 @@ from fedwan.errors import FedwanError
 from fedwan.state import Layout, Role, State
 from tests.support import StrictSource, read_all, same_bits, spec
 
-ROOT = Path(__file__).parents[2]
 STATE = {"g/n": torch.tensor(3), "g/w": torch.tensor([1.0, -2.5])}
 LAYOUT = {"g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 
@@ -73,41 +70,13 @@ def long_value() -> torch.Tensor:
 
 
 @every_codec
-def test_the_bytes_are_those_that_were_committed(codec: Codec) -> None:
+def test_the_bytes_are_those_that_were_committed_and_are_still_read(codec: Codec) -> None:
     assert hex_of(codec) == GOLDEN[codec.name]
-
-
-@every_codec
-def test_long_records_are_those_that_were_committed(codec: Codec) -> None:
     data, _ = codec.encode_tensor(long_value(), None)
     assert hashlib.sha256(data).hexdigest() == LONG[codec.name]
-
-
-@every_codec
-def test_committed_bytes_are_still_read(codec: Codec) -> None:
     payload = StrictSource(bytes.fromhex(GOLDEN[codec.name]))
     expected = STATE | {"g/w": torch.tensor(DECODED[codec.name])}
     assert same_bits(codec.decode(payload, LAYOUT), expected)
-
-
-def test_the_documentation_shows_these_bytes() -> None:
-    page = (ROOT / "docs" / "wire.md").read_text()
-    page = page[page.index("An example, byte by byte") :]
-    whole, *others = re.findall(r"```\n(.*?)```", page[: page.index("## The protocol")], re.DOTALL)
-    assert _lay_out([whole]).hex() == GOLDEN["fp32"]
-    shown = [_lay_out([whole, block]).hex() for block in others]
-    assert shown == [GOLDEN[codec.name] for codec in CODECS[1:]]
-
-
-def _lay_out(blocks: list[str]) -> bytes:
-    """Bytes that the page's lines put at their offsets; a later block overwrites an earlier one."""
-    data = bytearray(80)
-    for line in "".join(blocks).splitlines():
-        found = re.match(r" ?(\d+) +((?:[0-9a-f]{2} {1,2})+) ", line)
-        if found:
-            value = bytes.fromhex(found[2])
-            data[int(found[1]) : int(found[1]) + len(value)] = value
-    return bytes(data)
 
 
 def test_a_payload_of_several_buffers_reads_like_one() -> None:

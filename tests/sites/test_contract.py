@@ -175,15 +175,6 @@ def test_a_step_in_half_precision_is_a_little_off_and_weights_stay_in_full(
     assert all(weight.dtype == torch.float32 for weight in weights(half))
 
 
-def test_a_step_in_parts_learns_and_parts_of_several_sizes_are_refused(computing: Case) -> None:
-    run = Run(computing.recipe, with_site(computing, accumulate=4))
-    before = weights(run)
-    assert all(torch.isfinite(loss) for loss in run.step(3).values())
-    assert not equal(before, weights(run))
-    with pytest.raises(ConfigError, match="data.batch=8 .* site.accumulate=3; .*data.batch=9"):
-        resolve_page(computing.recipe, with_site(computing, accumulate=3))
-
-
 def test_recomputed_blocks_change_no_bit(computing: Case) -> None:
     if computing.recipe is gan:
         pytest.skip("has none")
@@ -191,11 +182,3 @@ def test_recomputed_blocks_change_no_bit(computing: Case) -> None:
     for run in runs:
         run.step(2)
     assert hash_state(runs[0].pieces()) == hash_state(runs[1].pieces())
-
-
-def test_the_critics_own_steps_are_in_parts_too() -> None:
-    asked = with_site(Case(*MODELS["gan"]), accumulate=4)
-    asked.data.batch, asked.model["n_critic"] = 12, 2
-    says = "evenly among model.n_critic=2 and site.accumulate=4; set data.batch=16"
-    with pytest.raises(ConfigError, match=says):
-        resolve_page(gan, asked)
