@@ -82,22 +82,17 @@ def check(config: Config) -> None:
     model = Model(**config.model)
     require_each(model, latents=1, width=1, gamma=0, gamma_fake=0, n_critic=1)
     require_one_of("model.loss", model.loss, LOSSES)
-    shape = source_of(config.data).shape
-    if len(shape) == 3:
-        _check_side(config.data.name, shape[1:])
     require_parts(config, model.n_critic)
-
-
-def _check_side(name: str, size: tuple[int, ...]) -> None:
-    """Refuse images that there are no networks for."""
-    if size[0] == size[1] and size[0] in SIDES:
-        return
-    below, above = (s for s in SIDES if s < size[0]), (s for s in SIDES if s > size[0])
-    nearest = " or ".join(str(side) for side in (*list(below)[-1:], *list(above)[:1]))
-    raise ConfigError(
-        f"workload 'gan' makes images of {', '.join(str(side) for side in SIDES)} pixels a side, "
-        f"and those of {name!r} are {size[0]} x {size[1]}; set data.size={nearest}"
-    )
+    sides = source_of(config.data).shape[1:]
+    if sides and not (sides[0] == sides[1] and sides[0] in SIDES):
+        below, above = (
+            [s for s in SIDES if (s < sides[0]) is is_less] for is_less in (True, False)
+        )
+        nearest = " or ".join(str(side) for side in (*below[-1:], *above[:1]))
+        raise ConfigError(
+            f"workload 'gan' makes images of {', '.join(map(str, SIDES))} pixels a side, and those "
+            f"of {config.data.name!r} are {sides[0]} x {sides[1]}; set data.size={nearest}"
+        )
 
 
 def steps_apart(config: Config) -> bool:

@@ -289,6 +289,7 @@ def _float_codec(name: str, encoding: int, dtype: torch.dtype, is_exact: bool = 
     def read(data: Bytes, spec: TensorSpec) -> Coded:
         return Plain(tensor_from_bytes(data, dtype, spec.shape), torch.float32)
 
-    return Codec(
-        name, encoding, encode, read, lambda spec: dtype.itemsize * spec.num_values, is_exact
-    )
+    def record_bytes(spec: TensorSpec) -> int:
+        return dtype.itemsize * spec.num_values
+
+    return Codec(name, encoding, encode, read, record_bytes, is_exact)

@@ -126,16 +126,14 @@ class _Format(NamedTuple):
 
 def int8() -> Codec:
     """8.125 bits a value: code = value / scale, -127 … 127, an error of half a scale at most."""
-    return _block_codec(
-        "int8", 3, _Format(8, _largest_over(127.0), MIN_SCALE, _pack_bytes, _unpack_bytes)
-    )
+    form = _Format(8, _largest_over(127.0), MIN_SCALE, _pack_bytes, _unpack_bytes)
+    return _block_codec("int8", 3, form)
 
 
 def int4() -> Codec:
     """4.125 bits a value: code -7 … 7, an error of 1/14 of the block's largest value at most."""
-    return _block_codec(
-        "int4", 4, _Format(4, _largest_over(7.0), MIN_SCALE, _pack_int4, _unpack_halves)
-    )
+    form = _Format(4, _largest_over(7.0), MIN_SCALE, _pack_int4, _unpack_halves)
+    return _block_codec("int4", 4, form)
 
 
 def float4() -> Codec:
@@ -147,9 +145,8 @@ def float4() -> Codec:
     1/3, and what is below 3/4 of the smallest power becomes zero. Code: bit 3 is the sign; the
     others are 0 for zero and e + 7 for 2^e.
     """
-    return _block_codec(
-        "float4", 5, _Format(4, _largest_over(1.0), 2.0**-120, _pack_float4, _unpack_float4)
-    )
+    form = _Format(4, _largest_over(1.0), 2.0**-120, _pack_float4, _unpack_float4)
+    return _block_codec("float4", 5, form)
 
 
 def int2() -> Codec:
@@ -158,11 +155,8 @@ def int2() -> Codec:
     For normal values these levels are within 1 % of the best four there are (Max 1960): a mean
     square error of 0.119 of the values' own. What is lost is added to the next delta.
     """
-    return with_feedback(
-        _block_codec(
-            "int2", 7, _Format(2, _root_mean_square, MIN_SCALE, _pack_quarters, _unpack_quarters)
-        )
-    )
+    form = _Format(2, _root_mean_square, MIN_SCALE, _pack_quarters, _unpack_quarters)
+    return with_feedback(_block_codec("int2", 7, form))
 
 
 def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
@@ -250,26 +244,23 @@ def _encode(form: _Format, value: Tensor) -> Tensor:
     flat = value.detach().reshape(-1)
     record = torch.empty(form.record.num_bytes(len(flat)), dtype=torch.uint8, device=value.device)
     for part in form.record.parts(record, len(flat)):
-        _encode_part(form, flat[part.values], part)
+        blocks = flat[part.values].view(-1, part.width)
+        size = span_values(blocks.numel(), flat.device) // part.width
+        scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
+        for rows in spans(len(blocks), size):
+            span = blocks[rows]
+            work = scratch[: len(span)]
+            values = work[:, : part.width]
+            torch.abs(span.float(), out=values)
+            # A scale that is not finite passes through, so that every reader sees it.
+            scale = form.scales(values).bfloat16()
+            scale.masked_fill_(scale < form.min_scale, 0)
+            part.scales[rows] = scale
+            unit = scale.float()
+            inverse = unit.reciprocal().masked_fill_(unit == 0, 0)
+            torch.mul(span, inverse, out=values)
+            form.pack(work, part.codes[rows].view(torch.int8))
     return record
-
-
-def _encode_part(form: _Format, flat: Tensor, part: Part) -> None:
-    size = span_values(len(flat), flat.device) // part.width
-    scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
-    for rows in spans(len(part.scales), size):
-        span = flat[rows.start * part.width : rows.stop * part.width].view(-1, part.width)
-        work = scratch[: len(span)]
-        values = work[:, : part.width]
-        torch.abs(span.float(), out=values)
-        # A scale that is not finite passes through, so that every reader sees it.
-        scale = form.scales(values).bfloat16()
-        scale.masked_fill_(scale < form.min_scale, 0)
-        part.scales[rows] = scale
-        unit = scale.float()
-        inverse = unit.reciprocal().masked_fill_(unit == 0, 0)
-        torch.mul(span, inverse, out=values)
-        form.pack(work, part.codes[rows].view(torch.int8))
 
 
 class _BlockCoded(Coded):

@@ -48,14 +48,10 @@ def topk2(beta: float = 0.95) -> Codec:
         record, owed = _encode(value, residual, beta)
         return tensor_bytes(record), owed
 
-    return Codec(
-        "topk2",
-        6,
-        encode,
-        _SparseCoded,
-        lambda spec: _RECORD.num_bytes(spec.num_values),
-        has_feedback=True,
-    )
+    def record_bytes(spec: TensorSpec) -> int:
+        return _RECORD.num_bytes(spec.num_values)
+
+    return Codec("topk2", 6, encode, _SparseCoded, record_bytes, has_feedback=True)
 
 
 # Records -----------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ LAYOUT = {"g/n": spec((), Role.COUNTER, torch.int64), "g/w": spec((2,))}
 
 CODECS = (fp32(), bf16(), int8(), int4(), float4(), topk2())
 
-# Half of SHA-256, of the example's payload and of the record of `long_value`, which has whole blocks
+# Half of SHA-256, of the example's payload and the record of `long_value`, which has whole blocks
 # and chunks and short ones.
 GOLDEN = {
     "fp32": "261a709b8a70293f6235c3996eeafcc3",
