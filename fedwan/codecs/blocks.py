@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwan.codecs.base import Codec, Coded, span_values, spans, with_feedback
+from fedwan.codecs.base import Codec, Coded, Piece, span_values, spans, with_feedback
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
 from fedwan.state import TensorSpec, tensor_bytes
@@ -265,40 +265,14 @@ def _encode(form: _Format, value: Tensor) -> Tensor:
 
 class _BlockCoded(Coded):
     def __init__(self, form: _Format, data: Bytes, spec: TensorSpec) -> None:
-        self._form = form
-        self._spec = spec
+        super().__init__(spec.shape)
+        self._form, self._num_values = form, spec.num_values
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
         form.record.check(self._record, spec.num_values)
 
-    def tensor(self) -> Tensor:
-        target = torch.empty(self._spec.shape)
-        self._write(target)
-        return target
-
-    def _write(self, target: Tensor) -> None:
-        flat = target.view(-1)
-        for where, units, scale in self._units(target.device):
-            torch.mul(units, scale, out=flat[where].view(units.shape))
-
-    def _add(self, target: Tensor, weight: float) -> None:
-        flat = target.view(-1)
-        for where, units, scale in self._units(target.device):
-            rows = flat[where].view(units.shape)
-            if weight == 1.0:
-                rows.addcmul_(units, scale)  # the product is exact: one rounding, fused or not
-            else:
-                rows.add_(units.mul_(scale), alpha=weight)
-
-    def sum_of_squares(self) -> float:
-        total = 0.0
-        for _, units, scale in self._units(self._record.device):
-            values = units.mul_(scale).reshape(-1)
-            total += float(torch.dot(values, values))
-        return total
-
     def pick(self, index: Tensor) -> Tensor:
         picked = torch.empty(len(index))
-        for part in self._form.record.parts(self._record, self._spec.num_values):
+        for part in self._form.record.parts(self._record, self._num_values):
             inside = (index >= part.values.start) & (index < part.values.stop)
             place = index[inside] - part.values.start
             if not len(place):
@@ -310,16 +284,12 @@ class _BlockCoded(Coded):
             picked[inside] = values[which, place % part.width]
         return picked
 
-    def _units(self, device: torch.device) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Where in the flat tensor, values in units of their scale [rows, width], scales [rows, 1].
-
-        The values are the caller's to spoil, until the next ones are taken.
-        """
+    def pieces(self, device: torch.device | None = None) -> Iterator[Piece]:
         record = self._record.to(device)
-        for part in self._form.record.parts(record, self._spec.num_values):
+        for part in self._form.record.parts(record, self._num_values):
             width, first = part.width, part.values.start
-            size = span_values(part.values.stop - first, device) // width
-            scratch = torch.empty(size, self._form.padded(width), device=device)
+            size = span_values(part.values.stop - first, record.device) // width
+            scratch = torch.empty(size, self._form.padded(width), device=record.device)
             for rows in spans(len(part.scales), size):
                 work = scratch[: rows.stop - rows.start]
                 self._form.unpack(part.codes[rows].view(torch.int8), work)
