@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -69,17 +69,11 @@ class Source:
         return self.read()
 
 
-def _points(name: str, mixture: Callable[[], toys.Mixture], num: int, held_out: int) -> Source:
-    read = cache(partial(toys.draw_mixture, mixture, name, num, held_out))
-    return Source(name, (2,), len(mixture().centres), read, mixture)
-
-
 SOURCES = {
     source.name: source
     for source in (
         Source("digits", (1, 8, 8), 10, cache(toys.load_digits)),
-        _points("ring8", toys.ring8, 1000, 50),
-        _points("grid25", toys.grid25, 400, 20),
+        Source("ring8", (2,), 8, cache(toys.draw_ring8), toys.ring8),
         Source("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
         Source("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
     )

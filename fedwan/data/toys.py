@@ -1,6 +1,6 @@
 """The data sets that come with fedwan; the same in every process, whatever a run's seed.
 
-Two mixtures of equal, round Gaussians in the plane, on which dropped modes can be counted.
+A mixture of equal, round Gaussians in the plane, on which dropped modes can be counted.
 
 Digits: scikit-learn's bundled 1797 images of 8x8 pixels (UCI, Alpaydin 1998).
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,28 +72,16 @@ def ring8() -> Mixture:
     return Mixture((2.0 * torch.stack([angles.cos(), angles.sin()], dim=1)).float(), 0.05)
 
 
-def grid25() -> Mixture:
-    """Twenty-five modes at whole numbers from -2 to 2, row by row (Azadi et al. 2019, section 4.1).
-
-    Harder than the ring: a mode has up to eight neighbours, and is small beside the gaps.
-    """
-    axis = torch.arange(5, dtype=torch.float32) - 2
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    return Mixture(torch.stack([x.flatten(), y.flatten()], dim=1), 0.05)
-
-
-def draw_mixture(
-    mixture: Callable[[], Mixture], name: str, train_per_mode: int, held_out_per_mode: int
-) -> tuple[Batch, Batch]:
-    """Training and held-out points (N, 2), as many of every mode, which is y; `name` is a seed."""
-    centres, sigma = mixture()
+def draw_ring8() -> tuple[Batch, Batch]:
+    """8000 training and 400 held-out points (N, 2), as many of every mode, which is y."""
+    centres, sigma = ring8()
 
     def draw(num_per_mode: int, part: str) -> Batch:
         y = torch.arange(len(centres)).repeat(num_per_mode)
-        noise = torch.randn(len(y), centres.shape[1], generator=_generator(name, part))
+        noise = torch.randn(len(y), centres.shape[1], generator=_generator("ring8", part))
         return Batch(centres[y] + sigma * noise, y)
 
-    return draw(train_per_mode, "train"), draw(held_out_per_mode, "held out")
+    return draw(1000, "train"), draw(50, "held out")
 
 
 def _generator(name: str, part: str) -> torch.Generator:

@@ -22,7 +22,6 @@ from tests.data.files import refused
 GOLDEN = {
     "digits": (1397, 400, "241314c099eb049e"),
     "ring8": (8000, 400, "ba22ab1d4bc32578"),
-    "grid25": (10_000, 500, "82571c60aaf5f264"),
     "photo_edges": (2492, 335, "6d55087743c571a0"),
 }
 """Training samples, held-out ones, and a hash of both: the same in every process."""
