@@ -85,10 +85,8 @@ def check(config: Config) -> None:
     require_parts(config, model.n_critic)
     sides = source_of(config.data).shape[1:]
     if sides and not (sides[0] == sides[1] and sides[0] in SIDES):
-        below, above = (
-            [s for s in SIDES if (s < sides[0]) is is_less] for is_less in (True, False)
-        )
-        nearest = " or ".join(str(side) for side in (*below[-1:], *above[:1]))
+        below, above = [s for s in SIDES if s < sides[0]], [s for s in SIDES if s > sides[0]]
+        nearest = " or ".join(map(str, (*below[-1:], *above[:1])))
         raise ConfigError(
             f"workload 'gan' makes images of {', '.join(map(str, SIDES))} pixels a side, and those "
             f"of {config.data.name!r} are {sides[0]} x {sides[1]}; set data.size={nearest}"
