@@ -92,11 +92,10 @@ class DataConfig:
     """The data, and how it is split over the sites."""
 
     name: str = setting("digits", NAMED)
-    """`digits` (scikit-learn's 8x8 handwritten digits), `stacked_digits` (three of them as one
-    image's channels), `ring8` (eight Gaussians on a circle), `grid25` (25 on a grid); and for
-    workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
-    your own, which need not fit in memory (docs/data.md): `folder`, `pairs` (or `pairs_b_to_a`,
-    in the other direction), `webdataset`, `parquet`, `hf`."""
+    """`digits` (scikit-learn's 8x8 handwritten digits), `ring8` (eight Gaussians on a circle); and
+    for workloads that learn from pairs `photo_edges` (photographs and their edges, 32x32). Files of
+    your own, which need not fit in memory (docs/data.md): `folder`, `pairs` (or `pairs_b_to_a`, in
+    the other direction), `webdataset`, `parquet`, `hf`."""
     split: str = setting("iid", NAMED)
     """Of data that all sites could read: `iid`, `by_label`, or `dirichlet:A` with A > 0 (small A:
     more uneven). `own`: each site has files of its own, and uses all of them."""

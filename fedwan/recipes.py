@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any, Literal
 
+from fedwan import outer
 from fedwan._config_tree import value_at
 from fedwan.codecs import Codec, codec_by_name
 from fedwan.config import Config, OuterConfig
+from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
+from fedwan.outer import Transform
 from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.state import Layout, layout_of
 from fedwan.strategy import Overlap, Strategy
@@ -75,6 +78,8 @@ GATE = Needs("round.gate", lambda c, _: not c.round.least_steps, "round.least_st
 """Where contributions are deltas of about as many steps each, so that their sizes compare."""
 LOCAL_STEPS = ("h", "network.*.exclude", "inner.*", "codec.*", "site.*")
 """Where sites take steps of their own."""
+IN_ROUNDS = (*LOCAL_STEPS, APART, GATE, *WAITS)
+"""Where they send them in rounds."""
 STREAM: Mapping[str, Any] = {
     "stream.fragments": lambda config: min(4, config.h),
     "stream.tau": lambda config: min(5, max(1, config.h - 1)),
@@ -259,16 +264,40 @@ def nesterov(momentum: float = 0.9) -> Callable[[Config, NetworkKind], OuterConf
     return default
 
 
-def fragmentation(config: Config) -> Fragmentation:
-    """The cut that a resolved `stream` asks for."""
-    return cut(config, strided(config.stream.fragments, config.h))
+def averaging(config: Config) -> Mapping[str, Transform]:
+    """The mean of the sites' weights: the global ones minus the mean delta."""
+    return dict.fromkeys(config.inner, outer.sgd(lr=1.0))
 
 
-def overlap(config: Config, alpha: float = 0.0) -> Overlap:
-    """The overlap that a resolved `stream` asks for; `alpha` is the share of its own steps kept."""
+def with_momentum(config: Config) -> Mapping[str, Transform]:
+    """Nesterov's, as a resolved `outer` asks for."""
+    return {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
+
+
+def deltas_in_rounds(
+    config: Config, transforms: Mapping[str, Transform], **others: Any
+) -> Strategy:
+    """Sites send what H steps have moved, and wait; `others` are fields of the strategy."""
+    least = config.round.least_steps
+    usual: dict[str, Any] = {
+        "fragments": cut(config),
+        "up": codec(config, "up"),
+        "down": codec(config, "down"),
+        "policy": barrier_policy(config),
+        "clock": "samples" if least else "versions",
+        "least_steps": least,
+    }
+    return Strategy(
+        contributes="delta", h=config.h, server_step=step_outer(transforms), **{**usual, **others}
+    )
+
+
+def streamed(config: Config, alpha: float = 0.0) -> dict[str, Any]:
+    """A strategy's cut and overlap, as a resolved `stream` asks for; `alpha` as in `Overlap`."""
     tau = config.stream.tau
     assert tau is not None, "resolved"
-    return Overlap(tau, alpha if tau else 0.0)
+    fragments = cut(config, strided(config.stream.fragments, config.h))
+    return {"fragments": fragments, "overlap": Overlap(tau, alpha if tau else 0.0)}
 
 
 def barrier_policy(config: Config) -> RoundPolicy:

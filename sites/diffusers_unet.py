@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,11 +72,11 @@ class Parts:
                 "set workload=flow"
             )
         network, scheduler = self._folders()
-        if network is None:
-            name, self.settings = "UNet2DModel", self._own(num_labels(config))
-        else:
-            self.settings = read_json(network / "config.json")
-            name = str(self.settings.get("_class_name"))
+        self.settings = read_json(network / "config.json") if network else self._own(config)
+        told = ("num_class_embeds", "num_embeds_ada_norm")
+        self.num_classes = next((n for key in told if (n := self.settings.get(key))), 0)
+        """That the network is told; 0 for none."""
+        name = str(self.settings.get("_class_name"))
         self.weights = network if network and any(network.glob("*.safetensors*")) else None
         self.network = getattr(library, name, None)
         if not inspect.isclass(self.network) or not issubclass(self.network, library.ModelMixin):
@@ -103,21 +104,21 @@ class Parts:
         scheduler = root.parent / "scheduler"
         return root, scheduler if scheduler.is_dir() else None
 
-    def _own(self, num_classes: int) -> dict[str, Any]:
+    def _own(self, config: Config) -> dict[str, Any]:
         """Of a small UNet: as many levels, up to 3, as leave 4 pixels a side."""
         channels, *sides = self.shape
         levels = max(1, min(3, min(sides).bit_length() - 2))
-        widths = [self.model.width * 2**level for level in range(levels)]
         return {
+            "_class_name": "UNet2DModel",
             "sample_size": sides[0],
             "in_channels": channels,
             "out_channels": channels,
             "layers_per_block": 1,
-            "block_out_channels": widths,
+            "block_out_channels": [self.model.width * 2**level for level in range(levels)],
             "down_block_types": ["DownBlock2D"] * levels,
             "up_block_types": ["UpBlock2D"] * levels,
             "norm_num_groups": 8,
-            "num_class_embeds": num_classes or None,
+            "num_class_embeds": num_labels(config) or None,
         }
 
     def _require_plain_call(self, name: str) -> None:
@@ -130,13 +131,6 @@ class Parts:
                 f"model.path: {name} must be told {', '.join(more) or 'no timestep'} as well, "
                 "which this workload has not; write a script of your own, see docs/own_model.md"
             )
-
-    @property
-    def num_classes(self) -> int:
-        """That the network is told; 0 for none."""
-        return (
-            self.settings.get("num_class_embeds") or self.settings.get("num_embeds_ada_norm") or 0
-        )
 
     def build(self, device: torch.device | str) -> nn.Module:
         """The network, with the folder's weights where there are any to read."""
@@ -206,14 +200,13 @@ class Diffusion(Simple):
         """From fixed noise, (num, channels, height, width); as many of each class."""
         noise = torch.Generator().manual_seed(derive_seed(seed, "sample"))
         order = torch.Generator().manual_seed(derive_seed(seed, "labels"))
-        x = torch.randn(num, *self.parts.shape, generator=noise).to(self.device)
+        noises = torch.randn(num, *self.parts.shape, generator=noise).to(self.device)
         labels = flow.balanced_labels(num, max(1, self._told), order).to(self.device)
-        both = zip(x.split(AT_ONCE), labels.split(AT_ONCE), strict=True)
-        return clamp_images(torch.cat([self._denoise(*part) for part in both]))
-
-    def _denoise(self, x: Tensor, labels: Tensor) -> Tensor:
-        steps = self.parts.model.sampling_steps
-        return self._denoising.sample(lambda x, t: self._predict(x, t, labels), x, steps)
+        made = []
+        for x, y in zip(noises.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
+            predict = partial(self._predict, labels=y)
+            made.append(self._denoising.sample(predict, x, self.parts.model.sampling_steps))
+        return clamp_images(torch.cat(made))
 
     def save_pretrained(self, folder: Path) -> None:
         """As diffusers opens it: a `DDPMPipeline` where one can be, else network and scheduler."""

@@ -18,10 +18,9 @@ is the target sent: it is kept as its lag behind the student, and so moves along
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from fedwan.models.velocity import build_velocity
 from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads import flow
 from fedwan.workloads.adversarial import LOSSES
-from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above, spread
+from fedwan.workloads.base import Batch, NetworkKind, share_above, spread
 from fedwan.workloads.descent import Descent
 from fedwan.workloads.distillation import (
     FeatureHeads,
@@ -141,26 +140,15 @@ class Distill(Descent):
         frozen = {"teacher": teacher.to(device).requires_grad_(False)}
         trained = {"student": self.student, "heads": heads.to(device)}
         super().__init__(config, trained, frozen=frozen)
+        self.student.follow(self.optimizers["student"])
 
     @cached_property
     def _phases(self) -> flow.Phases:
         sigmas = flow.flow_sigmas(self.model.solver_steps, self.origin.shift).to(self.device)
         return flow.Phases(sigmas, self.model.student_steps)
 
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step of the student and one of its judge, each against the other as it was."""
-        with ExitStack() as stack:
-
-            def reduce_and_follow(names: Sequence[str]) -> None:
-                reduce(names)
-                stack.enter_context(self.student.following())  # until both have stepped
-
-            names = ("student", "heads")
-            backward = partial(self._backward, rng=rng)
-            return self.descend(names, batch, backward, reduce_and_follow)
-
-    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
-        """Losses and gradients of both networks."""
+    def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Of both networks, each against the other as it was."""
         made, target, edge, top = self._jumps(batch, rng)
         share = torch.rand(len(edge), generator=rng["level"]).to(edge)
         real, fake = self._judge(batch, made, edge, edge + share * (top - edge), rng)

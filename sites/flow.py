@@ -23,9 +23,9 @@ from fedwan.models.velocity import VelocitySizes, build_velocity
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads import flow
-from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above
-from fedwan.workloads.descent import Generating
-from fedwan.workloads.settings import require_each, require_one_of
+from fedwan.workloads.base import Batch, NetworkKind, share_above
+from fedwan.workloads.descent import Simple
+from fedwan.workloads.settings import require_each, require_one_of, require_share
 
 NETWORKS: dict[str, NetworkKind] = {"velocity": "regression"}
 
@@ -84,14 +84,10 @@ def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
     require_each(model, width=4, depth=1, heads=1, guidance=0, euler_steps=1)
+    require_share(model, "label_dropout")
     require_one_of("model.times", model.times, flow.TIMES)
     if not 0 < model.shift < math.inf:
         raise ConfigError(f"model.shift = {model.shift!r} is out of range; choose more than 0")
-    if not 0 <= model.label_dropout < 1:
-        raise ConfigError(
-            f"model.label_dropout = {model.label_dropout!r} is out of range; choose 0 or more and "
-            "less than 1"
-        )
     if model.guidance != 1 and not model.label_dropout:
         raise ConfigError(
             f"model.guidance = {model.guidance!r} needs velocities without a class, which "
@@ -146,7 +142,7 @@ def has_experts(config: Config) -> bool:
     return Model(**config.model).network != "dit"
 
 
-class Flow(Generating):
+class Flow(Simple):
     """One velocity network."""
 
     def __init__(self, config: Config, device: torch.device | str) -> None:
@@ -159,13 +155,10 @@ class Flow(Generating):
         with seeded_init(config.seed):
             velocity = build_velocity(self.shape, num_classes, sizes)
         velocity = build_experts(velocity, num_experts(config)).to(device)
-        super().__init__(config, {"velocity": velocity})
+        super().__init__(config, "velocity", velocity, self._loss, self._draw)
 
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step of regression on the velocity at random noise levels."""
-        return self.descend(("velocity",), batch, lambda part: self._backward(part, rng), reduce)
-
-    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+    def _loss(self, batch: Batch, rng: NamedGenerators) -> Tensor:
+        """Regression on the velocity at random noise levels."""
         noise = torch.randn(batch.x.shape, generator=rng["noise"]).to(self.device)
         sigma = flow.draw_sigma(len(noise), rng["sigma"], self.model.times, self.model.shift)
         x, target = flow.interpolate(batch.x, noise, sigma.to(self.device))
@@ -173,11 +166,9 @@ class Flow(Generating):
         if self.num_classes:
             share = self.model.label_dropout
             told.append(flow.drop_labels(batch.y, share, self.num_classes, rng["labels"]))
-        loss = mse_loss(self.networks["velocity"](x, *told), target)
-        self.add_gradients("velocity", loss)
-        return {"velocity": loss}
+        return mse_loss(self.networks["velocity"](x, *told), target)
 
-    def sample(self, num: int, seed: int) -> Tensor:
+    def _draw(self, num: int, seed: int) -> Tensor:
         """Samples from fixed noise, (num, …); as many of each class, if classes are told."""
         sigmas = flow.flow_sigmas(self.model.euler_steps, self.model.shift).to(self.device)
         told = (self.num_classes, self.model.guidance)

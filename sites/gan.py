@@ -8,8 +8,8 @@ discriminator steps alone before that, on parts of the batch; all of it is one s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES, GanLoss, gradient_penalty
 from fedwan.workloads.base import Batch, NetworkKind, Reduce, share_above, spread
-from fedwan.workloads.descent import Generating
+from fedwan.workloads.descent import Descent
 from fedwan.workloads.settings import require_each, require_one_of, require_parts
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
@@ -82,22 +82,15 @@ def check(config: Config) -> None:
     model = Model(**config.model)
     require_each(model, latents=1, width=1, gamma=0, gamma_fake=0, n_critic=1)
     require_one_of("model.loss", model.loss, LOSSES)
-    shape = source_of(config.data).shape
-    if len(shape) == 3:
-        _check_side(config.data.name, shape[1:])
     require_parts(config, model.n_critic)
-
-
-def _check_side(name: str, size: tuple[int, ...]) -> None:
-    """Refuse images that there are no networks for."""
-    if size[0] == size[1] and size[0] in SIDES:
-        return
-    below, above = (s for s in SIDES if s < size[0]), (s for s in SIDES if s > size[0])
-    nearest = " or ".join(str(side) for side in (*list(below)[-1:], *list(above)[:1]))
-    raise ConfigError(
-        f"workload 'gan' makes images of {', '.join(str(side) for side in SIDES)} pixels a side, "
-        f"and those of {name!r} are {size[0]} x {size[1]}; set data.size={nearest}"
-    )
+    sides = source_of(config.data).shape[1:]
+    if sides and not (sides[0] == sides[1] and sides[0] in SIDES):
+        below, above = [s for s in SIDES if s < sides[0]], [s for s in SIDES if s > sides[0]]
+        nearest = " or ".join(map(str, (*below[-1:], *above[:1])))
+        raise ConfigError(
+            f"workload 'gan' makes images of {', '.join(map(str, SIDES))} pixels a side, and those "
+            f"of {config.data.name!r} are {sides[0]} x {sides[1]}; set data.size={nearest}"
+        )
 
 
 def steps_apart(config: Config) -> bool:
@@ -110,7 +103,7 @@ def has_experts(config: Config) -> bool:
     return not Model(**config.model).conditional
 
 
-class Gan(Generating):
+class Gan(Descent):
     """A generator and a discriminator."""
 
     def __init__(self, config: Config, device: torch.device | str) -> None:
@@ -133,19 +126,15 @@ class Gan(Generating):
         """The discriminator's steps alone; then one of both, each against the other's present."""
         parts = zip(*(tensor.chunk(self.model.n_critic) for tensor in batch), strict=True)
         *alone, last = (Batch(*part) for part in parts)
+        backward = partial(self.backward, rng=rng, steps_both=False)
         for part in alone:
-            self._descend(part, rng, reduce, ("discriminator",))
-        return self._descend(last, rng, reduce, ("discriminator", "generator"))
+            self.descend(("discriminator",), part, backward, reduce)
+        return super().step(last, rng, reduce)
 
-    def _descend(
-        self, batch: Batch, rng: NamedGenerators, reduce: Reduce, names: Sequence[str]
+    def backward(
+        self, batch: Batch, rng: NamedGenerators, steps_both: bool = True
     ) -> dict[str, Tensor]:
-        return self.descend(
-            names, batch, lambda part: self._backward(part, rng, "generator" in names), reduce
-        )
-
-    def _backward(self, batch: Batch, rng: NamedGenerators, steps_both: bool) -> dict[str, Tensor]:
-        """Losses and gradients, of the discriminator or of both."""
+        """Of the discriminator, or of both."""
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
         with torch.set_grad_enabled(steps_both or self.model.gamma_fake > 0):
             fake = generator(self._latents(len(batch.x), rng["latent"]), batch.y)

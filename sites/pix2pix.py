@@ -29,9 +29,9 @@ from fedwan.models.pix2pix import PatchDiscriminator, UNetGenerator
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.uses import Needs
 from fedwan.workloads.adversarial import LOSSES
-from fedwan.workloads.base import Batch, NetworkKind, Reduce, spread
+from fedwan.workloads.base import Batch, NetworkKind, spread
 from fedwan.workloads.descent import Descent
-from fedwan.workloads.settings import require_each, require_one_of
+from fedwan.workloads.settings import require_each, require_one_of, require_share
 
 NETWORKS: dict[str, NetworkKind] = {"discriminator": "adversarial", "generator": "adversarial"}
 
@@ -73,8 +73,7 @@ def check(config: Config) -> None:
     """Refuse what cannot be built."""
     model = Model(**config.model)
     require_each(model, width=1, depth=2, l1=0)
-    if not 0 <= model.dropout < 1:
-        raise ConfigError(f"model.dropout = {model.dropout!r} is out of range; choose 0 to 0.9")
+    require_share(model, "dropout")
     require_one_of("model.norm", model.norm, ("batch", "instance"))
     require_one_of("model.statistics", model.statistics, ("batch", "running"))
     side = source_of(config.data).shape[-1]
@@ -103,13 +102,8 @@ class Pix2Pix(Descent):
         networks = {"discriminator": discriminator.to(device), "generator": generator.to(device)}
         super().__init__(config, networks)
 
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step of both networks, each against the other as it was before."""
-        names = ("discriminator", "generator")
-        return self.descend(names, batch, lambda part: self._backward(part, rng), reduce)
-
-    def _backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
-        """Losses and gradients of both networks."""
+    def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Of both networks, each against the other as it was before."""
         generator, discriminator = self.networks["generator"], self.networks["discriminator"]
         inputs, targets = self._part(batch.x)
         fake = generator(inputs, rng["dropout"])

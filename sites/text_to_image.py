@@ -33,7 +33,7 @@ from fedwan.rng import NamedGenerators, derive_seed, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind
 from fedwan.workloads.descent import Simple
 from fedwan.workloads.pipelines import PIPELINES, Folder, Told
-from fedwan.workloads.settings import require_each
+from fedwan.workloads.settings import require_each, require_share
 
 _log = logging.getLogger(__name__)
 
@@ -79,11 +79,7 @@ def check(config: Config) -> None:
     """Refuse what cannot be built, and pictures that it does not take."""
     model = Model(**config.model)
     require_each(model, lora=0, min_snr=0, noise_offset=0, guidance=0, sampling_steps=1)
-    if not 0 <= model.caption_dropout < 1:
-        raise ConfigError(
-            f"model.caption_dropout = {model.caption_dropout!r} is out of range; choose 0 or more "
-            "and less than 1"
-        )
+    require_share(model, "caption_dropout")
     if config.data.name not in FILE_NAMES:
         raise ConfigError(
             f"data.name = {config.data.name!r} has no captions; set data.name=folder and data.path"

@@ -7,39 +7,14 @@ state stays at its site.
 
 from __future__ import annotations
 
-from fedwan import outer
 from fedwan.config import Config
-from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import (
-    APART,
-    GATE,
-    LOCAL_STEPS,
-    MERGES,
-    WAITS,
-    barrier_policy,
-    codec,
-    cut,
-    nesterov,
-)
+from fedwan.recipes import IN_ROUNDS, MERGES, deltas_in_rounds, nesterov, with_momentum
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, GATE, "outer.*", *WAITS, *MERGES, "round.least_steps")
+USES = (*IN_ROUNDS, "outer.*", *MERGES, "round.least_steps")
 DEFAULTS = {"h": 20, "outer.*": nesterov()}
 
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=cut(config),
-        server_step=step_outer(
-            {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
-        ),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        owes="weights",
-        policy=barrier_policy(config),
-        clock="samples" if config.round.least_steps else "versions",
-        least_steps=config.round.least_steps,
-    )
+    return deltas_in_rounds(config, with_momentum(config), owes="weights")

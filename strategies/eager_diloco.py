@@ -23,29 +23,17 @@ from typing import NamedTuple
 
 import torch
 
-from fedwan import outer
 from fedwan.codecs import Codec
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, OuterConfig
-from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment
-from fedwan.recipes import (
-    APART,
-    GATE,
-    LOCAL_STEPS,
-    STREAM,
-    WAITS,
-    barrier_policy,
-    codec,
-    fragmentation,
-    overlap,
-)
+from fedwan.recipes import IN_ROUNDS, STREAM, deltas_in_rounds, streamed, with_momentum
 from fedwan.site.group import is_cut, local, piece_like
 from fedwan.site.replica import Replica
 from fedwan.state import Role, State, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
 
-USES = (*LOCAL_STEPS, APART, GATE, "outer.*", "stream.fragments", "stream.tau", *WAITS)
+USES = (*IN_ROUNDS, "outer.*", "stream.fragments", "stream.tau")
 DEFAULTS = {"h": 20, **STREAM, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 
 
@@ -55,19 +43,8 @@ def build(config: Config) -> Strategy:
         network: Eager(o.lr * (1 + o.momentum) / config.sites, o.momentum)
         for network, o in config.outer.items()
     }
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=fragmentation(config),
-        server_step=step_outer(
-            {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
-        ),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        policy=barrier_policy(config),
-        overlap=overlap(config),
-        hook=partial(LookAhead, known),
-    )
+    hook = partial(LookAhead, known)
+    return deltas_in_rounds(config, with_momentum(config), hook=hook, **streamed(config))
 
 
 class Eager(NamedTuple):
@@ -99,9 +76,9 @@ class LookAhead(SiteHook):
         """L ← e, for a fragment's parameters."""
         estimates: State = {}
         for name, part in self._each(fragment):
-            base, live = local(self._replica.base[name]), local(self._replica.live[name])
+            live = local(self._replica.live[name])
             moved = local(self._replica.landed_value(name)) - live
-            value = torch.add(base, moved, alpha=-part.share)
+            value = torch.add(local(self._replica.base[name]), moved, alpha=-part.share)
             if name in self._push:
                 value.add_(self._push[name])
             live.copy_(value)

@@ -7,27 +7,14 @@ mean of the weights is the global weights minus the mean delta: outer SGD with l
 
 from __future__ import annotations
 
-from fedwan import outer
 from fedwan.config import Config
-from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import APART, GATE, LOCAL_STEPS, MERGES, WAITS, barrier_policy, codec, cut
+from fedwan.recipes import IN_ROUNDS, MERGES, averaging, deltas_in_rounds
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, GATE, *WAITS, *MERGES, "round.least_steps")
+USES = (*IN_ROUNDS, *MERGES, "round.least_steps")
 DEFAULTS = {"h": 20}
 
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=cut(config),
-        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        owes="weights",
-        policy=barrier_policy(config),
-        clock="samples" if config.round.least_steps else "versions",
-        least_steps=config.round.least_steps,
-    )
+    return deltas_in_rounds(config, averaging(config), owes="weights")

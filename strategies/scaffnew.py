@@ -34,43 +34,29 @@ from functools import partial
 
 import torch
 
-from fedwan import outer
 from fedwan.codecs import with_feedback
 from fedwan.config import Config, OuterConfig
-from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import Fragment
-from fedwan.recipes import APART, GATE, WAITS, barrier_policy, codec, cut
+from fedwan.recipes import APART, GATE, WAITS, averaging, codec, deltas_in_rounds
 from fedwan.site.group import local
 from fedwan.site.replica import Replica
 from fedwan.state import Role, add_prefix, network_of
 from fedwan.strategy import Landing, SiteHook, Strategy
 
-_START = "start"
-
 USES = (
-    "h",
-    "inner.*",
-    "outer.*.momentum",
-    "network.*.exclude",
-    APART,
-    GATE,
-    "site.partition",
-    "site.precision*",
-    WAITS[0],
+    *("h", "inner.*", "outer.*.momentum", "network.*.exclude", APART, GATE, WAITS[0]),
+    *("site.partition", "site.precision*"),
 )
 DEFAULTS = {"h": 20, "outer.*": OuterConfig(lr=1.0, momentum=0.0)}
 
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=cut(config),
-        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
+    return deltas_in_rounds(
+        config,
+        averaging(config),
         up=codec(config, "up", with_feedback),
         down=codec(config, "down", with_feedback),
-        policy=barrier_policy(config),
         hook=partial(ControlVariates, {name: o.momentum for name, o in config.outer.items()}),
     )
 
@@ -94,7 +80,7 @@ class ControlVariates(SiteHook):
         """By parameter, c."""
         self._starts = {name: local(replica.base[name]).clone() for name in pushed}
         """By parameter, g: the global weights that this site's steps began at."""
-        self.state = self.variates | add_prefix(_START, self._starts)
+        self.state = self.variates | add_prefix("start", self._starts)
         self._pairs = [
             ([live[name] for name in added], list(added.values()))
             for added in (self.variates, self.pushes)

@@ -8,24 +8,14 @@ coded once for all sites.
 
 from __future__ import annotations
 
-from fedwan import outer
 from fedwan.config import Config
-from fedwan.coordinator.server_step import step_outer
-from fedwan.recipes import APART, GATE, LOCAL_STEPS, MERGES, WAITS, barrier_policy, codec, cut
+from fedwan.recipes import IN_ROUNDS, MERGES, averaging, deltas_in_rounds
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, GATE, *WAITS, *MERGES)
+USES = (*IN_ROUNDS, *MERGES)
 DEFAULTS = {"h": 20, "codec.up": "topk2", "codec.down": "int4"}
 
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=cut(config),
-        server_step=step_outer({network: outer.sgd(lr=1.0) for network in config.inner}),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        policy=barrier_policy(config),
-    )
+    return deltas_in_rounds(config, averaging(config))

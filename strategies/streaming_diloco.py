@@ -9,40 +9,23 @@ a fragment's way there and back takes less than τ steps; with τ = 0 it waits f
 
 from __future__ import annotations
 
-from fedwan import outer
 from fedwan.config import Config
-from fedwan.coordinator.server_step import step_outer
 from fedwan.recipes import (
-    APART,
-    GATE,
-    LOCAL_STEPS,
+    IN_ROUNDS,
     MERGES,
     STREAM,
-    WAITS,
-    barrier_policy,
-    codec,
-    fragmentation,
+    deltas_in_rounds,
     nesterov,
-    overlap,
+    streamed,
+    with_momentum,
 )
 from fedwan.strategy import Strategy
 
-USES = (*LOCAL_STEPS, APART, GATE, "outer.*", "stream.*", *WAITS, *MERGES)
+USES = (*IN_ROUNDS, "outer.*", "stream.*", *MERGES)
 DEFAULTS = {"h": 20, **STREAM, "outer.*": nesterov()}
 ALPHA = 0.5
 
 
 def build(config: Config) -> Strategy:
     """The recipe."""
-    return Strategy(
-        contributes="delta",
-        h=config.h,
-        fragments=fragmentation(config),
-        server_step=step_outer(
-            {network: outer.nesterov(o.lr, o.momentum) for network, o in config.outer.items()}
-        ),
-        up=codec(config, "up"),
-        down=codec(config, "down"),
-        policy=barrier_policy(config),
-        overlap=overlap(config, ALPHA),
-    )
+    return deltas_in_rounds(config, with_momentum(config), **streamed(config, ALPHA))

@@ -199,15 +199,15 @@ def build(config, device):
 CUTTING = """
 from fedwan.codecs import fp32
 from fedwan.protocol.policy import barrier
-from fedwan.recipes import STREAM, fragmentation
+from fedwan.recipes import STREAM, streamed
 from fedwan.strategy import Strategy
 
 USES = ("h", "stream.*")
 DEFAULTS = {"h": 20, **STREAM}
 
 def build(config):
-    cut, policy = fragmentation(config), barrier(config.sites)
-    return Strategy("delta", config.h, cut, None, fp32(), fp32(), policy)
+    rest = {"server_step": None, "up": fp32(), "down": fp32(), "policy": barrier(config.sites)}
+    return Strategy("delta", config.h, **rest, **streamed(config))
 """
 
 

@@ -37,6 +37,11 @@ DEVICE_SPAN = 1 << 25
 """Values at a time elsewhere: few launches, and temporaries of 128 MiB at most."""
 
 
+Piece = tuple[slice | Tensor, Tensor, Tensor | None]
+"""Where in the flat tensor (a slice, or indices, and 0 elsewhere); values there, (n,) or [rows, n];
+and what each row is still to be multiplied by, [rows, 1], exactly."""
+
+
 class Coded(ABC):
     """One tensor of a payload, still coded; good until the next one is taken.
 
@@ -45,42 +50,62 @@ class Coded(ABC):
     this was made, so that nothing is half added when a payload lies.
     """
 
-    @abstractmethod
-    def tensor(self) -> Tensor:
-        """The decoded tensor; it may share the payload's memory: do not write to it."""
-
-    def write_to(self, target: Tensor) -> None:
-        """Target = decoded, in place."""
-        if _is_run(target):
-            self._write(target)
-        else:
-            target.copy_(self.tensor())
-
-    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
-        """Target += weight * decoded, in place; rounded as `target.add_(decoded, alpha=weight)`."""
-        if _is_run(target):
-            self._add(target, weight)
-        else:
-            target.add_(self.tensor().to(target.device, target.dtype), alpha=weight)
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
 
     @abstractmethod
-    def _write(self, target: Tensor) -> None:
-        """As `write_to`, to a contiguous fp32 tensor."""
+    def pieces(self, device: torch.device | None = None) -> Iterator[Piece]:
+        """All values, on a device, or where the record is.
 
-    @abstractmethod
-    def _add(self, target: Tensor, weight: float) -> None:
-        """As `add_to`, to a contiguous fp32 tensor."""
-
-    @abstractmethod
-    def sum_of_squares(self) -> float:
-        """Of the decoded values; not finite if one of them is not, or is too large to square."""
+        Where there is a factor, they are the caller's to spoil until the next are taken.
+        """
 
     @abstractmethod
     def pick(self, index: Tensor) -> Tensor:
         """A copy, fp32 (n,), of the values at places of the flat tensor, int64 (n,), ascending."""
 
+    def tensor(self) -> Tensor:
+        """The decoded tensor; it may share the payload's memory: do not write to it."""
+        target = torch.empty(self.shape)
+        self.write_to(target)
+        return target
 
-def _is_run(target: Tensor) -> bool:
+    def write_to(self, target: Tensor) -> None:
+        """Target = decoded, in place."""
+        if not is_run(target):
+            target.copy_(self.tensor())
+            return
+        flat = target.view(-1)
+        for where, values, factor in self.pieces(target.device):
+            rows = flat[where].view(values.shape)
+            rows.copy_(values) if factor is None else torch.mul(values, factor, out=rows)
+
+    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
+        """Target += weight * decoded, in place; rounded as `target.add_(decoded, alpha=weight)`."""
+        if not is_run(target):
+            target.add_(self.tensor().to(target.device, target.dtype), alpha=weight)
+            return
+        flat = target.view(-1)
+        for where, values, factor in self.pieces(target.device):
+            rows = flat[where].view(values.shape)
+            if factor is None:
+                rows.add_(values, alpha=weight)
+            elif weight == 1.0:
+                rows.addcmul_(values, factor)  # the product is exact: one rounding, fused or not
+            else:
+                rows.add_(values.mul_(factor), alpha=weight)
+
+    def sum_of_squares(self) -> float:
+        """Of the decoded values; not finite if one of them is not, or is too large to square."""
+        total = 0.0
+        for _, values, factor in self.pieces():
+            flat = (values if factor is None else values.mul_(factor)).reshape(-1)
+            total += float(torch.dot(flat, flat))
+        return total
+
+
+def is_run(target: Tensor) -> bool:
+    """Whether coded values can be written straight into it."""
     return target.dtype == torch.float32 and target.is_contiguous()
 
 
@@ -99,32 +124,27 @@ class Plain(Coded):
     """Values in some dtype, which may share the payload's memory; decoded to `dtype`, or as is."""
 
     def __init__(self, value: Tensor, dtype: torch.dtype | None = None) -> None:
-        self._value = value
-        self._dtype = dtype or value.dtype
+        super().__init__(tuple(value.shape))
+        self._value, self._dtype = value, dtype or value.dtype
 
     def tensor(self) -> Tensor:
         return self._value.to(self._dtype)
 
-    def _write(self, target: Tensor) -> None:
+    def write_to(self, target: Tensor) -> None:
         target.copy_(self._value)
 
-    def _add(self, target: Tensor, weight: float) -> None:
-        value = self._value.to(target.device)
-        if value.dtype == target.dtype:
-            target.add_(value, alpha=weight)
-            return
-        flat, into = value.reshape(-1), target.view(-1)
-        for span in spans(len(flat), span_values(len(flat), target.device)):
-            into[span].add_(flat[span].to(target.dtype), alpha=weight)
+    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
+        if self._value.dtype == target.dtype:
+            target.add_(self._value.to(target.device), alpha=weight)
+        else:
+            super().add_to(target, weight)
 
-    def sum_of_squares(self) -> float:
-        flat = self._value.reshape(-1)
-        total = 0.0
+    def pieces(self, device: torch.device | None = None) -> Iterator[Piece]:
+        flat = self._value.to(device).reshape(-1)
         for span in spans(len(flat), span_values(len(flat), flat.device)):
             # Half precision is widened: its squares overflow long before its values do.
-            part = flat[span] if flat.dtype is torch.float64 else flat[span].float()
-            total += float(torch.dot(part, part))
-        return total
+            part = flat[span]
+            yield span, part if part.dtype is torch.float64 else part.float(), None
 
     def pick(self, index: Tensor) -> Tensor:
         return self._value.reshape(-1)[index].to(self._dtype).float()
@@ -289,6 +309,7 @@ def _float_codec(name: str, encoding: int, dtype: torch.dtype, is_exact: bool = 
     def read(data: Bytes, spec: TensorSpec) -> Coded:
         return Plain(tensor_from_bytes(data, dtype, spec.shape), torch.float32)
 
-    return Codec(
-        name, encoding, encode, read, lambda spec: dtype.itemsize * spec.num_values, is_exact
-    )
+    def record_bytes(spec: TensorSpec) -> int:
+        return dtype.itemsize * spec.num_values
+
+    return Codec(name, encoding, encode, read, record_bytes, is_exact)

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedwan.codecs.base import Codec, Coded, span_values, spans, with_feedback
+from fedwan.codecs.base import Codec, Coded, Piece, span_values, spans, with_feedback
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
 from fedwan.state import TensorSpec, tensor_bytes
@@ -126,16 +126,14 @@ class _Format(NamedTuple):
 
 def int8() -> Codec:
     """8.125 bits a value: code = value / scale, -127 … 127, an error of half a scale at most."""
-    return _block_codec(
-        "int8", 3, _Format(8, _largest_over(127.0), MIN_SCALE, _pack_bytes, _unpack_bytes)
-    )
+    form = _Format(8, _largest_over(127.0), MIN_SCALE, _pack_bytes, _unpack_bytes)
+    return _block_codec("int8", 3, form)
 
 
 def int4() -> Codec:
     """4.125 bits a value: code -7 … 7, an error of 1/14 of the block's largest value at most."""
-    return _block_codec(
-        "int4", 4, _Format(4, _largest_over(7.0), MIN_SCALE, _pack_int4, _unpack_halves)
-    )
+    form = _Format(4, _largest_over(7.0), MIN_SCALE, _pack_int4, _unpack_halves)
+    return _block_codec("int4", 4, form)
 
 
 def float4() -> Codec:
@@ -147,9 +145,8 @@ def float4() -> Codec:
     1/3, and what is below 3/4 of the smallest power becomes zero. Code: bit 3 is the sign; the
     others are 0 for zero and e + 7 for 2^e.
     """
-    return _block_codec(
-        "float4", 5, _Format(4, _largest_over(1.0), 2.0**-120, _pack_float4, _unpack_float4)
-    )
+    form = _Format(4, _largest_over(1.0), 2.0**-120, _pack_float4, _unpack_float4)
+    return _block_codec("float4", 5, form)
 
 
 def int2() -> Codec:
@@ -158,11 +155,8 @@ def int2() -> Codec:
     For normal values these levels are within 1 % of the best four there are (Max 1960): a mean
     square error of 0.119 of the values' own. What is lost is added to the next delta.
     """
-    return with_feedback(
-        _block_codec(
-            "int2", 7, _Format(2, _root_mean_square, MIN_SCALE, _pack_quarters, _unpack_quarters)
-        )
-    )
+    form = _Format(2, _root_mean_square, MIN_SCALE, _pack_quarters, _unpack_quarters)
+    return with_feedback(_block_codec("int2", 7, form))
 
 
 def _block_codec(name: str, encoding: int, form: _Format) -> Codec:
@@ -250,64 +244,35 @@ def _encode(form: _Format, value: Tensor) -> Tensor:
     flat = value.detach().reshape(-1)
     record = torch.empty(form.record.num_bytes(len(flat)), dtype=torch.uint8, device=value.device)
     for part in form.record.parts(record, len(flat)):
-        _encode_part(form, flat[part.values], part)
+        blocks = flat[part.values].view(-1, part.width)
+        size = span_values(blocks.numel(), flat.device) // part.width
+        scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
+        for rows in spans(len(blocks), size):
+            span = blocks[rows]
+            work = scratch[: len(span)]
+            values = work[:, : part.width]
+            torch.abs(span.float(), out=values)
+            # A scale that is not finite passes through, so that every reader sees it.
+            scale = form.scales(values).bfloat16()
+            scale.masked_fill_(scale < form.min_scale, 0)
+            part.scales[rows] = scale
+            unit = scale.float()
+            inverse = unit.reciprocal().masked_fill_(unit == 0, 0)
+            torch.mul(span, inverse, out=values)
+            form.pack(work, part.codes[rows].view(torch.int8))
     return record
-
-
-def _encode_part(form: _Format, flat: Tensor, part: Part) -> None:
-    size = span_values(len(flat), flat.device) // part.width
-    scratch = flat.new_zeros(size, form.padded(part.width), dtype=torch.float32)
-    for rows in spans(len(part.scales), size):
-        span = flat[rows.start * part.width : rows.stop * part.width].view(-1, part.width)
-        work = scratch[: len(span)]
-        values = work[:, : part.width]
-        torch.abs(span.float(), out=values)
-        # A scale that is not finite passes through, so that every reader sees it.
-        scale = form.scales(values).bfloat16()
-        scale.masked_fill_(scale < form.min_scale, 0)
-        part.scales[rows] = scale
-        unit = scale.float()
-        inverse = unit.reciprocal().masked_fill_(unit == 0, 0)
-        torch.mul(span, inverse, out=values)
-        form.pack(work, part.codes[rows].view(torch.int8))
 
 
 class _BlockCoded(Coded):
     def __init__(self, form: _Format, data: Bytes, spec: TensorSpec) -> None:
-        self._form = form
-        self._spec = spec
+        super().__init__(spec.shape)
+        self._form, self._num_values = form, spec.num_values
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
         form.record.check(self._record, spec.num_values)
 
-    def tensor(self) -> Tensor:
-        target = torch.empty(self._spec.shape)
-        self._write(target)
-        return target
-
-    def _write(self, target: Tensor) -> None:
-        flat = target.view(-1)
-        for where, units, scale in self._units(target.device):
-            torch.mul(units, scale, out=flat[where].view(units.shape))
-
-    def _add(self, target: Tensor, weight: float) -> None:
-        flat = target.view(-1)
-        for where, units, scale in self._units(target.device):
-            rows = flat[where].view(units.shape)
-            if weight == 1.0:
-                rows.addcmul_(units, scale)  # the product is exact: one rounding, fused or not
-            else:
-                rows.add_(units.mul_(scale), alpha=weight)
-
-    def sum_of_squares(self) -> float:
-        total = 0.0
-        for _, units, scale in self._units(self._record.device):
-            values = units.mul_(scale).reshape(-1)
-            total += float(torch.dot(values, values))
-        return total
-
     def pick(self, index: Tensor) -> Tensor:
         picked = torch.empty(len(index))
-        for part in self._form.record.parts(self._record, self._spec.num_values):
+        for part in self._form.record.parts(self._record, self._num_values):
             inside = (index >= part.values.start) & (index < part.values.stop)
             place = index[inside] - part.values.start
             if not len(place):
@@ -319,16 +284,12 @@ class _BlockCoded(Coded):
             picked[inside] = values[which, place % part.width]
         return picked
 
-    def _units(self, device: torch.device) -> Iterator[tuple[slice, Tensor, Tensor]]:
-        """Where in the flat tensor, values in units of their scale [rows, width], scales [rows, 1].
-
-        The values are the caller's to spoil, until the next ones are taken.
-        """
+    def pieces(self, device: torch.device | None = None) -> Iterator[Piece]:
         record = self._record.to(device)
-        for part in self._form.record.parts(record, self._spec.num_values):
+        for part in self._form.record.parts(record, self._num_values):
             width, first = part.width, part.values.start
-            size = span_values(part.values.stop - first, device) // width
-            scratch = torch.empty(size, self._form.padded(width), device=device)
+            size = span_values(part.values.stop - first, record.device) // width
+            scratch = torch.empty(size, self._form.padded(width), device=record.device)
             for rows in spans(len(part.scales), size):
                 work = scratch[: rows.stop - rows.start]
                 self._form.unpack(part.codes[rows].view(torch.int8), work)

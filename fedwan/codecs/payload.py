@@ -175,10 +175,8 @@ def make_head(entries: Sequence[Entry]) -> bytes:
 
 def framed_bytes(entries: Sequence[Entry]) -> int:
     """Length of the payload with such a table."""
-    table = sum(13 + len(name.encode()) + 4 * len(spec.shape) for name, _, spec, _ in entries)
-    head = _HEADER.size + table
     body = sum(entry.num_bytes + _padding(entry.num_bytes) for entry in entries)
-    return head + _padding(head) + body + _TRAILER.size
+    return len(make_head(entries)) + body + _TRAILER.size
 
 
 def read_records(source: Source, entries: Sequence[Entry]) -> Iterator[tuple[Entry, Bytes]]:

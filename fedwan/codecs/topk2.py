@@ -21,10 +21,12 @@ bytes, a 195th of fp32.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from fedwan.codecs.base import Codec, Coded, span_values, spans
+from fedwan.codecs.base import Codec, Coded, is_run, span_values, spans
 from fedwan.codecs.blocks import MIN_SCALE, Part, Record
 from fedwan.codecs.payload import Bytes, tensor_from_bytes
 from fedwan.errors import PayloadError
@@ -48,14 +50,10 @@ def topk2(beta: float = 0.95) -> Codec:
         record, owed = _encode(value, residual, beta)
         return tensor_bytes(record), owed
 
-    return Codec(
-        "topk2",
-        6,
-        encode,
-        _SparseCoded,
-        lambda spec: _RECORD.num_bytes(spec.num_values),
-        has_feedback=True,
-    )
+    def record_bytes(spec: TensorSpec) -> int:
+        return _RECORD.num_bytes(spec.num_values)
+
+    return Codec("topk2", 6, encode, _SparseCoded, record_bytes, has_feedback=True)
 
 
 # Records -----------------------------------------------------------------------------------------
@@ -240,26 +238,32 @@ def _values(code: Tensor, magnitudes: Tensor) -> Tensor:
 
 class _SparseCoded(Coded):
     def __init__(self, data: Bytes, spec: TensorSpec) -> None:
-        self._spec = spec
+        super().__init__(spec.shape)
+        self._num_values = spec.num_values
         self._record = tensor_from_bytes(data, torch.uint8, (len(data),))
         _RECORD.check(self._record, spec.num_values)
         self._index, self._sent = self._entries(self._record)
 
-    def tensor(self) -> Tensor:
-        flat = torch.zeros(self._spec.num_values)
-        return flat.index_copy_(0, self._index, self._sent).view(self._spec.shape)
+    def write_to(self, target: Tensor) -> None:
+        if not is_run(target):
+            super().write_to(target)
+            return
+        for index, sent, _ in self.pieces(target.device):
+            target.zero_().view(-1).index_copy_(0, index, sent)
 
-    def _write(self, target: Tensor) -> None:
-        index, sent = self._on(target.device)
-        target.zero_().view(-1).index_copy_(0, index, sent)
-
-    def _add(self, target: Tensor, weight: float) -> None:
-        index, sent = self._on(target.device)
+    def add_to(self, target: Tensor, weight: float = 1.0) -> None:
+        if not is_run(target):
+            super().add_to(target, weight)
+            return
         flat = target.view(-1)
-        flat.index_copy_(0, index, flat[index].add_(sent, alpha=weight))
+        for index, sent, _ in self.pieces(target.device):
+            flat.index_copy_(0, index, flat[index].add_(sent, alpha=weight))
 
-    def sum_of_squares(self) -> float:
-        return float(torch.dot(self._sent, self._sent))
+    def pieces(self, device: torch.device | None = None) -> Iterator[tuple[Tensor, Tensor, None]]:
+        if device is None or device == self._record.device:
+            yield self._index, self._sent, None
+        else:
+            yield *self._entries(self._record.to(device)), None
 
     def pick(self, index: Tensor) -> Tensor:
         picked = torch.zeros(len(index))
@@ -269,15 +273,11 @@ class _SparseCoded(Coded):
             picked[is_sent] = self._sent[place[is_sent]]
         return picked
 
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        is_here = device == self._record.device
-        return (self._index, self._sent) if is_here else self._entries(self._record.to(device))
-
     def _entries(self, record: Tensor) -> tuple[Tensor, Tensor]:
         """Indices into the flat tensor, ascending, and the values there."""
         indices = [torch.empty(0, dtype=torch.int64, device=record.device)]
         values = [torch.empty(0, device=record.device)]
-        for part in _RECORD.parts(record, self._spec.num_values):
+        for part in _RECORD.parts(record, self._num_values):
             count = _num_kept(part.width)
             upper, low, codes = _columns(part)
             for rows in spans(len(codes), _ROWS_AT_ONCE):

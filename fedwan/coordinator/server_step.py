@@ -66,33 +66,24 @@ class _Outer:
         pass
 
     def propose(self, merged: State, times: int = 1) -> State:
-        order = list(merged)
-        out = {n: merged.pop(n) for n in order if self._layout[n].role is not Role.PARAMETER}
-        by_network: dict[str, list[str]] = {network: [] for network in self._transforms}
-        for name in merged:
-            by_network[network_of(name)].append(name)
-        for network, names in by_network.items():
-            transform = self._transforms[network]
-            groups = [[name] for name in names] if transform.per_tensor else [names]
-            for group in groups:
-                delta = {n: merged.pop(n) for n in group}
-                update = self._update(network, transform, delta)
+        out: State = {}
+        for name in list(merged):
+            out[name] = merged.pop(name)
+            if self._layout[name].role is Role.PARAMETER:
+                delta = out[name]
+                out[name] = self._update(name, delta)
                 for _ in range(times - 1):
-                    again = self._update(network, transform, delta)
-                    update = {name: value.add_(again[name]) for name, value in update.items()}
-                out |= update
-        return {name: out[name] for name in order}
+                    out[name].add_(self._update(name, delta))
+        return out
 
-    def _update(self, network: str, transform: Transform, delta: State) -> State:
+    def _update(self, name: str, delta: Tensor) -> Tensor:
+        network = network_of(name)
         whole = self._state[network]
-        part = whole
-        if transform.per_tensor:
-            part = {n: whole[n] for name in delta for n in self._names[network][name]}
-        params = {name: self._model[name] for name in delta}
-        update, new = transform.update(delta, part, params)
+        part = {n: whole[n] for n in self._names[network][name]}
+        update, new = self._transforms[network].update({name: delta}, part)
         assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
         whole.update(new)
-        return update
+        return update[name]
 
     def commit(self, update: Mapping[str, Coded]) -> None:
         _move(self._model, self._layout, update)

@@ -72,7 +72,7 @@ class Transform(NamedTuple):
         A `BadPicture` if it cannot be read, or is of a size that cannot be used.
         """
         try:
-            image = opened(data)
+            image = Image.open(io.BytesIO(data), formats=_FORMATS)
             self._check(*image.size)
             parts = self._parts(image.convert("RGB"))
         except _UNREADABLE as error:
@@ -107,11 +107,6 @@ class Transform(NamedTuple):
         half, height = image.width // 2, image.height
         boxes = [(0, 0, half, height), (half, 0, 2 * half, height)]
         return [image.crop(box) for box in (boxes[::-1] if self.swapped else boxes)]
-
-
-def opened(data: bytes) -> Image.Image:
-    """An image of one of the formats that are read, not decoded yet."""
-    return Image.open(io.BytesIO(data), formats=_FORMATS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,11 +208,6 @@ class Files:
             else:
                 num_bad = 0
                 yield sample
-
-    def mode(self, row: int) -> str:
-        """How a picture's pixels are stored, as Pillow says it."""
-        with opened(_bytes(self.rows[row]["image"])) as image:
-            return image.mode
 
     def train(self, split: str, site_index: int, num_sites: int, seed: int) -> Pictures:
         """What one site trains on."""

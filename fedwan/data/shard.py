@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -30,8 +29,6 @@ from fedwan.extras import require
 from fedwan.rng import derive_seed
 from fedwan.uses import Faults
 from fedwan.workloads.base import Batch
-
-_log = logging.getLogger(__name__)
 
 _MOST_HELD_OUT = 512
 _NUM_READ = 32  # pictures of each folder, before a run
@@ -154,8 +151,7 @@ def _checked(shard: Shard, batch_size: int) -> Shard:
 def check_files(config: Config, *, captions: bool = False) -> list[str]:
     """What is wrong with the data of a resolved run whose sites are all here, one line each.
 
-    With `captions` also whether there are any. Some pictures of each folder are read; that others
-    than RGB are converted is logged.
+    With `captions` also whether there are any. Some pictures of each folder are read.
     """
     names, data, faults = site_names(config), config.data, Faults()
     if data.name not in FILE_NAMES:
@@ -178,16 +174,11 @@ def check_files(config: Config, *, captions: bool = False) -> list[str]:
 
 def _unreadable(files: Files) -> Iterator[str]:
     """Faults of some pictures, evenly spaced."""
-    modes: set[str] = set()
     for row in range(0, len(files.keys), -(-len(files.keys) // _NUM_READ)):
         try:
             files.sample(row)
-            modes.add(files.mode(row))
         except ConfigError as error:
             yield str(error)
-    if others := ", ".join(sorted(modes - {"RGB"})):
-        folder = files.folder
-        _log.warning("data.path: %s holds pictures of mode %s, converted to RGB", folder, others)
 
 
 def _too_large(batch_size: int, num_samples: int) -> list[str]:

@@ -13,7 +13,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +23,6 @@ from torch import Tensor
 
 from fedwan.config import SITE, Config, DataConfig
 from fedwan.data import toys
-from fedwan.data.toys import GROUPS, load_emoji
 from fedwan.errors import ConfigError
 from fedwan.names import nearest
 from fedwan.rng import derive_seed
@@ -56,8 +55,6 @@ class Source:
     """Makes the (training, held-out) data of a set in memory."""
     mixture: Callable[[], toys.Mixture] | None = None
     """The distribution that the points come from, where it is known: modes are counted on it."""
-    stack_of: str = ""
-    """The data set whose images are the channels, and whose labels are the digits of a label."""
     inputs: int = 0
     """Channels at the front of a sample that are given; a workload learns to make the others."""
 
@@ -68,35 +65,17 @@ class Source:
 
     def load(self) -> tuple[Batch, Batch]:
         """(Training, held-out) data of a set in memory, the same objects whoever asks."""
-        return _load(self.name)
-
-
-@cache
-def _load(name: str) -> tuple[Batch, Batch]:
-    read = SOURCES[name].read
-    assert read is not None
-    return read()
-
-
-def _points(name: str, mixture: Callable[[], toys.Mixture], num: int, held_out: int) -> Source:
-    modes = len(mixture().centres)
-    read = partial(toys.draw_mixture, mixture, name, num, held_out)
-    return Source(name, (2,), modes, read, mixture)
-
-
-def _stacked() -> tuple[Batch, Batch]:
-    return toys.stack_digits(*_load("digits"))
+        assert self.read is not None
+        return self.read()
 
 
 SOURCES = {
     source.name: source
     for source in (
-        Source("digits", (1, 8, 8), 10, toys.load_digits),
-        _points("ring8", toys.ring8, 1000, 50),
-        _points("grid25", toys.grid25, 400, 20),
-        Source("stacked_digits", (3, 8, 8), 1000, _stacked, stack_of="digits"),
-        Source("emoji", (3, 32, 32), len(GROUPS), load_emoji),
-        Source("photo_edges", (4, 32, 32), 5, toys.load_photo_edges, inputs=1),
+        Source("digits", (1, 8, 8), 10, cache(toys.load_digits)),
+        Source("ring8", (2,), 8, cache(toys.draw_ring8), toys.ring8),
+        Source("emoji", (3, 32, 32), len(toys.GROUPS), cache(toys.load_emoji)),
+        Source("photo_edges", (4, 32, 32), 5, cache(toys.load_photo_edges), inputs=1),
     )
 }
 

@@ -1,12 +1,8 @@
 """The data sets that come with fedwan; the same in every process, whatever a run's seed.
 
-Two mixtures of equal, round Gaussians in the plane, on which dropped modes can be counted.
+A mixture of equal, round Gaussians in the plane, on which dropped modes can be counted.
 
-Digits: scikit-learn's bundled 1797 images of 8x8 pixels (UCI, Alpaydin 1998). Stacked, three of
-them are the channels of an image of a thousand modes, after Metz et al. 2017 (section 3.3.1):
-twenty training images of each, enough for a split to deal out, and two held-out ones. Quality is
-then measured on 6000 generated images; an even generator leaves two or three of the modes out by
-chance, where with one of each it would leave fifty.
+Digits: scikit-learn's bundled 1797 images of 8x8 pixels (UCI, Alpaydin 1998).
 
 Edges and the photographs that they are of, pairs for translating images (Isola et al. 2017): five
 photographs that come with scikit-image, made smaller and cut into crops of 32x32 pixels, and the
@@ -24,7 +20,6 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,7 +35,6 @@ from fedwan.workloads.base import Batch
 
 _HELD_OUT_PER_DIGIT = 40
 _MAX_INK = 16.0  # a pixel counts the dark dots of a 4x4 block of the scan
-_TRAIN_PER_MODE, _HELD_OUT_PER_MODE = 20, 2
 
 _PHOTOS = {"astronaut": 2, "coffee": 2, "chelsea": 2, "rocket": 2, "retina": 5}
 """By name, how many times smaller a photograph is made."""
@@ -78,28 +72,16 @@ def ring8() -> Mixture:
     return Mixture((2.0 * torch.stack([angles.cos(), angles.sin()], dim=1)).float(), 0.05)
 
 
-def grid25() -> Mixture:
-    """Twenty-five modes at whole numbers from -2 to 2, row by row (Azadi et al. 2019, section 4.1).
-
-    Harder than the ring: a mode has up to eight neighbours, and is small beside the gaps.
-    """
-    axis = torch.arange(5, dtype=torch.float32) - 2
-    y, x = torch.meshgrid(axis, axis, indexing="ij")
-    return Mixture(torch.stack([x.flatten(), y.flatten()], dim=1), 0.05)
-
-
-def draw_mixture(
-    mixture: Callable[[], Mixture], name: str, train_per_mode: int, held_out_per_mode: int
-) -> tuple[Batch, Batch]:
-    """Training and held-out points (N, 2), as many of every mode, which is y; `name` is a seed."""
-    centres, sigma = mixture()
+def draw_ring8() -> tuple[Batch, Batch]:
+    """8000 training and 400 held-out points (N, 2), as many of every mode, which is y."""
+    centres, sigma = ring8()
 
     def draw(num_per_mode: int, part: str) -> Batch:
         y = torch.arange(len(centres)).repeat(num_per_mode)
-        noise = torch.randn(len(y), centres.shape[1], generator=_generator(name, part))
+        noise = torch.randn(len(y), centres.shape[1], generator=_generator("ring8", part))
         return Batch(centres[y] + sigma * noise, y)
 
-    return draw(train_per_mode, "train"), draw(held_out_per_mode, "held out")
+    return draw(1000, "train"), draw(50, "held out")
 
 
 def _generator(name: str, part: str) -> torch.Generator:
@@ -119,28 +101,6 @@ def load_digits() -> tuple[Batch, Batch]:
         chosen = torch.randperm(len(members), generator=generator)[:_HELD_OUT_PER_DIGIT]
         held_out[members[chosen]] = True
     return Batch(x[~held_out], y[~held_out]), Batch(x[held_out], y[held_out])
-
-
-def stack_digits(train: Batch, held_out: Batch) -> tuple[Batch, Batch]:
-    """20,000 training and 2000 held-out images (N, 3, 8, 8) from disjoint digits, shuffled.
-
-    Labels are 100 a + 10 b + c for digits a, b and c in channels 0, 1 and 2.
-    """
-    return _stack(train, _TRAIN_PER_MODE, "train"), _stack(held_out, _HELD_OUT_PER_MODE, "held out")
-
-
-def _stack(digits: Batch, num_per_mode: int, part: str) -> Batch:
-    generator = _generator("stacked_digits", part)
-    y = torch.arange(1000).repeat(num_per_mode)
-    y = y[torch.randperm(len(y), generator=generator)]  # so that the first few are of all kinds
-    chosen = torch.empty(len(y), 3, dtype=torch.int64)
-    for channel, unit in enumerate((100, 10, 1)):
-        for digit in range(10):
-            members = (digits.y == digit).nonzero().squeeze(1)
-            places = (y // unit % 10 == digit).nonzero().squeeze(1)
-            draw = torch.randint(len(members), (len(places),), generator=generator)
-            chosen[places, channel] = members[draw]
-    return Batch(digits.x.squeeze(1)[chosen], y)
 
 
 def load_photo_edges() -> tuple[Batch, Batch]:

@@ -11,7 +11,6 @@ data with as many of each class put both below zero (digits: by 0.08).
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -41,9 +40,6 @@ LEAST_PAIRS = 4
 _NUM_DEALS = 3
 _SPAN = 3  # neighbours in precision and recall, as in Kynkaanniemi et al. 2019
 _BALL = 5  # neighbours in density and coverage, as in Naeem et al. 2020
-_CONFIDENT = 0.7
-"""Least probability of the likeliest class in a good channel. The built-in classifier is so sure of
-92 % of held-out digits, 16 % of averages of two digits, and 1 % of noise."""
 
 
 def radii_of(points: Tensor, most: int) -> Tensor:
@@ -95,26 +91,6 @@ def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]
         "modes": int((good_by_mode >= len(points) / num / 10).sum()),
         "good": float(good.double().mean()),
         "histogram": share.tolist(),
-    }
-
-
-def count_stacked_modes(probabilities: Tensor) -> dict[str, Any]:
-    """Of the probabilities of each channel's classes, (N, channels, classes).
-
-    The classes together are the mode, found if one sample is of it (Metz et al. 2017, 3.3.1);
-    `mode_kl` is the divergence of their histogram from an even one, in nats; `good` is the share of
-    samples whose every channel is classified with confidence.
-    """
-    _, channels, classes = probabilities.shape
-    confidence, labels = probabilities.max(dim=2)
-    places = classes ** torch.arange(channels - 1, -1, -1)  # the first channel weighs most
-    counts = torch.bincount((labels * places).sum(dim=1), minlength=classes**channels)
-    share = counts.double() / len(probabilities)
-    entropy = -float(torch.special.xlogy(share, share).sum())
-    return {
-        "modes": int((counts > 0).sum()),
-        "mode_kl": max(channels * math.log(classes) - entropy, 0.0),
-        "good": float((confidence >= _CONFIDENT).all(dim=1).double().mean()),
     }
 
 
@@ -188,13 +164,6 @@ def see(source: Source, x: Tensor) -> Seen:
     if source.mixture is not None:
         points = x.detach().cpu()
         return Seen(points, count_modes(points, *source.mixture()))
-    if source.stack_of:
-        # Each channel through the classifier of its own data set, the features side by side.
-        classifier = load_classifier(source.stack_of)
-        seen = [classifier(channel) for channel in x.chunk(x.shape[1], dim=1)]
-        probabilities = torch.stack([logits.softmax(dim=1) for _, logits in seen], dim=1)
-        features = torch.cat([features for features, _ in seen], dim=1)
-        return Seen(features, count_stacked_modes(probabilities))
     features, logits = load_classifier(source.name)(x)
     counts = torch.bincount(logits.argmax(dim=1), minlength=source.num_classes).double()
     return Seen(features, {"histogram": (counts / len(x)).tolist()})

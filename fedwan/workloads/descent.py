@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -39,11 +40,10 @@ from fedwan.workloads.precision import (
 from fedwan.workloads.sharding import Processes
 
 Backward = Callable[[Batch], dict[str, Tensor]]
-"""Computes the losses of a part of the batch, hands each network's gradient over with
-`Descent.add_gradients`, and returns losses to report."""
+"""As `Descent.backward`, of a part of a batch."""
 
 
-class Descent:
+class Descent(ABC):
     """The base of a workload: its networks, on their device, and how the trained ones step.
 
     `twice` names those whose losses hold gradients, and are differentiated again; `frozen` networks
@@ -74,6 +74,23 @@ class Descent:
         self._weight = 1.0
         if config.site.recompute:
             recompute_blocks(networks.values())
+
+    @abstractmethod
+    def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """Losses to report of a part of a batch, whose gradients `add_gradients` has been given."""
+
+    @abstractmethod
+    def sample(self, num: int, seed: int) -> Tensor:
+        """Samples of the present weights, (num, …) like `Batch.x`."""
+
+    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
+        """One completed step of all trained networks, each against the others as they were."""
+        return self.descend(list(self.optimizers), batch, partial(self.backward, rng=rng), reduce)
+
+    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
+        """See `fedwan.metrics.measure_quality`; of samples that are made of noise and weights."""
+        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
+        return measure_quality(self.config.data.name, real, generated)
 
     def descend(
         self, names: Sequence[str], batch: Batch, backward: Backward, reduce: Reduce
@@ -138,20 +155,7 @@ def _full(loss: Tensor) -> Tensor:
     return loss.to(full_dtype(loss.dtype))
 
 
-class Generating(Descent, ABC):
-    """One whose samples are made of noise and weights alone, and compared with real ones."""
-
-    @abstractmethod
-    def sample(self, num: int, seed: int) -> Tensor:
-        """Samples of the present weights, (num, …)."""
-
-    def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
-        """See `fedwan.metrics.measure_quality`."""
-        generated = self.sample(NUM_DRAWS * len(real.x), derive_seed(seed, "evaluate"))
-        return measure_quality(self.config.data.name, real, generated)
-
-
-class Simple(Generating):
+class Simple(Descent):
     """A workload of one network, on its device, and its loss.
 
     `loss` gets a batch, or its part, and named generators, and gives the mean loss, (); `sample`
@@ -169,17 +173,13 @@ class Simple(Generating):
         super().__init__(config, {name: network})
         self._name, self._loss, self._sample = name, loss, sample
 
-    def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
-        """One step of descent."""
-
-        def backward(part: Batch) -> dict[str, Tensor]:
-            loss = self._loss(part, rng)
-            self.add_gradients(self._name, loss)
-            return {self._name: loss}
-
-        return self.descend((self._name,), batch, backward, reduce)
+    def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
+        """See `Descent`."""
+        loss = self._loss(batch, rng)
+        self.add_gradients(self._name, loss)
+        return {self._name: loss}
 
     @torch.no_grad()
     def sample(self, num: int, seed: int) -> Tensor:
-        """Samples of the present weights, (num, …)."""
+        """See `Descent`."""
         return self._sample(num, seed)

@@ -7,7 +7,6 @@ A teacher is read from the folder of the run that trained it. Every site has its
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,18 +75,19 @@ class Followed(nn.Module):
         named = dict(zip(names, average, strict=True))
         return functional_call(self.network, named, inputs)  # type: ignore[no-any-return]
 
-    @contextmanager
-    def following(self) -> Iterator[None]:
-        """Around one step of the parameters, which the average is to follow."""
-        with torch.no_grad():
+    def follow(self, optimizer: torch.optim.Optimizer) -> None:
+        """Have the average follow every step that the parameters take."""
+
+        def begin(*_: object) -> None:
             for param, lag in self._pairs():
-                lag.add_(param)
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for param, lag in self._pairs():
-                    lag.sub_(param).mul_(self.decay)
+                lag.add_(param.detach())
+
+        def end(*_: object) -> None:
+            for param, lag in self._pairs():
+                lag.sub_(param.detach()).mul_(self.decay)
+
+        optimizer.register_step_pre_hook(begin)
+        optimizer.register_step_post_hook(end)
 
     def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Parameters and their lags."""

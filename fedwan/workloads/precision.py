@@ -18,6 +18,8 @@ kept (activation checkpointing, Chen et al. 2016, 1604.06174).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -132,7 +134,8 @@ def recompute_blocks(networks: Iterable[nn.Module]) -> None:
             "leave it out"
         )
     for block in blocks:
-        _recompute(block)
+        contexts = _Unmoved(block).contexts
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:
@@ -144,26 +147,21 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
             yield from _blocks(child)
 
 
-def _recompute(block: nn.Module) -> None:
-    forward = block.forward
+class _Unmoved:
+    """Around a second forward pass: running statistics, moved by the first, do not move again."""
 
-    def recomputed(*args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        is_again = False
+    def __init__(self, block: nn.Module) -> None:
+        self._block = block
+        self._kept: list[Tensor] = []
 
-        def run(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_again
-            # Running statistics, which the forward pass has moved, do not move again.
-            moved = list(block.buffers()) if is_again else []
-            kept, is_again = [buffer.clone() for buffer in moved], True
-            try:
-                return forward(*args, **kwargs)
-            finally:  # torch stops as soon as it has what it needs
-                with torch.no_grad():
-                    for buffer, value in zip(moved, kept, strict=True):
-                        buffer.copy_(value)
+    def contexts(self) -> tuple[Any, Any]:
+        """Of the first pass and of the second one."""
+        return nullcontext(), self
 
-        return checkpoint(run, *args, use_reentrant=False, **kwargs)
+    def __enter__(self) -> None:
+        self._kept = [buffer.clone() for buffer in self._block.buffers()]
 
-    block.forward = recomputed
+    @torch.no_grad()
+    def __exit__(self, *_: object) -> None:
+        for buffer, value in zip(self._block.buffers(), self._kept, strict=True):
+            buffer.copy_(value)

@@ -145,6 +145,15 @@ def require_each(model: object, **least: float) -> None:
             raise ConfigError(f"model.{name} = {value!r} is out of range; choose {bound} or more")
 
 
+def require_share(model: object, name: str) -> None:
+    """Refuse a setting of a `Model` that is no share below 1."""
+    value = getattr(model, name)
+    if not 0 <= value < 1:
+        raise ConfigError(
+            f"model.{name} = {value!r} is out of range; choose 0 or more and less than 1"
+        )
+
+
 def require_one_of(key: str, value: str, valid: Collection[str]) -> None:
     """Refuse a setting that is none of some words."""
     if value not in valid:

@@ -146,17 +146,10 @@ def test_parameters_come_out_within_the_error_bound_and_buffers_bit_for_bit(code
 
 
 @every_codec
-def test_the_length_is_known_before_any_tensor_is(codec: Codec) -> None:
+def test_the_same_tensors_give_the_same_bytes_of_a_known_length(codec: Codec) -> None:
     for layout in ({}, LAYOUT, {"é/weight": spec((3,))}):
         state = {n: STATE.get(n, torch.zeros(3)) for n in layout}
-        payload, _ = codec.encode(state, {}, layout)
-        assert codec.payload_bytes(layout) == payload.num_bytes == len(read_all(payload))
-
-
-@every_codec
-def test_the_same_tensors_give_the_same_bytes_and_what_was_decoded_encodes_to_itself(
-    codec: Codec,
-) -> None:
+        assert codec.payload_bytes(layout) == len(encode(codec, state, layout))
     assert encode(codec) == encode(codec, make_state())
     once = decode(codec, encode(codec))
     if codec.name != "int2":  # its scale is no value of the block
@@ -189,25 +182,17 @@ def test_every_shape_and_size_comes_out_alike_in_every_way_of_reading(
         target = base_value.clone()
         coded.add_to(target, weight)
         assert torch.equal(target, base_value.clone().add_(decoded, alpha=weight))
-    square = float(decoded.double().square().sum())
-    assert coded.sum_of_squares() == pytest.approx(square, rel=1e-4)
-    for places in (torch.arange(decoded.numel()), torch.arange(0, decoded.numel(), 37)):
-        assert torch.equal(coded.pick(places), decoded.view(-1)[places])
-
-
-@every_codec
-def test_a_target_of_another_layout_in_memory_or_dtype_is_reached_too(codec: Codec) -> None:
-    value = torch.randn(6, 40, generator=torch.Generator().manual_seed(1))
-    layout = {"w": spec(value.shape)}
-    payload, _ = codec.encode({"w": value}, {}, layout)
-    ((_, coded),) = codec.read_each(payload, layout)
-    decoded = coded.tensor().clone()
-    for target in (torch.ones(40, 6).t(), torch.ones(6, 80)[:, ::2], torch.ones(6, 40).double()):
+    # Of another layout in memory, or dtype.
+    for target in (torch.ones(*shape, 2)[..., 0], base_value.double()):
         expected = target.clone().add_(decoded.to(target.dtype), alpha=0.5)
         coded.add_to(target, 0.5)
         assert torch.equal(target, expected)
         coded.write_to(target)
         assert torch.equal(target, decoded.to(target.dtype))
+    square = float(decoded.double().square().sum())
+    assert coded.sum_of_squares() == pytest.approx(square, rel=1e-4)
+    for places in (torch.arange(decoded.numel()), torch.arange(0, decoded.numel(), 37)):
+        assert torch.equal(coded.pick(places), decoded.view(-1)[places])
 
 
 @every_codec
@@ -243,12 +228,9 @@ def test_a_gpu_gives_and_reads_the_same_bytes(codec: Codec) -> None:
 
 
 @every_codec
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_value_that_is_not_finite_survives_or_is_refused_when_it_is_read(
-    codec: Codec, value: float
-) -> None:
+def test_a_value_that_is_not_finite_survives_or_is_refused_when_it_is_read(codec: Codec) -> None:
     layout = {"w": spec((301,))}
-    for at in (0, 127, 300):
+    for at, value in ((0, math.nan), (127, math.inf), (300, -math.inf)):
         state = {"w": torch.ones(301)}
         state["w"][at] = value
         data = encode(codec, state, layout)
@@ -308,22 +290,19 @@ def test_what_is_owed_is_what_was_not_decoded_and_decides_what_is_sent_next(code
     assert same_bits(owed, before)
 
 
-@pytest.mark.parametrize("codec", [int4(), int8(), bf16()], ids=lambda codec: codec.name)
-def test_what_was_sent_is_off_by_what_is_owed_however_often(codec: Codec) -> None:
-    fed, generator = with_feedback(codec), torch.Generator().manual_seed(0)
-    layout = {"w": spec((300,))}
+def test_what_was_sent_is_off_by_what_is_owed_however_often() -> None:
+    codec, generator = int4(), torch.Generator().manual_seed(0)
     wanted, sent, plainly = (torch.zeros(300) for _ in range(3))
-    residual: State = {}
-    for _ in range(200):
+    residual: torch.Tensor | None = None
+    for _ in range(60):
         value = torch.randn(300, generator=generator)
-        payload, residual = fed.encode({"w": value}, residual, layout)
-        without, _ = codec.encode({"w": value}, {}, layout)
-        for source, total in ((payload, sent), (without, plainly)):
-            ((_, coded),) = codec.read_each(source, layout)
-            coded.add_to(total)
+        data, residual = with_feedback(codec).encode_tensor(value, residual)
+        codec.read_tensor(data, spec((300,))).add_to(sent)
+        codec.read_tensor(codec.encode_tensor(value, None)[0], spec((300,))).add_to(plainly)
         wanted += value
-    torch.testing.assert_close(sent + residual["w"], wanted, atol=1e-4, rtol=1e-4)
-    assert residual["w"].square().mean() < 0.1 * (plainly - wanted).square().mean()
+    assert residual is not None
+    torch.testing.assert_close(sent + residual, wanted, atol=1e-4, rtol=1e-4)
+    assert residual.square().mean() < 0.1 * (plainly - wanted).square().mean()
 
 
 # Damage and lies ---------------------------------------------------------------------------------
@@ -340,26 +319,20 @@ def test_every_truncation_every_flipped_byte_and_stray_bytes_are_refused(codec: 
         assert "padded" in refusal(codec, signed(data + bytes(extra)))
 
 
-def test_another_magic_or_version_is_refused_with_the_mend() -> None:
+def test_another_version_layout_name_or_codec_is_refused_with_the_mend() -> None:
     data = encode(int4())
     assert "install the same fedwan" in refusal(int4(), signed(b"PK\x03\x04" + data[4:]))
     text = refusal(int4(), signed(data[:4] + b"\x02" + data[5:]))
     assert "version 2" in text and "version 1" in text
-
-
-def test_another_layout_name_or_codec_is_refused_with_the_mend() -> None:
-    data = encode(int4())
     for layout in (dict(list(LAYOUT.items())[:-1]), {**LAYOUT, "g/more": spec((1,))}, {}):
         assert "payload holds 15 tensors" in refusal(int4(), data, layout)
     for name in (b"g/weighs", b"g/\xff\xfeight", b"d/fp16\0\0"):
-        assert "expected 15 with 'g/weight'" in refusal(
-            int4(), signed(data.replace(b"g/weight", name))
-        )
-    name = "\n" * 60000
-    refusal(int4(), encode(int4(), {name: torch.ones(2)}, {name: spec((2,))}), {"w": spec((2,))})
+        text = refusal(int4(), signed(data.replace(b"g/weight", name)))
+        assert "expected 15 with 'g/weight'" in text
+    long = "\n" * 60000
+    refusal(int4(), encode(int4(), {long: torch.ones(2)}, {long: spec((2,))}), {"w": spec((2,))})
     layout = {"w": spec((4,))}
-    data = encode(fp32(), {"w": torch.ones(4)}, layout)
-    text = refusal(bf16(), data, layout)
+    text = refusal(bf16(), encode(fp32(), {"w": torch.ones(4)}, layout), layout)
     assert "'w', torch.float32 (4,), in encoding 2" in text and "same codecs" in text
 
 
@@ -430,15 +403,14 @@ def test_whatever_is_signed_is_decoded_to_the_layout_or_refused(
 # Runs --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("up", "down"), [("topk2", "int4"), ("float4", "topk2"), ("int8", "bf16")])
+@pytest.mark.parametrize(("up", "down"), [("topk2", "int4"), ("float4", "topk2")])
 def test_every_site_ends_on_the_coordinators_bits_and_twice_on_the_same(
     up: str, down: str, tmp_path: Path
 ) -> None:
     """Fragments are coded in threads, each with what it owes."""
-    streams = {"h": 8, "steps": 32, "stream": {"fragments": 3, "tau": 2}}
+    streams = {"h": 4, "steps": 12, "stream": {"fragments": 2, "tau": 2}}
     coded = {"up": up, "down": down}
     config = tiny_config("streaming_diloco", GAN, sites=2, codec=coded, **streams)
-    ran = run_tiny(tmp_path / "1", config, norm=True)
-    assert all(bool(value.isfinite().all()) for value in ran.state.values())
-    again = run_tiny(tmp_path / "2", config, norm=True)
-    assert ran.hashes == again.hashes and len(ran.hashes) == 1
+    runs = [run_tiny(tmp_path / name, config, norm=True) for name in "ab"]
+    assert all(bool(value.isfinite().all()) for value in runs[0].state.values())
+    assert runs[0].hashes == runs[1].hashes and len(runs[0].hashes) == 1

@@ -49,11 +49,11 @@ def test_of_each_chunk_the_64_largest_magnitudes_are_sent() -> None:
 
 def test_without_decay_everything_is_sent_sooner_or_later() -> None:
     codec = topk2(beta=1.0)
-    value = random_values(4096)
-    total, owed = torch.zeros(4096), None
-    for round_ in range(1200):
-        data, owed = codec.encode_tensor(value if round_ == 0 else torch.zeros(4096), owed)
-        codec.read_tensor(data, spec((4096,))).add_to(total)
+    value = random_values(512)
+    total, owed = torch.zeros(512), None
+    for round_ in range(150):
+        data, owed = codec.encode_tensor(value if round_ == 0 else torch.zeros(512), owed)
+        codec.read_tensor(data, spec((512,))).add_to(total)
     torch.testing.assert_close(total, value, rtol=0, atol=1e-3 * float(value.abs().max()))
 
 
@@ -88,9 +88,8 @@ def refusal(data: bytearray, num_values: int) -> str:
     return str(raised.value)
 
 
-@pytest.mark.parametrize("which", [0, 1, 2, 3])
-def test_a_magnitude_that_is_negative_or_not_finite_is_refused(which: int) -> None:
-    for bits in (0x7F80, 0x7FC0, -0x8000, -1):
+def test_a_magnitude_that_is_negative_or_not_finite_is_refused() -> None:
+    for which, bits in enumerate((0x7F80, 0x7FC0, -0x8000, -1)):
         data = bytearray(record(random_values(5000)))
         struct.pack_into("<h", data, 2 * which, bits)
         assert f"not finite (scale {which} of 4" in refusal(data, 5000)

@@ -212,19 +212,6 @@ def test_too_few_damaged_or_unlabelled_files_or_a_missing_extra_are_refused(
     refused(r"needs datasets.*pip install 'fedwan\[data\]'", lambda: open_one(config(flat, size=8)))
 
 
-def test_classes_are_found_by_name_and_by_number(tmp_path: Path) -> None:
-    def number(classes: str, value: Any) -> int:
-        return open_files(config(tmp_path, classes=classes))._class_number(0, value)
-
-    folder(tmp_path)
-    assert [number("cat,dog", text) for text in ("cat", " dog", "0", 1)] == [0, 1, 0, 1]
-    assert number("12", "11") == 11
-    assert number("7,0", "0") == 1, "a name wins over a number"
-    for value in ("bird", 2, "-1", "", "CAT"):
-        with pytest.raises(ConfigError, match=r"is of class .* does not name \(cat, dog\)"):
-            number("cat,dog", value)
-
-
 def test_the_next_picture_stands_in_for_one_that_cannot_be_read_until_there_are_many(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -260,13 +247,6 @@ def test_the_middle_square_is_turned_and_resized_to_values_between_minus_one_and
     exif[0x0112] = 3  # upside down
     x = Transform(8).apply(png(Image.fromarray(pixels), exif=exif))
     assert float(x[0, 0, 0]) == -1 and float(x[0, 7, 0]) == 1
-
-
-@pytest.mark.parametrize("mode", ["LA", "RGBA", "P", "CMYK", "1"])
-def test_pictures_of_every_mode_become_rgb(mode: str) -> None:
-    out = io.BytesIO()
-    Image.fromarray(crop(0)).convert(mode).save(out, "TIFF" if mode == "CMYK" else "PNG")
-    assert Transform(16).apply(out.getvalue()).shape == (3, 16, 16)
 
 
 @pytest.mark.parametrize(

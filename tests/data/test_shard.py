@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from PIL import Image
 from torch.utils.data import TensorDataset
 
 from fedwan.config import Config, DataConfig
@@ -96,9 +95,7 @@ def test_what_is_no_data_set_is_refused(made: Any, text: str) -> None:
         dataset_of(page(made), ASKED, "s1")
 
 
-def test_all_faults_of_all_sites_files_are_told_at_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_all_faults_of_all_sites_files_are_told_at_once(tmp_path: Path) -> None:
     write_folder(tmp_path / "s1", range(30))
     for number in (3, 5):
         (tmp_path / "s1" / f"{number:04d}.jpg").write_bytes(b"no image")
@@ -112,9 +109,7 @@ def test_all_faults_of_all_sites_files_are_told_at_once(
     config.data.batch = 4
     for site in ("s1", "s2"):
         write_folder(tmp_path / site, range(30))
-    Image.new("L", (20, 20)).save(tmp_path / "s2" / "grey.png")
     assert check_files(config) == []
-    assert "s2 holds pictures of mode L, converted to RGB" in caplog.text
 
 
 def test_a_batch_larger_than_the_smallest_shard_is_told_of_bundled_data_too() -> None:

@@ -22,8 +22,6 @@ from tests.data.files import refused
 GOLDEN = {
     "digits": (1397, 400, "241314c099eb049e"),
     "ring8": (8000, 400, "ba22ab1d4bc32578"),
-    "grid25": (10_000, 500, "82571c60aaf5f264"),
-    "stacked_digits": (20_000, 2000, "0ce88346b3c28dbf"),
     "photo_edges": (2492, 335, "6d55087743c571a0"),
 }
 """Training samples, held-out ones, and a hash of both: the same in every process."""
@@ -45,25 +43,6 @@ def test_what_is_announced_is_what_is_loaded_to_the_bit(name: str) -> None:
     assert (len(train.x), len(held_out.x), hash_state(named)[:16]) == GOLDEN[name]
     if name != "photo_edges":  # flat pieces of which are equal
         assert not rows(train.x) & rows(held_out.x)
-
-
-def scans(x: Tensor) -> set[bytes]:
-    """Every channel of images (N, channels, 8, 8)."""
-    return rows(x.flatten(0, 1))
-
-
-def test_a_stack_s_label_reads_as_the_digits_of_its_channels_and_no_scan_is_in_both_parts() -> None:
-    digits, parts = find_source("digits").load(), find_source("stacked_digits").load()
-    assert tuple(scans(part.x) for part in parts) == tuple(scans(part.x) for part in digits)
-    label_of = {scan.numpy().tobytes(): int(y) for scan, y in zip(*digits[0], strict=True)}
-    for image, y in zip(parts[0].x[::97], parts[0].y[::97], strict=True):
-        a, b, c = (label_of[channel.numpy().tobytes()] for channel in image)
-        assert int(y) == 100 * a + 10 * b + c
-    for part, per_mode in zip(parts, (20, 2), strict=True):
-        assert torch.bincount(part.y).tolist() == [per_mode] * 1000
-        assert len(rows(part.x)) == len(part.x)
-    held = [set(parts[0].y[i].tolist()) for i in split_indices(parts[0].y, "by_label", 3, seed=0)]
-    assert sorted(len(labels) for labels in held) == [333, 333, 334]
 
 
 def test_no_pixel_is_in_a_training_crop_and_in_a_held_out_one() -> None:
@@ -121,19 +100,6 @@ def test_shards_are_disjoint_cover_everything_and_are_never_empty(
         held = [set(LABELS[part].tolist()) for part in parts]
         assert sum(len(labels) for labels in held) == 10
         assert max(map(len, held)) - min(map(len, held)) <= 1
-
-
-def test_another_seed_gives_another_split_and_a_small_concentration_an_uneven_one() -> None:
-    for split in ("iid", "by_label", "dirichlet:0.5"):
-        first, other = (split_indices(LABELS, split, 4, seed) for seed in (3, 4))
-        assert any(not torch.equal(a, b) for a, b in zip(first, other, strict=True))
-
-    def largest_share(split: str) -> float:
-        parts = split_indices(LABELS, split, 4, 0)
-        counts = torch.stack([torch.bincount(LABELS[part], minlength=10) for part in parts])
-        return float((counts.max(dim=0).values / counts.sum(dim=0)).mean())
-
-    assert largest_share("dirichlet:0.1") > 0.7 > 0.4 > largest_share("dirichlet:1000")
 
 
 def test_splits_that_leave_a_site_without_data_are_refused() -> None:

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedwan.app import load_run
 from fedwan.config import Config, DataConfig, load
-from fedwan.errors import ConfigError
 from fedwan.site.replica import Replica
 from fedwan.state import hash_state, read_tensors, select_prefix
 from fedwan.workloads.base import Batch
@@ -38,20 +36,16 @@ def ema(folder: Path) -> dict[str, Tensor]:
 
 
 def test_the_judges_weight_changes_the_students_gradient_alone(mlp_teacher: Path) -> None:
-    runs = [Run(distill, config(mlp_teacher, adversarial=weight)) for weight in (0.0, 0.1)]
-    without, judged = (run.gradients(next(run.stream), run.rng) for run in runs)
+    # With as many phases as solver steps every jump is one step of the teacher's.
+    chosen = [{"student_steps": 6, "adversarial": 0.0}, {"adversarial": 0.0}, {"adversarial": 0.1}]
+    runs = [Run(distill, config(mlp_teacher, **model)) for model in chosen]
+    _, without, judged = (run.gradients(next(run.stream), run.rng) for run in runs)
     assert equal(without["heads"], judged["heads"])
     assert not equal(without["student"], judged["student"])
-
-
-def test_a_student_that_has_not_stepped_agrees_with_the_teacher_at_a_phases_edge(
-    mlp_teacher: Path,
-) -> None:
-    # With as many phases as solver steps every jump is one step of the teacher's.
-    run = Run(distill, config(mlp_teacher, student_steps=6, adversarial=0.0))
-    assert float(run.step()["student"]) == pytest.approx(0.0, abs=1e-6)
-    fewer = Run(distill, config(mlp_teacher, student_steps=2, adversarial=0.0))
-    assert float(fewer.step()["student"]) > 1e-5
+    at_edges, between = (
+        float(Run(distill, config(mlp_teacher, **model)).step()["student"]) for model in chosen[:2]
+    )
+    assert at_edges == pytest.approx(0.0, abs=1e-6) and between > 1e-5
 
 
 def test_a_student_whose_samples_are_nearly_alike_is_seen(teacher: Path) -> None:
@@ -129,11 +123,3 @@ def test_what_cannot_be_built_is_refused_in_one_line(
     asked.data.name = model.pop("data", "ring8")
     asked.model |= model
     refused(distill, asked, text)
-
-
-def test_too_many_fragments_are_refused_though_weights_come_from_a_file(mlp_teacher: Path) -> None:
-    words = ["workload=distill", "data.name=ring8", f"model.teacher={mlp_teacher}"]
-    words += ["strategy=streaming_diloco", "h=100"]
-    assert load_run(None, [*words, "stream.fragments=4"]).stream.fragments == 4
-    with pytest.raises(ConfigError, match=r"the largest network has \d+ modules"):
-        load_run(None, [*words, "stream.fragments=90"])

@@ -32,19 +32,14 @@ class Asked:
         self.labels.append(args[2])
 
 
-def test_a_tenth_of_the_samples_train_the_null_class() -> None:
-    run = Run(flow, config(batch=350))
+def test_a_tenth_of_the_samples_train_the_null_class_and_samples_are_of_all_alike() -> None:
+    run = Run(flow, config(batch=350, euler_steps=4, shift=3.0))
     asked = Asked(run)
-    run.step(8)
+    run.step(4)
     null = torch.cat(asked.labels) == 10
-    assert float(null.double().mean()) == pytest.approx(0.1, abs=0.02)
-
-
-def test_samples_are_of_all_classes_alike_and_steps_are_shifted_too() -> None:
-    run = Run(flow, config(euler_steps=4, shift=3.0))
+    assert float(null.double().mean()) == pytest.approx(0.1, abs=0.03)
     asked = Asked(run)
-    samples = run.workload.sample(20, seed=0)
-    assert samples.shape == (20, 1, 8, 8) and not samples.requires_grad
+    run.workload.sample(20, seed=0)
     assert torch.equal(torch.bincount(asked.labels[0]), torch.full((10,), 2))
     levels = torch.stack([sigma[0] for sigma in asked.sigmas])
     torch.testing.assert_close(levels, torch.tensor([1, 0.9, 0.75, 0.5]))
@@ -63,18 +58,11 @@ def test_guidance_asks_for_both_classes_and_changes_the_samples() -> None:
 
 
 def test_it_learns_the_ring_in_seconds() -> None:
-    config = Config(
-        data=DataConfig("ring8", batch=128),
-        model={"width": 64, "depth": 2},
-        inner={"velocity": InnerConfig(lr=4e-3)},
-    )
-    run = Run(flow, config)
-    untrained = run.workload.evaluate(run.held_out, seed=0)
-    run.step(300)
-    trained = run.workload.evaluate(run.held_out, seed=0)
-    assert untrained["modes"] == 0
-    assert trained["modes"] >= 6
-    assert trained["fd"] < untrained["fd"] / 20
+    data, inner = DataConfig("ring8", batch=128), {"velocity": InnerConfig(lr=4e-3)}
+    run = Run(flow, Config(data=data, model={"width": 64, "depth": 2}, inner=inner))
+    run.step(200)
+    figures = run.workload.evaluate(run.held_out, seed=0)
+    assert figures["modes"] >= 6 and figures["fd"] < 1.0
 
 
 @pytest.mark.parametrize(

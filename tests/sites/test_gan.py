@@ -67,7 +67,7 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     ids=str,
 )
 def test_every_option_trains_both_networks_at_every_side(
-    side: int, model: dict[str, object], folder: Path
+    side: int, model: dict[str, object], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(gan, config(folder, side, **model))
     before = weights(run)
@@ -79,6 +79,8 @@ def test_every_option_trains_both_networks_at_every_side(
     assert all(a.dim() == 1 or not a.equal(b) for a, b in zip(before, weights(run), strict=True))
     shown = run.workload.sample(6, seed=1)
     assert shown.shape[2:] == (side, side) and float(shown.abs().max()) <= 1
+    monkeypatch.setattr(gan, "_MOST_PIXELS", 3 * side**2)  # in parts
+    torch.testing.assert_close(run.workload.sample(6, seed=1), shown)
     discriminator = run.workload.networks["discriminator"]
     layers = [m for m in discriminator.modules() if parametrize.is_parametrized(m)]
     num_levels = (side // 4).bit_length()
@@ -109,15 +111,6 @@ def test_networks_that_are_told_the_site_have_a_label_for_each() -> None:
     assert len(built.sample(7, seed=0)) == 7
     with pytest.raises(ConfigError, match="data.labels = 'site' needs model.conditional=true"):
         load_run(None, words)
-
-
-def test_samples_made_in_parts_are_those_of_one_batch(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = Run(gan, config(folder, 16, conditional=True))
-    whole = run.workload.sample(7, seed=3)
-    monkeypatch.setattr(gan, "_MOST_PIXELS", 3 * 16 * 16)
-    torch.testing.assert_close(run.workload.sample(7, seed=3), whole)
 
 
 def test_what_cannot_be_built_is_refused(folder: Path) -> None:

@@ -58,28 +58,21 @@ def test_each_network_gets_the_gradient_of_its_own_loss_at_the_present_weights()
     torch.testing.assert_close(seen, expected, rtol=1e-4, atol=1e-6)
 
 
-def test_samples_are_of_the_held_out_inputs_in_batches_as_in_training() -> None:
-    run = Run(pix2pix, config())
-    run.step(2)
+def test_images_are_made_with_statistics_of_their_batch_or_with_running_ones() -> None:
+    run, running = Run(pix2pix, config()), Run(pix2pix, config(statistics="running"))
+    for one in (run, running):
+        one.step(2)
+    before = hash_state(running.pieces())
     first, generator = run.workload.sample(6, 0), run.workload.networks["generator"]
-    assert generator.training
     with torch.no_grad():
-        direct = generator(run.held_out.x[:6, :1])
-    torch.testing.assert_close(first, direct)
+        torch.testing.assert_close(first, generator(run.held_out.x[:6, :1]))
     generator.eval()
     torch.testing.assert_close(run.workload.sample(6, 0), first)
     assert not generator.training
-
-
-def test_images_are_made_with_running_statistics_where_asked() -> None:
-    run = Run(pix2pix, config(statistics="running"))
-    run.step(2)
-    before = hash_state(run.pieces())
-    images = run.workload.sample(20, seed=0)
-    alone = run.workload.sample(1, seed=0)
-    torch.testing.assert_close(images[:1], alone)  # whatever lies beside it
-    assert not torch.equal(images, Run(pix2pix, config()).workload.sample(20, seed=0))
-    assert hash_state(run.pieces()) == before
+    images = running.workload.sample(20, seed=0)
+    torch.testing.assert_close(images[:1], running.workload.sample(1, seed=0))
+    assert not torch.equal(images, run.workload.sample(20, seed=0))
+    assert hash_state(running.pieces()) == before
 
 
 def test_under_instance_norm_an_image_is_made_and_judged_whatever_lies_beside_it() -> None:

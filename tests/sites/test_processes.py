@@ -22,12 +22,10 @@ pytestmark = pytest.mark.slow
 
 FLOW = "workload=flow data.name=ring8 model.width=16 model.depth=2 data.batch=8"
 GAN = "workload=gan data.name=ring8 model.width=4 data.batch=8"
-PAIRS = "workload=pix2pix data.name=photo_edges model.width=4 model.depth=2 data.batch=4"
 CASES = [
     (f"{FLOW} site.precision=bf16-mixed", ("weights",)),
     (f"{GAN} inner.discriminator.clip_norm=0.05", ("gradients", "weights")),
     (f"{GAN} site.accumulate=2 site.precision=16-mixed strategy=sync", ("gradients",)),
-    (f"{PAIRS} model.norm=instance model.dropout=0", ("weights",)),
 ]
 
 

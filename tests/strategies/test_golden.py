@@ -125,15 +125,18 @@ OVERLAPS = {
 }
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("name", OVERLAPS)
+@pytest.mark.parametrize(
+    ("name", "count"), [*((name, 2) for name in OVERLAPS), ("barrier", 1), ("eager", 1)]
+)
 def test_fragments_and_overlap_follow_the_equations(name: str, count: int, tmp_path: Path) -> None:
     follow_the_equations(strided(count, H), name, NET, tmp_path)
 
 
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("times", [2, 3, H])
-@pytest.mark.parametrize("name", ["barrier", "blend", "blend to the last step"])
+@pytest.mark.parametrize(
+    ("name", "times", "count"),
+    [("barrier", 2, 1), ("barrier", H, 2), ("blend", 3, 2), ("blend", H, 1)]
+    + [("blend to the last step", 2, 2), ("blend to the last step", 3, 1)],
+)
 def test_a_network_that_travels_more_often_follows_the_equations(
     name: str, times: int, count: int, tmp_path: Path
 ) -> None:
@@ -141,8 +144,7 @@ def test_a_network_that_travels_more_often_follows_the_equations(
     follow_the_equations(cut, name, GAN, tmp_path)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("often_by", [1, 3])
+@pytest.mark.parametrize(("often_by", "momentum"), [(1, 0.0), (3, 0.5)])
 def test_control_variates_follow_the_equations(
     often_by: int, momentum: float, tmp_path: Path
 ) -> None:

@@ -70,18 +70,14 @@ def run(
         made[threading.current_thread().name] = Noted(MOMENTUM, replica)
         return made[threading.current_thread().name]
 
-    config = tiny_config(
-        "scaffnew",
-        GAN if apart else NET,
-        sites=SITES,
-        h=H,
-        steps=NUM_VERSIONS * H,
-        kind="regression",
-        codec={"up": up, "down": "fp32"},
-        round={"quorum": SITES - 1, "patience_s": 30.0},
-        checkpoint={"every": every},
-        network={"discriminator": {"h": apart}} if apart else {},
-    )
+    sections = {
+        "codec": {"up": up, "down": "fp32"},
+        "round": {"quorum": SITES - 1, "patience_s": 30.0},
+        "checkpoint": {"every": every},
+        "network": {"discriminator": {"h": apart}} if apart else {},
+    }
+    of_run = {"sites": SITES, "h": H, "steps": NUM_VERSIONS * H, "kind": "regression"}
+    config = tiny_config("scaffnew", GAN if apart else NET, **of_run, **sections)
     return run_tiny(folder, config, scaffnew.build(config)._replace(hook=hook), **options), made
 
 
@@ -109,9 +105,15 @@ def test_what_all_sites_are_corrected_by_sums_to_nothing(
     check_sum(made)
 
 
-@pytest.mark.parametrize("keeps_folder", [True, False])
-def test_it_does_after_a_site_has_lost_its_own_as_all_begin_anew(
-    keeps_folder: bool,
+@pytest.mark.parametrize(
+    ("up", "options", "num_forgotten"),
+    [("fp32", {}, 0), ("fp32", {"every": 100}, 1), ("int4", {"apart": 1}, None)],
+    ids=["with its folder", "without", "where networks travel apart"],
+)
+def test_it_does_after_a_site_came_back_or_all_begin_anew(
+    up: str,
+    options: dict[str, Any],
+    num_forgotten: int | None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -119,20 +121,8 @@ def test_it_does_after_a_site_has_lost_its_own_as_all_begin_anew(
     monkeypatch.setattr(
         RoundPolicy, "decide", lambda _, num, *args: "close" if num == SITES else "wait"
     )
-    absences = {"s2": Absence(1 / 3, 2 / 3)}
-    ran, made = run(tmp_path, "fp32", every=1 if keeps_folder else 100, absences=absences)
+    ran, made = run(tmp_path, up, absences={"s2": Absence(1 / 3, 2 / 3)}, **options)
     assert ran.result.totals.rejoins == 1
-    assert {variates.num_forgotten for variates in made.values()} == {0 if keeps_folder else 1}
-    check_sum(made)
-
-
-def test_it_does_after_a_site_came_back_where_networks_travel_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulation, "STANDSTILL_S", 0.3)
-    monkeypatch.setattr(
-        RoundPolicy, "decide", lambda _, num, *args: "close" if num == SITES else "wait"
-    )
-    ran, made = run(tmp_path, "int4", apart=1, absences={"s2": Absence(1 / 3, 2 / 3)})
-    assert ran.result.totals.rejoins == 1
+    if num_forgotten is not None:
+        assert {variates.num_forgotten for variates in made.values()} == {num_forgotten}
     check_sum(made)

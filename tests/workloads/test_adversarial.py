@@ -8,18 +8,7 @@ import pytest
 import torch
 
 from fedwan.workloads.adversarial import LOSSES, gradient_penalty
-from fedwan.workloads.base import share_above, spread
-
-
-@pytest.mark.parametrize("name", LOSSES)
-def test_each_network_gains_where_the_other_loses(name: str) -> None:
-    loss = LOSSES[name]
-    real = torch.randn(6, requires_grad=True)
-    fake = torch.randn(6, requires_grad=True)
-    up, down = torch.autograd.grad(loss.discriminator(real, fake), (real, fake))
-    assert (up <= 0).all() and (down >= 0).all()
-    (gain,) = torch.autograd.grad(loss.generator(real, fake), fake)
-    assert (gain < 0).all()
+from fedwan.workloads.base import spread
 
 
 def test_losses_are_those_of_their_papers() -> None:
@@ -38,12 +27,6 @@ def test_the_penalty_of_a_linear_discriminator_is_its_squared_weight() -> None:
     assert penalty.item() == pytest.approx(25)
     (gradient,) = torch.autograd.grad(penalty, weight)
     assert gradient.tolist() == pytest.approx([6, 8])
-
-
-def test_a_share_is_one_where_all_are_above_and_half_where_nothing_differs() -> None:
-    low, high = torch.tensor([0.0, 1.0]), torch.tensor([2.0, 3.0, 4.0])
-    assert float(share_above(high, low)) == 1.0 and float(share_above(low, high)) == 0.0
-    assert float(share_above(torch.zeros(5), torch.zeros(3))) == 0.5
 
 
 def test_spread_is_the_mean_distance_between_two_different_samples() -> None:

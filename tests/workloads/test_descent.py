@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from fedwan.config import Config, InnerConfig, SiteConfig
 from fedwan.errors import FedwanError
+from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch
 from fedwan.workloads.descent import Descent
 
@@ -33,7 +34,7 @@ class Game(Descent):
         """Of the second network's loss, attempt by attempt; then 1."""
         self.reduced: list[dict[str, list[Tensor]]] = []
 
-    def _backward(self, batch: Batch) -> dict[str, Tensor]:
+    def backward(self, batch: Batch, rng: NamedGenerators) -> dict[str, Tensor]:
         first, second = (network(batch.x) for network in self.networks.values())
         self.dtypes.add(first.dtype)
         self.sizes.append(len(batch.x))
@@ -43,8 +44,11 @@ class Game(Descent):
         self.add_gradients("second", losses["second"] * factor)
         return losses
 
-    def step(self) -> dict[str, Tensor]:
-        return self.descend(BOTH, BATCH, self._backward, self._reduce)
+    def sample(self, num: int, seed: int) -> Tensor:
+        raise NotImplementedError
+
+    def once(self) -> dict[str, Tensor]:
+        return self.step(BATCH, NamedGenerators(0, "s1"), self._reduce)
 
     def _reduce(self, names: Sequence[str]) -> None:
         params = {name: self.networks[name].parameters() for name in names}
@@ -61,7 +65,7 @@ def test_each_network_gets_the_gradient_of_its_own_loss() -> None:
     first, second = game.networks.values()
     out = first(BATCH.x), second(BATCH.x)
     expected = torch.autograd.grad((out[0] - out[1]).square().mean(), list(first.parameters()))
-    game.step()
+    game.once()
     torch.testing.assert_close(tuple(game.reduced[0]["first"]), expected)
 
 
@@ -74,11 +78,11 @@ def test_parts_of_a_batch_have_its_mean_gradient_and_losses(parts: int, precisio
             scale.clamp_(max=2**8)  # nothing overflows
     tolerance = 1e-6 if precision == "32-true" else 2e-3
     close = {"rtol": tolerance, "atol": tolerance, "check_dtype": False}
-    torch.testing.assert_close(in_parts.step(), whole.step(), **close)
+    torch.testing.assert_close(in_parts.once(), whole.once(), **close)
     assert in_parts.sizes == [8 // parts] * parts
     torch.testing.assert_close(in_parts.reduced, whole.reduced, **close)
-    whole.step()
-    in_parts.step()  # nothing is left over from the step before
+    whole.once()
+    in_parts.once()  # nothing is left over from the step before
     torch.testing.assert_close(in_parts.weights(), whole.weights(), **close)
 
 
@@ -87,8 +91,8 @@ def test_a_step_that_overflows_is_repeated_whole_at_half_the_scale_and_reduced_o
     for each in (game, calm):
         each.kept["scale"].fill_(2**10)
     game.factors = [float("inf"), float("nan"), 1.0]
-    game.step()
-    calm.step()
+    game.once()
+    calm.once()
     assert len(game.sizes) == 3 and len(game.reduced) == 1
     assert float(game.kept["scale"]) == float(calm.kept["scale"]) / 4
     torch.testing.assert_close(game.weights(), calm.weights(), rtol=1e-3, atol=1e-4)
@@ -99,7 +103,7 @@ def test_gradients_that_are_finite_at_no_scale_end_the_run_in_one_line() -> None
     game.factors = [float("nan")] * 100
     before = game.weights()
     with pytest.raises(FedwanError, match="not finite at any loss scale.*bf16-mixed") as caught:
-        game.step()
+        game.once()
     assert "\n" not in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(before, game.weights(), strict=True))
 
@@ -108,7 +112,7 @@ def test_each_networks_gradient_is_clipped_by_its_own_norm_after_unscaling() -> 
     game = Game(SiteConfig("16-mixed"), InnerConfig("sgd", lr=1.0, beta1=0.0, clip_norm=1e-3))
     game.config.inner["second"].clip_norm = 1e-2
     before = game.weights()
-    game.step()
+    game.once()
     moved = [a - b for a, b in zip(before, game.weights(), strict=True)]
     norms = [
         float(torch.cat([m.flatten() for m in part]).norm()) for part in (moved[:2], moved[2:])
@@ -122,7 +126,7 @@ def test_gradients_are_accumulated_where_hooks_of_ddp_see_them() -> None:
     accumulation = weight.expand_as(weight).grad_fn.next_functions[0][0]  # as DDP finds it
     seen: list[int] = []
     accumulation.register_hook(lambda *_: seen.append(1))
-    game.step()
+    game.once()
     assert len(seen) == 2
 
 
@@ -130,6 +134,6 @@ def test_frozen_parameters_get_no_gradient_and_stay() -> None:
     game = Game()
     game.networks["first"].weight.requires_grad_(False)  # type: ignore[operator, union-attr]
     before = game.weights()
-    game.step()
+    game.once()
     moved = [not torch.equal(a, b) for a, b in zip(before, game.weights(), strict=True)]
     assert moved == [False, True, True, True] and len(game.reduced[0]["first"]) == 1

@@ -11,8 +11,6 @@ from torch import Tensor
 from fedwan.workloads.flow import (
     EulerSolver,
     Phases,
-    balanced_labels,
-    consistency_loss,
     draw_sigma,
     flow_sigmas,
     guide,
@@ -88,15 +86,6 @@ def test_a_constant_velocity_is_followed_exactly(num_timesteps: int, num_steps: 
     assert torch.equal(NOISE, before) and not samples.requires_grad
 
 
-@pytest.mark.parametrize("num", [0, 7, 25, 1200])
-def test_labels_to_sample_are_balanced_from_the_start(num: int) -> None:
-    labels = balanced_labels(num, 10, generator())
-    assert labels.shape == (num,) and labels.dtype == torch.int64
-    for end in range(10, num + 1, 10):
-        assert torch.equal(torch.bincount(labels[:end]), torch.full((10,), end // 10))
-    assert torch.equal(labels, balanced_labels(num, 10, generator()))
-
-
 @pytest.mark.parametrize("guidance", [0.0, 1.0, 7.5])
 def test_guidance_goes_from_the_null_class_to_the_label_and_beyond(guidance: float) -> None:
     x, sigma, labels = torch.randn(4, 2), torch.rand(4), torch.arange(4)
@@ -145,12 +134,3 @@ def test_noised_further_samples_are_as_if_noised_at_once(sigma: float, higher: f
     assert float(x.std()) == pytest.approx(higher, abs=0.01)
     if sigma == higher:
         torch.testing.assert_close(x, sigma * first + (1 - sigma) * 2.0)
-
-
-def test_the_loss_is_the_distance_and_is_smooth_where_there_is_none() -> None:
-    assert float(consistency_loss(torch.tensor([1.0, -2.0]), torch.zeros(2))) == pytest.approx(
-        1.5, abs=2e-3
-    )
-    same = torch.zeros(1, 2, requires_grad=True)
-    consistency_loss(same, torch.zeros(1, 2)).backward()
-    assert same.grad is not None and torch.equal(same.grad, torch.zeros(1, 2))

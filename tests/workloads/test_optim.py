@@ -10,11 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedwan.codecs import plain
-from fedwan.config import Config, InnerConfig
+from fedwan.config import InnerConfig
 from fedwan.optim_state import NamedOptimizers
-from fedwan.recipes import resolve_strategy
-from fedwan.state import Role, TensorSpec, layout_of
+from fedwan.state import layout_of
 from fedwan.workloads.optim import (
     Muon,
     begin_moments,
@@ -26,7 +24,6 @@ from fedwan.workloads.optim import (
     rate_at,
     set_rates,
 )
-from strategies import parameter_server
 from tests.support import TinyNetwork
 
 KINDS = [
@@ -141,20 +138,6 @@ def test_a_warm_up_ends_at_the_full_rate_and_other_networks_are_left_alone() -> 
     assert [optimizers[n].param_groups[0]["lr"] for n in "ab"] == [0.5, 9.0]
 
 
-def test_the_parameter_server_steps_with_the_run_s_rate() -> None:
-    """With SGD and a constant gradient the weights move by the sum of the rates."""
-    inner = {"g": InnerConfig("sgd", lr=1.0, beta1=0.0, schedule="linear")}
-    config = Config(strategy="parameter_server", sites=1, h=1, steps=10, inner=inner)
-    resolve_strategy(parameter_server, config, {"g": "regression"})
-    model = {"g/w": torch.zeros(1)}
-    layout = {"g/w": TensorSpec((1,), torch.float32, Role.PARAMETER)}
-    step = parameter_server.build(config).server_step(model, layout)
-    for run_step in range(10):
-        step.begin(run_step)
-        step.commit(plain(step.propose({"g/w": torch.ones(1)})))
-    assert model["g/w"].item() == pytest.approx(-sum(1 - step / 10 for step in range(10)))
-
-
 # Moments -----------------------------------------------------------------------------------------
 
 
@@ -192,9 +175,3 @@ def test_moments_of_zero_steps_lead_to_the_same_bits_and_are_tensors_of_the_layo
     assert {n: v.data_ptr() for n, v in moments().items()} == {
         n: v.data_ptr() for n, v in begun.items()
     }
-
-
-def test_roles_keep_averaged_squares_above_zero_and_count_steps_once() -> None:
-    moments = moment_layout(layout_of({"net": TinyNetwork(norm=False)}), {"net": KINDS[0]})
-    roles = {name.partition("|")[2]: spec.role for name, spec in moments.items()}
-    assert roles == {"exp_avg": Role.MEAN, "exp_avg_sq": Role.VARIANCE, "step": Role.COUNTER}
