@@ -229,7 +229,7 @@ class HostileLink(WrappedLink):
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         if header.kind == wire.UploadHeader.CONTRIBUTION:
-            layout = hub_of(self._inner).intake._codec_and_layout(_upload("", header))[1]
+            layout = hub_of(self._inner).intake._codec_and_layout(_upload("s3", header))[1]
             state = fp32().decode(payload, layout)
             state = {name: worse(value, layout[name].role) for name, value in state.items()}
             payload = encoded(state, layout)
