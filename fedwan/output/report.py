@@ -85,16 +85,14 @@ def _contents(run: _Run) -> dict[str, Any]:
 
 
 def _cards(run: _Run) -> list[tuple[str, str, str]]:
-    summary, total, sync = run.summary, run.board.total, run.board.sync_bytes()
-    wall_s = run.records[-1].t - run.records[0].t if run.records else 0.0
-    known = total if summary is None else summary
+    known, wall_s = run.summary or run.board.total, 0.0
+    if run.records:
+        wall_s = run.summary.wall_s if run.summary else run.records[-1].t - run.records[0].t
     up, down = known.bytes_up, known.bytes_down
+    sync = run.board.beside_sync(up + down) if run.summary else None
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
-    if summary is not None:
-        wall_s = summary.wall_s
-        if sync and up + down and summary.strategy != "sync":
-            times = f"{sync / (up + down):,.1f} times more"
-            fewer = f"synchronous training: {bytes_text(sync)}, {times}"
+    if sync:
+        fewer = f"synchronous training: {sync[0]}, {sync[1]}"
     step = min((row.step for row in run.sites.values()), default=0)
     happened = [event.event for event in run.events]
     return [
