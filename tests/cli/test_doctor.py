@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -34,6 +35,10 @@ def plane(tmp_path: Path, identities: Path) -> Iterator[DataPlane]:
         yield plane
 
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="tells of TCP what Linux tells")
+
+
+@linux
 def test_figures_advice_and_the_same_as_json(
     plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command
 ) -> None:
@@ -110,6 +115,7 @@ def test_a_listener_that_says_nothing_is_given_up(
     assert "answers, but not as a data plane" in text
 
 
+@linux
 def test_it_measures_as_the_run_is_configured_and_words_beat_its_file(
     plane: DataPlane, identities: Path, tmp_path: Path, fedwan: Command
 ) -> None:

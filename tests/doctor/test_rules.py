@@ -120,8 +120,7 @@ def test_a_healthy_run_has_no_finding() -> None:
 
 def test_one_odd_round_is_no_fault() -> None:
     for name, (bend, *_) in CASES.items():
-        once = at("s2", partial(_in_round, 5, bend))
-        assert told(once) == [], name
+        assert told(at("s2", partial(_in_round, 5, bend))) == [], name
 
 
 def test_points_on_different_sides_of_zero_are_no_wrong_range() -> None:

@@ -8,13 +8,7 @@ from torch import Tensor
 
 from fedwan.codecs import Codec, fp32, int4, topk2
 from fedwan.coordinator.merge import Merger
-from fedwan.doctor.sampling import (
-    Directions,
-    Sample,
-    Sampler,
-    agreement_of,
-    cosine_of,
-)
+from fedwan.doctor.sampling import Directions, Sample, Sampler, agreement_of, cosine_of
 from fedwan.state import Layout, Role, State
 from tests.support import spec
 
@@ -77,17 +71,13 @@ def test_agreement_is_one_for_the_same_and_one_over_sites_for_the_orthogonal() -
 
 
 def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
-    found = Directions().compare(
-        {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}},
-        {"g": vector(0, 0)},
-    )
+    samples = {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}}
+    found = Directions().compare(samples, {"g": vector(0, 0)})
     assert found["s1"]["cosines"]["g"] == pytest.approx(0.0)
     assert found["s3"]["cosines"]["g"] == pytest.approx(-(0.5**0.5))
     assert found["s1"]["agreement"] == found["s3"]["agreement"]
     assert found["s1"]["backward"] == {}
-
-
-def test_one_site_alone_is_compared_with_nobody() -> None:
+    # One site alone is compared with nobody.
     found = Directions().compare({"s1": {"g": vector(1, 0)}}, {"g": vector(0, 0)})
     assert found["s1"] == {"cosines": {}, "agreement": {}, "backward": {}}
 

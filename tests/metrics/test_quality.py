@@ -32,16 +32,13 @@ CENTRES, SIGMA = RING.mixture()
 ALL = torch.cartesian_prod(*[torch.arange(10)] * 3)
 
 
-def test_real_points_hit_all_eight_modes() -> None:
+def test_real_points_hit_all_eight_modes_and_a_collapsed_generator_one() -> None:
     found = count_modes(RING.load()[1].x, CENTRES, SIGMA)
     assert found["modes"] == 8
     assert found["good"] == pytest.approx(0.989, abs=0.01)
     assert found["histogram"] == pytest.approx([0.125] * 8)
-
-
-def test_a_collapsed_generator_hits_one_and_a_stray_sample_finds_no_other() -> None:
-    points = torch.cat([CENTRES[3].repeat(999, 1), CENTRES[1:2]])
-    found = count_modes(points, CENTRES, SIGMA)
+    # A stray sample finds no other.
+    found = count_modes(torch.cat([CENTRES[3].repeat(999, 1), CENTRES[1:2]]), CENTRES, SIGMA)
     assert (found["modes"], found["good"], found["histogram"][3]) == (1, 1.0, 0.999)
 
 
@@ -131,7 +128,7 @@ def real_samples(name: str, seed: int) -> tuple[Batch, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "factor"), [("digits", 1.4), ("ring8", 6), ("grid25", 6), ("stacked_digits", 1.4)]
+    ("name", "factor"), [("digits", 1.4), ("ring8", 6), ("stacked_digits", 1.4)]
 )
 def test_a_perfect_generator_stands_at_the_floor(name: str, factor: float) -> None:
     quality = measure_quality(name, *real_samples(name, seed=1))
@@ -215,14 +212,12 @@ def targets() -> Tensor:
     return find_source("photo_edges").load()[1].x[:, 1:]
 
 
-def test_who_hits_every_target_stands_at_the_floor(targets: Tensor) -> None:
+def test_who_hits_every_target_stands_at_the_floor_and_blurred_or_grey_images_far_from_it(
+    targets: Tensor,
+) -> None:
     quality = measure_translation(targets, targets.clone())
-    assert quality["fd"] == pytest.approx(quality["fd_floor"])
+    assert 0 < quality["fd"] == pytest.approx(quality["fd_floor"])
     assert quality["l1"] == 0
-    assert quality["fd"] > 0
-
-
-def test_blurred_grey_and_constant_images_stand_far_from_it(targets: Tensor) -> None:
     blurred = torch.nn.functional.avg_pool2d(targets, 5, stride=1, padding=2)
     grey = targets.mean(dim=1, keepdim=True).expand_as(targets)
     constant = targets.mean(dim=(0, 2, 3), keepdim=True).expand_as(targets)
