@@ -133,13 +133,7 @@ def table_lines(predictions: Sequence[Prediction], question: Question, most: int
 def _cells(prediction: Prediction, question: Question) -> list[str]:
     row = row_of(prediction, question)
     hourly = prediction.bytes_per_step / question.step_s * prediction.utilisation * 3600
-    cells = [
-        row["codec"] + ("" if row["is_shown"] else _UNTRUSTED),
-        str(row["h"]),
-        str(row["fragments"]),
-        str(row["tau"] or "–"),
-        f"{prediction.utilisation:.1%}",
-        bytes_text(hourly),
-        duration_text(prediction.wall_s),
-    ]
+    codec = row["codec"] + ("" if row["is_shown"] else _UNTRUSTED)
+    cells = [codec, str(row["h"]), str(row["fragments"]), str(row["tau"] or "–")]
+    cells += [f"{prediction.utilisation:.1%}", bytes_text(hourly), duration_text(prediction.wall_s)]
     return cells + ([f"${row['usd']:,.2f}"] if question.usd_per_gb else [])
