@@ -27,10 +27,25 @@ Words = Annotated[
         "Settings, such as steps=600 h=20 outer.generator.lr=0.3; they beat the file.",
     ),
 ]
+FileAndWords = Annotated[
+    list[str] | None,
+    argument("[CONFIG.yaml] [KEY=VALUE]...", "The run's file, and settings that beat it."),
+]
 RunFolder = Annotated[Path, argument("RUN", "The run's folder.")]
 NewFolder = Annotated[Path, argument("DIR", "A new folder.")]
 IdentityFolder = Annotated[Path, option("--identity", "DIR", "The site's identity folder.")]
 JsonPath = Annotated[Path | None, option("--json", "PATH", "Write the same here.")]
+
+
+def file_and_words(given: list[str] | None) -> tuple[Path | None, list[str]]:
+    """CONFIG.yaml, which may be left out, and `key=value` words.
+
+    >>> file_and_words(["h=50", "steps=100"])
+    (None, ['h=50', 'steps=100'])
+    """
+    words = list(given or [])
+    has_file = words and ("=" not in words[0] or Path(words[0]).is_file())
+    return (Path(words.pop(0)) if has_file else None), words
 
 
 def has_sites_elsewhere(run: Path) -> bool:

@@ -13,13 +13,12 @@ from omegaconf import OmegaConf
 
 from fedwan import config as sections
 from fedwan._config_tree import keys_of, kind_at
-from fedwan.cli.arguments import Words, argument
+from fedwan.cli.arguments import FileAndWords, file_and_words
 from fedwan.config import Config
 
 
 def config(
-    config_path: Annotated[str | None, argument("[CONFIG.yaml]")] = None,
-    words: Words = None,
+    words: FileAndWords = None,
     every: Annotated[
         bool, typer.Option("--list", help="Every key, with its type, default and meaning.")
     ] = False,
@@ -37,9 +36,8 @@ def config(
         typer.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))
         return
     from fedwan.app import load_run
-    from fedwan.cli.run import path_and_words
 
-    resolved = OmegaConf.structured(load_run(*path_and_words(config_path, words)))
+    resolved = OmegaConf.structured(load_run(*file_and_words(words)))
     text = json.dumps(OmegaConf.to_container(resolved), indent=2) + "\n"
     typer.echo(text if as_json else OmegaConf.to_yaml(resolved), nl=False)
 

@@ -13,7 +13,7 @@ import typer
 from omegaconf import OmegaConf
 
 from fedwan._config_tree import Tree, check_address, leaves_of, overlay, parse_words, read_yaml
-from fedwan.cli.arguments import JsonPath, argument, option, write_option
+from fedwan.cli.arguments import FileAndWords, JsonPath, file_and_words, option, write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
@@ -59,13 +59,7 @@ class PlanConfig(Config):
 
 
 def plan(
-    words: Annotated[
-        list[str] | None,
-        argument(
-            "[CONFIG.yaml] [KEY=VALUE]...",
-            "A run's settings, or params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 …",
-        ),
-    ] = None,
+    words: FileAndWords = None,
     link: Annotated[
         str,
         option(
@@ -87,12 +81,12 @@ def plan(
 ) -> None:
     """Predict utilisation, bytes, time and cost on a link, and recommend a setting.
 
-    With CONFIG.yaml, model size and step time come from a few seconds of its workload here.
+    With CONFIG.yaml, model size and step time come from a few seconds of its workload here;
+    without it words tell: params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 link.rtt_ms=100
 
     Words that name a strategy, h, codec.* or stream.* settle it; everything else is compared.
     """
-    given = list(words or [])
-    path = Path(given.pop(0)) if given and "=" not in given[0] else None
+    path, given = file_and_words(words)
     config, named = _read_settings(path, given, link)
     for name, target in (("--json", json_path), ("--yaml", yaml_path)):
         write_option(name, target)  # told before the work, not after it
