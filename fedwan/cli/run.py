@@ -25,12 +25,11 @@ from fedwan.cli.arguments import (
     option,
     resuming,
 )
-from fedwan.config import Config, load
+from fedwan.config import Config
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
-from fedwan.output.board import board_of
+from fedwan.output.board import read_run
 from fedwan.output.live import watch
-from fedwan.output.records import read_records
 from fedwan.output.summary import read_summary, render_summary
 
 RunServices = Callable[..., None]
@@ -249,7 +248,7 @@ def start(config: Config, services: RunServices) -> None:
         make_folder("out", out, 0o700)  # no other user may look into it
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")
-    board = board_of(load(out / "config.yaml"), read_records(out))
+    board, _ = read_run(out)
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     console.print(render_summary(summary, board, short))
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from fedwan.config import Config, site_names
-from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
+from fedwan.config import Config, load, site_names
+from fedwan.errors import ConfigError
+from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
 from fedwan.output.units import bytes_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
@@ -191,9 +193,13 @@ class Board:
         return bytes_text(sync), f"{times} times more"
 
 
-def board_of(config: Config, records: Iterable[Record]) -> Board:
-    """A run's state after all of its records."""
-    board = Board(config)
+def read_run(out: Path) -> tuple[Board, list[Record]]:
+    """A run's state after all of its records, and these, from its folder."""
+    if not (out / "config.yaml").is_file():
+        raise ConfigError(
+            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
+        )
+    board, records = Board(load(out / "config.yaml")), read_records(out)
     for record in records:
         board.take(record)
-    return board
+    return board, records

@@ -11,12 +11,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedwan.config import load
-from fedwan.errors import ConfigError
 from fedwan.files import replace_text
-from fedwan.output.board import SiteRow, board_of
+from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
-from fedwan.output.records import EventRecord, QualityRecord, RoundRecord, read_records
+from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
 from fedwan.output.summary import read_summary
 from fedwan.output.units import (
     bytes_text,
@@ -48,18 +46,13 @@ class _Run:
     """What is known of a run."""
 
     def __init__(self, out: Path) -> None:
-        if not (out / "config.yaml").is_file():
-            raise ConfigError(
-                f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
-            )
+        self.board, self.records = read_run(out)
         path = out / "summary.json"
-        self.out, self.config = out, load(out / "config.yaml")
+        self.out, self.config = out, self.board.config
         self.summary = read_summary(path) if path.exists() else None
-        self.records = read_records(out)
         self.rounds = [r for r in self.records if isinstance(r, RoundRecord)]
         self.qualities = [r for r in self.records if isinstance(r, QualityRecord)]
         self.events = [r for r in self.records if isinstance(r, EventRecord)]
-        self.board = board_of(self.config, self.records)
         rows = sorted(self.board.sites.items())
         self.sites = {name: row for name, row in rows if row.versions}
 

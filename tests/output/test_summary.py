@@ -13,7 +13,7 @@ from rich.console import Console
 
 from fedwan.config import Config
 from fedwan.errors import ConfigError
-from fedwan.output.board import board_of
+from fedwan.output.board import Board
 from fedwan.output.records import EventRecord, QualityRecord, Record
 from fedwan.output.summary import Summary, read_summary, render_summary, write_summary
 from tests.output.runs import event
@@ -38,7 +38,10 @@ RECORDS: list[Record] = [
 
 def shown(summary: Summary, records: list[Record]) -> str:
     console = Console(width=100, record=True, file=io.StringIO())
-    console.print(render_summary(summary, board_of(CONFIG, records), Path("runs/demo")))
+    board = Board(CONFIG)
+    for record in records:
+        board.take(record)
+    console.print(render_summary(summary, board, Path("runs/demo")))
     return console.export_text()
 
 
