@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -19,8 +18,7 @@ from fedwan.metrics.quality import (
     LEAST_PAIRS,
     count_modes,
     count_stacked_modes,
-    density_coverage,
-    precision_recall,
+    neighbours,
     radii_of,
     see,
 )
@@ -78,21 +76,6 @@ RIGHT = RIGHT + 100
 BOTH = torch.cat([LEFT, RIGHT])
 
 
-class Found(NamedTuple):
-    precision: float
-    recall: float
-    density: float
-    coverage: float
-
-
-def judge(real: Tensor, generated: Tensor, span: int = 3, ball: int = 5) -> Found:
-    distances = torch.cdist(generated, real)
-    near = radii_of(real, max(span, ball))
-    spans = near[:, span - 1], radii_of(generated, span)[:, -1]
-    balls = density_coverage(distances, near[:, ball - 1], ball)
-    return Found(*precision_recall(distances, *spans), *balls)
-
-
 def test_radii_are_to_the_nearest_others_in_order_and_a_twin_is_one() -> None:
     assert radii_of(torch.tensor([[0.0], [1.0], [4.0], [6.0]]), 2).tolist() == [
         *([1, 4], [1, 3], [2, 3], [2, 5])
@@ -102,17 +85,18 @@ def test_radii_are_to_the_nearest_others_in_order_and_a_twin_is_one() -> None:
 
 
 def test_a_generator_that_drops_half_the_modes_recalls_and_covers_half() -> None:
-    found = judge(BOTH, torch.cat([LEFT_AGAIN, LEFT]))
-    assert found.precision > 0.8
-    assert found.recall == pytest.approx(0.5, abs=0.05)
-    assert found.coverage == pytest.approx(0.5, abs=0.03)
+    found = neighbours(BOTH, torch.cat([LEFT_AGAIN, LEFT]))
+    assert found["precision"] > 0.8
+    assert found["recall"] == pytest.approx(0.5, abs=0.05)
+    assert found["coverage"] == pytest.approx(0.5, abs=0.03)
 
 
 def test_values_follow_the_definition_on_a_line() -> None:
     real, generated = (torch.tensor(x)[:, None] for x in ([0.0, 1.0, 3.0, 10.0], [0.5, 20.0]))
-    # With one neighbour radii are 1, 1, 2 and 7; 0.5 lies in the first two balls, 20 in none.
-    found = judge(real, generated, span=1, ball=1)
-    assert (found.precision, found.density, found.coverage) == (0.5, 1.0, 0.5)
+    # With one neighbour real radii are 1, 1, 2 and 7; 0.5 lies in the first two balls, 20 in none.
+    # Generated ones are 19.5: the ball of 0.5 holds all, that of 20 the last alone.
+    expected = {"precision": 0.5, "recall": 1.0, "density": 1.0, "coverage": 0.5}
+    assert neighbours(real, generated, span=1, ball=1) == expected
 
 
 FLOORED = {"fd", "kid", "precision", "recall", "density", "coverage"}
