@@ -81,8 +81,9 @@ def plan(
 ) -> None:
     """Predict utilisation, bytes, time and cost on a link, and recommend a setting.
 
-    With CONFIG.yaml, model size and step time come from a few seconds of its workload here;
-    without it words tell: params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 link.rtt_ms=100
+    With CONFIG.yaml, model size and step time come from a few seconds of its workload here.
+
+    Without it words tell: params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 link.rtt_ms=100
 
     Words that name a strategy, h, codec.* or stream.* settle it; everything else is compared.
     """

@@ -20,12 +20,11 @@ _UNTRUSTED = "*"
 def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
     """Best first; without those that would stop, or whose H is larger than it must be."""
     least_h: dict[tuple[str, str], int] = {}  # that is enough, by strategy and codecs
-    for p in predictions:
-        h = p.candidate.strategy.h
+    for p in sorted(predictions, key=lambda p: p.candidate.strategy.h):
         if p.utilisation >= ENOUGH and "h" not in question.named:
-            least_h[p.family] = min(h, least_h.get(p.family, h))
-    running = [p for p in predictions if not p.stopped]
-    kept = [p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf)]
+            least_h.setdefault(p.family, p.candidate.strategy.h)
+    running = (p for p in predictions if not p.stopped)
+    kept = (p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf))
     return sorted(kept, key=lambda p: _order(p, question))
 
 

@@ -46,10 +46,9 @@ class Course:
 
     def utilisation(self, steps_s: float, first: int, last: int) -> float:
         """Share of the time in which sites compute, H steps `steps_s`, between two rounds."""
-        passed = [marks[first : last + 1] for marks in self.marks]
         return statistics.mean(
             (len(marks) - 1) * steps_s / (marks[-1] - marks[0]) if marks[1:] else math.nan
-            for marks in passed
+            for marks in (marks[first : last + 1] for marks in self.marks)
         )
 
 

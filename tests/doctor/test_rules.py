@@ -162,10 +162,10 @@ def by_round(name: str, value: Callable[[int], float]) -> Bend:
 
 
 def test_losses_that_grow_everywhere_are_the_runs() -> None:
-    (finding,) = told(
-        lambda record: scaled("generator", loss=3.0 ** max(0, record.version - 5))(record),
-        rounds=12,
-    )
+    def bend(record: RoundRecord) -> RoundRecord:
+        return scaled("generator", loss=3.0 ** max(0, record.version - 5))(record)
+
+    (finding,) = told(bend, rounds=12)
     assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
 
 

@@ -27,26 +27,16 @@ def state(seed: int = 0) -> State:
     return {n: torch.randn(s.shape, generator=generator) for n, s in LAYOUT.items()}
 
 
-def sample_of(value: State, codec: Codec) -> Sample:
-    payload, _ = codec.encode(value, {}, LAYOUT)
-    into: Sample = {}
-    assert [name for name, _ in Sampler(LAYOUT).tap(codec.read_each(payload, LAYOUT), into)]
-    return into
-
-
 @pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
-def test_a_coded_sample_is_the_plain_sample_of_what_is_decoded(codec: Codec) -> None:
+def test_a_coded_sample_is_that_of_what_is_decoded_and_changes_no_bit_of_what_is_merged(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     payload, _ = codec.encode(state(), {}, LAYOUT)
-    expected = Sampler(LAYOUT).of(codec.decode(payload, LAYOUT))
-    found = sample_of(state(), codec)
+    expected, found = Sampler(LAYOUT).of(codec.decode(payload, LAYOUT)), Sample()
+    assert [name for name, _ in Sampler(LAYOUT).tap(codec.read_each(payload, LAYOUT), found)]
     assert found.keys() == expected.keys() == {"d", "g"}
     assert all(torch.equal(found[network], expected[network]) for network in expected)
 
-
-@pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
-def test_sampling_changes_no_bit_of_what_is_merged(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def merged() -> State:
         merger = Merger(LAYOUT)
         for seed in (1, 2, 3):
