@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +29,25 @@ Words = Annotated[
         "Settings, such as steps=600 h=20 outer.generator.lr=0.3; they beat the file.",
     ),
 ]
+FileAndWords = Annotated[
+    list[str] | None,
+    argument("[CONFIG.yaml] [KEY=VALUE]...", "The run's file, and settings that beat it."),
+]
 RunFolder = Annotated[Path, argument("RUN", "The run's folder.")]
 NewFolder = Annotated[Path, argument("DIR", "A new folder.")]
 IdentityFolder = Annotated[Path, option("--identity", "DIR", "The site's identity folder.")]
 JsonPath = Annotated[Path | None, option("--json", "PATH", "Write the same here.")]
+
+
+def file_and_words(given: list[str] | None) -> tuple[Path | None, list[str]]:
+    """CONFIG.yaml, which may be left out, and `key=value` words.
+
+    >>> file_and_words(["h=50", "steps=100"])
+    (None, ['h=50', 'steps=100'])
+    """
+    words = list(given or [])
+    has_file = words and ("=" not in words[0] or Path(words[0]).is_file())
+    return (Path(words.pop(0)) if has_file else None), words
 
 
 def has_sites_elsewhere(run: Path) -> bool:
@@ -48,22 +65,23 @@ def resuming(run: Path) -> str:
 
 def write_option(option: str, path: Path | None, text: str = "") -> None:
     """Write the file that an option names; without a text, only see that it can be written."""
-    if path is None:
-        return
-    try:
-        with path.open("w" if text else "a") as file:
+    if path is not None:
+        with _named(option, path, "written"), path.open("w" if text else "a") as file:
             file.write(text)
-    except OSError as error:
-        raise ConfigError(
-            f"{option} = {str(path)!r} cannot be written ({error.strerror}); choose another path"
-        ) from None
 
 
 def make_folder(key: str, folder: Path, mode: int = 0o777) -> None:
     """Make the folder that a key names, unless it is there."""
-    try:
+    with _named(key, folder, "made"):
         folder.mkdir(mode, parents=True, exist_ok=True)
+
+
+@contextmanager
+def _named(key: str, path: Path, what: str) -> Iterator[None]:
+    """Tell an `OSError` as a mistake in what names the path."""
+    try:
+        yield
     except OSError as error:
         raise ConfigError(
-            f"{key} = {str(folder)!r} cannot be made ({error.strerror}); give a folder that can"
+            f"{key} = {str(path)!r} cannot be {what} ({error.strerror}); choose another path"
         ) from None

@@ -9,16 +9,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from omegaconf import OmegaConf
 
 from fedwan import config as sections
 from fedwan._config_tree import keys_of, kind_at
-from fedwan.cli.arguments import Words, argument
+from fedwan.cli.arguments import FileAndWords, file_and_words
 from fedwan.config import Config
 
 
 def config(
-    config_path: Annotated[str | None, argument("[CONFIG.yaml]")] = None,
-    words: Words = None,
+    words: FileAndWords = None,
     every: Annotated[
         bool, typer.Option("--list", help="Every key, with its type, default and meaning.")
     ] = False,
@@ -32,21 +32,14 @@ def config(
     """
     if every:
         rows = settings()
-        if as_json:
-            typer.echo(json.dumps(rows, indent=2))
-        for row in [] if as_json else rows:
-            typer.echo(f"{row['key']} ({row['type']}, {row['default']!r})\n    {row['meaning']}")
+        lines = [f"{x['key']} ({x['type']}, {x['default']!r})\n    {x['meaning']}" for x in rows]
+        typer.echo(json.dumps(rows, indent=2) if as_json else "\n".join(lines))
         return
-    from omegaconf import OmegaConf
-
     from fedwan.app import load_run
-    from fedwan.cli.run import path_and_words
 
-    resolved = OmegaConf.structured(load_run(*path_and_words(config_path, words)))
-    if as_json:
-        typer.echo(json.dumps(OmegaConf.to_container(resolved), indent=2))
-    else:
-        typer.echo(OmegaConf.to_yaml(resolved), nl=False)
+    resolved = OmegaConf.structured(load_run(*file_and_words(words)))
+    text = json.dumps(OmegaConf.to_container(resolved), indent=2) + "\n"
+    typer.echo(text if as_json else OmegaConf.to_yaml(resolved), nl=False)
 
 
 def settings() -> list[dict[str, Any]]:
@@ -59,8 +52,8 @@ def settings() -> list[dict[str, Any]]:
     for key in keys_of(Config):
         head, _, leaf = key.rpartition(".")
         section = kind_at(Config, head)
-        choices = section.__dataclass_fields__[leaf].metadata.get("choices")
-        kind = "|".join(choices) if choices else inspect.get_annotations(section)[leaf]
+        field = section.__dataclass_fields__[leaf]
+        kind = "|".join(field.metadata.get("choices", ())) or field.type
         default, meaning = getattr(section(), leaf), meanings[section.__name__, leaf]
         rows.append({"key": key, "type": str(kind), "default": default, "meaning": meaning})
     return rows

@@ -73,45 +73,33 @@ def run(
     is 0: it is advice.
     """
     from fedwan.doctor.diagnosis import diagnose
-    from fedwan.output.board import board_of
-    from fedwan.output.records import RoundRecord, read_records
+    from fedwan.output.board import read_run
 
-    if not (run_dir / "config.yaml").is_file():
-        raise ConfigError(
-            f"{str(run_dir)!r} holds no run (no config.yaml); give the folder that out= named, "
-            "or `fedwan doctor link HOST:PORT` for its link"
-        )
-    records = read_records(run_dir)
+    board, records = read_run(run_dir)
     findings = list(diagnose(records))
     found = json.dumps([finding._asdict() for finding in findings], indent=2)
     write_option("--json", json_path, f"{found}\n")
-    board = board_of(load(run_dir / "config.yaml"), records)
-    num_rounds = board.version
-    has_figures = any(r.figures for r in records if isinstance(r, RoundRecord))
-    typer.echo(f"{run_dir}: {_headline(board, has_figures)}\n")
+    typer.echo(f"{run_dir}: {_headline(board)}\n")
     warnings = [finding for finding in findings if finding.is_warning]
     if not warnings:
         early = f"too early to tell: that takes {LEAST_ROUNDS} rounds or more"
-        typer.echo(early if num_rounds < LEAST_ROUNDS else "nothing to mend")
+        typer.echo(early if board.version < LEAST_ROUNDS else "nothing to mend")
     for finding in sorted(findings, key=lambda finding: not finding.is_warning):
         typer.echo("\n".join(_text(finding)))
-    if strict and (warnings or not num_rounds):
+    if strict and (warnings or not board.version):
         raise typer.Exit(1)
 
 
-def _headline(board: Board, has_figures: bool) -> str:
+def _headline(board: Board) -> str:
     from fedwan.doctor.chart import FEWEST_OTHERS
 
     if not board.version:
         return "no round yet"
     num_sites = sum(bool(row.versions) for row in board.sites.values())
     done = "done" if board.is_done else "not finished"
+    few = "; sites are compared with each other from three sites on"
     text = f"{board.version} rounds, {sites_text(num_sites)}, {done}"
-    if num_sites <= FEWEST_OTHERS:
-        text += "; sites are compared with each other from three sites on"
-    elif not has_figures:
-        text += "; its sites told no figures of data and rates, as earlier versions do not"
-    return text
+    return text + (few if num_sites <= FEWEST_OTHERS else "")
 
 
 def _text(finding: Finding) -> Iterator[str]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedwan.cli.arguments import RunFolder, argument, resuming
-from fedwan.config import load
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError
 from fedwan.output.units import aligned, bytes_text, duration_text
@@ -76,14 +75,12 @@ def _print_sites(rows: list[dict[str, Any]]) -> None:
 
 def _of_files(run: Path) -> dict[str, Any]:
     """Where a run stands whose coordinator does not run."""
-    from fedwan.output.board import board_of
-    from fedwan.output.records import read_records
+    from fedwan.output.board import read_run
 
-    config = load(run / "config.yaml")
-    h, step = max(1, config.h), board_of(config, read_records(run)).step
-    text = f"no coordinator runs for {run}; {_mend(run)}"
-    found = {"is_running": False, "version": step // h, "versions": config.steps // h, "text": text}
-    return found | {"waits_for": [], "sites": []}
+    board, _ = read_run(run)
+    h, text = max(1, board.config.h), f"no coordinator runs for {run}; {_mend(run)}"
+    versions = {"version": board.step // h, "versions": board.config.steps // h}
+    return {"is_running": False, **versions, "text": text, "waits_for": [], "sites": []}
 
 
 def _mend(run: Path) -> str:

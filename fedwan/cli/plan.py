@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from omegaconf import OmegaConf
 
-from fedwan._config_tree import Tree, check_address, overlay, parse_words, read_yaml
-from fedwan.cli.arguments import JsonPath, argument, option, write_option
+from fedwan._config_tree import Tree, check_address, leaves_of, overlay, parse_words, read_yaml
+from fedwan.cli.arguments import FileAndWords, JsonPath, file_and_words, option, write_option
 from fedwan.config import Config, LinkConfig, merge
 from fedwan.errors import ConfigError
 from fedwan.output.units import sites_text
@@ -59,13 +59,7 @@ class PlanConfig(Config):
 
 
 def plan(
-    words: Annotated[
-        list[str] | None,
-        argument(
-            "[CONFIG.yaml] [KEY=VALUE]...",
-            "A run's settings, or params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 …",
-        ),
-    ] = None,
+    words: FileAndWords = None,
     link: Annotated[
         str,
         option(
@@ -89,10 +83,11 @@ def plan(
 
     With CONFIG.yaml, model size and step time come from a few seconds of its workload here.
 
+    Without it words tell: params=57.2e6 step_s=0.1 sites=4 link.rate_mbit=100 link.rtt_ms=100
+
     Words that name a strategy, h, codec.* or stream.* settle it; everything else is compared.
     """
-    given = list(words or [])
-    path = Path(given.pop(0)) if given and "=" not in given[0] else None
+    path, given = file_and_words(words)
     config, named = _read_settings(path, given, link)
     for name, target in (("--json", json_path), ("--yaml", yaml_path)):
         write_option(name, target)  # told before the work, not after it
@@ -111,9 +106,7 @@ def plan(
             f"{config.round.patience_s:g} allows; raise it"
         )
     typer.echo(f"{_heading(question)}\n")
-    for line in table_lines(ranked, question, most=0 if is_all else SHOWN):
-        typer.echo(line)
-    typer.echo()
+    typer.echo("\n".join(table_lines(ranked, question, most=0 if is_all else SHOWN)) + "\n")
     if own is not None:
         typer.echo(f"as configured: {summary_of(predict(own, question, cache))}")
     typer.echo(f"advice: {why(ranked, question)}")
@@ -134,7 +127,7 @@ def _read_settings(
     config = overlay(PlanConfig(), compared, tree)
     # 0 leaves these to the strategy, as if they had not been named.
     is_open = {"h": not config.h, "stream.fragments": not config.stream.fragments}
-    named = frozenset(key for key in _leaves(tree) if not is_open.get(key))
+    named = frozenset(key for key, _ in leaves_of(tree) if not is_open.get(key))
     _run_config(config)  # ranges
     faults = Faults()
     faults.add(_contradictions(path, config, named, link))
@@ -182,15 +175,6 @@ def _run_config(config: PlanConfig) -> Config:
     return merge(Config(**{field.name: getattr(config, field.name) for field in fields(Config)}))
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted keys of nested values."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
 def _ask(
     path: Path | None, config: PlanConfig, named: frozenset[str], link: WireLink
 ) -> tuple[Question, Candidate | None]:
@@ -209,9 +193,9 @@ def _ask(
     from fedwan.workloads.settings import networks_of
 
     run, costs = _run_config(config), Costs(packs=link.packs())
+    rest = config.step_s, link, run.steps or DEFAULT_STEPS, config.usd_per_gb, costs
     if path is None:
-        layout, steps = synthetic_layout(round(config.params)), run.steps or DEFAULT_STEPS
-        rest = config.step_s, link, steps, config.usd_per_gb, costs
+        layout = synthetic_layout(round(config.params))
         return Question(run, named, {NETWORK: "regression"}, layout, *rest), None
     run = resolve_workload(run)
     if run.threads:
@@ -221,8 +205,7 @@ def _ask(
     built = merge(run, {"strategy": Config().strategy}) if run.strategy == ALL else run
     workload, networks = recipe.build(built, choose_device(run.device)), networks_of(recipe, run)
     layout = travelling(run, workload)
-    rest = config.step_s, link, run.steps, config.usd_per_gb, costs
-    question = Question(run, named, networks, layout, *rest)
+    question = replace(Question(run, named, networks, layout, *rest), num_steps=run.steps)
     candidates(question)
     own = candidates(_settled(path, question))[0]
     costs = replace(costs, codecs=coding_costs(layout))
@@ -234,13 +217,15 @@ def _settled(path: Path, question: Question) -> Question:
     """The same with nothing open that the file settles."""
     tree = {key: value for key, value in read_yaml(path).items() if key in COMPARED}
     tree.setdefault("strategy", Config().strategy)
-    named = question.named | set(_leaves(tree)) | {"strategy", "h", "codec.up", "codec.down"}
-    return replace(question, config=merge(question.config, tree), named=frozenset(named))
+    named = question.named | {key for key, _ in leaves_of(tree)}
+    named |= {"strategy", "h", "codec.up", "codec.down"}
+    return replace(question, config=merge(question.config, tree), named=named)
 
 
 def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
     """As measured, now or before, or as the settings describe it."""
     from fedwan.link.measure import measure, read_measurement
+    from fedwan.link.tls import Identity
     from fedwan.planner.links import measured_link, modelled_link
 
     if not link:
@@ -254,8 +239,6 @@ def _link(link: str, identity: Path | None, run: LinkConfig) -> WireLink:
     check_address("--link", link)
     if identity is None:
         raise ConfigError(f"--link {link} is measured with a site's identity; add --identity DIR")
-    from fedwan.link.tls import Identity
-
     return measured_link(measure(link, Identity.load(identity), run))
 
 

@@ -36,23 +36,19 @@ def verify(run: RunFolder, json_path: JsonPath = None) -> None:
     found = walk(run)
     write_option("--json", json_path, json.dumps(found, indent=2) + "\n")
     versions, saved = (" ".join(map(str, found[name] or ())) for name in ("versions", "checkpoint"))
-    counts = (f"{count} {event}" for event, count in sorted(found["events"].items()))
-    for name, text in (
-        (
-            "journal",
-            f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
-        ),
-        (
-            "versions",
-            f"{versions or 'none'}, from {found['contributions']} contributions, none merged twice",
-        ),
-        ("events", ", ".join(counts)),
-        ("checkpoint", f"{saved}, with the weights that the journal tells of" if saved else "none"),
-        ("end", "the run is done" if found["is_done"] else "the run is not done"),
-    ):
-        typer.echo(f"{name:<10}  {text}")
+    merged = f"from {found['contributions']} contributions, none merged twice"
+    events = (f"{count} {event}" for event, count in sorted(found["events"].items()))
+    rows = {
+        "journal": f"{found['lines']} lines, each follows on the last; hash {found['hash']}",
+        "versions": f"{versions or 'none'}, {merged}",
+        "events": ", ".join(events),
+        "checkpoint": f"{saved}, with the weights that the journal tells of" if saved else "none",
+        "end": "the run is done" if found["is_done"] else "the run is not done",
+    }
     if found["torn_bytes"]:
-        typer.echo(f"{'note':<10}  {found['torn_bytes']} bytes at the end are no whole line yet")
+        rows["note"] = f"{found['torn_bytes']} bytes at the end are no whole line yet"
+    for name, text in rows.items():
+        typer.echo(f"{name:<10}  {text}")
 
 
 def sample(

@@ -16,19 +16,20 @@ import typer
 from rich.console import Console
 
 from fedwan.cli.arguments import (
+    FileAndWords,
     Words,
     argument,
+    file_and_words,
     has_sites_elsewhere,
     make_folder,
     option,
     resuming,
 )
-from fedwan.config import Config, load
+from fedwan.config import Config
 from fedwan.errors import ConfigError, RunStopped
 from fedwan.flower.processes import stop_on_sigterm
-from fedwan.output.board import board_of
+from fedwan.output.board import read_run
 from fedwan.output.live import watch
-from fedwan.output.records import read_records
 from fedwan.output.summary import read_summary, render_summary
 
 RunServices = Callable[..., None]
@@ -47,8 +48,7 @@ Resume = Annotated[
 
 
 def run(
-    config_path: Annotated[str | None, argument("[CONFIG.yaml]")] = None,
-    words: Words = None,
+    words: FileAndWords = None,
     resume: Resume = False,
 ) -> None:
     """Train with a coordinator and all sites on this machine.
@@ -57,19 +57,7 @@ def run(
 
     A run that was stopped goes on with: fedwan run OUT/config.yaml --resume
     """
-    run_here(*path_and_words(config_path, words), resume=resume)
-
-
-def path_and_words(first: str | None, words: list[str] | None) -> tuple[Path | None, list[str]]:
-    """A command's arguments: CONFIG.yaml, which may be left out, and `key=value` words.
-
-    >>> path_and_words("h=50", ["steps=100"])
-    (None, ['h=50', 'steps=100'])
-    """
-    given = list(words or [])
-    if first is None or ("=" in first and not Path(first).is_file()):
-        return None, ([] if first is None else [first]) + given
-    return Path(first), given
+    run_here(*file_and_words(words), resume=resume)
 
 
 def demo(words: Words = None, resume: Resume = False) -> None:
@@ -185,20 +173,16 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
 
     Resuming takes the latest that holds a run, instead of the first that holds none.
     """
-    for word in reversed(words):
-        if word.startswith("out="):
-            return Path(word.removeprefix("out="))
-    folder, number = default, 1
-    latest: Path | None = None
-    while folder.exists() and (resume or holds_run(folder)):
-        latest = folder if holds_run(folder) else latest
-        number += 1
-        folder = default.with_name(f"{default.name}-{number}")
+    if named := [word.removeprefix("out=") for word in words if word.startswith("out=")]:
+        return Path(named[-1])
+    folders = [default]
+    while folders[-1].exists() and (resume or holds_run(folders[-1])):
+        folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
     if not resume:
-        return folder
-    if latest is None:
-        raise ConfigError(f"{str(default)!r} holds no run to go on with; leave --resume out")
-    return latest
+        return folders[-1]
+    if runs := [folder for folder in folders if holds_run(folder)]:
+        return runs[-1]
+    raise ConfigError(f"{str(default)!r} holds no run to go on with; leave --resume out")
 
 
 def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
@@ -264,7 +248,7 @@ def start(config: Config, services: RunServices) -> None:
         make_folder("out", out, 0o700)  # no other user may look into it
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")
-    board = board_of(load(out / "config.yaml"), read_records(out))
+    board, _ = read_run(out)
     short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     console.print(render_summary(summary, board, short))
 

@@ -28,8 +28,8 @@ class Chart:
         self.version = 0
         self._values: dict[str, dict[str, deque[float]]] = {}
         """By site and name."""
-        self._first: dict[str, dict[str, float]] = {}
-        """By name and site."""
+        self._first: dict[tuple[str, str], float] = {}
+        """By site and name."""
         self._norms: dict[int, dict[str, Mapping[str, float | None]]] = {}
         """Latest norms of each site, by fragment."""
         self._medians: dict[tuple[str, str, int], float | None] = {}
@@ -50,17 +50,20 @@ class Chart:
             values = self._values.setdefault(record.site, {})
             for name, value in self._named(record).items():
                 values.setdefault(name, deque(maxlen=PAST)).append(value)
-                self._first.setdefault(name, {}).setdefault(record.site, value)
+                self._first.setdefault((record.site, name), value)
 
     def _named(self, record: RoundRecord) -> dict[str, float]:
+        losses = {name: math.inf if x is None else x for name, x in record.losses.items()}
+        norms = {network: self._relative_norm(record, network) for network in record.norms}
+        of_networks: dict[str, Mapping[str, float | None]] = {
+            "loss": losses,
+            "norm": norms,
+            "cosine": record.cosines,
+        }
+        of_networks |= {"agreement": record.agreement, "backward": record.backward}
         named: dict[str, float | None] = {"staleness": float(record.staleness), **record.figures}
-        for name, loss in record.losses.items():
-            named[f"loss/{name}"] = math.inf if loss is None else loss
-        for network in record.norms:
-            named[f"norm/{network}"] = self._relative_norm(record, network)
-        for what in ("cosine", "agreement", "backward"):
-            values = getattr(record, "cosines" if what == "cosine" else what)
-            named |= {f"{what}/{network}": value for network, value in values.items()}
+        for what, values in of_networks.items():
+            named |= {f"{what}/{name}": value for name, value in values.items()}
         return {name: value for name, value in named.items() if value is not None}
 
     def _relative_norm(self, record: RoundRecord, network: str) -> float | None:
@@ -79,17 +82,17 @@ class Chart:
         return sorted({name.removeprefix(start) for start, name in pairs if name.startswith(start)})
 
     def past(self, site: str, name: str, rounds: int = PAST) -> list[float]:
-        """A site's latest values, oldest first."""
+        """A site's latest values, as many as are known, oldest first."""
         return list(self._values[site].get(name, ()))[-rounds:]
 
     def began(self, site: str, name: str) -> float:
         """The largest of the other sites' first values ever; 0 where there are none."""
-        firsts = self._first.get(name, {}).items()
-        return max((value for other, value in firsts if other != site), default=0.0)
+        others = ((other, name) for other in self._values if other != site)
+        return max((self._first[key] for key in others if key in self._first), default=0.0)
 
     def steady(self, site: str, name: str, rounds: int, over: int = 0) -> float | None:
         """Median of a site's last `over or rounds` values; None unless there are `rounds`."""
-        known = len(self._values[site].get(name, ()))
+        known = len(self.past(site, name))
         return self._median(site, name, over or rounds) if known >= rounds else None
 
     def typical(self, site: str, name: str, rounds: int) -> float | None:

@@ -54,29 +54,22 @@ class Doctor:
         self._chart.take(records)
         found: list[Finding] = []
         for site in dict.fromkeys(record.site for record in records):
-            found += self._of_site(site)
+            ranked = SITE_RULES[: self._rank.get(site, len(SITE_RULES))]
+            for rank, rule in enumerate(ranked, start=1):
+                if told := self._told_by(rule, site):
+                    self._rank[site] = rank
+                    found += told
+                    break
         if not self._rank:
             found += [finding for rule in RUN_RULES for finding in self._told_by(rule)]
-        new = []
-        for finding in found:
-            if finding[:3] not in self._told:
-                self._told.add(finding[:3])
-                new.append(finding)
-        return new
-
-    def _of_site(self, site: str) -> list[Finding]:
-        highest = self._rank.get(site, len(SITE_RULES) - 1)
-        for rank, rule in enumerate(SITE_RULES[: highest + 1]):
-            if found := self._told_by(rule, site):
-                self._rank[site] = rank
-                return found
-        return []
+        new = {finding[:3]: finding for finding in found if finding[:3] not in self._told}
+        self._told |= new.keys()
+        return list(new.values())
 
     def _told_by(self, rule: Rule, site: str | None = None) -> list[Finding]:
-        version, told = self._chart.version, rule.told(self._chart, site or "")
         return [
-            Finding(rule.kind, site, network, version, why, mend, rule.is_warning)
-            for network, why, mend in told
+            Finding(rule.kind, site, network, self._chart.version, why, mend, rule.is_warning)
+            for network, why, mend in rule.told(self._chart, site or "")
         ]
 
 
@@ -85,30 +78,31 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     doctor = Doctor()
     refused: set[str] = set()
     version = 0
-    for _, group in groupby(records, key=_round_of):
-        for record in (members := list(group)):
-            if isinstance(record, EventRecord) and record.site not in (None, *refused):
-                for finding in _of_event(record, version):
-                    refused.add(finding.site or "")
+    for round_, group in groupby(records, key=_round_of):
+        if round_ is not None:
+            version = max(version, round_[1])
+            yield from doctor.take([record for record in group if isinstance(record, RoundRecord)])
+            continue
+        for event in group:
+            if isinstance(event, EventRecord) and event.site and event.site not in refused:
+                if finding := _of_event(event, version):
+                    refused.add(event.site)
                     yield finding
-        rounds = [record for record in members if isinstance(record, RoundRecord)]
-        if rounds:
-            version = max(version, rounds[0].version)
-            yield from doctor.take(rounds)
 
 
 def _round_of(record: Record) -> tuple[int, int] | None:
     return (record.fragment, record.version) if isinstance(record, RoundRecord) else None
 
 
-def _of_event(event: EventRecord, version: int) -> Iterator[Finding]:
+def _of_event(event: EventRecord, version: int) -> Finding | None:
     """What the gate refused, and weights that differ at the end: told in the event itself."""
     why, _, mend = event.text.partition("; ")
     if event.event == "rejected":
-        yield Finding("refused", event.site, None, version + 1, why, mend or "see its log")
+        return Finding("refused", event.site, None, version + 1, why, mend or "see its log")
     if event.details.get("finding") == "different_weights":
         mend = "run the same app and library versions on the same kind of device at every site"
-        yield Finding("different_weights", event.site, None, version, event.text, mend)
+        return Finding("different_weights", event.site, None, version, event.text, mend)
+    return None
 
 
 class LiveDoctor:
@@ -119,27 +113,22 @@ class LiveDoctor:
 
     def look(self, rounds: Sequence[Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
         """Rows of events, one for each thing told for the first time, from the rows of rounds."""
+        if self._doctor is None:
+            return []
         findings: list[Finding] = []
         try:
             for rows in rounds:
-                if self._doctor is None:
-                    return []
                 records = [to_record({"t": 0.0, **finite(row)}) for row in rows]
                 findings += self._doctor.take([r for r in records if isinstance(r, RoundRecord)])
         except Exception:
             self._doctor = None
             _log.warning("the doctor failed and looks no more; training goes on", exc_info=True)
             return []
+        told = []
         for finding in findings:
-            level = logging.WARNING if finding.is_warning else logging.INFO
-            _log.log(level, "round %d: %s", finding.version, finding.text)
-        return [
-            finding._asdict()
-            | {
-                "kind": "event",
-                "event": "finding" if finding.is_warning else "note",
-                "text": f"round {finding.version}: {finding.text}",
-                "finding": finding.kind,
-            }
-            for finding in findings
-        ]
+            text = f"round {finding.version}: {finding.text}"
+            _log.log(logging.WARNING if finding.is_warning else logging.INFO, "%s", text)
+            event = "finding" if finding.is_warning else "note"
+            row = {"kind": "event", "event": event, "text": text, "finding": finding.kind}
+            told.append(finding._asdict() | row)
+        return told

@@ -22,6 +22,7 @@ place. Features are measured in deviations of the union's real ones, so that eac
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from statistics import fmean
 from typing import NamedTuple
 
@@ -54,8 +55,8 @@ def moments(features: Tensor) -> Moments:
 def merge_moments(parts: Sequence[Moments]) -> Moments:
     """Moments of a union of shards, as of all samples in one place but for rounding.
 
-    Pairwise, as in Chan, Golub and LeVeque 1979 (equation 2.1): differences of means are squared,
-    never means, so that an offset that all features share does no harm.
+    As in Chan, Golub and LeVeque 1979 (equation 2.1): differences of means are squared, never
+    means, so that an offset that all features share does no harm.
     """
     counts = [part.num_samples for part in parts]
     if sum(counts) < 2 or min(counts) < 1:
@@ -64,11 +65,7 @@ def merge_moments(parts: Sequence[Moments]) -> Moments:
     shapes = [(tuple(part.mean.shape), tuple(part.covariance.shape)) for part in parts]
     if any(shape != ((num,), (num, num)) for shape in shapes):
         raise ValueError(f"moments of shapes {shapes} do not match; use one network at every site")
-    merged = [_scatter(part) for part in parts]
-    while len(merged) > 1:
-        pairs = [merged[i : i + 2] for i in range(0, len(merged), 2)]
-        merged = [_add(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
-    total = merged[0]
+    total = reduce(_add, map(_scatter, parts))
     return total._replace(covariance=total.covariance / (total.num_samples - 1))
 
 
@@ -151,9 +148,7 @@ def merge_comparisons(parts: Sequence[Sequence[Comparison]]) -> dict[str, float]
         raise ValueError("sites compare different numbers of draws")
     fds, floors = [], []
     for draws in zip(*parts, strict=True):
-        real, generated, other = (
-            merge_moments([draw[index] for draw in draws]) for index in range(3)
-        )
+        real, generated, other = map(merge_moments, zip(*draws, strict=True))
         union = merge_moments([part for draw in draws for part in (draw.real, draw.other)])
         scale = union.covariance.diagonal().clamp(min=0).sqrt() + SMALLEST_DEVIATION
         fds.append(frechet_distance(_scaled(real, scale), _scaled(generated, scale)))

@@ -50,28 +50,26 @@ def radii_of(points: Tensor, most: int) -> Tensor:
     return distances.topk(most + 1, dim=1, largest=False).values[:, 1:]
 
 
-def precision_recall(
-    distances: Tensor, real_radii: Tensor, generated_radii: Tensor
-) -> tuple[float, float]:
-    """In [0, 1], of distances, generated to real (M, N), and radii of balls around samples.
+def neighbours(
+    real: Tensor, generated: Tensor, span: int = _SPAN, ball: int = _BALL
+) -> dict[str, float]:
+    """Figures of generated samples (M, features) among real ones (N, features), and these in them.
 
-    Shares of generated samples in real balls, and of real samples in generated balls (Kynkaanniemi
-    et al. 2019, section 2).
+    Shares of generated samples in real balls, `precision`, and of real ones in generated balls,
+    `recall`, which reach to a sample's neighbour number `span` (Kynkaanniemi et al. 2019, section
+    2). Of real balls that reach to number `ball`: how many a generated sample lies in, over `ball`,
+    `density`, about 1 for the real distribution; and the share with one, `coverage` (Naeem et al.
+    2020, equations 2 and 3): one stray generated sample does not cover much.
     """
-    precision = (distances <= real_radii).any(dim=1).double().mean()
-    recall = (distances <= generated_radii[:, None]).any(dim=0).double().mean()
-    return float(precision), float(recall)
-
-
-def density_coverage(distances: Tensor, real_radii: Tensor, k: int) -> tuple[float, float]:
-    """Density, about 1 for the real distribution, and coverage, in [0, 1], of balls of k.
-
-    How many real balls a generated sample lies in, over k, and the share of real balls with one
-    (Naeem et al. 2020, equations 2 and 3): one stray generated sample does not cover much.
-    """
-    inside = distances <= real_radii
-    density = inside.sum() / (k * len(distances))
-    return float(density), float(inside.any(dim=0).double().mean())
+    distances, near = torch.cdist(generated, real), radii_of(real, max(span, ball))
+    in_real, in_ball = (distances <= near[:, number - 1] for number in (span, ball))
+    in_generated = distances <= radii_of(generated, span)[:, -1:]
+    return {
+        "precision": float(in_real.any(dim=1).double().mean()),
+        "recall": float(in_generated.any(dim=0).double().mean()),
+        "density": float(in_ball.sum() / (ball * len(generated))),
+        "coverage": float(in_ball.any(dim=0).double().mean()),
+    }
 
 
 def count_modes(points: Tensor, centres: Tensor, sigma: float) -> dict[str, Any]:
@@ -105,9 +103,8 @@ def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str,
     """Figures of NUM_DRAWS * n generated samples beside n > 5 held-out ones; of files n > 11.
 
     JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
-    `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes`, `good`
-    and `mode_kl` (`fedwan.metrics.quality`), and the floor of each but `histogram` under its name
-    with `_floor`. Of files also `moments`, tensors (`fedwan.metrics.distances`). A `FedwanError`
+    `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes` and
+    `good`, and the floor of each but `histogram` under its name with `_floor`. Of files also `moments`, tensors (`fedwan.metrics.distances`). A `FedwanError`
     if samples are not finite.
     """
     num = len(real.x)
@@ -122,8 +119,7 @@ def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str,
             held_out, fake = see(source, real.x), see(source, generated)
             reference = _see_training(data_name, num)
         points = held_out.features.detach().to("cpu", torch.float64)
-        radii = radii_of(points, _BALL)
-        figures, floors = (_figures(points, radii, seen) for seen in (fake, reference))
+        figures, floors = (_figures(points, seen) for seen in (fake, reference))
         floors.pop("histogram", None)
         return figures | {f"{name}_floor": value for name, value in floors.items()} | packed
 
@@ -177,22 +173,14 @@ def _refuse_diverged(generated: Tensor) -> None:
         )
 
 
-def _figures(held_out: Tensor, radii: Tensor, seen: Seen) -> dict[str, Any]:
+def _figures(held_out: Tensor, seen: Seen) -> dict[str, Any]:
     """All figures of features (draws * n, …), n being held out."""
     draws = seen.features.chunk(len(seen.features) // len(held_out))
     of_held_out = moments(held_out)
-    drawn = draws[0].detach().to("cpu", torch.float64)
-    distances = torch.cdist(drawn, held_out)
-    spans = radii[:, _SPAN - 1], radii_of(drawn, _SPAN)[:, -1]
-    precision, recall = precision_recall(distances, *spans)
-    density, coverage = density_coverage(distances, radii[:, _BALL - 1], _BALL)
     return {
         "fd": fmean(frechet_distance(of_held_out, moments(draw)) for draw in draws),
         "kid": fmean(kernel_between(held_out, draw) for draw in draws),
-        "precision": precision,
-        "recall": recall,
-        "density": density,
-        "coverage": coverage,
+        **neighbours(held_out, draws[0].detach().to("cpu", torch.float64)),
         **seen.figures,
     }
 

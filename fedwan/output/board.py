@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from fedwan.config import Config, site_names
-from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord
+from fedwan.config import Config, load, site_names
+from fedwan.errors import ConfigError
+from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
+from fedwan.output.units import bytes_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
@@ -160,17 +163,16 @@ class Board:
     @property
     def waiting(self) -> str:
         """See `waiting_text`."""
-        rows = [row for row in self.sites.values() if row.state in ABSENT and self.is_listening]
-        absent = [(row.name, row.state, row.since) for row in rows]
-        return "" if self.is_done else waiting_text(absent, self.config)
+        if self.is_done or not self.is_listening:
+            return ""
+        rows = [row for row in self.sites.values() if row.state in ABSENT]
+        return waiting_text([(row.name, row.state, row.since) for row in rows], self.config)
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds of training left at the slowest site's speed; None before it is known."""
         speeds = [row.steps_per_s for row in self.sites.values() if row.steps_per_s]
-        if not speeds:
-            return None
-        return max(0, self.config.steps - self.step) / min(speeds)
+        return max(0, self.config.steps - self.step) / min(speeds) if speeds else None
 
     @property
     def total(self) -> SiteRow:
@@ -179,19 +181,25 @@ class Board:
         sums = ("compute_s", "wait_s", "bytes_up", "bytes_down")
         return SiteRow("", **{name: sum(getattr(row, name) for row in rows) for name in sums})
 
-    def sync_bytes(self) -> int | None:
-        """Bytes that exchanging fp32 gradients at every step would move, both ways, all sites.
+    def beside_sync(self, sent: int) -> tuple[str, str] | None:
+        """What exchanging fp32 gradients at every step would send, and how often so many bytes.
 
-        None before the records tell how large the networks are.
+        None where that says nothing: of `sync` itself, or before the networks' size is known.
         """
-        if self.payload_bytes is None:
+        if not (self.payload_bytes and sent) or self.config.strategy == "sync":
             return None
-        return 2 * self.config.steps * self.config.sites * self.payload_bytes
+        sync = 2 * self.config.steps * self.config.sites * self.payload_bytes
+        times = f"{sync / sent:,.0f}" if sync >= 10 * sent else f"{sync / sent:.1f}"
+        return bytes_text(sync), f"{times} times more"
 
 
-def board_of(config: Config, records: Iterable[Record]) -> Board:
-    """A run's state after all of its records."""
-    board = Board(config)
+def read_run(out: Path) -> tuple[Board, list[Record]]:
+    """A run's state after all of its records, and these, from its folder."""
+    if not (out / "config.yaml").is_file():
+        raise ConfigError(
+            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
+        )
+    board, records = Board(load(out / "config.yaml")), read_records(out)
     for record in records:
         board.take(record)
-    return board
+    return board, records

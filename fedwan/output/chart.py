@@ -34,28 +34,25 @@ def line_chart(
 
     A logarithmic axis leaves out points at 0 and below.
     """
-    shown = [(s, _drawable(s.points, is_log)) for s in series]
-    shown = [(s, points) for s, points in shown if any(y is not None for _, y in points)]
-    if all(s.is_reference for s, _ in shown):
+    thinned = [s._replace(points=_drawable(s.points, is_log)) for s in series]
+    shown = [s for s in thinned if any(y is not None for _, y in s.points)]
+    if all(s.is_reference for s in shown):
         return None
-    known = [(x, y) for _, points in shown for x, y in points if y is not None]
+    known = [(x, y) for s in shown for x, y in s.points if y is not None]
     xs, ys = [x for x, _ in known], [y for _, y in known]
     x_axis = _Axis(min(0.0, *xs), max(xs), _LEFT, WIDTH - _RIGHT)
-    y_axis = _Axis(*_y_range(ys, is_log), HEIGHT - _BOTTOM, _TOP, is_log)
+    y_axis = _Axis(*_y_range(min(ys), max(ys), is_log), HEIGHT - _BOTTOM, _TOP, is_log)
     lines = []
-    for color, (s, points) in enumerate(shown):
-        at = [(x_axis(x), None if y is None else y_axis(y)) for x, y in points]
-        labels = [f"{s.name}: {y_text(y)} at {x:,.10g}" for x, y in points if y is not None]
-        dots = [(x, y) for x, y in at if y is not None]
+    for color, s in enumerate(shown):
+        path, dots, pen = "", [], "M"
+        for x, y in s.points:
+            if y is not None:
+                path += f"{pen}{x_axis(x):.1f} {y_axis(y):.1f}"
+                dots.append(((x_axis(x), y_axis(y)), f"{s.name}: {y_text(y)} at {x:,.10g}"))
+            pen = "M" if y is None else "L"
+        kind = "ref" if s.is_reference else f"c{color % NUM_COLORS}"
         has_dots = len(dots) <= _DOTS_UP_TO and not s.is_reference
-        lines.append(
-            {
-                "name": s.name,
-                "kind": "ref" if s.is_reference else f"c{color % NUM_COLORS}",
-                "path": _path(at),
-                "dots": list(zip(dots, labels, strict=True)) if has_dots else [],
-            }
-        )
+        lines.append({"name": s.name, "kind": kind, "path": path, "dots": dots if has_dots else []})
     # References first, so that nothing is hidden behind them.
     lines.sort(key=lambda line: line["kind"] != "ref")
     return {
@@ -122,31 +119,20 @@ class _Axis:
         return [value for value in values if self.low - slack <= value <= self.high + slack]
 
 
-def _y_range(ys: Sequence[float], is_log: bool) -> tuple[float, float]:
-    low, high = min(ys), max(ys)
+def _y_range(low: float, high: float, is_log: bool) -> tuple[float, float]:
     if is_log:
         return low / 1.15, high * 1.15
     # From zero where zero is near, so that small wiggles do not look like cliffs.
-    if 0 <= low < 0.5 * high:
-        low = 0.0
+    low = 0.0 if 0 <= low < 0.5 * high else low
     pad = 0.05 * (high - low)
     return (low if low == 0 else low - pad), high + pad
 
 
 def _drawable(points: Points, is_log: bool) -> Points:
     """Finite points, thinned to what a screen can show; the last one always stays."""
-    kept = [
+    stride = max(1, math.ceil(len(points) / _MOST_POINTS))
+    kept = points[(len(points) - 1) % stride :: stride]
+    return [
         (x, y if y is not None and math.isfinite(y) and (y > 0 or not is_log) else None)
-        for x, y in points
+        for x, y in kept
     ]
-    stride = max(1, math.ceil(len(kept) / _MOST_POINTS))
-    return kept[(len(kept) - 1) % stride :: stride] if kept else []
-
-
-def _path(points: Points) -> str:
-    words, pen = [], "M"
-    for x, y in points:
-        if y is not None:
-            words.append(f"{pen}{x:.1f} {y:.1f}")
-        pen = "M" if y is None else "L"
-    return "".join(words)

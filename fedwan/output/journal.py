@@ -131,11 +131,8 @@ def verify(out: Path) -> dict[str, Any]:
     }
 
 
-_Checkpoint = tuple[list[int], list[str]]
-"""Versions of the fragments, and the hashes of their weights."""
-
-
-def _checkpoint(out: Path) -> _Checkpoint | None:
+def _checkpoint(out: Path) -> tuple[list[int], list[str]] | None:
+    """Versions of the fragments in the checkpoint, and the hashes of their weights."""
     from fedwan.coordinator.model import CHECKPOINT
     from fedwan.state import hash_state, read_tensors, select_prefix
 
@@ -196,9 +193,9 @@ class _History:
     def _advance(self, fragment: int, version: int, told: tuple[str, int]) -> None:
         if fragment == len(self.versions):
             self.versions.append(-1)
-        if version != (expected := self.versions[fragment] + 1):
+        if version != (next_ := self.versions[fragment] + 1):
             raise ValueError(
-                f"it tells of version {version} of fragment {fragment}, expected {expected}"
+                f"it tells of version {version} of fragment {fragment}, expected {next_}"
             )
         self.versions[fragment] = version
         self._weights[fragment, version] = told
@@ -206,9 +203,8 @@ class _History:
     def _go_back(self, versions: list[int], weights: list[str]) -> None:
         self.compare("it resumes", versions, weights)
         self.versions = list(versions)
-        stands = [key for key in self._weights if key[1] <= versions[key[0]]]
-        self._weights = {key: self._weights[key] for key in stands}
-        merged = self.merged.items()
+        told, merged = self._weights.items(), self.merged.items()
+        self._weights = {key: line for key, line in told if key[1] <= versions[key[0]]}
         self.merged = {key: into for key, into in merged if into <= versions[key[0]]}
 
     def compare(self, what: str, versions: list[int], weights: list[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from rich import box
@@ -40,8 +41,12 @@ class Follower:
 
     def __init__(self, out: Path, config: Config) -> None:
         self._out = out
-        self._tails = [_Tail(out / METRICS), _Tail(out / JOURNAL)]
         self._began, self._since = time.monotonic(), time.time()
+        self._start(config)
+
+    def _start(self, config: Config) -> None:
+        self._seen: dict[str, tuple[int, int]] = {}
+        """Of each file, its inode and how much of it was taken."""
         self.board = Board(config, self._since)
 
     @property
@@ -54,50 +59,31 @@ class Follower:
 
         A file that was replaced, as by a run that is resumed, starts the board afresh.
         """
-        if any(tail.is_replaced() for tail in self._tails):
-            self._tails = [_Tail(tail.path) for tail in self._tails]
-            self.board = Board(self.board.config, self._since)
-        lines = [line for tail in self._tails for line in tail.new_lines()]
-        records = (record for line in lines if (record := _parsed(line)) is not None)
+        paths = [path for name in (METRICS, JOURNAL) if (path := self._out / name).exists()]
+        for path in paths:
+            inode, taken = self._seen.get(path.name, (path.stat().st_ino, 0))
+            if path.stat().st_ino != inode or path.stat().st_size < taken:
+                self._start(self.board.config)
+        lines = [line for path in paths for line in self._new_lines(path)]
+        records: list[Record] = []
+        for line in lines:
+            with suppress(*NOT_A_RECORD):  # a live view must not end for that
+                if record := to_record(json.loads(line)):
+                    records.append(record)
         for record in sorted(records, key=lambda record: record.t):
             if getattr(record, "event", "") == "agreed":  # their script's steps are known now
                 self.board.config = load(self._out / "config.yaml")
             self.board.take(record)
         return bool(lines)
 
-
-class _Tail:
-    """What a file gets while it is looked at."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._inode, self._offset = 0, 0
-
-    def is_replaced(self) -> bool:
-        """Whether what was read is no longer there."""
-        if not self._inode or not self.path.exists():
-            return False
-        stat = self.path.stat()
-        return stat.st_ino != self._inode or stat.st_size < self._offset
-
-    def new_lines(self) -> list[bytes]:
-        """Whole lines since the last call."""
-        if not self.path.exists():
-            return []
-        with self.path.open("rb") as file:
-            self._inode = self._inode or os.fstat(file.fileno()).st_ino
-            file.seek(self._offset)
+    def _new_lines(self, path: Path) -> list[bytes]:
+        with path.open("rb") as file:
+            inode, taken = self._seen.get(path.name, (os.fstat(file.fileno()).st_ino, 0))
+            file.seek(taken)
             data = file.read()
         whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        self._seen[path.name] = (inode, taken + len(whole))
         return whole.splitlines()
-
-
-def _parsed(line: bytes) -> Record | None:
-    try:
-        return to_record(json.loads(line))
-    except NOT_A_RECORD:
-        return None  # a live view must not end for that
 
 
 def watch(out: Path, config: Config, is_running: Callable[[], bool], console: Console) -> None:
@@ -126,23 +112,19 @@ def _watch_plainly(follower: Follower, is_running: Callable[[], bool], console: 
     due_s, phase, last = 0.0, "", ""
     told: set[tuple[float, str]] = set()
     goes_on = True
-
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     while goes_on:
         goes_on = is_running()
         follower.poll()
-        board = follower.board
-        for event in board.news:
-            if (event.t, event.text) not in told:
-                told.add((event.t, event.text))
-                say(f"{event.event}: {event.text}")
+        board, elapsed_s = follower.board, follower.elapsed_s
+        new = {(e.t, e.text): f"{e.event}: {e.text}" for e in board.news}
+        said = [text for key, text in new.items() if key not in told]
+        told |= new.keys()
         line = _plain_line(board)
-        is_due = follower.elapsed_s >= due_s or board.phase != phase or not goes_on
-        if line != last and is_due:
-            due_s, phase, last = follower.elapsed_s + _PLAIN_EVERY_S, board.phase, line
-            say(f"{duration_text(follower.elapsed_s)}: {line}")
+        if line != last and (elapsed_s >= due_s or board.phase != phase or not goes_on):
+            due_s, phase, last = elapsed_s + _PLAIN_EVERY_S, board.phase, line
+            said.append(f"{duration_text(elapsed_s)}: {line}")
+        for text in said:
+            console.print(text, markup=False, highlight=False, soft_wrap=True)
         time.sleep(_TICK_S if goes_on else 0)
 
 

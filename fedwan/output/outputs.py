@@ -190,20 +190,16 @@ def metrics_of(record: Record) -> dict[str, float]:
         return {}
     metrics: dict[str, float] = {"step": record.step, "version": record.version}
     if isinstance(record, QualityRecord):
-        names = (name for name in record.figures if record.figure(name) is not None)
-        return metrics | {f"quality/{name}": record.figures[name] for name in names}
-    site = record.site
-    metrics["round_s"] = record.round_s
-    for name in ("samples", "compute_s", "wait_s", "bytes_up", "bytes_down"):
-        metrics[f"{site}/{name}"] = getattr(record, name)
-    for group, values in (
-        ("loss", record.losses),
-        ("norm", record.norms),
-        ("cosine", record.cosines),
-        ("figure", record.figures),
-    ):
-        metrics |= {f"{site}/{group}/{n}": x for n, x in values.items() if x is not None}
-    return metrics
+        found = {f"quality/{name}": record.figure(name) for name in record.figures}
+    else:
+        names = ("samples", "compute_s", "wait_s", "bytes_up", "bytes_down")
+        of_site = {name: getattr(record, name) for name in names}
+        groups = {"loss": "losses", "norm": "norms", "cosine": "cosines", "figure": "figures"}
+        for group, field in groups.items():
+            of_site |= {f"{group}/{name}": x for name, x in getattr(record, field).items()}
+        found = {"round_s": record.round_s}
+        found |= {f"{record.site}/{name}": value for name, value in of_site.items()}
+    return metrics | {name: value for name, value in found.items() if value is not None}
 
 
 def _run_id(out: Path) -> str:

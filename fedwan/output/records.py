@@ -15,7 +15,7 @@ import heapq
 import json
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from threading import Lock
@@ -134,8 +134,8 @@ class Recorder:
 
     def __init__(self, out: Path, resume_version: int | None = None) -> None:
         path = out / METRICS
-        kept = [] if resume_version is None else _rows_until(path, resume_version)
-        replace_text(path, "".join(_to_line(row) for row in kept))
+        kept = "" if resume_version is None else _lines_until(path, resume_version)
+        replace_text(path, kept)
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._lock = Lock()
         self._journal = Journal(out / JOURNAL, is_new=resume_version is None)
@@ -152,7 +152,7 @@ class Recorder:
             return record
         assert record is not None, f"no record is of kind {row['kind']!r}"
         with self._lock:
-            self._file.write(_to_line(row))
+            self._file.write(json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n")
             self._file.flush()
         return record
 
@@ -169,43 +169,31 @@ def read_records(out: Path) -> list[Record]:
     Raises:
         ConfigError: a line that is not the last one is no record.
     """
-    both = [_read_records(out / name) for name in (METRICS, JOURNAL)]
+    both = ([record for _, record in _read(out / name)] for name in (METRICS, JOURNAL))
     return list(heapq.merge(*both, key=lambda record: record.t))
 
 
-def _read_records(path: Path) -> list[Record]:
-    return [record for row in _read_rows(path) if (record := to_record(row)) is not None]
-
-
-def _read_rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        return []
-    rows: list[dict[str, Any]] = []
+def _read(path: Path) -> Iterator[tuple[str, Record]]:
+    """Records of a file, with their lines."""
+    lines = path.read_text(encoding="utf-8").split("\n") if path.exists() else []
     for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
         try:
-            row = json.loads(line)
-            to_record(row)
+            record = to_record(json.loads(line)) if line.strip() else None
         except NOT_A_RECORD:
             if number == len(lines):  # no newline behind it: its writer was killed
-                break
+                return
             raise ConfigError(
                 f"{path} line {number} is no record ({line[:40]!r}); "
                 "remove the line, or restore the file"
             ) from None
-        rows.append(row)
-    return rows
+        if record is not None:
+            yield line, record
 
 
-def _rows_until(path: Path, version: int) -> list[dict[str, Any]]:
-    return [row for row in _read_rows(path) if int(row.get("version", 0)) <= version]
-
-
-def _to_line(row: Mapping[str, Any]) -> str:
-    return json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
+def _lines_until(path: Path, version: int) -> str:
+    return "".join(
+        f"{x}\n" for x, record in _read(path) if getattr(record, "version", 0) <= version
+    )
 
 
 def finite(value: Any) -> Any:

@@ -11,12 +11,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from fedwan.config import load
-from fedwan.errors import ConfigError
 from fedwan.files import replace_text
-from fedwan.output.board import SiteRow, board_of
+from fedwan.output.board import SiteRow, read_run
 from fedwan.output.chart import WIDTH, Chart, Series, line_chart, stacked_bars
-from fedwan.output.records import EventRecord, QualityRecord, RoundRecord, read_records
+from fedwan.output.records import EventRecord, QualityRecord, RoundRecord
 from fedwan.output.summary import read_summary
 from fedwan.output.units import (
     bytes_text,
@@ -29,6 +27,8 @@ from fedwan.output.units import (
 
 _MOST_EVENTS = 200
 _FIRST_EVENTS = 20
+_TOLD = ("version", "network", "finding", "why", "mend")
+"""Of a finding, in the details of its event."""
 
 
 def write_report(out: Path) -> Path:
@@ -46,18 +46,13 @@ class _Run:
     """What is known of a run."""
 
     def __init__(self, out: Path) -> None:
-        if not (out / "config.yaml").is_file():
-            raise ConfigError(
-                f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
-            )
+        self.board, self.records = read_run(out)
         path = out / "summary.json"
-        self.out, self.config = out, load(out / "config.yaml")
+        self.out, self.config = out, self.board.config
         self.summary = read_summary(path) if path.exists() else None
-        self.records = read_records(out)
         self.rounds = [r for r in self.records if isinstance(r, RoundRecord)]
         self.qualities = [r for r in self.records if isinstance(r, QualityRecord)]
         self.events = [r for r in self.records if isinstance(r, EventRecord)]
-        self.board = board_of(self.config, self.records)
         rows = sorted(self.board.sites.items())
         self.sites = {name: row for name, row in rows if row.versions}
 
@@ -85,28 +80,23 @@ def _contents(run: _Run) -> dict[str, Any]:
 
 
 def _cards(run: _Run) -> list[tuple[str, str, str]]:
-    summary, total, sync = run.summary, run.board.total, run.board.sync_bytes()
-    wall_s = run.records[-1].t - run.records[0].t if run.records else 0.0
-    known = total if summary is None else summary
+    known, wall_s = run.summary or run.board.total, 0.0
+    if run.records:
+        wall_s = run.summary.wall_s if run.summary else run.records[-1].t - run.records[0].t
     up, down = known.bytes_up, known.bytes_down
+    sync = run.board.beside_sync(up + down) if run.summary else None
     fewer = f"{bytes_text(up)} up, {bytes_text(down)} down"
-    if summary is not None:
-        wall_s = summary.wall_s
-        if sync and up + down and summary.strategy != "sync":
-            times = f"{sync / (up + down):,.1f} times more"
-            fewer = f"synchronous training: {bytes_text(sync)}, {times}"
+    if sync:
+        fewer = f"synchronous training: {sync[0]}, {sync[1]}"
     step = min((row.step for row in run.sites.values()), default=0)
     happened = [event.event for event in run.events]
+    odd = f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected"
     return [
         ("Fréchet distance", *_quality(run)),
         ("Sent over the wire", bytes_text(up + down), fewer),
         ("Utilisation", percent_text(known.utilisation), "share of the time that sites compute"),
         ("Time", duration_text(wall_s), f"{step:,} of {run.config.steps:,} steps"),
-        (
-            "Rounds",
-            f"{run.board.version:,}",
-            f"{happened.count('rejoin')} rejoined, {happened.count('rejected')} rejected",
-        ),
+        ("Rounds", f"{run.board.version:,}", odd),
     ]
 
 
@@ -114,10 +104,9 @@ def _quality(run: _Run) -> tuple[str, str]:
     fd, floor = run.board.fd, run.board.fd_floor
     if not run.qualities:
         return number_text(None), "not measured yet"
-    detail = f"floor {number_text(floor)}"
-    if fd and floor:
-        detail = f"{fd / floor:.1f} times the {detail}"
-    return number_text(fd), f"{detail}; untrained {number_text(run.board.fd_untrained)}"
+    times = f"{fd / floor:.1f} times the " if fd and floor else ""
+    untrained = number_text(run.board.fd_untrained)
+    return number_text(fd), f"{times}floor {number_text(floor)}; untrained {untrained}"
 
 
 def _charts(run: _Run) -> Iterator[Chart | None]:
@@ -126,15 +115,9 @@ def _charts(run: _Run) -> Iterator[Chart | None]:
 
     known = [y for _, y in (*figures("fd"), *figures("fd_floor")) if y]
     is_wide = bool(known) and max(known) > 20 * min(known)
-    yield line_chart(
-        "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else ""),
-        [
-            Series("EMA", figures("fd")),
-            Series("floor (real against real)", figures("fd_floor"), is_reference=True),
-        ],
-        number_text,
-        is_wide,
-    )
+    title = "Fréchet distance of the EMA weights" + (" (log scale)" if is_wide else "")
+    floor = Series("floor (real against real)", figures("fd_floor"), is_reference=True)
+    yield line_chart(title, [Series("EMA", figures("fd")), floor], number_text, is_wide)
     shares = [Series(name, figures(name)) for name in ("precision", "recall")]
     yield line_chart("Precision and recall", shares, number_text)
     yield from _per_site("Loss", run, lambda record: record.losses)
@@ -167,28 +150,14 @@ def _per_site(
 
 
 def _site(row: SiteRow) -> list[str]:
-    return [
-        row.name,
-        f"{len(row.versions):,}",
-        f"{row.step:,}",
-        duration_text(row.compute_s),
-        duration_text(row.wait_s),
-        percent_text(row.utilisation),
-        bytes_text(row.bytes_up),
-        bytes_text(row.bytes_down),
-    ]
+    moved = (bytes_text(row.bytes_up), bytes_text(row.bytes_down))
+    spent = (duration_text(row.compute_s), duration_text(row.wait_s), percent_text(row.utilisation))
+    return [row.name, f"{len(row.versions):,}", f"{row.step:,}", *spent, *moved]
 
 
 def _finding(event: EventRecord) -> list[str]:
-    details = event.details
-    return [
-        str(details.get("version", "")),
-        event.site or "all",
-        str(details.get("network") or "all"),
-        str(details.get("finding", "")).replace("_", " "),
-        str(details.get("why", "")),
-        str(details.get("mend", "")),
-    ]
+    told = [str(event.details.get(name) or "all") for name in _TOLD]
+    return [told[0], event.site or "all", told[1], told[2].replace("_", " "), *told[3:]]
 
 
 def _events(run: _Run) -> list[list[str]]:
@@ -198,6 +167,6 @@ def _events(run: _Run) -> list[list[str]]:
     ]
     skipped = len(rows) - _MOST_EVENTS
     if skipped > 0:  # how it began and how it ended tell more than the middle
-        rest = rows[_FIRST_EVENTS + skipped :]
-        rows = [*rows[:_FIRST_EVENTS], ["…", f"{skipped} more", "", "see journal.jsonl"], *rest]
+        more = ["…", f"{skipped} more", "", "see journal.jsonl"]
+        rows[_FIRST_EVENTS : _FIRST_EVENTS + skipped] = [more]
     return rows

@@ -40,7 +40,6 @@ class Summary:
     bytes_up: int
     """On the wire, payloads and framing."""
     bytes_down: int
-    """On the wire, payloads and framing."""
     rounds: int
     contributions: int
     rejected: int
@@ -96,11 +95,8 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
     sent = summary.bytes_up + summary.bytes_down
     detail = f"{bytes_text(summary.bytes_up)} up, {bytes_text(summary.bytes_down)} down"
     yield "bytes", f"[bold]{bytes_text(sent)}[/] over the wire ({detail})"
-    sync = board.sync_bytes()
-    if sync is not None and sent and summary.strategy != "sync":
-        times = f"{sync / sent:,.0f}" if sync >= 10 * sent else f"{sync / sent:.1f}"
-        would = f"synchronous training would have sent {bytes_text(sync)}"
-        yield "", f"{would}: [bold green]{times} times more[/]"
+    if sync := board.beside_sync(sent):
+        yield "", f"synchronous training would have sent {sync[0]}: [bold green]{sync[1]}[/]"
     yield (
         "time",
         f"{duration_text(summary.wall_s)}, start-up included; each computed "

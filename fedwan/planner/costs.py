@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from fedwan.codecs import Codec, codec_by_name, fp32
 from fedwan.config import Config, site_names
@@ -27,8 +28,6 @@ from fedwan.state import Layout, Role, TensorSpec
 from fedwan.strategy import Strategy
 from fedwan.workloads.base import Workload, keep_local
 
-WARM_UP_STEPS = 3
-LEAST_STEPS = 5
 BUDGET_S = 2.0
 """That steps are timed for."""
 SAMPLE_VALUES = 1 << 22
@@ -145,24 +144,25 @@ def step_seconds(config: Config, workload: Workload) -> float:
 
 
 def coding_costs(layout: Layout) -> dict[str, Speed]:
-    """What coding as many values takes here, for every codec that has a default."""
+    """What coding takes here, for every codec that has a default.
+
+    Of normal values, which pack worst, as many as there are, up to `SAMPLE_VALUES`.
+    """
     count = min(SAMPLE_VALUES, sum(spec.num_values for spec in layout.values()))
-    return {name: coding_speed(codec_by_name(name), count) for name in CODECS}
-
-
-def coding_speed(codec: Codec, count: int) -> Speed:
-    """Of so many normal values, which pack worst, on this machine."""
     values = 1e-3 * torch.randn(count, generator=torch.Generator().manual_seed(0))
     spec = TensorSpec((count,), values.dtype, Role.PARAMETER)
-    tensors, layout = {"values": values}, {"values": spec}
-    total = values.clone()
-    payload, _ = codec.encode(tensors, {}, layout)
+    return {name: _coding_speed(codec_by_name(name), values, {"values": spec}) for name in CODECS}
+
+
+def _coding_speed(codec: Codec, values: Tensor, layout: Layout) -> Speed:
+    total, count = values.clone(), len(values)
+    payload, _ = codec.encode({"values": values}, {}, layout)
 
     def add() -> None:
         for _, coded in codec.read_each(payload, layout):
             coded.add_to(total)
 
-    encode_s = _seconds(lambda: codec.encode(tensors, {}, layout))
+    encode_s = _seconds(lambda: codec.encode({"values": values}, {}, layout))
     add_s = _seconds(add)
     data = payload.read(0, min(payload.num_bytes, CHUNK_BYTES))
     return Speed(encode_s / count, add_s / count, len(pack(0, data).data) / len(data))

@@ -20,12 +20,11 @@ _UNTRUSTED = "*"
 def rank(predictions: Sequence[Prediction], question: Question) -> list[Prediction]:
     """Best first; without those that would stop, or whose H is larger than it must be."""
     least_h: dict[tuple[str, str], int] = {}  # that is enough, by strategy and codecs
-    for p in predictions:
-        h = p.candidate.strategy.h
+    for p in sorted(predictions, key=lambda p: p.candidate.strategy.h):
         if p.utilisation >= ENOUGH and "h" not in question.named:
-            least_h[p.family] = min(h, least_h.get(p.family, h))
-    running = [p for p in predictions if not p.stopped]
-    kept = [p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf)]
+            least_h.setdefault(p.family, p.candidate.strategy.h)
+    running = (p for p in predictions if not p.stopped)
+    kept = (p for p in running if p.candidate.strategy.h <= least_h.get(p.family, math.inf))
     return sorted(kept, key=lambda p: _order(p, question))
 
 
@@ -133,13 +132,7 @@ def table_lines(predictions: Sequence[Prediction], question: Question, most: int
 def _cells(prediction: Prediction, question: Question) -> list[str]:
     row = row_of(prediction, question)
     hourly = prediction.bytes_per_step / question.step_s * prediction.utilisation * 3600
-    cells = [
-        row["codec"] + ("" if row["is_shown"] else _UNTRUSTED),
-        str(row["h"]),
-        str(row["fragments"]),
-        str(row["tau"] or "–"),
-        f"{prediction.utilisation:.1%}",
-        bytes_text(hourly),
-        duration_text(prediction.wall_s),
-    ]
+    codec = row["codec"] + ("" if row["is_shown"] else _UNTRUSTED)
+    cells = [codec, str(row["h"]), str(row["fragments"]), str(row["tau"] or "–")]
+    cells += [f"{prediction.utilisation:.1%}", bytes_text(hourly), duration_text(prediction.wall_s)]
     return cells + ([f"${row['usd']:,.2f}"] if question.usd_per_gb else [])

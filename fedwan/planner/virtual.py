@@ -46,10 +46,9 @@ class Course:
 
     def utilisation(self, steps_s: float, first: int, last: int) -> float:
         """Share of the time in which sites compute, H steps `steps_s`, between two rounds."""
-        passed = [marks[first : last + 1] for marks in self.marks]
         return statistics.mean(
             (len(marks) - 1) * steps_s / (marks[-1] - marks[0]) if marks[1:] else math.nan
-            for marks in passed
+            for marks in (marks[first : last + 1] for marks in self.marks)
         )
 
 
@@ -218,7 +217,6 @@ class VirtualRun:
         self.fragments = strategy.fragments(layout)
         self.loads = [load_of(strategy, fragment, costs) for fragment in self.fragments]
         self.h, self.tau = strategy.h, strategy.overlap.tau
-        self.num_rounds = num_steps // strategy.h
         self.is_paced = strategy.clock == "samples"
         self.global_bytes = global_bytes(layout, costs)
         self.course = Course()
@@ -227,8 +225,9 @@ class VirtualRun:
         self._num_events = 0
         self._names = [f"s{index}" for index in range(num_sites)]
         keep_bytes = 0 if strategy.policy.arrivals_from is None else self.global_bytes
+        self._num_rounds = num_steps // strategy.h
         self.rounds: Rounds[_Payload, _Payload] = Rounds(
-            strategy, self.fragments, self._names, self.num_rounds, batch=1, keep_bytes=keep_bytes
+            strategy, self.fragments, self._names, self._num_rounds, batch=1, keep_bytes=keep_bytes
         )
         work = wire.Work(steps=self.h, samples=self.h)
         self._sent = [_Payload(load.up_bytes, work) for load in self.loads]
@@ -258,7 +257,7 @@ class VirtualRun:
         return sorted(
             (due_step(f, version, self.h, self.num_steps), f.index, version)
             for f in self.fragments
-            for version in range(self.num_rounds * f.times)
+            for version in range(self._num_rounds * f.times)
         )
 
     def arrive(self, key: Key) -> None:

@@ -44,17 +44,9 @@ def test_help_names_every_command(fedwan: Command) -> None:
         (("coordinator", "c.yaml"), "Missing option '--identity'"),
         (("coordinator", "c.yaml", "--identity", "nope"), "identity file nope/ca.crt is missing"),
         (("pki", "request", "coordinator", "p", "--host", "a:1"), "host 'a:1' is neither"),
-        (
-            (*PLAN, "round.quorum=9"),
-            "round.quorum = 9 is out of range; choose 0 to sites (4",
-        ),
+        ((*PLAN, "round.quorum=9"), "round.quorum = 9 is out of range; choose 0 to sites (4"),
         ((*PLAN, "h=20", "stream.tau=25"), "needs stream.tau=19 or less"),
-        ((*PLAN, "h=20", "stream.fragments=30"), "needs stream.fragments=20 or less"),
-        ((*PLAN, "h=99", "stream.fragments=60"), "set stream.fragments=40 or less"),
         ((*PLAN, "parms=3"), "unknown key 'parms' (= 3); did you mean 'params'?"),
-        ((*PLAN, "usd=3"), "did you mean 'usd_per_gb'?"),
-        ((*PLAN, "strategy=dilco"), "did you mean 'diloco'?"),
-        ((*PLAN, "codec.up=int5"), "codec.up = 'int5' is none of fp32"),
         ((*PLAN, "params=0"), "params = 0.0 is out of range; choose 1 or more"),
         ((*PLAN, "step_s=nan"), "step_s = nan is out of range"),
         ((*PLAN, "seed=3"), "seed has no effect on a plan without a CONFIG.yaml"),
@@ -104,20 +96,15 @@ def test_what_is_not_the_users_mistake_has_an_exit_code_of_its_own(
     assert fedwan() == (code, "", says)
 
 
-def test_the_command_line_starts_without_torch_flower_grpc_and_plots() -> None:
+def test_python_dash_m_fedwan_starts_without_torch_flower_grpc_and_plots() -> None:
     code = (
-        "import sys, fedwan.cli.main;"
+        "import atexit, runpy, sys; sys.argv = ['fedwan', '--version'];"
         "heavy = {'torch', 'flwr', 'grpc', 'matplotlib', 'cryptography', 'numpy', 'wandb'};"
-        "print(sorted(heavy & set(sys.modules)))"
+        "atexit.register(lambda: print(sorted(heavy & set(sys.modules))));"
+        "runpy.run_module('fedwan', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
-
-
-def test_python_dash_m_fedwan_is_the_same_command() -> None:
-    argv = [sys.executable, "-m", "fedwan", "--version"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert done.stdout == f"fedwan {__version__}\n"
+    assert done.stdout == f"fedwan {__version__}\n[]\n"
 
 
 def test_every_setting_is_listed_with_its_type_default_and_meaning(
@@ -140,10 +127,6 @@ def test_what_a_run_would_be_resolved_to_is_printed(fedwan: Command, tmp_path: P
     text = fedwan("config", str(path), "h=10")[1]
     assert from_json(json.dumps(yaml.safe_load(text))) == expected
     assert "h: 10" in fedwan("config", "h=10")[1]
-
-
-def test_each_fault_has_a_line_of_its_own(fedwan: Command) -> None:
+    # Each fault has a line of its own.
     code, _, err = fedwan("config", "stepz=5", "link.rtt=3")
-    lines = err.splitlines()
-    assert code == 2 and len(lines) == 2
-    assert all(line.startswith("fedwan: unknown key") for line in lines)
+    assert code == 2 and [line[:20] for line in err.splitlines()] == ["fedwan: unknown key "] * 2

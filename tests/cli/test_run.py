@@ -9,17 +9,18 @@ import sys
 import textwrap
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedwan.cli import run as commands
-from fedwan.cli.main import main
 from fedwan.cli.run import choose_folder, load_config, start
 from fedwan.config import Config
 from fedwan.errors import ConfigError, FedwanError, RunStopped
 from fedwan.output.outputs import Outputs
+from tests.cli.conftest import Command
 from tests.output.runs import make_config, write_run
 
 
@@ -35,7 +36,7 @@ def test_once_a_run_has_failed_what_its_end_brings_is_not_shown(
     def fail(config: Config, stop: threading.Event) -> None:
         with Outputs(config, Path(config.out)) as outputs:
             stop.set()  # as `run_local` does
-            time.sleep(0.5)
+            time.sleep(0.3)
             outputs.event("lost", "s1", "s1 is lost")
             outputs.event("paused", None, "paused")
             raise FedwanError("the true reason")
@@ -126,6 +127,14 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     assert choose_folder(default, named, resume=False) == Path("here")
 
 
+@pytest.fixture
+def done(tmp_path: Path) -> Config:
+    """A run that is done."""
+    config = load_config(None, [f"out={tmp_path / 'run'}", "sites=2"], resume=False)
+    finish(config, threading.Event())
+    return config
+
+
 def test_a_new_run_gets_an_absolute_folder_and_nothing_left_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,49 +147,43 @@ def test_a_new_run_gets_an_absolute_folder_and_nothing_left_open(
         load_config(None, [f"out={tmp_path}"], resume=True)
 
 
-def test_a_run_that_was_moved_goes_on_where_it_is(tmp_path: Path) -> None:
-    config = load_config(None, [f"out={tmp_path / 'old'}"], resume=False)
-    finish(config, threading.Event())
-    (tmp_path / "old").rename(tmp_path / "new")
+def test_a_run_that_was_moved_goes_on_where_it_is(done: Config, tmp_path: Path) -> None:
+    Path(done.out).rename(tmp_path / "new")
     resumed = load_config(tmp_path / "new" / "config.yaml", [], resume=True)
-    assert resumed.out == str(tmp_path / "new")
+    assert resumed == replace(done, out=str(tmp_path / "new"))
     with pytest.raises(ConfigError, match="is complete, seed=9 would change nothing; train on in"):
         load_config(tmp_path / "new" / "config.yaml", ["seed=9"], resume=True)
-    resumed.out = config.out
-    assert resumed == config
 
 
 def test_a_run_that_is_done_is_shown_reported_and_not_started_again(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    done: Config, fedwan: Command
 ) -> None:
-    out = tmp_path / "run"
-    finish(load_config(None, [f"out={out}", "sites=2"], resume=False), threading.Event())
-    for words, code, says in (
-        (("run", str(out / "config.yaml"), "--resume"), 0, "Fréchet distance 0.9; real data it"),
-        (("run", str(out / "config.yaml")), 2, "holds a run already"),
-        (("report", str(out)), 0, f"{out / 'report.html'}\n"),
-    ):
-        (out / "report.html").unlink(missing_ok=True)
-        with pytest.raises(SystemExit) as caught:
-            main(words)
-        shown = capsys.readouterr()
-        assert caught.value.code == code and says in shown.out + shown.err
-    assert (out / "report.html").exists()
+    path, page = Path(done.out) / "config.yaml", Path(done.out) / "report.html"
+    code, shown, _ = fedwan("run", str(path), "--resume")
+    assert code == 0 and "Fréchet distance 0.9; real data it" in shown
+    page.unlink()
+    assert fedwan("report", done.out) == (0, f"{page}\n", "") and page.exists()
+    told = f"holds a run already; go on with it: fedwan run {path} --resume"
+    code, _, err = fedwan("run", str(path))
+    assert code == 2 and told in err
+    # Without its summary it has not ended, and goes on from a checkpoint that must be whole.
+    (page.parent / "summary.json").unlink()
+    (page.parent / "checkpoint").mkdir()
+    (page.parent / "checkpoint" / "coordinator.safetensors").write_bytes(b"cut off")
+    code, _, err = fedwan("run", str(path), "--resume")
+    assert code == 2 and "coordinator.safetensors" in err and err.count("\n") == 1
 
 
 def test_a_run_whose_sites_are_elsewhere_is_not_resumed_with_sites_of_this_machine(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    done: Config, fedwan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = tmp_path / "run"
-    finish(load_config(None, [f"out={out}", "sites=2"], resume=False), threading.Event())
+    out = Path(done.out)
     (out / "summary.json").unlink()
     for folder in ("flower", "checkpoint"):
         (out / folder).mkdir(exist_ok=True)
     (out / "checkpoint" / "coordinator.safetensors").touch()
     monkeypatch.setattr("fedwan.coordinator.model.newest_whole", lambda folder: None)
     for words in (["--resume"], []):
-        with pytest.raises(SystemExit) as caught:
-            main(["run", str(out / "config.yaml"), *words])
-        assert caught.value.code == 2
-        told = f"go on with it: fedwan coordinator {out / 'config.yaml'} --identity DIR --resume"
-        assert told in capsys.readouterr().err
+        code, _, err = fedwan("run", str(out / "config.yaml"), *words)
+        command = f"fedwan coordinator {out / 'config.yaml'} --identity DIR --resume"
+        assert code == 2 and f"go on with it: {command}" in err

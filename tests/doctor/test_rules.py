@@ -120,8 +120,7 @@ def test_a_healthy_run_has_no_finding() -> None:
 
 def test_one_odd_round_is_no_fault() -> None:
     for name, (bend, *_) in CASES.items():
-        once = at("s2", partial(_in_round, 5, bend))
-        assert told(once) == [], name
+        assert told(at("s2", partial(_in_round, 5, bend))) == [], name
 
 
 def test_points_on_different_sides_of_zero_are_no_wrong_range() -> None:
@@ -163,10 +162,10 @@ def by_round(name: str, value: Callable[[int], float]) -> Bend:
 
 
 def test_losses_that_grow_everywhere_are_the_runs() -> None:
-    (finding,) = told(
-        lambda record: scaled("generator", loss=3.0 ** max(0, record.version - 5))(record),
-        rounds=12,
-    )
+    def bend(record: RoundRecord) -> RoundRecord:
+        return scaled("generator", loss=3.0 ** max(0, record.version - 5))(record)
+
+    (finding,) = told(bend, rounds=12)
     assert (finding.kind, finding.site, finding.network) == ("diverging", None, "generator")
 
 

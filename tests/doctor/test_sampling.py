@@ -8,13 +8,7 @@ from torch import Tensor
 
 from fedwan.codecs import Codec, fp32, int4, topk2
 from fedwan.coordinator.merge import Merger
-from fedwan.doctor.sampling import (
-    Directions,
-    Sample,
-    Sampler,
-    agreement_of,
-    cosine_of,
-)
+from fedwan.doctor.sampling import Directions, Sample, Sampler, agreement_of, cosine_of
 from fedwan.state import Layout, Role, State
 from tests.support import spec
 
@@ -33,26 +27,16 @@ def state(seed: int = 0) -> State:
     return {n: torch.randn(s.shape, generator=generator) for n, s in LAYOUT.items()}
 
 
-def sample_of(value: State, codec: Codec) -> Sample:
-    payload, _ = codec.encode(value, {}, LAYOUT)
-    into: Sample = {}
-    assert [name for name, _ in Sampler(LAYOUT).tap(codec.read_each(payload, LAYOUT), into)]
-    return into
-
-
 @pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
-def test_a_coded_sample_is_the_plain_sample_of_what_is_decoded(codec: Codec) -> None:
+def test_a_coded_sample_is_that_of_what_is_decoded_and_changes_no_bit_of_what_is_merged(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
     payload, _ = codec.encode(state(), {}, LAYOUT)
-    expected = Sampler(LAYOUT).of(codec.decode(payload, LAYOUT))
-    found = sample_of(state(), codec)
+    expected, found = Sampler(LAYOUT).of(codec.decode(payload, LAYOUT)), Sample()
+    assert [name for name, _ in Sampler(LAYOUT).tap(codec.read_each(payload, LAYOUT), found)]
     assert found.keys() == expected.keys() == {"d", "g"}
     assert all(torch.equal(found[network], expected[network]) for network in expected)
 
-
-@pytest.mark.parametrize("codec", [fp32(), int4(), topk2()], ids=lambda codec: codec.name)
-def test_sampling_changes_no_bit_of_what_is_merged(
-    codec: Codec, monkeypatch: pytest.MonkeyPatch
-) -> None:
     def merged() -> State:
         merger = Merger(LAYOUT)
         for seed in (1, 2, 3):
@@ -77,17 +61,13 @@ def test_agreement_is_one_for_the_same_and_one_over_sites_for_the_orthogonal() -
 
 
 def test_each_site_is_compared_with_the_mean_of_the_others() -> None:
-    found = Directions().compare(
-        {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}},
-        {"g": vector(0, 0)},
-    )
+    samples = {"s1": {"g": vector(1, 0)}, "s2": {"g": vector(1, 0)}, "s3": {"g": vector(-1, 1)}}
+    found = Directions().compare(samples, {"g": vector(0, 0)})
     assert found["s1"]["cosines"]["g"] == pytest.approx(0.0)
     assert found["s3"]["cosines"]["g"] == pytest.approx(-(0.5**0.5))
     assert found["s1"]["agreement"] == found["s3"]["agreement"]
     assert found["s1"]["backward"] == {}
-
-
-def test_one_site_alone_is_compared_with_nobody() -> None:
+    # One site alone is compared with nobody.
     found = Directions().compare({"s1": {"g": vector(1, 0)}}, {"g": vector(0, 0)})
     assert found["s1"] == {"cosines": {}, "agreement": {}, "backward": {}}
 

@@ -24,9 +24,8 @@ from fedwan.link import server
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.framing import Part
-from fedwan.output.board import board_of
+from fedwan.output.board import read_run
 from fedwan.output.live import render_board
-from fedwan.output.records import read_records
 from fedwan.output.report import write_report
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import Refusals, bound, shown
@@ -184,9 +183,8 @@ def test_a_run_ends_on_the_same_bits_though_a_site_lies(tmp_path: Path, identiti
     told = ran.events("rejected")
     assert 8 <= len(told) <= 10 and all(text.isprintable() for text in told)
     assert ran.result.totals.quality["fd"] > 0  # of s2, who was asked in place of s1
-    records = read_records(tmp_path / "b")
-    console = Console(file=io.StringIO())
-    console.print(render_board(board_of(config, records), 1.0))
+    board, _ = read_run(tmp_path / "b")
+    Console(file=io.StringIO()).print(render_board(board, 1.0))
     write_report(tmp_path / "b")
 
 

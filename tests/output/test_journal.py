@@ -104,8 +104,8 @@ def test_a_line_that_is_changed_doubled_or_left_out_is_found(
 
 
 def version(number: int, fragment: int = 0) -> dict[str, Any]:
-    row = {"fragment": fragment, "version": number, "weights": f"{fragment}{number}"}
-    return {"event": "version", **row}
+    weights = f"{fragment}{number}"
+    return {"event": "version", "fragment": fragment, "version": number, "weights": weights}
 
 
 def contribution(number: int, site: str = "s1") -> dict[str, Any]:
@@ -131,22 +131,14 @@ BEGIN = [version(0), version(0, 1), contribution(0), version(1), version(1, 1)]
         ([resume(2, 1)], "it resumes at version 2 of fragment 0 .* tells of no weights"),
         ([resume(1)], r"resumes at versions \[1\], where the run was at \[1, 1\]"),
         ([version(2), resume(1, 1), resume(2, 1)], "tells of no weights"),
-        (
-            [resume(0, 0, weights="else")],
-            "version 0 of fragment 0 with weights else; line 1 tells of 00",
-        ),
-        (
-            [{"event": "checkpoint", "versions": [1, 0]}],
-            r"\[1, 0\] were saved where \[1, 1\] stood",
-        ),
+        ([resume(0, 0, weights="else")], "version 0 .* with weights else; line 1 tells of 00"),
+        ([{"event": "checkpoint", "versions": [1, 0]}], r"\[1, 0\] were saved where \[1, 1\] "),
         ([{"event": "version", "fragment": 0}], "is none of its kind"),
     ],
 )
 def test_a_history_that_cannot_be_is_found_though_its_chain_is_whole(
     rows: list[dict[str, Any]], told: str, tmp_path: Path
 ) -> None:
-    write(tmp_path, BEGIN)
-    assert verify(tmp_path)["versions"] == [1, 1]
     write(tmp_path, [*BEGIN, *rows])
     with pytest.raises(FedwanError, match=f"line {len(BEGIN) + len(rows)}: .*{told}"):
         verify(tmp_path)
@@ -156,7 +148,8 @@ def test_what_was_undone_by_a_resume_may_be_made_again(tmp_path: Path) -> None:
     again = [contribution(1), version(2)]
     rest = [contribution(1, "s2"), resume(1, 1)]
     write(tmp_path, [*BEGIN, *again, resume(1, 1), *rest, *again])
-    assert verify(tmp_path)["contributions"] == 2
+    found = verify(tmp_path)
+    assert (found["versions"], found["contributions"]) == ([2, 1], 2)
 
 
 def write(folder: Path, rows: list[dict[str, Any]]) -> None:
@@ -172,9 +165,7 @@ def test_a_checkpoint_of_other_weights_is_found_with_its_versions_line(run: Path
     name = next(name for name in tensors if name.startswith("global:"))
     write_tensors(path, tensors | {name: torch.zeros_like(tensors[name])}, meta)
     last = len(kinds(run)) - kinds(run)[::-1].index("version")
-    with pytest.raises(
-        FedwanError, match=f"the checkpoint stands at version 5 .*; line {last} tells"
-    ):
+    with pytest.raises(FedwanError, match=f"checkpoint stands at version 5 .*; line {last} tells"):
         verify(run)
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(FedwanError, match="cannot be read"):

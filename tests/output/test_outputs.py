@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from pathlib import Path
 
 import pytest
@@ -13,17 +12,10 @@ from safetensors.torch import save
 from fedwan import files
 from fedwan.config import load
 from fedwan.files import replace_text
-from fedwan.output.outputs import Outputs, metrics_of
+from fedwan.output.outputs import Outputs, _run_id, metrics_of
 from fedwan.output.records import EventRecord, RoundRecord, read_records
 from fedwan.output.summary import read_summary
-from tests.output.runs import (
-    FakeTotals,
-    make_config,
-    quality_row,
-    record_of,
-    round_row,
-    write_run,
-)
+from tests.output.runs import FakeTotals, make_config, quality_row, record_of, round_row, write_run
 
 
 def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> None:
@@ -49,17 +41,14 @@ def test_a_finished_run_leaves_everything_that_is_promised(tmp_path: Path) -> No
     assert summary.global_sha256 == "ab" * 32
 
 
-def test_a_run_that_breaks_leaves_a_report_but_no_summary(tmp_path: Path) -> None:
+def test_a_run_that_breaks_leaves_a_report_but_no_summary_and_its_records_when_resumed(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(RuntimeError), Outputs(make_config(tmp_path), tmp_path) as outputs:
         write_run(outputs, finish=False)
         raise RuntimeError("broken")
     assert (tmp_path / "report.html").exists()
     assert not (tmp_path / "summary.json").exists()
-
-
-def test_a_resumed_run_keeps_its_records_up_to_the_checkpoint(tmp_path: Path) -> None:
-    with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        write_run(outputs, finish=False)
     with Outputs(make_config(tmp_path), tmp_path, resumed_version=1) as outputs:
         outputs.record(round_row(2, "s1"))
     records = read_records(tmp_path)
@@ -68,16 +57,14 @@ def test_a_resumed_run_keeps_its_records_up_to_the_checkpoint(tmp_path: Path) ->
     assert (tmp_path / "samples.png").exists()
 
 
-@pytest.mark.parametrize("data", [b"", b"nonsense", b"\xff" * 64])
-def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(
-    tmp_path: Path, data: bytes
-) -> None:
+def test_bytes_from_a_site_that_hold_no_picture_become_a_warning(tmp_path: Path) -> None:
     with Outputs(make_config(tmp_path), tmp_path) as outputs:
-        outputs.samples(3, 60, data)
-    (warning,) = read_records(tmp_path)
-    assert isinstance(warning, EventRecord) and warning.event == "warning"
-    assert "version 3 cannot be drawn" in warning.text
-    assert not (tmp_path / "samples.png").exists()
+        for data in (b"", b"nonsense", b"\xff" * 64, save({"generated": torch.zeros(4, 3)})):
+            outputs.samples(3, 60, data)
+    for warning in (found := read_records(tmp_path)):
+        assert isinstance(warning, EventRecord) and warning.event == "warning"
+        assert "version 3 cannot be drawn" in warning.text
+    assert len(found) == 4 and not (tmp_path / "samples.png").exists()
 
 
 def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -> None:
@@ -91,25 +78,20 @@ def test_a_report_without_pictures_is_said_once_and_draws_none(tmp_path: Path) -
     assert "stay with them, unless an owner" in (tmp_path / "report.html").read_text()
 
 
-def test_the_folder_is_made_and_nothing_else_is_left(tmp_path: Path) -> None:
-    replace_text(tmp_path / "new" / "a.txt", "ü")
-    assert (tmp_path / "new" / "a.txt").read_bytes() == "ü".encode()
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.txt"]
-
-
-def test_a_write_that_fails_leaves_the_old_file(
+def test_a_file_is_written_whole_into_a_new_folder_or_the_old_one_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    replace_text(tmp_path / "a.txt", "old")
+    path = tmp_path / "new" / "a.txt"
+    replace_text(path, "ü")
 
     def fail(descriptor: int) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(files.os, "fsync", fail)
     with pytest.raises(OSError, match="disk full"):
-        replace_text(tmp_path / "a.txt", "new")
-    monkeypatch.setattr(files.os, "fsync", os.fsync)
-    assert (tmp_path / "a.txt").read_text() == "old"
+        replace_text(path, "new")
+    assert path.read_bytes() == "ü".encode()
+    assert [path.name for path in path.parent.iterdir()] == ["a.txt"]
 
 
 def test_rounds_and_quality_become_metrics_and_lists_and_events_do_not() -> None:
@@ -122,20 +104,15 @@ def test_rounds_and_quality_become_metrics_and_lists_and_events_do_not() -> None
 
 
 @pytest.mark.slow
-def test_an_offline_run_is_logged_with_its_pictures_and_goes_on_under_its_name(
+def test_an_offline_run_is_logged_with_its_pictures_under_a_name_that_stays(
     tmp_path: Path,
 ) -> None:
-    config = make_config(tmp_path, wandb="offline")
-    with Outputs(config, tmp_path) as outputs:
+    with Outputs(make_config(tmp_path, wandb="offline"), tmp_path) as outputs:
         write_run(outputs, finish=False)
     (first,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     assert first.stat().st_size > 1000
     assert list((tmp_path / "wandb").glob("offline-run-*/files/media/images/samples_*.png"))
-    name = (tmp_path / "wandb" / "run-id").read_text()
-    assert first.name == f"run-{name}.wandb"
-    with Outputs(config, tmp_path, resumed_version=1) as outputs:
-        write_run(outputs, finish=True)
-    assert (tmp_path / "wandb" / "run-id").read_text() == name
+    assert first.name == f"run-{_run_id(tmp_path)}.wandb"
 
 
 def test_if_it_breaks_it_is_dropped_and_the_run_goes_on(

@@ -6,17 +6,12 @@ import json
 import math
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedwan.errors import ConfigError
-from fedwan.output.records import (
-    EventRecord,
-    QualityRecord,
-    Recorder,
-    RoundRecord,
-    read_records,
-)
+from fedwan.output.records import EventRecord, QualityRecord, Recorder, RoundRecord, read_records
 from tests.output.runs import event_row, quality_row, round_row
 
 
@@ -25,69 +20,55 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "out" / "metrics.jsonl"
 
 
-def test_every_kind_of_record_is_read_back(path: Path) -> None:
-    recorder = Recorder(path.parent)
-    for row in (event_row("join", "s1"), round_row(3, "s1"), quality_row(3, 1.25) | {"modes": 7}):
+def record(path: Path, *rows: dict[str, Any], resume: int | None = None) -> None:
+    recorder = Recorder(path.parent, resume)
+    for row in rows:
         recorder.write(row)
     recorder.close()
+
+
+def test_every_kind_of_record_is_read_back_and_what_json_cannot_hold_is_null(path: Path) -> None:
+    odd = {"losses": {"generator": math.nan}, "norms": {"g": math.inf}}
+    row = quality_row(3, math.nan) | {"modes": 7}
+    record(path, event_row("join", "s1"), round_row(3, "s1") | odd, row)
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)
     join, work, quality = read_records(path.parent)
     assert isinstance(join, EventRecord) and (join.event, join.site) == ("join", "s1")
-    assert isinstance(work, RoundRecord) and (work.version, work.losses["generator"]) == (3, 0.7)
-    assert isinstance(quality, QualityRecord) and quality.figure("modes") == 7.0
+    assert isinstance(work, RoundRecord) and (work.version, work.bytes_up) == (3, 1000)
+    assert work.losses["generator"] is None and work.norms["g"] is None
+    assert isinstance(quality, QualityRecord)
+    assert (quality.figure("modes"), quality.figure("fd")) == (7.0, None)
     assert join.t <= work.t <= quality.t
 
 
-def test_numbers_that_json_cannot_hold_become_null(path: Path) -> None:
-    recorder = Recorder(path.parent)
-    row = round_row(1, "s1") | {"losses": {"generator": math.nan}, "norms": {"g": math.inf}}
-    recorder.write(row)
-    recorder.write(quality_row(1, math.nan))
-    recorder.close()
-    for line in path.read_text().splitlines():
-        json.loads(line, parse_constant=pytest.fail)
-    work, quality = read_records(path.parent)
-    assert isinstance(work, RoundRecord) and work.losses["generator"] is None
-    assert isinstance(quality, QualityRecord) and quality.figure("fd") is None
-
-
 def test_half_a_last_line_is_left_out(path: Path) -> None:
-    recorder = Recorder(path.parent)
-    recorder.write(round_row(1, "s1"))
-    recorder.write(round_row(2, "s1"))
-    recorder.close()
+    record(path, round_row(1, "s1"), round_row(2, "s1"))
     data = path.read_bytes()
     for cut in range(len(data) // 2 + 2, len(data) - 1, 7):
         path.write_bytes(data[:cut])
         assert [record.version for record in read_records(path.parent)] == [1]  # type: ignore[union-attr]
 
 
-def test_a_damaged_line_in_the_middle_is_named(path: Path) -> None:
-    recorder = Recorder(path.parent)
-    recorder.write(round_row(1, "s1"))
-    recorder.close()
-    path.write_text("nonsense\n" + path.read_text())
+def test_a_damaged_line_in_the_middle_is_named_and_a_kind_of_the_future_passed_over(
+    path: Path,
+) -> None:
+    record(path, round_row(1, "s1"))
+    text = path.read_text()
+    path.write_text('{"kind":"weather","t":1.0}\n' + text)
+    assert len(read_records(path.parent)) == 1
+    path.write_text("nonsense\n" + text)
     with pytest.raises(ConfigError, match="line 1 is no record"):
         read_records(path.parent)
 
 
-def test_records_of_a_kind_from_the_future_are_passed_over(path: Path) -> None:
-    path.parent.mkdir()
-    path.write_text('{"kind":"weather","t":1.0}\n')
-    assert read_records(path.parent) == []
-
-
 def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(path: Path) -> None:
-    recorder = Recorder(path.parent)
     for version in (1, 2, 3):
-        recorder.write(round_row(version, "s1"))
-        recorder.write(quality_row(version, 1.0))
-        recorder.write(event_row(f"after-{version}", None))
-    recorder.close()
+        rows = (round_row(version, "s1"), quality_row(version, 1.0))
+        record(path, *rows, event_row(f"after-{version}", None), resume=version)
     with path.open("a") as file:
         file.write('{"kind":"round","t":')
-    resumed = Recorder(path.parent, resume_version=2)
-    resumed.write(round_row(3, "s2"))
-    resumed.close()
+    record(path, round_row(3, "s2"), resume=2)
     records = read_records(path.parent)
     rounds = [(r.version, r.site) for r in records if isinstance(r, RoundRecord)]
     assert rounds == [(1, "s1"), (2, "s1"), (3, "s2")]
@@ -96,7 +77,7 @@ def test_a_resumed_run_drops_what_it_will_make_again_and_keeps_what_happened(pat
     assert events == ["after-1", "after-2", "after-3"]
 
 
-def test_threads_never_mix_their_lines(path: Path) -> None:
+def test_threads_never_mix_their_lines_and_a_row_that_lacks_a_field_is_none(path: Path) -> None:
     recorder = Recorder(path.parent)
 
     def write(site: str) -> None:
@@ -108,15 +89,7 @@ def test_threads_never_mix_their_lines(path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+    with pytest.raises(TypeError):
+        recorder.write({"kind": "round", "site": "s1"})
     recorder.close()
     assert len(read_records(path.parent)) == 400
-
-
-def test_a_row_that_lacks_a_field_is_our_own_bug(path: Path) -> None:
-    recorder = Recorder(path.parent)
-    row = round_row(1, "s1")
-    del row["norms"]
-    with pytest.raises(TypeError):
-        recorder.write(row)
-    recorder.close()
-    assert read_records(path.parent) == []

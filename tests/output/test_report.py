@@ -23,7 +23,6 @@ class Balanced(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.open: list[str] = []
-        self.text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         if tag not in self.VOID:
@@ -32,24 +31,15 @@ class Balanced(HTMLParser):
     def handle_endtag(self, tag: str) -> None:
         assert self.open.pop() == tag
 
-    def handle_data(self, data: str) -> None:
-        self.text.append(data)
 
-
-def make_report(out: Path, *, finish: bool) -> str:
-    with Outputs(make_config(out), out) as outputs:
-        write_run(outputs, finish=finish)
-    html = (out / "report.html").read_text()
+def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
+    with Outputs(make_config(tmp_path), tmp_path) as outputs:
+        write_run(outputs, finish=True)
+    html = (tmp_path / "report.html").read_text()
     parser = Balanced()
     parser.feed(html)
     assert parser.open == []
-    return html
-
-
-def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> None:
-    html = make_report(tmp_path, finish=True)
-    for part in (
-        ">done<",
+    charts = (
         "Fréchet distance of the EMA weights",
         "floor (real against real)",
         "Loss: generator",
@@ -58,12 +48,10 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
         "Where the time of each site went",
         "Bytes on the wire, all sites",
         "Precision and recall",
-        "data:image/png;base64,",
-        "s2 &lt;rejoined&gt; &amp; is back",
-        "workload: gan",
-        "untrained 80",
-        "4.9 times more",
-    ):
+    )
+    escaped = "s2 &lt;rejoined&gt; &amp; is back"
+    rest = (">done<", "data:image/png;base64,", "workload: gan", "untrained 80", "4.9 times more")
+    for part in (*charts, escaped, *rest):
         assert part in html, part
     # The page loads nothing from anywhere.
     assert not re.search(r"https?://|<script|<link|@import|url\(", html)
@@ -71,17 +59,14 @@ def test_a_finished_run_is_one_page_that_needs_nothing_else(tmp_path: Path) -> N
     assert "prefers-color-scheme:dark" in html
 
 
-def test_a_run_that_has_only_begun_has_a_report_too(tmp_path: Path) -> None:
+def test_a_run_that_has_only_begun_has_a_report_too_and_a_folder_without_one_is_refused(
+    tmp_path: Path,
+) -> None:
     dump(make_config(tmp_path), tmp_path / "config.yaml")
     html = write_report(tmp_path).read_text()
-    assert "no record yet" in html
-    assert "not measured yet" in html
-    assert "<figure>" not in html
-
-
-def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    assert "no record yet" in html and "not measured yet" in html and "<figure>" not in html
     with pytest.raises(ConfigError, match="holds no run"):
-        write_report(tmp_path)
+        write_report(tmp_path / "else")
 
 
 def test_a_flood_of_events_shows_its_beginning_and_its_end(tmp_path: Path) -> None:

@@ -22,19 +22,30 @@ TINY = layout_of(TinyWorkload({"model": SGD}).networks)
 
 @pytest.mark.parametrize(
     ("name", "h", "stream"),
-    [("diloco", 4, None), ("streaming_diloco", 4, (2, 2)), ("sync", 1, None)],
+    [
+        ("diloco", 4, None),
+        ("streaming_diloco", 4, (2, 2)),
+        ("sync", 1, None),
+        ("async_diloco", 4, None),
+        ("parameter_server", 1, None),
+    ],
 )
 def test_rounds_and_contributions_are_those_of_the_real_engine(
     name: str, h: int, stream: tuple[int, int] | None, tmp_path: Path
 ) -> None:
-    strategy = strategy_of(name, 2, h, stream=stream)
     inner = {"model": SGD}
-    if name == "sync":
-        strategy = build_strategy(sync, inner, sites=2, h=h)  # it mirrors the inner optimisers
-    real = run_tiny(tmp_path, tiny_config(inner=inner, h=h, steps=3 * h), strategy)
-    found = course(strategy, 2, 3 * h, layout=TINY)
+    if h == 1:  # these mirror the inner optimisers
+        recipe = {"sync": sync, "parameter_server": parameter_server}[name]
+        strategy = build_strategy(recipe, inner, sites=2, h=h)
+    else:  # measured speeds differ here, and shall not matter
+        settings = {"least_steps": h} if name == "async_diloco" else {}
+        strategy = strategy_of(name, 2, h, stream=stream, **settings)
+    real = run_tiny(tmp_path, tiny_config(inner=inner, h=h, steps=4 * h), strategy)
+    found = course(strategy, 2, 4 * h, layout=TINY)
+    assert not found.stopped
     assert found.contributions == real.result.totals.contributions
-    assert found.rounds == [(row["fragment"], row["version"]) for row in real.rounds("s1")]
+    if strategy.clock != "samples":  # at a pace of their own sites take turns as it comes
+        assert found.rounds == [(row["fragment"], row["version"]) for row in real.rounds("s1")]
 
 
 # docs/results.md, "Utilisation at pix2pix's size" and "Beside the peers", before packing.
@@ -75,20 +86,6 @@ def test_a_round_that_nobody_finishes_in_time_stops_the_run_and_says_so() -> Non
     strategy = strategy_of("diloco", 2, 100, patience_s=5.0)
     found = course(strategy, 2, 800)
     assert found.stopped == "round 1 had 0 of 2 contributions after 5 s" and not found.rounds
-
-
-@pytest.mark.parametrize("name", ["async_diloco", "parameter_server"])
-def test_as_many_contributions_as_in_the_real_engine(name: str, tmp_path: Path) -> None:
-    inner = {"model": SGD}
-    h = 1 if name == "parameter_server" else 4
-    if name == "parameter_server":
-        strategy = build_strategy(parameter_server, inner, sites=2, h=1)
-    else:  # measured speeds differ here, and shall not matter
-        strategy = strategy_of(name, 2, h, least_steps=h)
-    real = run_tiny(tmp_path, tiny_config(inner=inner, h=h, steps=8 * h), strategy).result
-    found = course(strategy, 2, 8 * h, layout=TINY)
-    assert not found.stopped
-    assert found.contributions == real.totals.contributions == 16
 
 
 def test_on_arrival_a_site_fetches_what_all_have_made() -> None:
