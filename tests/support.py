@@ -18,7 +18,7 @@ from fedwan.app import load_strategy
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, InnerConfig, merge
-from fedwan.coordinator import run as coordinated
+from fedwan.coordinator import federation
 from fedwan.coordinator.servicer import Servicer
 from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
@@ -212,7 +212,7 @@ def run_tiny(
 
     strategy = strategy or load_strategy(config.strategy).build(config)
     # Parties in one process need not wait half a second for one another.
-    with patch.object(coordinated, "TICK_S", 0.02):
+    with patch.object(federation, "TICK_S", 0.02):
         words = {"strategy": strategy, "wrap": wrap, "absences": absences, "resume": resume}
         ran = simulate(config, folder, train=live, **words)  # type: ignore[arg-type]
     return Ran(ran, workloads)

@@ -24,7 +24,7 @@ from fedwan.errors import FedwanError, PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import UploadReception
-from fedwan.protocol.rounds import Key
+from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, network_of
 from fedwan.workloads.optim import is_moment
 

@@ -48,7 +48,6 @@ def run_coordinator(
         run_id,
         out,
         lambda row: outputs.record(row),
-        lambda *words: outputs.event(*words),
         lambda *picture: outputs.samples(*picture),
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
@@ -63,7 +62,7 @@ def run_coordinator(
             address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
             outputs.event("listening", None, f"data plane listens on {address}")
             ticket = Ticket(address, run_id, to_json(config))
-            answer = partial(members.answer, run, outputs.event)
+            answer = partial(members.answer, run)
             with control.serving(out, answer), announce(ticket):
                 _train(run, outputs)
         finally:

@@ -174,10 +174,6 @@ class Agreement:
         """Sites that make a claim."""
         return sum(other == claim for other in self._claims.values())
 
-    def forget(self, site: str) -> None:
-        """A site is gone before the run has begun."""
-        self._claims.pop(site, None)
-
     def _majority(self) -> Claim | None:
         for claim in self._claims.values():
             if 2 * self.count(claim) > len(self._names):

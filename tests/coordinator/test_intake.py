@@ -26,7 +26,7 @@ from fedwan.errors import PayloadError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import MIN_CHUNK_BYTES, SPOOL_BYTES, Buffer, UploadReception
-from fedwan.protocol.rounds import Key
+from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, State
 from tests.support import StrictSource, encoded, read_all, spec
 

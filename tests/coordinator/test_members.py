@@ -47,8 +47,8 @@ class Desk:
 
     def answer(self, request: Any) -> dict[str, Any]:
         config, hub = Config(steps=40, h=4, sites=3), self.bench.hub
-        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals())
-        return members.answer(run, lambda *event: self.bench.events.append(event), request)
+        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals(), event=hub.event)
+        return members.answer(run, request)
 
     def ask(self, verb: str, site: str = "") -> dict[str, Any]:
         found = control.ask(self.out, {"ask": verb, "site": site})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -21,11 +21,13 @@ from fedwan.coordinator.model import (
 )
 from fedwan.errors import CheckpointError
 from fedwan.fragments import Fragment, whole
+from fedwan.link import wire_pb2 as wire
 from fedwan.state import Layout, Role, State, clone, hash_hashes, hash_state, tensor_bytes
 from fedwan.strategy import Strategy
 from strategies import diloco, local_sgd, sync
 from tests.support import ADAM, build_strategy, same_bits, spec
 
+Kinds = wire.DownloadRequest
 LAYOUT: Layout = {
     "discriminator/w": spec((5,)),
     "generator/empty": spec((0,)),
@@ -65,8 +67,8 @@ def advance(model: GlobalModel, seeds: range) -> None:
         model.commit(model.fragments[0], random_state(seed), samples=30)
 
 
-def contents(model: GlobalModel) -> tuple[State, State, list[int], str]:
-    return model.state, model.ema, model.versions, model.initial_sha256
+def contents(model: GlobalModel) -> tuple[State, State, list[int]]:
+    return model.state, model.ema, model.versions
 
 
 # Rounds ------------------------------------------------------------------------------------------
@@ -116,17 +118,15 @@ def test_parameters_are_kept_in_fp32_whatever_the_sites_have() -> None:
 # Snapshots ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("what", [GlobalModel.snapshot_global, GlobalModel.snapshot_ema])
-def test_a_snapshot_does_not_change_while_training_goes_on(
-    what: Callable[[GlobalModel], tuple[object, tuple[int, ...]]],
-) -> None:
+@pytest.mark.parametrize("what", [Kinds.GLOBAL, Kinds.EMA])
+def test_a_snapshot_does_not_change_while_training_goes_on(what: Any) -> None:
     model = make_model(strategy_of("diloco"))
     advance(model, range(1, 3))
-    payload, version = what(model)
-    kept = model.state if what is GlobalModel.snapshot_global else model.ema
+    payload, version = model.snapshot(what)
+    kept = model.state if what == Kinds.GLOBAL else model.ema
     expected = hash_state(kept)
     advance(model, range(3, 6))
-    decoded = fp32().decode(payload, LAYOUT)  # type: ignore[arg-type]
+    decoded = fp32().decode(payload, LAYOUT)
     assert (hash_state(decoded), version) == (expected, (2,))
 
 
@@ -134,7 +134,7 @@ def test_the_average_goes_on_from_where_a_snapshot_was_taken() -> None:
     watched, plain = (make_model(strategy_of("diloco")) for _ in "ab")
     held = []
     for seed in range(1, 6):
-        held.append(watched.snapshot_ema())
+        held.append(watched.snapshot(Kinds.EMA))
         advance(watched, range(seed, seed + 1))
         advance(plain, range(seed, seed + 1))
     assert same_bits(watched.ema, plain.ema)
@@ -143,7 +143,7 @@ def test_the_average_goes_on_from_where_a_snapshot_was_taken() -> None:
 def test_the_outer_snapshot_is_the_optimisers_state() -> None:
     model = make_model(strategy_of("sync"))
     advance(model, range(1, 3))
-    payload, version = model.snapshot_outer()
+    payload, version = model.snapshot(Kinds.OUTER)
     flat = safetensors.torch.load(bytes(payload.read(0, payload.num_bytes)))
     assert version == (2,) and float(flat["generator:step|generator/w"]) == 2.0
 

@@ -249,7 +249,7 @@ def test_where_updates_are_kept_a_site_that_contributes_lets_its_snapshots_go(
     bench: Bench,
 ) -> None:
     model = bench.set_model()
-    bench.hub.start(bench.layout, bench.rounds, bench.intake, keeps_updates=True)
+    bench.rounds.keeps_updates = True
     request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.EMA)
     assert bench.hub.download("s1", request).payload is not None
     average = model.ema
@@ -375,8 +375,8 @@ def test_a_report_settles_the_question(bench: Bench) -> None:
     bench.registry.tell("s1", wire.CoordinatorSignal.EVALUATE)
     bench.hub.report("s1", wire.QualityReport(run_id="run-1", figures_json='{"fd": 2.0}'))
     assert not bench.registry.sites["s1"].owed
-    site, report = bench.hub.reports.get_nowait()
-    assert site == "s1" and report is not None and report.figures == {"fd": 2.0}
+    (answers,) = bench.hub.evaluation.found(["s1"])
+    assert answers.reports["s1"].figures == {"fd": 2.0}
 
 
 @pytest.mark.parametrize(("checkpoint", "told"), [(4, ""), (2, ""), (1, "go on from version 1")])
@@ -401,7 +401,7 @@ def test_a_farewell_counts_once(bench: Bench) -> None:
 def test_whole_weights_come_with_what_is_known_of_the_same_version(bench: Bench) -> None:
     """Else a site whose contribution is in them would wait for one more update."""
     model = bench.set_model()
-    bench.hub.start(bench.layout, bench.rounds, bench.intake, keeps_updates=True)
+    bench.rounds.keeps_updates = True
     payload = model.commit(model.fragments[0], {"net/w": torch.ones(1000)}, samples=4)
     request = wire.DownloadRequest(run_id="run-1", kind=wire.DownloadRequest.GLOBAL)
     asked = in_thread(lambda: bench.hub.download("s1", request))

@@ -31,7 +31,7 @@ def test_a_site_that_drains_leaves_when_what_it_was_sending_is_here(registry: Re
 
 def test_a_site_that_drains_and_falls_silent_is_waited_for_no_longer(registry: Registry) -> None:
     registry.decide("drain", "s2", ["first"], True)
-    assert registry.newly_lost(11.0)
+    assert registry.notice(11.0)
     assert registry.release(["first"]) == ["s2"]
 
 

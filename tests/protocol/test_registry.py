@@ -31,17 +31,17 @@ def kinds(signals: Signals) -> list[int]:
 
 
 def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) -> None:
-    assert registry.live(10.0) == ["s1"] and registry.newly_lost(10.0) == []
+    assert registry.live(10.0) == ["s1"] and registry.notice(10.0) == ([], [])
     assert registry.live(10.1) == [] and registry.absent(10.1) == ["s1"]
-    assert registry.newly_lost(10.1) == ["s1"] and registry.newly_lost(10.1) == []
+    assert [registry.notice(10.1) for _ in range(2)] == [(["s1"], []), ([], [])]
     assert registry.hear("s1", "a", 5, 11.0) and registry.live(11.0) == ["s1"]
-    assert registry.returned == ["s1"], "heard again, once"
-    assert registry.newly_lost(100.0) == ["s1"], "who never came is not lost"
+    assert [registry.notice(11.0) for _ in range(2)] == [([], ["s1"]), ([], [])]
+    assert registry.notice(100.0) == (["s1"], []), "who never came is not lost"
 
 
 def test_a_broken_stream_shortens_patience_with_silence(registry: Registry) -> None:
     registry.drop("s1", "a", 0.0)
-    assert registry.newly_lost(4.1) == ["s1"]
+    assert registry.notice(4.1) == (["s1"], [])
 
 
 def test_old_sessions_are_not_heard(registry: Registry) -> None:
@@ -101,7 +101,7 @@ def test_only_the_present_session_attaches(registry: Registry) -> None:
 
 def test_a_site_that_left_is_neither_live_nor_lost(registry: Registry) -> None:
     registry.sites["s1"].has_left = True
-    assert registry.live(0.0) == [] and registry.newly_lost(100.0) == []
+    assert registry.live(0.0) == [] and registry.notice(100.0) == ([], [])
     registry.admit("s1", "b", 100.0)
     assert registry.live(100.0) == ["s1"]
 
@@ -114,7 +114,6 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     signals = registry.attach("s2", "b", 0.0)
     registry.replace_first([], 0.0)
     assert registry.first == "s1" and kinds(signals) == []
-    registry.sites["s1"].is_lost = True
     registry.replace_first(["s1"], 0.0)
     assert registry.first == "s2" and kinds(signals) == [Signal.SEND_INITIAL]
     registry.replace_first(["s1", "s2"], 0.0)

@@ -12,9 +12,11 @@ from fedwan.codecs import fp32
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import RoundPolicy, barrier, on_arrival
-from fedwan.protocol.rounds import Key, Rounds
+from fedwan.protocol.round import Key
+from fedwan.protocol.rounds import Rounds
 from fedwan.strategy import Strategy
 
+Header = wire.DownloadHeader
 SITES = ("s1", "s2", "s3")
 
 
@@ -118,7 +120,7 @@ def test_what_comes_while_a_round_is_committed_waits_for_the_next(
     send(rounds, "s3", 0)
     done = rounds.publish(Update(1))
     assert (len(done), rounds.dropped) == (2 + dropped, dropped)
-    assert (rounds.contribution(Key(0, 0, "s3")) is None) == bool(dropped)
+    assert ((0, "s3") in rounds._whole[0]) != bool(dropped)
 
 
 def test_only_the_present_version_and_the_next_are_wanted() -> None:
@@ -164,9 +166,9 @@ def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
 
 def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done() -> None:
     rounds = make(barrier(3, 2, 10.0))
-    assert rounds.answer("s1", 0, 1) == ("wait", None)
+    assert rounds.answer("s1", 0, 1) == (Header.NOT_YET, None)
     close(rounds, "s1", "s2")
-    assert rounds.answer("s1", 0, 1) == ("ready", Update(1))
+    assert rounds.answer("s1", 0, 1) == (Header.READY, Update(1))
     told = rounds.tell("s1", 0)
     assert (told.merged_from, told.merged_into, told.run_step) == (0, 1, 2)
     rounds.begin(0.0)
@@ -174,9 +176,9 @@ def test_an_update_is_waited_for_then_ready_then_superseded_and_in_the_end_done(
     send(rounds, "s2", 1)
     rounds.advance(10.0, 3)
     # Its round is over: who still wants it takes the global weights.
-    assert rounds.answer("s3", 0, 1) == ("superseded", None)
+    assert rounds.answer("s3", 0, 1) == (Header.SUPERSEDED, None)
     rounds.is_over = True
-    assert rounds.answer("s1", 0, 2) == ("done", None)
+    assert rounds.answer("s1", 0, 2) == (Header.DONE, None)
 
 
 def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
@@ -184,9 +186,9 @@ def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
     close(rounds, *SITES)
     for site in SITES[:2]:
         rounds.announce(Key(0, 1, site))
-        assert rounds.answer(site, 0, 1)[0] == "ready"
+        assert rounds.answer(site, 0, 1)[0] == Header.READY
     rounds.announce(Key(0, 1, "s3"))
-    assert rounds.answer("s1", 0, 1)[0] == "superseded"
+    assert rounds.answer("s1", 0, 1)[0] == Header.SUPERSEDED
 
 
 def test_past_updates_are_kept_up_to_a_weight() -> None:
@@ -194,10 +196,11 @@ def test_past_updates_are_kept_up_to_a_weight() -> None:
     for version in range(1, 5):
         rounds.hold(0, version, Update(8))
     assert [rounds.answer("s1", 0, version)[0] for version in range(1, 5)] == [
-        *("superseded", "superseded", "ready", "ready")
+        *[Header.SUPERSEDED] * 2,
+        *[Header.READY] * 2,
     ]
     rounds.hold(0, 5, Update(100))  # the newest in any case
-    assert rounds.answer("s1", 0, 5)[0] == "ready"
+    assert rounds.answer("s1", 0, 5)[0] == Header.READY
 
 
 def test_an_update_that_is_one_site_s_own_is_told_to_that_site_alone() -> None:
@@ -213,8 +216,8 @@ def test_a_site_that_missed_an_update_it_is_merged_into_has_all_sites_begin_anew
     rounds = make(barrier(3, 1, 10.0))
     close(rounds, "s1")
     close(rounds, "s2")
-    assert rounds.answer("s2", 0, 1)[0] == "superseded" and rounds.tell("s2", 0).anew_from == 0
-    assert rounds.answer("s1", 0, 1)[0] == "superseded"
+    assert rounds.answer("s2", 0, 1)[0] == Header.SUPERSEDED and rounds.tell("s2", 0).anew_from == 0
+    assert rounds.answer("s1", 0, 1)[0] == Header.SUPERSEDED
     assert rounds.tell("s1", 0).anew_from == rounds.tell("s2", 0).anew_from == 3
 
 
@@ -250,7 +253,7 @@ def test_who_lost_what_it_had_after_the_last_round_takes_its_steps_again(
     assert rounds.note_back("s1", checkpoint, repeats=False) is (checkpoint < 2)
     rounds._merged[0]["s1"] = (0, 1)
     assert not rounds.is_behind("s1", checkpoint), "its steps of the last round are in no update"
-    rounds.versions, rounds.run_step = [4], 8
+    rounds.versions = [4]
     assert not rounds.is_behind("s1", 3), "there is no round left"
 
 

@@ -150,8 +150,7 @@ def test_the_parameter_server_steps_with_the_run_s_rate() -> None:
     layout = {"g/w": TensorSpec((1,), torch.float32, Role.PARAMETER)}
     step = parameter_server.build(config).server_step(model, layout)
     for run_step in range(10):
-        step.begin(run_step)
-        step.commit(plain(step.propose({"g/w": torch.ones(1)})))
+        step.commit(plain(step.propose({"g/w": torch.ones(1)}, run_step=run_step)))
     assert model["g/w"].item() == pytest.approx(-sum(1 - step / 10 for step in range(10)))
 
 
