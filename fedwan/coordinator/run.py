@@ -74,8 +74,8 @@ class CoordinatedRun:
         needed = config.round.quorum or len(self._names)
         self._run_id = run_id
         self._sources = None if strategy else sources(config)
-        self._agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
-        self.hub = Servicer(run_id, self._registry, self._agreement, self.event, CHUNK_BYTES)
+        agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
+        self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
         self.hub.evaluation = Evaluation(has_own_data(config.data))
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])
@@ -120,31 +120,23 @@ class CoordinatedRun:
                 f"checkpoint in {folder} is of another version of fedwan "
                 f"({error}); resume with the one that it began with"
             ) from None
-        self._agreement.agreed = claim
+        self.hub.agreement.agreed = claim
         for verb, site in decisions(self._folder / JOURNAL):
             if not self._registry.objection(verb, site):
                 self.hub.decide(verb, site)
         self._settle(claim)
-        self.hub.model = self._resumed = GlobalModel.load(folder, self._strategy, self.config)
+        self._resumed = GlobalModel.load(folder, self._strategy, self.config)
         return self._resumed.version, complaint
 
     def opening(self) -> dict[str, Any]:
         """The journal's line that this start of the run begins with."""
-        row = {
-            "kind": "event",
-            "site": None,
-            "config": hash_file(self._folder / "config.yaml"),
-            "sources": self._sources,
-        }
-        model = self._resumed
-        if model is None:
+        row = {"kind": "event", "site": None, "sources": self._sources}
+        row["config"] = hash_file(self._folder / "config.yaml")
+        if (model := self._resumed) is None:
             return row | {"event": "start", "text": f"run {self._run_id} begins"}
-        return row | {
-            "event": "resume",
-            "text": f"resumed at version {model.version}",
-            "versions": list(model.versions),
-            "weights": [model.hash_of(fragment) for fragment in model.fragments],
-        }
+        row |= {"event": "resume", "text": f"resumed at version {model.version}"}
+        weights = [model.hash_of(fragment) for fragment in model.fragments]
+        return row | {"versions": list(model.versions), "weights": weights}
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
         """Train to the last version.
@@ -228,6 +220,7 @@ class CoordinatedRun:
         is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
         self.hub.gate.load_state(self._past_figures)
+        self.hub.model = self._resumed
         self.hub.start(rounds, intake)
         return rounds
 
@@ -387,7 +380,7 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta = {"totals": row, "claim": self._agreement.agreed, "gate": hub.gate.state()}
+        meta = {"totals": row, "claim": self.hub.agreement.agreed, "gate": hub.gate.state()}
         versions = list(model.versions)
         model.save(self._folder / "checkpoint", meta)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})

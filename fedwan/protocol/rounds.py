@@ -355,7 +355,7 @@ class Rounds(Generic[C, U]):
             merged_into=into,
             is_own=0 < self._own[fragment] == into,
             anew_from=self._anew_from[fragment],
-            steps=self._paces.steps().get(site, 0),
+            steps=self._paces.steps(site),
             run_step=self.run_step,
             **fields,
         )

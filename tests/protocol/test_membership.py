@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedwan.errors import SessionLost, SiteDrained, SiteEjected
-from fedwan.protocol.policy import barrier, on_arrival
+from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.rounds import Rounds
 from tests.protocol.test_rounds import Sent, Update, close, make, send
@@ -129,7 +129,7 @@ def test_what_an_ejected_site_sent_is_dropped_unless_it_was_merged() -> None:
 
 
 def test_a_quorum_counts_no_more_sites_than_are_left() -> None:
-    rounds = make(on_arrival(3, quorum=2, max_staleness=4))
+    rounds = make(RoundPolicy(3, quorum=2, max_staleness=4, arrivals_from=0))
     rounds.expect(["s2"])
     rounds.begin(0.0)
     send(rounds, "s2", 0)

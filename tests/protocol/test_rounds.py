@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fedwan.codecs import fp32
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.policy import RoundPolicy, barrier, on_arrival
+from fedwan.protocol.policy import RoundPolicy, barrier
 from fedwan.protocol.round import Key
 from fedwan.protocol.rounds import Rounds
 from fedwan.strategy import Strategy
@@ -134,7 +134,7 @@ def test_only_the_present_version_and_the_next_are_wanted() -> None:
 
 
 def test_on_arrival_the_first_to_come_makes_a_version() -> None:
-    rounds = make(on_arrival(3, 2, max_staleness=1, discount=0.5), keep_bytes=10)
+    rounds = make(RoundPolicy(3, 2, max_staleness=1, discount=0.5, arrivals_from=0), keep_bytes=10)
     rounds.begin(0.0)
     for site in ("s2", "s1"):
         send(rounds, site, 0)
@@ -149,7 +149,7 @@ def test_on_arrival_the_first_to_come_makes_a_version() -> None:
 
 
 def test_a_pace_of_the_sites_own_ends_with_the_samples_of_all() -> None:
-    rounds = make(on_arrival(3, 1), keep_bytes=10, least_steps=1)
+    rounds = make(RoundPolicy(3, 1, arrivals_from=0), keep_bytes=10, least_steps=1)
     for count in range(1, 13):
         rounds.begin(0.0)
         send(rounds, "s1" if count % 2 else "s2", rounds.versions[0], steps=2 if count % 2 else 1)
@@ -192,7 +192,7 @@ def test_an_update_s_memory_is_freed_once_all_sites_have_it() -> None:
 
 
 def test_past_updates_are_kept_up_to_a_weight() -> None:
-    rounds = make(on_arrival(3, 1), keep_bytes=20)
+    rounds = make(RoundPolicy(3, 1, arrivals_from=0), keep_bytes=20)
     for version in range(1, 5):
         rounds.hold(0, version, Update(8))
     assert [rounds.answer("s1", 0, version)[0] for version in range(1, 5)] == [
@@ -204,7 +204,7 @@ def test_past_updates_are_kept_up_to_a_weight() -> None:
 
 
 def test_an_update_that_is_one_site_s_own_is_told_to_that_site_alone() -> None:
-    rounds = make(on_arrival(3, 1), keep_bytes=10)
+    rounds = make(RoundPolicy(3, 1, arrivals_from=0), keep_bytes=10)
     rounds.begin(0.0)
     send(rounds, "s1", 0)
     rounds.advance(0.0, 3)
@@ -264,7 +264,7 @@ def test_who_is_waited_for_is_named() -> None:
     rounds.advance(0.0, 2)
     assert rounds.missing(["s1", "s3"], 2) == ["s3"]
     assert rounds.owing(["s1", "s2"]) == ["s2", "s3"]
-    late = make(on_arrival(3, 2))
+    late = make(RoundPolicy(3, 2, arrivals_from=0))
     late.begin(0.0)
     assert late.missing(["s3"], 2) == [] and late.missing(["s3"], 1) == ["s3"]
     assert late.owing(["s1"]) == ["s2", "s3"]
@@ -315,7 +315,7 @@ def test_each_contribution_is_merged_once_or_dropped(
 ) -> None:
     policy = barrier(3, quorum, 5.0, max_staleness=max_staleness)
     if arrives:
-        policy = on_arrival(3, quorum, 1e9, max_staleness=max_staleness)
+        policy = RoundPolicy(3, quorum, 1e9, max_staleness=max_staleness, arrivals_from=0)
     rounds = make(policy, keep_bytes=100 if arrives else 0, num_versions=10**6)
     now_s, sent, merged, freed = 0.0, 0, 0, 0
     present = rounds.begin(now_s)
