@@ -155,14 +155,6 @@ def test_a_late_contribution_is_in_the_next_update_or_dropped_and_counted(
         assert not late and (totals.late, totals.dropped) == (0, 1)
 
 
-def test_a_quorum_begins_without_the_others_and_closes_after_patience(tmp_path: Path) -> None:
-    config = tiny_config(h=H, steps=2 * H, round={"quorum": 1, "patience_s": 0.5})
-    began = time.monotonic()
-    ran = Federation(tmp_path, config, None, {"s1": None}).result(20.0)
-    assert 1.0 <= time.monotonic() - began < 8.0
-    assert [(row["site"], row["samples"]) for row in ran.rounds()] == [("s2", H * BATCH)] * 2
-
-
 def test_below_its_quorum_a_run_stops_with_a_checkpoint_and_says_whom_it_misses(
     tmp_path: Path,
 ) -> None:
@@ -278,10 +270,3 @@ def test_a_site_that_dies_on_arrival_rejoins_at_the_present_version(tmp_path: Pa
     ran = run.result(60.0)
     assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
     assert len(ran.rounds("s1")) > 5
-
-
-def test_below_its_quorum_a_run_on_arrival_pauses_and_then_stops(tmp_path: Path) -> None:
-    config = on_arrival(2, 2, 400, patience_s=1.0)
-    run = Federation(tmp_path, config, None, {"s1": Gated(dies_at=6 * H)})
-    with pytest.raises(RunStopped, match="for s1 and is below its quorum of 2"):
-        run.result(30.0)
