@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from fedwan.coordinator.federation import Federation
 from fedwan.coordinator.records import Totals
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.evaluation import Answers
 from fedwan.protocol.limits import Report
 from fedwan.state import State, select_prefix
 
@@ -74,8 +74,8 @@ class Quality:
         """Keep what has been found since the last call."""
         with self._hub.changed:
             found = self._hub.evaluation.found(self._hub.live())
-        for answers in found:
-            self._keep(find(answers))
+        for reports in found:
+            self._keep(find(reports))
 
     def wants(self, version: int) -> bool:
         """Whether that of a version is still to come; asks who can tell."""
@@ -103,10 +103,9 @@ class Quality:
         self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
 
 
-def find(answers: Answers) -> Finding:
+def find(reports: Mapping[str, Report]) -> Finding:
     """What sites found, in the order of their names."""
-    reports = answers.reports
-    if answers.is_shared:
+    if len(reports) == 1:
         ((site, report),) = reports.items()
         return Finding((site,), report.version, report.figures, report.samples)
     # Imported here: feature networks and data sets come with it, which other runs do without.
@@ -137,18 +136,13 @@ def _is_number(value: object) -> bool:
 
 
 def _has_pictures(report: Report) -> bool:
-    try:
-        return "generated" in _tensors(report)
-    except PayloadError:
-        return False
+    with suppress(SafetensorError):
+        return "generated" in safetensors.torch.load(report.samples)
+    return False
 
 
 def _moments(report: Report) -> State:
-    return select_prefix("moments", _tensors(report))
-
-
-def _tensors(report: Report) -> State:
     try:
-        return safetensors.torch.load(report.samples)
+        return select_prefix("moments", safetensors.torch.load(report.samples))
     except SafetensorError as error:
         raise PayloadError(f"a report's samples cannot be read ({error})") from None

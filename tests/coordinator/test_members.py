@@ -18,6 +18,7 @@ from fedwan.coordinator import control, members
 from fedwan.coordinator.records import Totals
 from fedwan.errors import ConfigError, SiteDrained, SiteEjected, UserError
 from fedwan.link import wire_pb2 as wire
+from tests.cli.conftest import Command
 from tests.cli.conftest import fedwan as fedwan
 from tests.planes import (
     Bench,

@@ -31,7 +31,7 @@ def own(version: int, seed: int, fd: float = 1.0, **others: object) -> Report:
 
 
 def findings(evaluation: Evaluation, live: list[str]) -> list[Finding]:
-    return [find(answers) for answers in evaluation.found(live)]
+    return [find(reports) for reports in evaluation.found(live)]
 
 
 def test_of_shared_data_one_site_is_asked_that_keeps_up() -> None:

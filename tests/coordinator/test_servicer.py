@@ -333,8 +333,8 @@ def test_a_report_settles_the_question(bench: Bench) -> None:
     bench.registry.tell("s1", wire.CoordinatorSignal.EVALUATE)
     bench.hub.report("s1", wire.QualityReport(run_id="run-1", figures_json='{"fd": 2.0}'))
     assert not bench.registry.sites["s1"].owed
-    (answers,) = bench.hub.evaluation.found(["s1"])
-    assert answers.reports["s1"].figures == {"fd": 2.0}
+    (reports,) = bench.hub.evaluation.found(["s1"])
+    assert reports["s1"].figures == {"fd": 2.0}
 
 
 @pytest.mark.parametrize(("checkpoint", "told"), [(4, ""), (2, ""), (1, "go on from version 1")])
