@@ -14,16 +14,12 @@ from flwr.server.strategy import aggregate as flower
 from torch import Tensor
 
 from fedwan.codecs import Codec, Reading, fp32, int4, plain
-from fedwan.codecs.payload import Source
 from fedwan.coordinator.robust import RobustMerger, Rule, krum_choice, squares_between
-from fedwan.coordinator.servicer import _upload
-from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import Link
 from fedwan.link.buffer import FileBuffer
 from fedwan.state import Layout, Role, State
 from tests.support import (
-    WrappedLink,
-    encoded,
-    hub_of,
+    RewritingLink,
     read_all,
     run_tiny,
     same_bits,
@@ -200,17 +196,9 @@ def test_coded_contributions_in_files_merge_as_decoded_ones(
     assert same_bits(coded.take(), decoded.take())
 
 
-class HostileLink(WrappedLink):
+def hostile_link(inner: Link) -> Any:
     """Every contribution is another than the site computed."""
-
-    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
-        if header.kind == wire.UploadHeader.CONTRIBUTION:
-            layout = hub_of(self._inner).intake._codec_and_layout(_upload("", header))[1]
-            state = fp32().decode(payload, layout)
-            state = {name: worse(value, layout[name].role) for name, value in state.items()}
-            payload = encoded(state, layout)
-            header.checksum = payload.checksum
-        return self._inner.upload(header, payload)
+    return RewritingLink(inner, lambda header, name, value, role: worse(value, role))
 
 
 def worse(value: Tensor, role: Role) -> Tensor:
@@ -229,7 +217,7 @@ def ran(folder: Path, strategy: str, rule: str, *hostile: str) -> State:
         folder,
         tiny_config(strategy, sites=5, h=h, steps=3 * h, **sections),
         norm=True,
-        wrap=lambda name, link: HostileLink(link) if name in hostile else link,
+        wrap=lambda name, link: hostile_link(link) if name in hostile else link,
     )
     assert len(run.hashes) == 1
     return run.state
