@@ -113,7 +113,7 @@ class Bench:
         for site in self.registry.sites:
             for version in range(3):
                 if (found := self.contribution(site, version)) is not None:
-                    found.reception.close()
+                    found.payload.close()
 
     def is_live(self, site: str) -> bool:
         return site in self.registry.live(time.monotonic())

@@ -146,7 +146,7 @@ class Federation:
             self.intake.forget(*self.rounds.least_wanted())
             self.changed.notify_all()
         for contribution in done:
-            contribution.reception.close()
+            contribution.payload.close()
         self.intake.free()
 
     def finish(self, text: str, is_complete: bool = False) -> None:
@@ -194,7 +194,7 @@ class Federation:
             self._release()
             self._follow()
         for contribution in done:
-            contribution.reception.close()
+            contribution.payload.close()
 
     def survey(self) -> dict[str, Any]:
         """Where the run stands, for whom it waits, and its sites; times in Unix seconds."""

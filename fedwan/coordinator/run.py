@@ -286,7 +286,7 @@ class CoordinatedRun:
                     # One contribution must not replace the running statistics of all.
                     assert isinstance(merger, Merger), "strategies on arrival merge by the mean"
                     merger.keep(model.state, float(others))
-                payload, _, work, _ = merge.contribution
+                payload, work, _ = merge.contribution
                 part = self._part(round_.fragment, merge.key.site)
                 reading = Reading(self._strategy.up, payload, part.layout)
                 samples.append(merger.add(reading, work.samples / nominal, merge.scale))

@@ -14,7 +14,6 @@ from typing import TypeVar
 from google.protobuf.message import Message
 
 from fedwan.codecs import Payload
-from fedwan.codecs.payload import Source
 from fedwan.coordinator.federation import CoordinatorRounds, Federation
 from fedwan.coordinator.intake import Contribution, Measures, Upload
 from fedwan.errors import PayloadError, SessionLost
@@ -205,10 +204,7 @@ class Servicer(Federation):
         payload = reception.claim()
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
-        return self._take_in(upload, reception, payload)
-
-    def _take_in(self, upload: Upload, reception: UploadReception, payload: Source) -> wire.Receipt:
-        """Check a whole payload, and lay it out for merging unless it was replaced meanwhile."""
+        # Check the whole payload, and lay it out for merging unless it was replaced meanwhile.
         problem, measures = "", Measures({}, {})
         try:
             measures = self.intake.inspect(upload, payload)
@@ -235,7 +231,7 @@ class Servicer(Federation):
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)
-                contribution = Contribution(payload, reception, reception.header.work, measures)
+                contribution = Contribution(payload, reception.header.work, measures)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
             self._release()
             self.changed.notify_all()

@@ -26,7 +26,7 @@ from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
 TICK_S = 0.5
-"""The machine is asked whenever something arrives, and so often: `coordinator.run.TICK_S`."""
+"""The machine is asked whenever something arrives, and so often: `coordinator.federation.TICK_S`."""
 UNKNOWN = math.inf
 
 

@@ -69,13 +69,8 @@ class Gated(TinyWorkload):
 class Federation:
     """A run in a thread, with what the test does to its sites.
 
-    Args:
-        config: see `tiny_config`.
-        strategy: in place of the one it names.
-        workloads: of sites, in place of the plain one; None does not come at all. A site whose
-                process dies falls silent.
-        then: is called when one has died; whether it returns.
-        around: wraps the sites' links.
+    Of `workloads`, by site, None does not come at all. A site whose process dies falls silent; then
+    `then` is called, and says whether it returns.
     """
 
     def __init__(
@@ -262,11 +257,3 @@ def test_on_arrival_the_other_sites_do_not_wait_for_one_that_stands_still(tmp_pa
     ran = run.result(30.0)
     assert len(ran.hashes) == 1
     assert ran.result.totals.samples >= 3 * 4 * H * BATCH
-
-
-def test_a_site_that_dies_on_arrival_rejoins_at_the_present_version(tmp_path: Path) -> None:
-    workloads: dict[str, Gated | None] = {"s1": Gated(dies_at=5 * H + 1)}
-    run = Federation(tmp_path, on_arrival(2, 1, 30), None, workloads, lambda: True)
-    ran = run.result(60.0)
-    assert len(ran.hashes) == 1 and ran.result.totals.rejoins == 1
-    assert len(ran.rounds("s1")) > 5

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import math
-import os
 import random
-import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,11 +11,8 @@ import pytest
 import torch
 
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
-from fedwan.coordinator import intake as intake_module
 from fedwan.coordinator.intake import (
-    MAX_CHECKS,
     Intake,
-    Measures,
     Upload,
     inspect,
 )
@@ -174,29 +168,6 @@ def test_past_versions_of_a_fragment_are_forgotten_and_later_ones_kept(tmp_path:
     intake.forget(1, 9)
     intake.forget(0, 3)
     assert intake.find(upload(2)) is None and intake.find(upload(4)) is not None
-
-
-def test_many_payloads_at_once_are_checked_a_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock, active, seen = threading.Lock(), 0, []
-
-    def check(*args: object) -> Measures:
-        nonlocal active
-        with lock:
-            active += 1
-            seen.append(active)
-        time.sleep(0.005)
-        with lock:
-            active -= 1
-        return Measures({"net": 1.0}, {})
-
-    monkeypatch.setattr(intake_module, "inspect", check)
-    intake, payload = make(tmp_path), Buffer(len(DATA))
-    with ThreadPoolExecutor(32) as sites:
-        measured = list(sites.map(lambda _: intake.inspect(upload(), payload), range(32)))
-    assert measured == [Measures({"net": 1.0}, {})] * 32
-    assert len(seen) == 32 and max(seen) <= min(MAX_CHECKS, os.cpu_count() or 1)
 
 
 # The check ---------------------------------------------------------------------------------------
