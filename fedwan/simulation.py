@@ -90,14 +90,9 @@ def simulate(
         records.append(row)
         recorder.write(row)
 
-    def event(event: str, site: str | None, text: str) -> None:
-        record({"kind": "event", "event": event, "site": site, "text": text})
-
     config = copy.deepcopy(config)
     config.checkpoint.every = config.checkpoint.every or max(1, config.steps)
-    run = CoordinatedRun(
-        config, RUN_ID, folder, record, event, lambda *_: None, strategy, SILENCE_S
-    )
+    run = CoordinatedRun(config, RUN_ID, folder, record, lambda *_: None, strategy, SILENCE_S)
     resumed_version, _ = run.resume() if resume else (None, "")
     dump(config, folder / "config.yaml")
     recorder = Recorder(folder, resumed_version)

@@ -12,7 +12,7 @@ from fedwan import outer
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_outer
 from fedwan.fragments import whole
-from fedwan.protocol.policy import on_arrival
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.recipes import ARRIVAL, LOCAL_STEPS, codec, nesterov
 from fedwan.strategy import Strategy
 
@@ -38,12 +38,12 @@ def build(config: Config) -> Strategy:
         up=codec(config, "up"),
         down=codec(config, "down"),
         owes="weights",
-        policy=on_arrival(
+        policy=RoundPolicy(
             config.sites,
             rounds.quorum,
             rounds.patience_s,
-            rounds.max_staleness,
-            warmup=WARMUP,
+            max_staleness=rounds.max_staleness,
+            arrivals_from=WARMUP,
         ),
         clock="samples",
         least_steps=rounds.least_steps,

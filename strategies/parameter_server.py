@@ -13,7 +13,7 @@ from __future__ import annotations
 from fedwan.config import Config
 from fedwan.coordinator.server_step import step_inner
 from fedwan.fragments import whole
-from fedwan.protocol.policy import on_arrival
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.recipes import ARRIVAL, codec
 from fedwan.strategy import Strategy
 
@@ -31,8 +31,13 @@ def build(config: Config) -> Strategy:
         server_step=step_inner(config.inner, config.steps),
         up=codec(config, "up"),
         down=codec(config, "down"),
-        policy=on_arrival(
-            config.sites, rounds.quorum, rounds.patience_s, rounds.max_staleness, discount=1.0
+        policy=RoundPolicy(
+            config.sites,
+            rounds.quorum,
+            rounds.patience_s,
+            max_staleness=rounds.max_staleness,
+            discount=1.0,
+            arrivals_from=0,
         ),
         clock="samples",
     )

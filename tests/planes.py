@@ -29,7 +29,6 @@ from fedwan.link.tls import Identity
 from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.policy import barrier
 from fedwan.protocol.registry import Registry
-from fedwan.protocol.rounds import Key
 from fedwan.state import Layout, Role, State, TensorSpec, hash_state, layout_to_json
 from fedwan.strategy import Strategy
 from tests.proxies import FlakyProxy, flaky_proxy
@@ -83,7 +82,7 @@ class Bench:
             chunk_bytes,
         )
         self.rounds = CoordinatorRounds(self.strategy, fragments, sites, 1000, 4)
-        self.hub.start(self.layout, self.rounds, self.intake)
+        self.hub.start(self.rounds, self.intake)
         self.set_model()
 
     def set_model(self) -> GlobalModel:
@@ -123,7 +122,7 @@ class Bench:
 
     def contribution(self, site: str, version: int = 0) -> Contribution | None:
         with self.hub.changed:
-            return self.rounds.contribution(Key(0, version, site))
+            return self.rounds._whole[0].get((version, site))
 
     def value(self, site: str, version: int = 0) -> float:
         """The one number that a site's contribution consists of."""

@@ -18,11 +18,13 @@ from fedwan.app import load_strategy
 from fedwan.codecs import Payload, fp32
 from fedwan.codecs.payload import Source
 from fedwan.config import Config, InnerConfig, merge
-from fedwan.coordinator import run as coordinated
+from fedwan.coordinator import federation
+from fedwan.coordinator.intake import Upload
 from fedwan.coordinator.servicer import Servicer
 from fedwan.data import InMemory, Shard
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Link
+from fedwan.protocol.round import Key
 from fedwan.recipes import resolve_strategy
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.simulation import Absence, SimulatedRun, simulate
@@ -212,7 +214,7 @@ def run_tiny(
 
     strategy = strategy or load_strategy(config.strategy).build(config)
     # Parties in one process need not wait half a second for one another.
-    with patch.object(coordinated, "TICK_S", 0.02):
+    with patch.object(federation, "TICK_S", 0.02):
         words = {"strategy": strategy, "wrap": wrap, "absences": absences, "resume": resume}
         ran = simulate(config, folder, train=live, **words)  # type: ignore[arg-type]
     return Ran(ran, workloads)
@@ -227,7 +229,7 @@ def hub_of(link: Any) -> Servicer:
 class WrappedLink:
     """Passes everything on to another link."""
 
-    def __init__(self, inner: Link) -> None:
+    def __init__(self, inner: Any) -> None:
         self._inner = inner
 
     def __getattr__(self, name: str) -> Any:
@@ -243,6 +245,26 @@ class DawdlingLink(WrappedLink):
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         time.sleep(self._random.uniform(0, 0.02))
+        return self._inner.upload(header, payload)
+
+
+class RewritingLink(WrappedLink):
+    """Contributions are not what the site computed, but what is made of them."""
+
+    def __init__(
+        self, inner: Any, change: Callable[[wire.UploadHeader, str, Tensor, Role], Tensor]
+    ) -> None:
+        super().__init__(inner)
+        self._change = change
+
+    def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
+        if header.kind == wire.UploadHeader.CONTRIBUTION:
+            key = Key(header.fragment, header.version, self._inner._site)
+            layout = hub_of(self._inner).intake._codec_and_layout(Upload(header.kind, key))[1]
+            state = fp32().decode(payload, layout)
+            state = {n: self._change(header, n, v, layout[n].role) for n, v in state.items()}
+            payload = encoded(state, layout)
+            header.checksum = payload.checksum
         return self._inner.upload(header, payload)
 
 

@@ -13,6 +13,7 @@ from unittest import mock
 from fedwan import state
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
+from fedwan.protocol.round import Round
 from fedwan.protocol.rounds import Rounds
 from fedwan.site.checkpoint import Residuals, SiteCheckpoints
 from fedwan.site.place import Place
@@ -110,10 +111,10 @@ def _write_in_place(write_atomically: Any) -> Any:
     return in_place
 
 
-def _merge_as_they_come(in_site_order: Any) -> Any:
-    def in_arrival_order(self: Any, present: Any, whole: Any, verdict: Any) -> Any:
-        here = [key for key in whole if key[0] == present.version and key[1] in present.waiting]
-        present.waiting = [name for name in present.waiting if (present.version, name) not in here]
+def _merge_as_they_come(take: Any) -> Any:
+    def in_arrival_order(self: Round[Any], *, closes: bool) -> Any:
+        here = [key for key in self.whole if key[0] == self.version and key[1] in self.waiting]
+        self.waiting = self.lacking()
         return here
 
     return in_arrival_order
@@ -144,7 +145,7 @@ BUGS: dict[str, tuple[tuple[object, str, Callable[[Any], Any]], ...]] = {
         (state, "write_atomically", _write_in_place),
     ),
     "contributions are merged in the order of their arrival": (
-        (Rounds, "_in_site_order", _merge_as_they_come),
+        (Round, "take", _merge_as_they_come),
     ),
 }
 """What is replaced by what, by name."""

@@ -214,11 +214,11 @@ def _decide(world: World) -> None:
     verb = world.random.choice(("drain", "drain", "eject", "admit"))
     if present is None or present.hub is None or present.process.is_dead:
         return
-    run, event = present.run, present.event
+    run = present.run
 
     def ask() -> None:
         try:
-            members.answer(run, event, {"ask": verb, "site": site})
+            members.answer(run, {"ask": verb, "site": site})
             world.count(f"{verb} of a site")
         except UserError as error:
             world.note(str(error))

@@ -28,7 +28,7 @@ from benchmarks.seeded.threads import TIME, Event, installed
 from fedwan import state
 from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
-from fedwan.coordinator import run as coordinator_run
+from fedwan.coordinator import federation
 from fedwan.coordinator.model import CHECKPOINT, GlobalModel
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
@@ -44,7 +44,7 @@ from fedwan.memory import Tidier
 from fedwan.output.journal import verify
 from fedwan.output.records import Recorder
 from fedwan.protocol.registry import DECIDED
-from fedwan.protocol.rounds import Key
+from fedwan.protocol.round import Key
 from fedwan.site import meter, site, stub
 from fedwan.site.site import Membership
 from fedwan.state import hash_state, read_tensors_meta
@@ -116,7 +116,6 @@ class _Coordinator:
         self.process = Process("coordinator")
         self.hub: Servicer | None = None
         self.run: CoordinatedRun
-        self.event: Callable[[str, str | None, str], None] = lambda *_: None
 
 
 class World:
@@ -196,7 +195,7 @@ class World:
             (Tidier, "tidy", lambda self: False),
             (stub, "LISTEN_S", 2.0),
             (site, "HEARTBEAT_S", HEARTBEAT_S),
-            (coordinator_run, "TICK_S", 2.0),
+            (federation, "TICK_S", 2.0),
         ]
         old = [(place, name, getattr(place, name)) for place, name, _ in new]
         for place, name, value in new:
@@ -249,19 +248,19 @@ class World:
             self.kernel.sleep(1.0 + 10.0 * self.random.random())
 
     def _coordinate(self, present: _Coordinator) -> str:
-        def event(event: str, name: str | None, text: str) -> None:
-            self.note(f"{event}: {text}")
-            recorder.write({"kind": "event", "event": event, "site": name, "text": text})
-            if event in DECIDED.values() and name is not None:
-                self._decided[name], self._has_decided = event, True
+        def record(row: dict[str, Any]) -> None:
+            if "text" in row:
+                self.note(f"{row['event']}: {row['text']}")
+            recorder.write(row)
+            if row.get("event") in DECIDED.values():
+                self._decided[row["site"]], self._has_decided = row["event"], True
 
         folder = self.folder / "coordinator"
         run = CoordinatedRun(
             self.config,
             RUN_ID,
             folder,
-            lambda row: recorder.write(row),
-            event,
+            record,
             lambda *_: None,
             silence_s=SILENCE_S,
         )
@@ -288,7 +287,7 @@ class World:
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
         self._saved = [min(held)] if held else [0]
         self._observe(run)
-        present.hub, present.run, present.event = run.hub, run, event
+        present.hub, present.run = run.hub, run
         try:
             model = run.train()
         finally:

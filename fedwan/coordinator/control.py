@@ -10,9 +10,9 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from socketserver import StreamRequestHandler, UnixStreamServer
 from typing import Any
 
 from fedwan.errors import ConfigError, UserError
@@ -33,57 +33,42 @@ Answer = Callable[[Mapping[str, Any]], dict[str, Any]]
 @contextlib.contextmanager
 def serving(out: Path, answer: Answer) -> Iterator[None]:
     """Answer requests in a thread, one at a time."""
+
+    class Handler(StreamRequestHandler):
+        timeout = REQUEST_S
+
+        def handle(self) -> None:
+            try:
+                request = json.loads(self.rfile.readline(MAX_BYTES))
+                if not isinstance(request, dict):
+                    raise ValueError("no JSON object")
+                reply = answer(request)
+            except UserError as error:
+                reply = {"error": str(error)}
+            except (ValueError, RecursionError, TimeoutError):
+                text = f"a request is a JSON object in one line of at most {MAX_BYTES} bytes"
+                reply = {"error": f"{text}, sent within {REQUEST_S:g} s"}
+            with contextlib.suppress(OSError):  # nobody waits for it any more
+                self.wfile.write(json.dumps(reply).encode() + b"\n")
+
     path = out / SOCKET
-    is_over = threading.Event()
-    with socket.socket(socket.AF_UNIX) as listener, _short(path) as address:
+    with (
+        _short(path) as address,
+        UnixStreamServer(address, Handler, bind_and_activate=False) as server,
+    ):
         path.unlink(missing_ok=True)
-        os.fchmod(listener.fileno(), 0o600)  # before there is a file
-        listener.bind(address)
-        listener.listen()
-        listener.settimeout(_TICK_S)
-
-        def serve() -> None:
-            while not is_over.is_set():
-                with contextlib.suppress(OSError):
-                    connection, _ = listener.accept()
-                    with connection:
-                        _reply(connection, answer)
-
-        thread = threading.Thread(target=serve, name="control", daemon=True)
+        os.fchmod(server.fileno(), 0o600)  # before there is a file
+        server.server_bind()
+        server.server_activate()
+        thread = threading.Thread(
+            target=server.serve_forever, args=(_TICK_S,), name="control", daemon=True
+        )
         thread.start()
         try:
             yield
         finally:
-            is_over.set()
-            thread.join(timeout=REQUEST_S)
+            server.shutdown()
             path.unlink(missing_ok=True)
-
-
-def _reply(connection: socket.socket, answer: Answer) -> None:
-    try:
-        reply = answer(_read(connection, REQUEST_S, MAX_BYTES))
-    except UserError as error:
-        reply = {"error": str(error)}
-    except (ValueError, RecursionError, TimeoutError):
-        text = f"a request is a JSON object in one line of at most {MAX_BYTES} bytes"
-        reply = {"error": f"{text}, sent within {REQUEST_S:g} s"}
-    connection.settimeout(REQUEST_S)
-    connection.sendall(json.dumps(reply).encode() + b"\n")
-
-
-def _read(connection: socket.socket, within_s: float, most_bytes: int = 1 << 30) -> dict[str, Any]:
-    """The JSON object that comes in a line; a ValueError or a TimeoutError if none does."""
-    data, deadline, part = bytearray(), time.monotonic() + within_s, b"more"
-    while part and not data.endswith(b"\n") and len(data) <= most_bytes:
-        if (left_s := deadline - time.monotonic()) <= 0:
-            raise TimeoutError
-        connection.settimeout(left_s)
-        part = connection.recv(MAX_BYTES)
-        data += part
-    found = json.loads(data) if len(data) <= most_bytes else None
-    if not isinstance(found, dict):
-        raise ValueError("no JSON object in a line")
-    return found
 
 
 @contextlib.contextmanager
@@ -101,11 +86,11 @@ def ask(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
     if not (out / "config.yaml").is_file():
         raise ConfigError(f"RUN = {str(out)!r} is no run's folder; it has no config.yaml")
     with socket.socket(socket.AF_UNIX) as connection, _short(out / SOCKET) as address:
-        connection.settimeout(REQUEST_S)
+        connection.settimeout(ANSWER_S)
         try:
             connection.connect(address)
             connection.sendall(json.dumps(request).encode() + b"\n")
-            reply = _read(connection, ANSWER_S)
+            reply: dict[str, Any] = json.loads(connection.makefile().readline())
         except (FileNotFoundError, ConnectionRefusedError):
             return None
         except (OSError, ValueError) as error:

@@ -23,8 +23,8 @@ from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.fragments import Fragment, whole
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.buffer import UploadReception
-from fedwan.protocol.rounds import Key
+from fedwan.link.buffer import Buffer, FileBuffer, UploadReception
+from fedwan.protocol.round import Key
 from fedwan.state import Layout, Role, network_of
 from fedwan.workloads.optim import is_moment
 
@@ -56,8 +56,7 @@ class Measures(NamedTuple):
 class Contribution(NamedTuple):
     """A whole, checked payload, ready to be merged."""
 
-    payload: Source
-    reception: UploadReception
+    payload: Buffer | FileBuffer
     work: wire.Work
     measures: Measures
 
@@ -143,7 +142,7 @@ class Intake:
             return inspect(payload, layout, codec)
 
     def take(self, upload: Upload) -> None:
-        """A payload was accepted: its reception is its contribution's from now on."""
+        """A payload was accepted: it is its contribution's from now on."""
         self._open.pop(upload, None)
 
     def close(self, upload: Upload, refusal: FedwanError | None = None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,7 @@ _TEXTS: dict[Verb, str] = {
 }
 
 
-def answer(
-    run: CoordinatedRun, event: Callable[[str, str, str], None], request: Mapping[str, Any]
-) -> dict[str, Any]:
+def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
     """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; may be a `UserError`."""
     ask, site = request.get("ask"), str(request.get("site"))[:80]
     if ask == "status":
@@ -38,7 +36,8 @@ def answer(
         if objection:
             raise UserError(objection)
         text = f"{site} {_TEXTS[verb]}"
-        event(DECIDED[verb], site, text)  # on disk before it is done: it outlives the coordinator
+        # On disk before it is done: it outlives the coordinator.
+        run.event(DECIDED[verb], site, text)
         run.hub.decide(verb, site)
     return {"site": site, "event": DECIDED[verb], "text": text}
 

@@ -22,6 +22,7 @@ from fedwan.codecs import Payload, fp32, plain
 from fedwan.config import Config
 from fedwan.errors import CheckpointError, ConfigError
 from fedwan.fragments import Fragment, rounds_done
+from fedwan.link import wire_pb2 as wire
 from fedwan.state import (
     Layout,
     Role,
@@ -94,7 +95,6 @@ class GlobalModel:
         self.ema = clone(self.state)
         self.fragments = strategy.fragments(layout)
         self.versions = [0] * len(self.fragments)
-        self.initial_sha256 = hash_state(self.state)
         self._contributes = strategy.contributes
         self._down = strategy.down
         self._share = strategy.share
@@ -120,13 +120,12 @@ class GlobalModel:
 
         What is not in `merged` stays as it is.
         """
-        self._server_step.begin(run_step)
         deltas = dict(merged) if is_alone else {}
         for name in fragment.layout.keys() - merged.keys():
             present = self.state[name]
             is_delta = self.layout[name].role is Role.PARAMETER
             merged[name] = torch.zeros_like(present) if is_delta else present.clone()
-        proposal = self._server_step.propose(merged, times)
+        proposal = self._server_step.propose(merged, times, run_step)
         self.takes_over = bool(deltas) and all(
             torch.equal(proposal[name], delta.neg())
             for name, delta in deltas.items()
@@ -181,37 +180,28 @@ class GlobalModel:
         hashes = [self._hashes.get(key, "") for key in enumerate(versions)]
         return hash_hashes(hashes) if all(hashes) else ""
 
-    def num_bytes(self) -> int:
-        """Bytes of all fragments as they would travel in fp32, before framing."""
-        return sum(fragment.num_bytes for fragment in self.fragments)
-
     def num_weight_bytes(self) -> int:
-        """The same of one model, without moments: what synchronous training would send."""
+        """Of one model in fp32, without moments: what synchronous training would send."""
         layout = self._share(self.layout, 0) if self._share else self.layout
         weights = {name: spec for name, spec in layout.items() if not is_moment(name)}
         return Fragment(0, weights).num_bytes
 
-    def snapshot_global(self) -> tuple[Payload, tuple[int, ...]]:
-        """A copy of the weights in fp32, and the version of each fragment."""
-        with self._lock:
-            payload, _ = fp32().encode(clone(self.state), {}, self.layout)
-            return payload, tuple(self.versions)
+    def snapshot(self, kind: wire.DownloadRequest.Kind) -> tuple[Payload, tuple[int, ...]]:
+        """Weights, their average or the outer state, and the version of each fragment.
 
-    def snapshot_ema(self) -> tuple[Payload, tuple[int, ...]]:
-        """The average in fp32, and versions; copied only if it changes while this is held."""
-        with self._lock:
-            payload, _ = fp32().encode(self.ema, {}, self.layout)
-            self._ema_snapshot = weakref.ref(payload)
-            return payload, tuple(self.versions)
-
-    def snapshot_outer(self) -> tuple[Payload, tuple[int, ...]]:
-        """A copy of the outer optimiser's state as safetensors, and versions.
-
-        Sites do not know this state's layout beforehand; safetensors describes itself.
+        In fp32, the outer state as safetensors, whose layout sites do not know beforehand. The
+        average is copied only if it changes while the payload is held.
         """
         with self._lock:
-            content = safetensors.torch.save(self._server_step.state())
-            return Payload([content], xxhash.xxh3_64_intdigest(content)), tuple(self.versions)
+            if kind == wire.DownloadRequest.OUTER:
+                content = safetensors.torch.save(self._server_step.state())
+                payload = Payload([content], xxhash.xxh3_64_intdigest(content))
+            elif kind == wire.DownloadRequest.EMA:
+                payload, _ = fp32().encode(self.ema, {}, self.layout)
+                self._ema_snapshot = weakref.ref(payload)
+            else:
+                payload, _ = fp32().encode(clone(self.state), {}, self.layout)
+            return payload, tuple(self.versions)
 
     def save(self, folder: Path, meta: dict[str, Any]) -> None:
         """Write a checkpoint atomically, and keep the one that it replaces."""
@@ -227,7 +217,6 @@ class GlobalModel:
             "fragments": [list(fragment.layout) for fragment in self.fragments],
             "contributes": self._contributes,
             "versions": self.versions,
-            "initial_sha256": self.initial_sha256,
         }
         write_tensors(folder / CHECKPOINT, tensors, content, folder / PREVIOUS)
 
@@ -254,7 +243,6 @@ class GlobalModel:
             model._server_step.load_state(select_prefix("outer", tensors))
             model._residual = select_prefix("residual", tensors)
             model.versions = [int(v) for v in meta["versions"]]
-            model.initial_sha256 = str(meta["initial_sha256"])
         except (KeyError, TypeError, ValueError, ConfigError) as error:
             raise CheckpointError(
                 f"checkpoint {path} does not fit this run ({error}); "

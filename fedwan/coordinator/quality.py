@@ -6,17 +6,24 @@ together: they hand in moments, never samples. Other figures are means over the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import safetensors.torch
 from safetensors import SafetensorError
 
+from fedwan.coordinator.federation import Federation
+from fedwan.coordinator.records import Totals
 from fedwan.errors import FedwanError, PayloadError
-from fedwan.protocol.evaluation import Answers
+from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.limits import Report
 from fedwan.state import State, select_prefix
+
+PAST_VERSIONS = 1000
+"""Versions whose place in the run is remembered, for reports of quality that come later."""
 
 
 class Finding(NamedTuple):
@@ -32,10 +39,73 @@ class Finding(NamedTuple):
     """Why figures are not those of all data together."""
 
 
-def find(answers: Answers) -> Finding:
+class Quality:
+    """Has the average of the weights measured, and keeps what was found."""
+
+    def __init__(
+        self,
+        hub: Federation,
+        totals: Totals,
+        record: Callable[[dict[str, Any]], None],
+        on_samples: Callable[[int, int, bytes], None],
+    ) -> None:
+        self._hub = hub
+        self._totals = totals
+        self._record = record
+        self._on_samples = on_samples
+        self._steps: dict[int, int] = {}
+
+    def note(self, version: int, step: int) -> None:
+        """Where in the run a version is."""
+        self._steps[version] = step
+        if len(self._steps) > PAST_VERSIONS:
+            del self._steps[next(iter(self._steps))]
+
+    def ask(self) -> list[str]:
+        """Have the weights measured, if possible by a site that keeps up; who was asked."""
+        hub = self._hub
+        with hub.changed:
+            asked = hub.evaluation.choose(hub.live(), hub.rounds.latest)
+            for site in asked:
+                hub.registry.tell(site, wire.CoordinatorSignal.EVALUATE)
+        return asked
+
+    def take(self) -> None:
+        """Keep what has been found since the last call."""
+        with self._hub.changed:
+            found = self._hub.evaluation.found(self._hub.live())
+        for reports in found:
+            self._keep(find(reports))
+
+    def wants(self, version: int) -> bool:
+        """Whether that of a version is still to come; asks who can tell."""
+        hub = self._hub
+        if self._totals.quality_version >= version:
+            return False
+        with hub.changed:
+            live = hub.live()
+            # Else what all of them answered was refused.
+            return not hub.evaluation.is_idle(live) or bool(self.ask()) or not live
+
+    def _keep(self, finding: Finding) -> None:
+        sites, version, figures, samples, complaint = finding
+        site = ", ".join(sites)
+        if not math.isfinite(figures.get("fd", 0.0)):
+            self._hub.event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
+        if complaint:
+            self._hub.event("warning", site, complaint)
+        step = self._steps.get(version, 0)
+        if version == 0:
+            self._totals.untrained = figures
+        if version >= self._totals.quality_version:
+            self._totals.quality, self._totals.quality_version = figures, version
+            self._on_samples(version, step, samples)
+        self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
+
+
+def find(reports: Mapping[str, Report]) -> Finding:
     """What sites found, in the order of their names."""
-    reports = answers.reports
-    if answers.is_shared:
+    if len(reports) == 1:
         ((site, report),) = reports.items()
         return Finding((site,), report.version, report.figures, report.samples)
     # Imported here: feature networks and data sets come with it, which other runs do without.
@@ -66,18 +136,13 @@ def _is_number(value: object) -> bool:
 
 
 def _has_pictures(report: Report) -> bool:
-    try:
-        return "generated" in _tensors(report)
-    except PayloadError:
-        return False
+    with suppress(SafetensorError):
+        return "generated" in safetensors.torch.load(report.samples)
+    return False
 
 
 def _moments(report: Report) -> State:
-    return select_prefix("moments", _tensors(report))
-
-
-def _tensors(report: Report) -> State:
     try:
-        return safetensors.torch.load(report.samples)
+        return select_prefix("moments", safetensors.torch.load(report.samples))
     except SafetensorError as error:
         raise PayloadError(f"a report's samples cannot be read ({error})") from None

@@ -14,7 +14,7 @@ from fedwan.doctor.diagnosis import LiveDoctor
 from fedwan.doctor.sampling import Direction, Directions, Sample
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.rounds import Merge, Round
+from fedwan.protocol.round import Merge, Round
 
 _LOOK_EVERY = 8
 """Rounds between two looks of the doctor."""

@@ -11,31 +11,30 @@ It knows no workload, and no strategy by name: layout, kinds and steps come with
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from queue import Empty
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from fedwan.app import complete, load_strategy, sources
-from fedwan.codecs import Reading, fp32
+from fedwan.codecs import Reading
 from fedwan.config import Config, site_names
+from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
-from fedwan.coordinator.quality import Finding, find
+from fedwan.coordinator.opening import await_agreement, await_initial, heed_stop
+from fedwan.coordinator.quality import Quality
 from fedwan.coordinator.records import RoundRows, Totals, VersionLines, contribution_row
 from fedwan.coordinator.robust import RobustMerger, Rule
-from fedwan.coordinator.servicer import CoordinatorRounds, Servicer
+from fedwan.coordinator.servicer import Servicer
 from fedwan.data.sources import has_own_data
 from fedwan.doctor.sampling import Sample
 from fedwan.errors import CheckpointError, RunStopped, UserError
 from fedwan.files import hash_file
-from fedwan.fragments import Fragment, whole
-from fedwan.link import wire_pb2 as wire
+from fedwan.fragments import Fragment
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.memory import Tidier
 from fedwan.output.journal import JOURNAL
@@ -43,18 +42,12 @@ from fedwan.protocol.agreement import Agreement, Claim
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
 from fedwan.protocol.registry import Registry
-from fedwan.protocol.rounds import Merge, Round
+from fedwan.protocol.round import Round
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 
-TICK_S = 0.5
-"""How often the run looks for lost sites while nothing arrives."""
-PAST_VERSIONS = 1000
-"""Versions whose progress is remembered, for reports of quality that come later."""
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
-ANOTHER = 0.2
-"""Share of `round.patience_s` after which another site is asked for initial weights, too."""
 
 
 class CoordinatedRun:
@@ -66,7 +59,6 @@ class CoordinatedRun:
         run_id: str,
         folder: Path,
         record: Callable[[dict[str, Any]], None],
-        event: Callable[[str, str | None, str], None],
         on_samples: Callable[[int, int, bytes], None],
         strategy: Strategy | None = None,
         silence_s: float = 10.0,
@@ -82,11 +74,10 @@ class CoordinatedRun:
         needed = config.round.quorum or len(self._names)
         self._run_id = run_id
         self._sources = None if strategy else sources(config)
-        self._agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
-        self.hub = Servicer(run_id, self._registry, self._agreement, event, CHUNK_BYTES)
+        agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
+        self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
+        self.hub.evaluation = Evaluation(has_own_data(config.data))
         self._resumed: GlobalModel | None = None
-        self._progress_at: dict[int, int] = {0: 0}
-        """By version; the schedule of evaluations, checkpoints and the end follows the progress."""
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
         self._past_figures: dict[str, Any] = {}
@@ -94,7 +85,6 @@ class CoordinatedRun:
         self._mergers: dict[int, Merger | RobustMerger] = {}
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
-        self._evaluation = Evaluation(has_own_data(config.data))
         self._began_s = time.monotonic()
 
     def share_done(self) -> float:
@@ -130,31 +120,23 @@ class CoordinatedRun:
                 f"checkpoint in {folder} is of another version of fedwan "
                 f"({error}); resume with the one that it began with"
             ) from None
-        self._agreement.agreed = claim
+        self.hub.agreement.agreed = claim
         for verb, site in decisions(self._folder / JOURNAL):
             if not self._registry.objection(verb, site):
                 self.hub.decide(verb, site)
         self._settle(claim)
-        self.hub.model = self._resumed = GlobalModel.load(folder, self._strategy, self.config)
+        self._resumed = GlobalModel.load(folder, self._strategy, self.config)
         return self._resumed.version, complaint
 
     def opening(self) -> dict[str, Any]:
         """The journal's line that this start of the run begins with."""
-        row = {
-            "kind": "event",
-            "site": None,
-            "config": hash_file(self._folder / "config.yaml"),
-            "sources": self._sources,
-        }
-        model = self._resumed
-        if model is None:
+        row = {"kind": "event", "site": None, "sources": self._sources}
+        row["config"] = hash_file(self._folder / "config.yaml")
+        if (model := self._resumed) is None:
             return row | {"event": "start", "text": f"run {self._run_id} begins"}
-        return row | {
-            "event": "resume",
-            "text": f"resumed at version {model.version}",
-            "versions": list(model.versions),
-            "weights": [model.hash_of(fragment) for fragment in model.fragments],
-        }
+        row |= {"event": "resume", "text": f"resumed at version {model.version}"}
+        weights = [model.hash_of(fragment) for fragment in model.fragments]
+        return row | {"versions": list(model.versions), "weights": weights}
 
     def train(self, on_agreed: Callable[[Config], None] = lambda _: None) -> GlobalModel:
         """Train to the last version.
@@ -165,29 +147,41 @@ class CoordinatedRun:
         """
         try:
             return self._train(on_agreed)
+        except (RunStopped, UserError) as error:
+            if not self.hub.stop_text:
+                self.hub.finish(str(error))
+            if self.hub.model is not None:
+                self.checkpoint(self.hub.model)
+            self._await_farewells(FAREWELL_S)
+            raise
         finally:
             self._version_lines.close()
 
     def _train(self, on_agreed: Callable[[Config], None]) -> GlobalModel:
-        claim = self._await_agreement()
+        hub, patience_s = self.hub, self.config.round.patience_s
+        claim = await_agreement(hub, patience_s)
         self._settle(claim)
         on_agreed(self.config)
-        self._rows = RoundRows(self._record, untold=_untold(self._strategy))
-        rounds = self._start(claim)
-        model = self._resumed or self._await_initial(claim)
-        for fragment in () if self._resumed else model.fragments:
-            self._version_lines.add(model, fragment)
-        self.hub.set_model(model)
+        rounds, model = self._start(claim), self._resumed
+        if model is None:
+            model = await_initial(hub, claim, self._strategy, self.config, self._tidier)
+            for fragment in model.fragments:
+                self._version_lines.add(model, fragment)
+        hub.set_model(model)
         while not rounds.is_done:
             before, version = rounds.progress, rounds.version
             while rounds.version == version:
                 self._round(model, rounds)
             self._after_version(model, before)
         self._rows.look()
-        self._final_quality(model)
-        self.hub.finish("the run is complete", is_complete=True)
+        deadline_s = time.monotonic() + patience_s
+        while self._quality.wants(model.version) and time.monotonic() < deadline_s:
+            with hub.changed:
+                hub.tick()
+            self._look_round()
+        hub.finish("the run is complete", is_complete=True)
         # A live site on a slow link may still be fetching the last update.
-        self._await_farewells(self.config.round.patience_s)
+        self._await_farewells(patience_s)
         self._compare_weights(model)
         self.checkpoint(model)
         return model
@@ -202,7 +196,7 @@ class CoordinatedRun:
         """Admit the sites."""
         config, strategy, layout = self.config, self._strategy, claim.layout
         fragments = strategy.fragments(layout)
-        keeps_updates = strategy.policy.arrivals_from is not None
+        is_on_arrival = strategy.policy.arrivals_from is not None
         rounds = CoordinatorRounds(
             strategy,
             fragments,
@@ -210,21 +204,24 @@ class CoordinatedRun:
             config.steps // strategy.h,
             config.data.batch,
             # Past updates may weigh what the weights do.
-            sum(fragment.num_bytes for fragment in fragments) if keeps_updates else 0,
+            sum(fragment.num_bytes for fragment in fragments) if is_on_arrival else 0,
             self._resumed.versions if self._resumed else (),
             self.totals.samples,
         )
         rounds.dropped = self.totals.dropped
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
         self._saved = (rounds.version, list(rounds.versions))
-        self._progress_at[rounds.version] = rounds.progress
+        self._rows = RoundRows(self._record, untold=_untold(strategy))
+        self._quality = Quality(self.hub, self.totals, self._record, self._on_samples)
+        self._quality.note(rounds.version, rounds.run_step)
         spool = self._folder / "spool"
         intake = Intake(layout, fragments, strategy.up, spool, self._part)
         # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
         is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
         self.hub.gate.load_state(self._past_figures)
-        self.hub.start(layout, rounds, intake, keeps_updates=keeps_updates)
+        self.hub.model = self._resumed
+        self.hub.start(rounds, intake)
         return rounds
 
     # A round -------------------------------------------------------------------------------
@@ -235,9 +232,9 @@ class CoordinatedRun:
             round_ = rounds.begin(began_s)
         fragment = round_.fragment
         merger = self._merger(fragment)
-        samples = self._gather(model, round_, merger)
-        before = merger.sampler.of(model.state)
         nominal = rounds.nominal // fragment.times
+        samples = self._gather(model, round_, merger, nominal)
+        before = merger.sampler.of(model.state)
         contributions = [contribution_row(merge, nominal) for merge in round_.merged]
         self._version_lines.wait()
         payload = model.commit(
@@ -250,11 +247,11 @@ class CoordinatedRun:
         )
         self._version_lines.add(model, fragment, contributions)
         hub.publish(payload, is_own=model.takes_over)
+        self._quality.note(rounds.version, rounds.run_step)
         self.totals.add_round(round_.merged)
         round_s = time.monotonic() - began_s
         self._rows.add(round_, samples, before, rounds.run_step, round_s)
-        self._notice_lost()
-        self._take_reports()
+        self._look_round()
 
     def _part(self, fragment: Fragment, site: str) -> Fragment:
         return self._strategy.part(fragment, self._names.index(site))
@@ -270,9 +267,16 @@ class CoordinatedRun:
         return self._mergers[fragment.index]
 
     def _gather(
-        self, model: GlobalModel, round_: Round[Contribution], merger: Merger | RobustMerger
+        self,
+        model: GlobalModel,
+        round_: Round[Contribution],
+        merger: Merger | RobustMerger,
+        nominal: int,
     ) -> list[Sample]:
-        """Merge contributions until the policy closes the round; a sample of each."""
+        """Merge contributions until the policy closes the round; a sample of each.
+
+        `nominal`: samples of a contribution of weight 1.
+        """
         samples: list[Sample] = []
         is_paused = False
         while True:
@@ -282,50 +286,48 @@ class CoordinatedRun:
                     # One contribution must not replace the running statistics of all.
                     assert isinstance(merger, Merger), "strategies on arrival merge by the mean"
                     merger.keep(model.state, float(others))
-                samples.append(self._merge(merge, round_, merger))
+                payload, work, _ = merge.contribution
+                part = self._part(round_.fragment, merge.key.site)
+                reading = Reading(self._strategy.up, payload, part.layout)
+                samples.append(merger.add(reading, work.samples / nominal, merge.scale))
                 self._tidier.tidy()
             if verdict == "close":
                 return samples
             if verdict == "stop":
-                self._stop_for_absence(model, round_)
-            is_paused = self._idle(model, round_, is_paused)
+                raise self._absence(round_)
+            is_paused = self._idle(round_, is_paused)
 
-    def _merge(
-        self, merge: Merge[Contribution], round_: Round[Contribution], merger: Merger | RobustMerger
-    ) -> Sample:
-        nominal = self.hub.rounds.nominal // round_.fragment.times
-        part = self._part(round_.fragment, merge.key.site)
-        return merger.add(
-            Reading(self._strategy.up, merge.contribution.payload, part.layout),
-            merge.contribution.work.samples / nominal,
-            merge.scale,
-        )
-
-    def _idle(self, model: GlobalModel, round_: Round[Contribution], is_paused: bool) -> bool:
-        """Wait for the next contribution; notice sites that fell silent."""
-        hub = self.hub
+    def _idle(self, round_: Round[Contribution], is_paused: bool) -> bool:
+        """Wait for the next contribution; tell, once, of sites that the round waits for."""
+        hub, rounds = self.hub, self.hub.rounds
         with hub.changed:
-            if hub.rounds.is_idle(len(self._live())):
-                hub.changed.wait(TICK_S)
+            if rounds.is_idle(len(hub.live())):
+                hub.tick()
         self._tidier.tidy()  # many chunks were received meanwhile
-        self._notice_lost()
-        self._take_reports()
-        self._heed_stop(model)
-        self._heed_refusals()
+        self._look_round()
+        if rounds.is_hopeless:
+            raise UserError(
+                f"{rounds.refused.total()} contributions in a row were refused, and none "
+                f"was merged: {hub.last_refusal}"
+            )
         with hub.changed:
-            now_s = time.monotonic()
-            num_live = len(self._registry.live(now_s))
-            missing = hub.rounds.missing(self._registry.absent(now_s), num_live)
+            absent = self._registry.absent(time.monotonic())
+            missing = rounds.missing(absent, len(hub.live()))
         if missing and not is_paused:
-            text = f"round {round_.version + 1} waits for {', '.join(missing)}"
-            self._event("paused", None, text)
+            self.event("paused", None, f"round {round_.version + 1} waits for {', '.join(missing)}")
         return bool(missing)
 
-    def _stop_for_absence(self, model: GlobalModel, round_: Round[Contribution]) -> NoReturn:
-        self.checkpoint(model)
+    def _look_round(self) -> None:
+        """Notice sites that fell silent, reports of quality, and that the run is to stop."""
+        self.hub.notice()
+        self._quality.take()
+        heed_stop(self.hub)
+
+    def _absence(self, round_: Round[Contribution]) -> UserError | RunStopped:
+        """Why a round will not close."""
         policy = self._strategy.policy
         with self.hub.changed:
-            live, sites = self._live(), self._registry.sites
+            live, sites = self.hub.live(), self._registry.sites
             owing = self.hub.rounds.owing(live)
             # One that joined meanwhile has had no time to come round.
             since_s = time.monotonic() - policy.patience_s
@@ -333,124 +335,18 @@ class CoordinatedRun:
             at = [f"{name} at step {sites[name].step}" for name in here]
         waited = f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
         if len(at) == len(owing):
-            text = (
+            return UserError(
                 f"{waited}sites that are connected ({', '.join(at)}): a script that does not come "
                 "back to `site` has to be mended, for a slow one raise round.patience_s; then "
                 "continue with --resume"
             )
-            self._stop(text, UserError)
-        text = (
+        return RunStopped(
             f"{waited}{', '.join(owing)} and is below its quorum of {policy.quorum}; "
             "bring the sites back and continue with --resume, or set round.quorum"
         )
-        self._stop(text)
-
-    def _stop(self, text: str, error: type[UserError | RunStopped] = RunStopped) -> NoReturn:
-        self.hub.finish(text)
-        self._await_farewells(FAREWELL_S)
-        raise error(text)
-
-    def _heed_refusals(self) -> None:
-        """End a run that nothing can come of: no contribution was fit for some rounds."""
-        if self.hub.rounds.is_hopeless:
-            text = (
-                f"{self.hub.rounds.refused.total()} contributions in a row were refused, and none "
-                f"was merged: {self.hub.last_refusal}"
-            )
-            self._stop(text, UserError)
-
-    def _heed_stop(self, model: GlobalModel | None) -> None:
-        """Stop if the servicer was told to, from outside."""
-        if self.hub.stop_text:
-            if model is not None:
-                self.checkpoint(model)
-            self._await_farewells(FAREWELL_S)
-            raise RunStopped(self.hub.stop_text)
-
-    # Beginning and end ---------------------------------------------------------------------
-
-    def _await_agreement(self) -> Claim:
-        agreement, hub = self._agreement, self.hub
-        deadline_s = time.monotonic() + self.config.round.patience_s
-        while True:
-            with hub.changed:
-                if agreement.agreed is None:
-                    hub.changed.wait(TICK_S)
-                for name in self._registry.newly_lost(time.monotonic()):
-                    agreement.forget(name)
-                agreed, dispute = agreement.agreed, agreement.dispute()
-            if agreed is not None:
-                return agreed
-            if dispute:
-                hub.finish(dispute)
-                raise UserError(f"the sites do not agree on what they train: {dispute}")
-            if hub.stop_text:
-                raise RunStopped(hub.stop_text)
-            if time.monotonic() > deadline_s:
-                self._give_up(
-                    f"{agreement.waits_for()}, after {self.config.round.patience_s:g} s; "
-                    "check that their services run and can reach the coordinator"
-                )
-
-    def _await_initial(self, claim: Claim) -> GlobalModel:
-        """The weights that the sites agreed on, from whichever site sends them."""
-        hub, patience_s = self.hub, self.config.round.patience_s
-        moved_s, missing, failed = time.monotonic(), None, list[str]()
-        while True:
-            with hub.changed:
-                if hub.initial is None:
-                    hub.changed.wait(TICK_S)
-                payload, opener = hub.initial, self._registry.opener
-            self._tidier.tidy()
-            if payload is not None:
-                initial = fp32().decode(payload, whole(claim.layout)[0].layout)
-                model = GlobalModel(initial, claim.layout, self._strategy, self.config.half_life)
-                if model.initial_sha256 == claim.initial_sha256:
-                    return model
-                hub.refuse_initial(
-                    f"the initial weights that {opener} sent hash to {model.initial_sha256[:12]}, "
-                    f"those that the sites hold to {claim.initial_sha256[:12]}"
-                )
-                failed.append(opener)
-                missing = None
-            lost, now_s, left = self._notice_lost(), time.monotonic(), hub.missing_of_initial()
-            if left is not None and (missing is None or left < missing):
-                moved_s, missing = now_s, left
-            with hub.changed:
-                first = self._registry.first
-                if now_s > moved_s + patience_s * ANOTHER and first and first not in failed:
-                    failed.append(first)
-                self._registry.replace_first([*lost, *failed], now_s)
-            self._heed_stop(None)
-            if now_s > moved_s + patience_s:
-                self._give_up(
-                    f"no site has sent initial weights for {patience_s:g} s; check that the sites' "
-                    "services run and can reach the coordinator, and hold the same weights"
-                )
-
-    def _give_up(self, text: str) -> NoReturn:
-        self.hub.finish(text)
-        raise RunStopped(text)
-
-    def _final_quality(self, model: GlobalModel) -> None:
-        deadline_s = time.monotonic() + self.config.round.patience_s
-        while self.totals.quality_version < model.version and time.monotonic() < deadline_s:
-            with self.hub.changed:
-                live = self._live()
-            if self._evaluation.is_idle(live) and not self._ask_quality() and live:
-                return  # what all of them answered was refused
-            with self.hub.changed:
-                if self.hub.reports.empty():
-                    self.hub.changed.wait(TICK_S)
-            self._notice_lost()
-            self._take_reports()
-            self._heed_stop(model)
 
     def _await_farewells(self, patience_s: float) -> None:
-        deadline_s = time.monotonic() + patience_s
-        with self.hub.changed:
-            while self._live() and time.monotonic() < deadline_s:
-                self.hub.changed.wait(TICK_S)
+        self.hub.await_farewells(patience_s)
         for farewell in self.hub.farewells.values():
             self.totals.add_work(farewell.work)
 
@@ -459,7 +355,7 @@ class CoordinatedRun:
         mine = hash_state(model.state)
         for site, theirs in self.site_sha256().items():
             if theirs and theirs != mine:
-                self._event(
+                self.event(
                     "warning",
                     site,
                     f"{site} ended with weights {theirs[:12]}, the coordinator "
@@ -472,12 +368,8 @@ class CoordinatedRun:
     def _after_version(self, model: GlobalModel, before: int) -> None:
         rounds, config = self.hub.rounds, self.config
         now = rounds.progress
-        if self._strategy.clock == "samples":  # elsewhere a version is the progress
-            self._progress_at[rounds.version] = now
-            while len(self._progress_at) > PAST_VERSIONS:
-                del self._progress_at[next(iter(self._progress_at))]
         if rounds.is_done or _crosses(-(-config.eval.every // self._strategy.h), before, now):
-            self._ask_quality()
+            self._quality.ask()
         if _crosses(config.checkpoint.every, before, now):
             self.checkpoint(model)
 
@@ -488,7 +380,7 @@ class CoordinatedRun:
         totals.dropped = hub.rounds.dropped
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
-        meta = {"totals": row, "claim": self._agreement.agreed, "gate": hub.gate.state()}
+        meta = {"totals": row, "claim": self.hub.agreement.agreed, "gate": hub.gate.state()}
         versions = list(model.versions)
         model.save(self._folder / "checkpoint", meta)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
@@ -496,55 +388,8 @@ class CoordinatedRun:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, self._saved = self._saved[0], (model.version, versions)
 
-    def _ask_quality(self) -> list[str]:
-        """Have the EMA weights measured, if possible by a site that keeps up; who was asked."""
-        with self.hub.changed:
-            asked = self._evaluation.choose(self._live(), self.hub.rounds.latest)
-            for site in asked:
-                self._registry.tell(site, wire.CoordinatorSignal.EVALUATE)
-        return asked
-
-    def _take_reports(self) -> None:
-        while True:
-            try:
-                self._evaluation.hear(*self.hub.reports.get_nowait())
-            except Empty:
-                break
-        with self.hub.changed:
-            live = self._live()
-        for answers in self._evaluation.found(live):
-            self._take_finding(find(answers))
-
-    def _take_finding(self, finding: Finding) -> None:
-        sites, version, figures, samples, complaint = finding
-        site = ", ".join(sites)
-        if not math.isfinite(figures.get("fd", 0.0)):
-            self._event("warning", site, f"{site} measured an fd of {figures.get('fd')}")
-        if complaint:
-            self._event("warning", site, complaint)
-        step = self._progress_at.get(version, version) * self._strategy.h
-        if version == 0:
-            self.totals.untrained = figures
-        if version >= self.totals.quality_version:
-            self.totals.quality = figures
-            self.totals.quality_version = version
-            self._on_samples(version, step, samples)
-        self._record(figures | {"kind": "quality", "version": version, "step": step, "site": site})
-
-    def _live(self) -> list[str]:
-        """Sites that are there; the lock is held."""
-        return self._registry.live(time.monotonic())
-
-    def _notice_lost(self) -> list[str]:
-        lost, returned = self.hub.notice_lost()
-        for name in returned:
-            self._event("back", name, f"{name} is heard again")
-        for name in lost:
-            why = self.hub.shut_out.get(name, "")
-            self._event("lost", name, f"{name} has fallen silent{why and ': '}{why}")
-        return lost
-
-    def _event(self, event: str, site: str | None, text: str, **details: str) -> None:
+    def event(self, event: str, site: str | None, text: str, **details: str) -> None:
+        """Record an event."""
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
 
 

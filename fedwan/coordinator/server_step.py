@@ -9,7 +9,6 @@ already: they pass through and are set.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -23,70 +22,84 @@ from fedwan.state import Layout, Role, State, add_prefix, network_of, select_pre
 from fedwan.workloads.optim import build_optimizer, clip, set_rates
 
 
-class ServerStep(Protocol):
-    """Turns merged contributions into new global weights."""
+class ServerStep:
+    """Turns merged contributions into new global weights: `model`, which is moved in place."""
 
-    def begin(self, run_step: int) -> None:
-        """An update is made next, after so many steps of the run; learning rates follow it."""
-        ...
+    def __init__(self, model: State, layout: Layout, networks: Iterable[str]) -> None:
+        self._model = model
+        self._parameters: dict[str, list[str]] = {}
+        """By network, in name order."""
+        for name, spec in layout.items():
+            if spec.role is Role.PARAMETER:
+                self._parameters.setdefault(network_of(name), []).append(name)
+        self._names = {name for names in self._parameters.values() for name in names}
+        if set(networks) != self._parameters.keys():
+            raise ConfigError(
+                f"the strategy steps {', '.join(sorted(networks))} but the model has parameters of "
+                f"{', '.join(sorted(self._parameters))}; list the trained networks in the "
+                "workload's NETWORKS"
+            )
 
-    def propose(self, merged: State, times: int = 1) -> State:
-        """What to broadcast."""
-        ...
+    def propose(self, merged: State, times: int = 1, run_step: int = 0) -> State:
+        """What to broadcast; `merged`, which is emptied, counts as so many contributions.
+
+        `run_step` are the steps of the run so far, which learning rates may follow.
+        """
+        order = list(merged)
+        out = {name: merged.pop(name) for name in order if name not in self._names}
+        out |= self._step(merged, times, run_step)
+        return {name: out[name] for name in order}
+
+    def _step(self, merged: State, times: int, run_step: int) -> State:
+        raise NotImplementedError
 
     def commit(self, update: Mapping[str, Coded]) -> None:
-        """Move the global state, in place, by what was broadcast."""
-        ...
+        """Move the global state by what was broadcast: parameters += update, all else is set."""
+        for name, coded in update.items():
+            if name in self._names:
+                coded.add_to(self._model[name])
+            else:
+                coded.write_to(self._model[name])
 
     def state(self) -> State:
         """The optimiser's state, for checkpoints and for sites that rejoin; no copies."""
-        ...
+        raise NotImplementedError
 
     def load_state(self, state: State) -> None:
         """The inverse of `state`; a `CheckpointError` if it is of another strategy or model."""
-        ...
+        raise NotImplementedError
 
 
-class _Outer:
+class _Outer(ServerStep):
     """Deltas go through an outer transform per network; the global state is a sum of updates."""
 
     def __init__(self, model: State, layout: Layout, transforms: Mapping[str, Transform]) -> None:
-        self._model = model
-        self._layout = layout
-        _check_networks(layout, transforms)
+        super().__init__(model, layout, transforms)
         self._transforms = transforms
         self._state: dict[str, State] = {}
-        self._names: dict[str, dict[str, list[str]]] = {}
+        self._own: dict[str, dict[str, list[str]]] = {}
         for network, transform in transforms.items():
-            names = _parameters(layout, network)
+            names = self._parameters[network]
             self._state[network] = transform.init({n: model[n] for n in names})
-            self._names[network] = _names_by_tensor(self._state[network], names)
+            self._own[network] = _names_by_tensor(self._state[network], names)
 
-    def begin(self, run_step: int) -> None:
-        pass
-
-    def propose(self, merged: State, times: int = 1) -> State:
+    def _step(self, merged: State, times: int, run_step: int) -> State:
         out: State = {}
         for name in list(merged):
-            out[name] = merged.pop(name)
-            if self._layout[name].role is Role.PARAMETER:
-                delta = out[name]
-                out[name] = self._update(name, delta)
-                for _ in range(times - 1):
-                    out[name].add_(self._update(name, delta))
+            delta = merged.pop(name)
+            out[name] = self._update(name, delta)
+            for _ in range(times - 1):
+                out[name].add_(self._update(name, delta))
         return out
 
     def _update(self, name: str, delta: Tensor) -> Tensor:
         network = network_of(name)
         whole = self._state[network]
-        part = {n: whole[n] for n in self._names[network][name]}
+        part = {n: whole[n] for n in self._own[network][name]}
         update, new = self._transforms[network].update({name: delta}, part)
         assert new.keys() <= whole.keys(), "an outer transform made state that `init` did not"
         whole.update(new)
         return update[name]
-
-    def commit(self, update: Mapping[str, Coded]) -> None:
-        _move(self._model, self._layout, update)
 
     def state(self) -> State:
         flat: State = {}
@@ -108,42 +121,43 @@ class _Outer:
             self._state[network] = select_prefix(network, state)
 
 
-class _Mirror:
-    """Gradients go to the same inner optimiser as at every site, stepped on the global weights."""
+class _Inner(ServerStep):
+    """Gradients go to inner optimisers that the coordinator has, stepped on `_stepped`."""
 
     def __init__(
         self, model: State, layout: Layout, inner: Mapping[str, InnerConfig], num_steps: int
     ) -> None:
-        self._model = model
-        self._layout = layout
-        _check_networks(layout, inner)
-        self._inner = inner
-        self._num_steps = num_steps
-        self._params: dict[str, dict[str, Tensor]] = {}
-        self._optimizers: dict[str, torch.optim.Optimizer] = {}
-        for network, config in inner.items():
-            params = {n: model[n] for n in _parameters(layout, network)}
-            self._params[network] = params
-            self._optimizers[network] = build_optimizer(config, list(params.values()))
-        everything = {name: p for params in self._params.values() for name, p in params.items()}
-        self._named = NamedOptimizers(everything, self._optimizers)
+        super().__init__(model, layout, inner)
+        self._inner, self._num_steps, self._run_step = inner, num_steps, 0
+        self._stepped = self._to_step()
+        self._optimizers: dict[str, torch.optim.Optimizer] = {
+            network: build_optimizer(config, self._params_of(network))
+            for network, config in inner.items()
+        }
+        named = {n: self._stepped[n] for network in inner for n in self._parameters[network]}
+        self._named = NamedOptimizers(named, self._optimizers)
 
-    def begin(self, run_step: int) -> None:
+    def _to_step(self) -> State:
+        # Copies: what sites decode may differ from what was stepped, and it is this that moves the
+        # global weights.
+        return {name: torch.zeros_like(self._model[name]) for name in self._names}
+
+    def _params_of(self, network: str) -> list[Tensor]:
+        return [self._stepped[name] for name in self._parameters[network]]
+
+    def _step(self, merged: State, times: int, run_step: int) -> State:
+        for name, value in self._stepped.items():
+            value.copy_(self._model[name])
+        self._optimize(plain(merged), run_step)
+        return {name: value - self._model[name] for name, value in self._stepped.items()}
+
+    def _optimize(self, gradients: Mapping[str, Coded], run_step: int) -> None:
         set_rates(self._optimizers, self._inner, run_step, self._num_steps)
-
-    def propose(self, merged: State, times: int = 1) -> State:
-        return {name: merged.pop(name) for name in list(merged)}
-
-    def commit(self, update: Mapping[str, Coded]) -> None:
-        for name, coded in update.items():
-            if self._layout[name].role is not Role.PARAMETER:
-                coded.write_to(self._model[name])
         for network, optimizer in self._optimizers.items():
-            params = self._params[network]
-            for name, param in params.items():
-                param.grad = torch.empty_like(param)
-                update[name].write_to(param.grad)
-            clip(list(params.values()), self._inner[network].clip_norm)
+            for name in self._parameters[network]:
+                grad = self._stepped[name].grad = torch.empty_like(self._stepped[name])
+                gradients[name].write_to(grad)
+            clip(self._params_of(network), self._inner[network].clip_norm)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
 
@@ -154,78 +168,24 @@ class _Mirror:
         self._named.load(state)
 
 
-class _Inner:
-    """Gradients go to inner optimisers that the coordinator alone has: a parameter server."""
+class _Mirror(_Inner):
+    """The same inner optimiser as at every site, stepped on the global weights themselves."""
 
-    def __init__(
-        self, model: State, layout: Layout, inner: Mapping[str, InnerConfig], num_steps: int
-    ) -> None:
-        self._model = model
-        self._layout = layout
-        # Steps on copies: what sites decode may differ from what was stepped, and it is this that
-        # moves the global weights.
-        self._params = {
-            name: torch.zeros_like(value)
-            for name, value in model.items()
-            if layout[name].role is Role.PARAMETER
-        }
-        self._mirror = _Mirror(self._params, _parameters_only(layout), inner, num_steps)
+    def _to_step(self) -> State:
+        return {name: self._model[name] for name in self._names}
 
-    def begin(self, run_step: int) -> None:
-        self._mirror.begin(run_step)
-
-    def propose(self, merged: State, times: int = 1) -> State:
-        order = list(merged)
-        out = {n: merged.pop(n) for n in order if self._layout[n].role is not Role.PARAMETER}
-        for name, value in self._params.items():
-            value.copy_(self._model[name])
-        self._mirror.commit(plain(merged))
-        out |= {name: value - self._model[name] for name, value in self._params.items()}
-        return {name: out[name] for name in order}
+    def _step(self, merged: State, times: int, run_step: int) -> State:
+        self._run_step = run_step
+        return dict(merged)
 
     def commit(self, update: Mapping[str, Coded]) -> None:
-        _move(self._model, self._layout, update)
-
-    def state(self) -> State:
-        return self._mirror.state()
-
-    def load_state(self, state: State) -> None:
-        self._mirror.load_state(state)
-
-
-def _move(model: State, layout: Layout, update: Mapping[str, Coded]) -> None:
-    """Parameters += update; everything else is set."""
-    for name, coded in update.items():
-        if layout[name].role is Role.PARAMETER:
-            coded.add_to(model[name])
-        else:
-            coded.write_to(model[name])
-
-
-def _parameters_only(layout: Layout) -> Layout:
-    return {name: spec for name, spec in layout.items() if spec.role is Role.PARAMETER}
-
-
-def _check_networks(layout: Layout, stepped: Iterable[str]) -> None:
-    trained = {network_of(n) for n, spec in layout.items() if spec.role is Role.PARAMETER}
-    if trained != set(stepped):
-        raise ConfigError(
-            f"the strategy steps {', '.join(sorted(stepped))} but the model has parameters of "
-            f"{', '.join(sorted(trained))}; list the trained networks in the workload's NETWORKS"
-        )
+        for name in update.keys() - self._names:
+            update[name].write_to(self._model[name])
+        self._optimize(update, self._run_step)
 
 
 def _shape_text(shapes: Mapping[str, torch.Size], name: str) -> str:
     return f"of shape {tuple(shapes[name])}" if name in shapes else "absent"
-
-
-def _parameters(layout: Layout, network: str) -> list[str]:
-    """A network's parameters in the layout's order, which is name order."""
-    return [
-        name
-        for name, spec in layout.items()
-        if spec.role is Role.PARAMETER and network_of(name) == network
-    ]
 
 
 def _names_by_tensor(state: State, tensors: Iterable[str]) -> dict[str, list[str]]:

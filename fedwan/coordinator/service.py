@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
@@ -13,7 +12,6 @@ import torch
 from fedwan.config import Config, host_and_port, to_json
 from fedwan.coordinator import control, members
 from fedwan.coordinator.run import CoordinatedRun
-from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import FedwanError
 from fedwan.link.base import Ticket
 from fedwan.link.client import HEARTBEAT_S
@@ -22,8 +20,6 @@ from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.output.outputs import Outputs
 from fedwan.state import hash_state
-
-log = logging.getLogger(__name__)
 
 SILENT_HEARTBEATS = 5
 
@@ -46,7 +42,6 @@ def run_coordinator(
         run_id,
         out,
         lambda row: outputs.record(row),
-        lambda *words: outputs.event(*words),
         lambda *picture: outputs.samples(*picture),
         silence_s=SILENT_HEARTBEATS * HEARTBEAT_S,
     )
@@ -54,42 +49,33 @@ def run_coordinator(
     with Outputs(config, out, resumed_version) as outputs:
         outputs.record(run.opening())
         if complaint:
-            outputs.event("warning", None, complaint)
-        plane = _data_plane(config, run.hub, Identity.load(identity, "coordinator"))
+            run.event("warning", None, complaint)
+        link = config.link
+        plane = DataPlane(
+            run.hub,
+            Identity.load(identity, "coordinator"),
+            *host_and_port(link.listen),
+            num_sites=config.sites,
+            num_fragments=config.stream.fragments,
+            congestion=link.congestion,
+            pace_mbit=link.pace_mbit,
+        )
         try:
             plane.start()
-            address = f"{host_and_port(config.link.listen)[0]}:{plane.port}"
-            outputs.event("listening", None, f"data plane listens on {address}")
+            address = f"{host_and_port(link.listen)[0]}:{plane.port}"
+            run.event("listening", None, f"data plane listens on {address}")
             ticket = Ticket(address, run_id, to_json(config))
-            answer = partial(members.answer, run, outputs.event)
-            with control.serving(out, answer), announce(ticket):
-                _train(run, outputs)
+            with control.serving(out, partial(members.answer, run)), announce(ticket):
+                model = run.train(outputs.agreed)
+                outputs.finish(
+                    run.totals,
+                    run.elapsed_s(),
+                    model.version,
+                    model.num_weight_bytes(),
+                    hash_state(model.state),
+                )
+        except FedwanError as error:
+            run.event("stopped", None, str(error))
+            raise
         finally:
             plane.stop()
-
-
-def _train(run: CoordinatedRun, outputs: Outputs) -> None:
-    try:
-        model = run.train(outputs.agreed)
-    except FedwanError as error:
-        outputs.event("stopped", None, str(error))
-        raise
-    outputs.finish(
-        run.totals,
-        run.elapsed_s(),
-        model.version,
-        model.num_weight_bytes(),
-        hash_state(model.state),
-    )
-
-
-def _data_plane(config: Config, servicer: Servicer, identity: Identity) -> DataPlane:
-    return DataPlane(
-        servicer,
-        identity,
-        *host_and_port(config.link.listen),
-        num_sites=config.sites,
-        num_fragments=config.stream.fragments,
-        congestion=config.link.congestion,
-        pace_mbit=config.link.pace_mbit,
-    )

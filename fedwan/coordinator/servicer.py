@@ -1,53 +1,32 @@
 """Everything a site can ask of the coordinator: parsed, locked, and put to the state machines.
 
 Handler threads of the data plane come in through the `Hub` methods; the run
-(`fedwan.coordinator.run`) takes contributions out and puts updates in. One lock guards all, and is
-never held while bytes are checked, merged or sent, nor while files are made or closed.
+(`fedwan.coordinator.run`) takes contributions out and puts updates in.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable
 from functools import wraps
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
 from fedwan.codecs import Payload
-from fedwan.codecs.payload import Source
-from fedwan.coordinator.intake import Contribution, Intake, Measures, Upload
-from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.federation import CoordinatorRounds, Federation
+from fedwan.coordinator.intake import Contribution, Measures, Upload
 from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
-from fedwan.protocol.agreement import Agreement, Claim
-from fedwan.protocol.gate import Gate
-from fedwan.protocol.limits import Refusals, Report, bound, read_report
-from fedwan.protocol.policy import Verdict
-from fedwan.protocol.registry import Registry, Verb
-from fedwan.protocol.rounds import Key, Merge, Rounds
-from fedwan.state import Layout
+from fedwan.protocol.agreement import Claim
+from fedwan.protocol.limits import bound, read_report
+from fedwan.protocol.round import Key
 
 MAX_WAIT_S = 10.0
 """Longest that a download waits here before the site must ask again."""
-
-CoordinatorRounds = Rounds[Contribution, Payload]
-"""The machine with what the coordinator puts in."""
-
-Event = Callable[[str, str | None, str], None]
-"""(event, site or None, text)."""
-
-_Versions = tuple[int, ...]
-_SNAPSHOTS: dict[int, Callable[[GlobalModel], tuple[Payload, _Versions]]] = {
-    wire.DownloadRequest.GLOBAL: GlobalModel.snapshot_global,
-    wire.DownloadRequest.EMA: GlobalModel.snapshot_ema,
-    wire.DownloadRequest.OUTER: GlobalModel.snapshot_outer,
-}
+_WEIGHTS = (wire.DownloadRequest.GLOBAL, wire.DownloadRequest.EMA, wire.DownloadRequest.OUTER)
 _ACCEPTED = wire.Receipt(status=wire.Receipt.ACCEPTED)
 _INCOMPLETE = wire.Receipt(status=wire.Receipt.INCOMPLETE)
 M = TypeVar("M", bound=Message)
@@ -69,80 +48,10 @@ def _bounded(call: Callable[[Servicer, str, M], R]) -> Callable[[Servicer, str, 
     return checked
 
 
-class Servicer:
+class Servicer(Federation):
     """Implements `fedwan.link.base.Hub`."""
 
-    def __init__(
-        self,
-        run_id: str,
-        registry: Registry,
-        agreement: Agreement,
-        on_event: Event,
-        chunk_bytes: int,
-    ) -> None:
-        self.changed = threading.Condition()
-        self.registry = registry
-        self.agreement = agreement
-        self.reports: SimpleQueue[tuple[str, Report | None]] = SimpleQueue()
-        """None is one that was asked for and refused."""
-        self.farewells: dict[str, wire.Farewell] = {}
-        self.shut_out: dict[str, str] = {}
-        """Why the data plane serves a site no more, if it does not."""
-        self.rejected = 0
-        self.last_refusal = ""
-        self.layout: Layout = {}
-        self.initial: Source | None = None
-        """The initial weights as uploaded, once they are whole."""
-        self.model: GlobalModel | None = None
-        self.durable_version = 0
-        self.stop_text = ""
-        """Why the run is over; empty while it is not."""
-        self.gate = Gate(0.0, 1)
-        """Refuses contributions for their size; this one none."""
-        self._run_id = run_id
-        self._rounds: CoordinatorRounds | None = None
-        self._intake: Intake | None = None
-        self._chunk_bytes = chunk_bytes
-        self._is_complete = False
-        self._keeps_updates = False
-        self._event = on_event
-        self._refusals: dict[str, Refusals] = defaultdict(Refusals)
-        self._began_s = time.monotonic()
-        self._snapshots: dict[tuple[str, int], tuple[Payload, _Versions]] = {}
-        self._copying = threading.Lock()
-        self.deciding = threading.Lock()
-        """Held by the operator's decisions, one at a time."""
-
     # Join, heartbeats, farewell ------------------------------------------------------------
-
-    @property
-    def rounds(self) -> CoordinatorRounds:
-        """The rounds' state, once the run has begun."""
-        if self._rounds is None:
-            raise SessionLost("the run has not begun; join first")
-        return self._rounds
-
-    @property
-    def intake(self) -> Intake:
-        """Contributions on their way in, once the run has begun."""
-        if self._intake is None:
-            raise SessionLost("the run has not begun; join first")
-        return self._intake
-
-    def start(
-        self,
-        layout: Layout,
-        rounds: CoordinatorRounds,
-        intake: Intake,
-        *,
-        keeps_updates: bool = False,
-    ) -> None:
-        """The sites agree: admit them."""
-        with self.changed:
-            self.layout, self._rounds, self._intake = layout, rounds, intake
-            self._keeps_updates = keeps_updates
-            rounds.is_over = bool(self.stop_text)
-            self._follow()
 
     def join(self, site: str, hello: wire.Hello) -> wire.Welcome:
         """See `Hub`."""
@@ -179,7 +88,7 @@ class Servicer:
                     at += ", and takes the steps to it again"
                 at += f", certificate {hello.certificate}" if hello.certificate else ""
                 why = f"; {hello.error}" if hello.error else ""
-                self._event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
+                self.event("rejoin" if is_rejoin else "join", site, f"{site} {verb}{at}{why}")
             return wire.Welcome(
                 versions=rounds.versions if self.model else [],
                 send_initial=self.model is None and self.registry.first == site,
@@ -199,7 +108,7 @@ class Servicer:
         entry = self.registry.sites[site]
         checkpoint, entry.checkpoint = entry.checkpoint, None
         if checkpoint is not None and self.rounds.note_back(site, checkpoint):
-            self._event("warning", site, _older_text(site, checkpoint, self.rounds))
+            self.event("warning", site, _older_text(site, checkpoint, self.rounds))
 
     @_bounded
     def heard(self, site: str, signal: wire.SiteSignal) -> None:
@@ -230,7 +139,7 @@ class Servicer:
                     f"is at version {present}; refused"
                 )
             if self.registry.answer(site, version):
-                self.reports.put((site, answer))
+                self.evaluation.hear(site, answer)
                 self.changed.notify_all()
         if problem:
             raise PayloadError(problem)
@@ -245,7 +154,7 @@ class Servicer:
             entry.has_left = True
             self.farewells[site] = farewell
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
-            self._event("leave", site, text)
+            self.event("leave", site, text)
             self.changed.notify_all()
 
     # Uploads -------------------------------------------------------------------------------
@@ -274,11 +183,10 @@ class Servicer:
                 return self._rejection(upload, str(error))
             if is_contribution:
                 self.rounds.announce(upload.key)
-                if self._keeps_updates:
+                if self.rounds.keeps_updates:
                     # Rounds do not clear them here, and a copy of the average that is out costs
                     # another with every update.
-                    for kind in _SNAPSHOTS:
-                        self._snapshots.pop((site, kind), None)
+                    self._snapshots.clear(site)
             return reception
 
     @_bounded
@@ -296,10 +204,7 @@ class Servicer:
         payload = reception.claim()
         if payload is None:
             return wire.Receipt(status=wire.Receipt.INCOMPLETE, missing=reception.missing())
-        return self._take_in(upload, reception, payload)
-
-    def _take_in(self, upload: Upload, reception: UploadReception, payload: Source) -> wire.Receipt:
-        """Check a whole payload, and lay it out for merging unless it was replaced meanwhile."""
+        # Check the whole payload, and lay it out for merging unless it was replaced meanwhile.
         problem, measures = "", Measures({}, {})
         try:
             measures = self.intake.inspect(upload, payload)
@@ -326,7 +231,7 @@ class Servicer:
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)
-                contribution = Contribution(payload, reception, reception.header.work, measures)
+                contribution = Contribution(payload, reception.header.work, measures)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
             self._release()
             self.changed.notify_all()
@@ -362,13 +267,6 @@ class Servicer:
                 self.changed.notify_all()
         self._refuse(site, text)
 
-    def _refuse(self, site: str, text: str) -> None:
-        with self.changed:
-            self.rejected += 1
-            told = self._refusals[site].tell(text, time.monotonic())
-        if told:
-            self._event("rejected", site, told)
-
     # Downloads -----------------------------------------------------------------------------
 
     @_bounded
@@ -386,7 +284,7 @@ class Servicer:
             )
         if request.kind == wire.DownloadRequest.UPDATE:
             return self._update(site, request)
-        if request.kind in _SNAPSHOTS:
+        if request.kind in _WEIGHTS:
             return self._snapshot(site, request)
         raise PayloadError(
             f"download of kind {request.kind} is none that this run has; "
@@ -400,46 +298,39 @@ class Servicer:
         with self.changed:
             while True:
                 self.registry.check(site)
-                answer, payload = self.rounds.answer(site, fragment, request.version)
+                status, payload = self.rounds.answer(site, fragment, request.version)
                 if payload is not None:
                     return self._ready(site, fragment, request.version, (), payload)
                 remaining = deadline - time.monotonic()
-                if answer != "wait" or remaining <= 0:
+                if status != wire.DownloadHeader.NOT_YET or remaining <= 0:
                     break
                 self.changed.wait(remaining)
-            status = {
-                "wait": wire.DownloadHeader.NOT_YET,
-                "done": wire.DownloadHeader.DONE,
-                "superseded": wire.DownloadHeader.SUPERSEDED,
-            }[answer]
-            told = self.rounds.tell(site, fragment)._asdict()
             version = self.rounds.versions[fragment]
-            return Delivery(wire.DownloadHeader(status=status, version=version, **told), None)
+            return Delivery(self.rounds.tell(site, fragment, status=status, version=version), None)
 
     def _snapshot(self, site: str, request: wire.DownloadRequest) -> Delivery:
-        key, held = (site, request.kind), request.held_sha256
+        kind, held = request.kind, request.held_sha256
         with self.changed:
             model, published = self.model, tuple(self.rounds.versions)
-            kept = self._snapshots.get(key) if request.checksum else None
+            kept = self._snapshots.find(site, kind) if request.checksum else None
             is_behind = False
-            if request.kind == wire.DownloadRequest.GLOBAL:
+            if kind == wire.DownloadRequest.GLOBAL:
                 self._note_back(site)
                 is_behind = bool(request.version) and self.rounds.is_behind(site, request.version)
-            told = self.rounds.tell(site, 0)._asdict()
+            told = self.rounds.tell(site, 0, status=wire.DownloadHeader.HELD)
         if model is None:
             return Delivery(wire.DownloadHeader(status=wire.DownloadHeader.NOT_YET), None)
         if held and (is_behind or held == model.hash_at(published)):
-            versions = (request.version,) if is_behind else published
-            status, version = wire.DownloadHeader.HELD, model.version_of(versions)
-            header = wire.DownloadHeader(status=status, version=version, versions=versions, **told)
-            return Delivery(header, None)
+            told.versions.extend((request.version,) if is_behind else published)
+            told.version = model.version_of(told.versions)
+            return Delivery(told, None)
         if is_behind and not kept:
             with self.changed:
                 self.rounds.note_back(site, request.version, repeats=False)
-                self._event("warning", site, _older_text(site, request.version, self.rounds))
-        payload, versions = kept or self._new_snapshot(key, model)
+                self.event("warning", site, _older_text(site, request.version, self.rounds))
+        payload, versions = kept or self._snapshots.take(site, kind, model)
         with self.changed:
-            if self._keeps_updates and request.kind == wire.DownloadRequest.GLOBAL:
+            if self.rounds.keeps_updates and kind == wire.DownloadRequest.GLOBAL:
                 # These weights may be committed and not published yet: what the site is told of its
                 # contribution must be of the same version, or it would wait for one more.
                 self.changed.wait_for(
@@ -448,28 +339,19 @@ class Servicer:
                 )
             return self._ready(site, 0, model.version_of(versions), versions, payload)
 
-    def _new_snapshot(self, key: tuple[str, int], model: GlobalModel) -> tuple[Payload, _Versions]:
-        """For a site: one that another has of the same versions, so that memory stays that of one.
-
-        A copy takes long: one is made at a time, and never under the lock that guards all.
-        """
-        kind = key[1]
-        with self._copying:
-            with self.changed:
-                versions = tuple(model.versions)
-                others = [kept for (_, other), kept in self._snapshots.items() if other == kind]
-            same = (kept for kept in others if kept[1] == versions)
-            kept = next(same, None) or _SNAPSHOTS[kind](model)
-            with self.changed:
-                self._snapshots[key] = kept
-        return kept
-
     def _ready(
-        self, site: str, fragment: int, version: int, versions: _Versions, payload: Payload
+        self,
+        site: str,
+        fragment: int,
+        version: int,
+        versions: tuple[int, ...],
+        payload: Payload,
     ) -> Delivery:
         if not fragment:
             self.registry.sites[site].version = version
-        header = wire.DownloadHeader(
+        header = self.rounds.tell(
+            site,
+            fragment,
             status=wire.DownloadHeader.READY,
             version=version,
             versions=versions,
@@ -477,130 +359,8 @@ class Servicer:
             checksum=payload.checksum,
             chunk_bytes=self._chunk_bytes,
             durable_version=self.durable_version,
-            **self.rounds.tell(site, fragment)._asdict(),
         )
         return Delivery(header, payload)
-
-    # Membership ----------------------------------------------------------------------------
-
-    def decide(self, verb: Verb, site: str) -> None:
-        """The operator has decided on a site, and `Registry.objection` has nothing to say."""
-        done: list[Contribution] = []
-        with self.changed:
-            sending = self._intake.open_of(site) if self._intake else []
-            self.registry.decide(verb, site, sending, self._rounds is not None)
-            if verb == "eject" and self._intake and self._rounds:
-                for upload in sending:
-                    self._intake.close(upload, self.registry.refusal(site))
-                done = self._rounds.forget(site)
-            self._release()
-            self._follow()
-        for contribution in done:
-            contribution.reception.close()
-
-    def survey(self) -> dict[str, Any]:
-        """Where the run stands, for whom it waits, and its sites; times in Unix seconds."""
-        with self.changed:
-            now_s, rounds, registry = time.monotonic(), self._rounds, self.registry
-            to_unix = time.time() - now_s
-            round_ = rounds.round if rounds else None
-            if rounds is None or round_ is None:  # who sends the initial weights is waited for, too
-                awaited = [registry.first] if rounds else self.agreement.missing()
-            else:
-                awaited = rounds.owing(registry.live(now_s))
-            sending = [up.key.site for up in self._intake.open_of()] if self._intake else []
-            rows = [
-                {
-                    "site": name,
-                    "state": registry.state_of(name, now_s, name in awaited, name in sending),
-                    "version": site.version,
-                    "heard": site.heard_s + to_unix if site.heard_s else None,
-                }
-                for name, site in registry.sites.items()
-            ]
-            return {
-                "version": rounds.progress if rounds else 0,
-                "since": (round_.began_s if round_ else self._began_s) + to_unix,
-                "waits_for": awaited,
-                "sites": rows,
-            }
-
-    def notice_lost(self) -> tuple[list[str], list[str]]:
-        """Sites that have fallen silent since the last call, and those that are heard again."""
-        with self.changed:
-            lost = self.registry.newly_lost(time.monotonic())
-            self._release()
-            returned, self.registry.returned = self.registry.returned, []
-            return lost, returned
-
-    def _release(self) -> None:
-        """Let sites go that have nothing on its way in any more, and were to leave."""
-        gone = self.registry.release(self._intake.open_of() if self._intake else ())
-        for name in gone if self._rounds else ():
-            self._event("leave", name, f"{name} left: it was drained")
-        if gone:
-            self._follow()
-
-    def _follow(self) -> None:
-        """Rounds, and the sites' agreement, follow the registry."""
-        self.agreement.expect(self.registry.admitted())
-        if self._rounds is not None:
-            self._rounds.expect(self.registry.awaited())
-        self.changed.notify_all()
-
-    # For the run ---------------------------------------------------------------------------
-
-    def missing_of_initial(self) -> int | None:
-        """Chunks that are still on their way, of whichever site has fewest; None if none is."""
-        with self.changed:
-            kind = wire.UploadHeader.INITIAL
-            open_ones = [up for up in self.intake.open_of() if up.kind == kind]
-            found = [self.intake.find(upload) for upload in open_ones]
-        return min((len(reception.missing()) for reception in found if reception), default=None)
-
-    def refuse_initial(self, text: str) -> None:
-        """The initial weights that are here are not those that the sites agreed on."""
-        with self.changed:
-            site, self.initial = self.registry.opener, None
-        self._refuse(site, text)
-
-    def set_model(self, model: GlobalModel) -> None:
-        """The global weights are here."""
-        with self.changed:
-            self.model, self.initial = model, None
-            self.changed.notify_all()
-
-    def advance(self) -> tuple[Verdict, list[Merge[Contribution]]]:
-        """See `Rounds.advance`."""
-        now_s = time.monotonic()
-        with self.changed:
-            verdict, merges = self.rounds.advance(now_s, len(self.registry.live(now_s)))
-            if verdict == "close" and not self._keeps_updates:
-                self._snapshots.clear()
-            return verdict, merges
-
-    def publish(self, payload: Payload, *, is_own: bool = False) -> None:
-        """See `Rounds.publish`; frees the contributions that are done with."""
-        with self.changed:
-            done = self.rounds.publish(payload, is_own=is_own)
-            for key, contribution, _, _ in self.rounds.round.merged if self.rounds.round else ():
-                self.gate.note(key.fragment, contribution.measures.figures())
-            self.intake.forget(*self.rounds.least_wanted())
-            self.changed.notify_all()
-        for contribution in done:
-            contribution.reception.close()
-        self.intake.free()
-
-    def finish(self, text: str, is_complete: bool = False) -> None:
-        """Tell every site that the run is over, and whether it has done what it was to do."""
-        with self.changed:
-            self.stop_text = self.stop_text or text
-            self._is_complete = self._is_complete or is_complete
-            if self._rounds is not None:
-                self._rounds.is_over = True
-            for name in self.registry.sites:
-                self.registry.tell(name, wire.CoordinatorSignal.STOP, text, self._is_complete)
-            self.changed.notify_all()
 
 
 def _older_text(site: str, checkpoint: int, rounds: CoordinatorRounds) -> str:

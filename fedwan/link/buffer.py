@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from fedwan.codecs.payload import Bytes, Source
+from fedwan.codecs.payload import Bytes
 from fedwan.errors import FedwanError, PayloadError
 from fedwan.link import wire_pb2 as wire
 
@@ -171,7 +171,7 @@ class Reception(Generic[H]):
         with self._lock:
             return sorted(self._missing | self._writing)
 
-    def claim(self) -> Source | None:
+    def claim(self) -> Buffer | FileBuffer | None:
         """The whole payload, for the first caller after the last chunk; None for all others."""
         with self._lock:
             if self._missing or self._writing or self._is_claimed:

@@ -104,7 +104,8 @@ def measure_quality(data_name: str, real: Batch, generated: Tensor) -> dict[str,
 
     JSON-ready: `fd` and `kid` (lower is better; `kid` may be negative), `precision`, `recall`,
     `density` and `coverage` (higher is better), what the data allow of `histogram`, `modes` and
-    `good`, and the floor of each but `histogram` under its name with `_floor`. Of files also `moments`, tensors (`fedwan.metrics.distances`). A `FedwanError`
+    `good`, and the floor of each but `histogram` under its name with `_floor`. Of files also
+    `moments`, tensors (`fedwan.metrics.distances`). A `FedwanError`
     if samples are not finite.
     """
     num = len(real.x)

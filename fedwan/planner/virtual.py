@@ -20,12 +20,13 @@ from fedwan.fragments import due_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.planner.costs import Costs, global_bytes, load_of
 from fedwan.planner.links import Pipe, WireLink
-from fedwan.protocol.rounds import Key, Round, Rounds, Told
+from fedwan.protocol.round import Key, Round
+from fedwan.protocol.rounds import Rounds
 from fedwan.state import Layout
 from fedwan.strategy import Strategy
 
 TICK_S = 0.5
-"""The machine is asked whenever something arrives, and so often: `coordinator.run.TICK_S`."""
+"""The machine is asked whenever something arrives, and so often, as by the coordinator."""
 UNKNOWN = math.inf
 
 
@@ -163,11 +164,11 @@ class _Site:
         """Want an update; it comes, or that of a later version, now or once it is out."""
         run, fragment = self._run, flight.key.fragment
         answer, update = run.rounds.answer(self.name, fragment, version)
-        if answer == "wait":
+        if answer == wire.DownloadHeader.NOT_YET:
             run.waiting.setdefault((fragment, version), []).append((self, flight))
             return
         now_s = max(run.now_s, flight.asks_at_s)
-        if answer == "superseded":
+        if answer == wire.DownloadHeader.SUPERSEDED:
             now_s += self._rtt_s  # told that the update is gone, it asks for the weights
         num_bytes = update.num_bytes if update else run.global_bytes
         here_s = self._down.carry(num_bytes, now_s) + run.loads[fragment].apply_s
@@ -178,7 +179,7 @@ class _Site:
         else:
             self._is_ready(flight, max(here_s, flight.whole_s))
 
-    def _take(self, flight: _Flight, version: int, told: Told) -> None:
+    def _take(self, flight: _Flight, version: int, told: wire.DownloadHeader) -> None:
         """At a pace of its own: an update is here, and perhaps not the last of them."""
         self._version, sent = version, flight.key.version
         is_merged = 0 < told.merged_into <= version and told.merged_from >= sent

@@ -9,14 +9,17 @@ are here and no claim is made by more than half.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from fedwan.errors import PayloadError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL
-from fedwan.state import Layout, layout_from_json
+from fedwan.state import Layout, TensorSpec, layout_from_json
+
+MAX_SESSION = 64
+"""Characters; a site's own have 32."""
 
 _parse = lru_cache(maxsize=8)(layout_from_json)
 
@@ -39,29 +42,17 @@ class Claim(NamedTuple):
             PayloadError: the layout, kinds or sources cannot be read.
         """
         try:
-            return cls._of(hello)
+            names = list(_parse(hello.layout_json))
+            for text in (hello.kinds_json, hello.sources_json):
+                values = json.loads(text or "{}")
+                if type(values) is not dict or any(type(v) is not str for v in values.values()):
+                    raise ValueError(f"{text[:40]!r} is no JSON object of texts")
+                names += [*values, *values.values()]
+            if unfit := [name for name in names if not name.isprintable()]:
+                raise ValueError(f"{unfit[0][:40]!r} holds characters that cannot be shown")
         except (ValueError, RecursionError) as error:
             raise PayloadError(f"layout cannot be read: {error}") from None
-
-    @classmethod
-    def _of(cls, hello: wire.Hello) -> Self:
-        names = list(_parse(hello.layout_json))
-        for text in (hello.kinds_json, hello.sources_json):
-            values = json.loads(text or "{}")
-            if not isinstance(values, dict) or not all(isinstance(v, str) for v in values.values()):
-                raise ValueError(f"{text[:40]!r} is no JSON object of texts")
-            names += [*values, *values.values()]
-        for name in names:
-            if not name.isprintable():
-                raise ValueError(f"{name[:40]!r} holds characters that cannot be shown")
-        return cls(
-            hello.sources_json,
-            hello.layout_json,
-            hello.kinds_json,
-            int(hello.num_steps),
-            hello.frozen_sha256,
-            hello.initial_sha256,
-        )
+        return cls(*(getattr(hello, field) for field in cls._fields))
 
     @property
     def layout(self) -> Layout:
@@ -120,19 +111,9 @@ class Agreement:
 
     def join(self, site: str, hello: wire.Hello, claim: Claim) -> str:
         """Take a Join and its claim; why it is refused, or nothing."""
-        refusal = self._refusal(site, hello)
-        if refusal:
-            return refusal
-        if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
-            mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
-            return f"site {site}: {mine.difference(claim)}"
-        return self.hear(site, claim)
-
-    def _refusal(self, site: str, hello: wire.Hello) -> str:
         if site not in self._names:
-            known = ", ".join(self._names)
             return (
-                f"site {site!r} is not in this run, which has {known}; "
+                f"site {site!r} is not in this run, which has {', '.join(self._names)}; "
                 "ask whoever runs it to add it to site_names"
             )
         if hello.site != site:
@@ -152,7 +133,10 @@ class Agreement:
                 f"site names a session of {len(hello.session)} characters, 1 to {MAX_SESSION} are "
                 "taken; start site and coordinator from the same app"
             )
-        return ""
+        if self._sources is not None and json.loads(claim.sources_json or "{}") != self._sources:
+            mine = claim._replace(sources_json=json.dumps(dict(self._sources), sort_keys=True))
+            return f"site {site}: {mine.difference(claim)}"
+        return self.hear(site, claim)
 
     def hear(self, site: str, claim: Claim) -> str:
         """Take a site's claim; why it is refused, or nothing."""
@@ -161,7 +145,7 @@ class Agreement:
         if leading is not None and claim != leading:
             del self._claims[site]
             return f"site {site}: {leading.difference(claim)}"
-        if self.agreed is None and self.count(claim) >= min(self._needed, len(self._names)):
+        if self.agreed is None and self._count(claim) >= min(self._needed, len(self._names)):
             self.agreed = claim
         return ""
 
@@ -170,17 +154,12 @@ class Agreement:
         self._names = list(site_names)
         self._claims = {name: c for name, c in self._claims.items() if name in self._names}
 
-    def count(self, claim: Claim) -> int:
-        """Sites that make a claim."""
+    def _count(self, claim: Claim) -> int:
         return sum(other == claim for other in self._claims.values())
-
-    def forget(self, site: str) -> None:
-        """A site is gone before the run has begun."""
-        self._claims.pop(site, None)
 
     def _majority(self) -> Claim | None:
         for claim in self._claims.values():
-            if 2 * self.count(claim) > len(self._names):
+            if 2 * self._count(claim) > len(self._names):
                 return claim
         return None
 
@@ -190,10 +169,10 @@ class Agreement:
             return ""
         first, *others = self._names
         claim = self._claims[first]
-        differing = [name for name in others if self._claims[name] != claim]
         return "; ".join(
             f"{name} differs from {first}: {claim.difference(self._claims[name])}"
-            for name in differing
+            for name in others
+            if self._claims[name] != claim
         )
 
     def missing(self) -> list[str]:
@@ -202,40 +181,39 @@ class Agreement:
 
     def waits_for(self) -> str:
         """For whom the start of the run waits."""
-        missing = self.missing()
-        if not missing:
+        if not (missing := self.missing()):
             return "all sites are here"
         return f"{len(self._claims)} of {len(self._names)} sites are here, not {', '.join(missing)}"
 
 
 def _source_difference(mine: str, theirs: str) -> str:
     ours, others = json.loads(mine or "{}"), json.loads(theirs or "{}")
-    for name in sorted(ours.keys() | others.keys()):
-        here, there = ours.get(name, "nothing"), others.get(name, "nothing")
-        if here != there:
-            return (
-                f"its {name} is another code: SHA-256 {there[:12]}, the run's {here[:12]}; install "
-                "the same version at every site"
-            )
+    for name, here, there in _differing(ours, others):
+        return (
+            f"its {name} is another code: SHA-256 {(there or 'nothing')[:12]}, the run's "
+            f"{(here or 'nothing')[:12]}; install the same version at every site"
+        )
     return "its recipes differ"
 
 
 def _layout_difference(mine: Layout, theirs: Layout) -> str:
-    for name in sorted(mine.keys() | theirs.keys()):
-        here, there = mine.get(name), theirs.get(name)
-        if here != there:
-            told = [
-                f"{'x'.join(map(str, spec.shape)) or 'a scalar'} {str(spec.dtype)[6:]}"
-                if spec
-                else "no such tensor"
-                for spec in (there, here)
-            ]
-            return (
-                f"its tensor {name!r} is {told[0]}, the run's {told[1]}; build the same networks, "
-                "with the same settings and library versions, at every site"
-            )
+    for name, here, there in _differing(mine, theirs):
+        return (
+            f"its tensor {name!r} is {_spec_text(there)}, the run's {_spec_text(here)}; build the "
+            "same networks, with the same settings and library versions, at every site"
+        )
     return "its layout differs"
 
 
-MAX_SESSION = 64
-"""Characters; a site's own have 32."""
+def _differing(
+    mine: Mapping[str, Any], theirs: Mapping[str, Any]
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            yield name, mine.get(name), theirs.get(name)
+
+
+def _spec_text(spec: TensorSpec | None) -> str:
+    if spec is None:
+        return "no such tensor"
+    return f"{'x'.join(map(str, spec.shape)) or 'a scalar'} {str(spec.dtype)[6:]}"

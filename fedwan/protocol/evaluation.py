@@ -7,18 +7,8 @@ its own all are asked.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from fedwan.protocol.limits import Report
-
-
-class Answers(NamedTuple):
-    """On one version."""
-
-    reports: Mapping[str, Report]
-    """By site."""
-    is_shared: bool
-    """One site measured on behalf of all."""
 
 
 class Evaluation:
@@ -31,19 +21,17 @@ class Evaluation:
         self._refused: set[str] = set()
         """Who answered with what cannot be taken, and is not asked again."""
         self._heard: dict[str, Report] = {}
-        self._found: list[Answers] = []
+        self._found: list[Mapping[str, Report]] = []
 
     def choose(self, live: Sequence[str], latest: Sequence[str]) -> list[str]:
         """Whom to ask now; nobody while answers of all sites are still to come."""
-        live = [name for name in live if name not in self._refused]
+        chosen = [name for name in live if name not in self._refused]
         if not self._asks_all:
-            present = [name for name in latest if name in live] or list(live)
-            self._asked = set(present[:1])
-            return present[:1]
-        if not self.is_idle(live):
+            chosen = ([name for name in latest if name in chosen] or chosen)[:1]
+        elif not self.is_idle(chosen):
             return []
-        self._asked = set(live)
-        return list(live)
+        self._asked = set(chosen)
+        return chosen
 
     def is_idle(self, live: Collection[str]) -> bool:
         """Whether no answer is to be expected without asking again."""
@@ -55,15 +43,15 @@ class Evaluation:
             self._asked.discard(site)
             self._refused.add(site)
         elif not self._asks_all or not report.version:
-            self._found.append(Answers({site: report}, is_shared=True))
+            self._found.append({site: report})
         elif site in self._asked:
             self._asked.discard(site)
             self._heard[site] = report
 
-    def found(self, live: Collection[str]) -> list[Answers]:
-        """What is complete since the last call; the dead are not waited for."""
+    def found(self, live: Collection[str]) -> list[Mapping[str, Report]]:
+        """What is complete since the last call, by site; the dead are not waited for."""
         if self._heard and self.is_idle(live):
-            self._found.append(Answers(self._heard, is_shared=False))
+            self._found.append(self._heard)
             self._heard = {}
         found, self._found = self._found, []
         return found

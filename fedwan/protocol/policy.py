@@ -34,7 +34,7 @@ class RoundPolicy(NamedTuple):
     num_sites: int
     quorum: int
     """Fewest sites that a round may close with; on arrival, fewest that must be live."""
-    patience_s: float
+    patience_s: float = 600.0
     """How long to wait for missing sites before a round closes with a quorum, or the run stops."""
     grace: float = 0.0
     """k of the deadline median + k · 1.4826 MAD; 0 sets none before `patience_s`."""
@@ -69,19 +69,15 @@ class RoundPolicy(NamedTuple):
         'wait'
         >>> barrier(4, quorum=3, patience_s=60, grace=3.0).decide(3, 11.5, [9, 10, 10, 10, 11])
         'close'
-        >>> on_arrival(4, quorum=2).decide(1, 0.0)
-        'close'
-        >>> on_arrival(4, quorum=2).decide(1, 0.0, num_live=1)
+        >>> RoundPolicy(4, quorum=2, arrivals_from=0).decide(1, 0.0, num_live=1)
         'wait'
         """
         if self.is_on_arrival(version):
-            is_enough = num_live is None or num_live >= self.quorum
-            if num_arrived and is_enough:
-                return "close"
-            return "wait" if elapsed_s < self.patience_s else "stop"
-        if num_arrived >= self.num_sites:
-            return "close"
-        if num_arrived >= self.quorum and elapsed_s >= self.deadline_s(past_s):
+            closes = num_arrived and (num_live is None or num_live >= self.quorum)
+        else:
+            is_late = num_arrived >= self.quorum and elapsed_s >= self.deadline_s(past_s)
+            closes = num_arrived >= self.num_sites or is_late
+        if closes:
             return "close"
         return "wait" if elapsed_s < self.patience_s else "stop"
 
@@ -100,7 +96,7 @@ class RoundPolicy(NamedTuple):
     def scale(self, staleness: int) -> float:
         """What a contribution's parameters are multiplied by that is so many versions late.
 
-        >>> on_arrival(4, quorum=2, discount=0.5).scale(3)
+        >>> RoundPolicy(4, quorum=2, discount=0.5).scale(3)
         0.5
         """
         return float((1.0 + staleness) ** -self.discount) if staleness else 1.0
@@ -115,25 +111,6 @@ def barrier(
 ) -> RoundPolicy:
     """A round needs every site; with `quorum` > 0 it makes do with that many after the deadline."""
     return RoundPolicy(num_sites, quorum or num_sites, patience_s, grace, max_staleness)
-
-
-def on_arrival(
-    num_sites: int,
-    quorum: int,
-    patience_s: float = 600.0,
-    max_staleness: int = 0,
-    discount: float = 0.0,
-    warmup: int = 0,
-) -> RoundPolicy:
-    """Every contribution makes a version of its own, after `warmup` versions behind a barrier."""
-    return RoundPolicy(
-        num_sites,
-        quorum,
-        patience_s,
-        max_staleness=max_staleness,
-        discount=discount,
-        arrivals_from=warmup,
-    )
 
 
 PACE_MEMORY = 0.5
@@ -161,20 +138,16 @@ class Paces:
         self._h = h
         self._least = least_steps
         self._speeds: dict[str, float] = {}
-        self._steps: dict[str, int] = {}
 
     def note(self, site: str, work: wire.Work) -> None:
         """A contribution was merged; its steps and the seconds that they took are taken in."""
-        if not self._least or not work.steps or not work.compute_s > 0:
-            return
-        speed = work.steps / work.compute_s
+        speed = work.steps / work.compute_s if work.compute_s > 0 else 0.0
         if math.isfinite(speed) and speed > 0:
             old = self._speeds.get(site, speed)
-            new = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
-            if new != self._speeds.get(site):
-                self._speeds[site] = new
-                self._steps = balanced_steps(self._speeds, self._h, self._least)
+            self._speeds[site] = PACE_MEMORY * old + (1.0 - PACE_MEMORY) * speed
 
-    def steps(self) -> Mapping[str, int]:
-        """By site; empty where the pace is the same for all, or not known yet."""
-        return self._steps
+    def steps(self, site: str) -> int:
+        """0 where the pace is the same for all, or not known yet."""
+        if not self._least or site not in self._speeds:
+            return 0
+        return balanced_steps(self._speeds, self._h, self._least)[site]

@@ -75,8 +75,6 @@ class Registry:
         """The site that sends the initial weights."""
         self.opener = ""
         """Whose initial weights were taken, until it has told how good they are."""
-        self.returned: list[str] = []
-        """Sites that were silent and are heard again, until it was told."""
         self._silence_s = silence_s
 
     def admit(self, name: str, session: str, now_s: float) -> bool:
@@ -130,9 +128,6 @@ class Registry:
             return False
         site.heard_s = now_s
         site.step = max(site.step, step)
-        if site.is_lost:
-            site.is_lost = False
-            self.returned.append(name)
         return True
 
     def drop(self, name: str, session: str, now_s: float) -> None:
@@ -146,7 +141,7 @@ class Registry:
         return [
             name
             for name, site in self.sites.items()
-            if self._is_here(site) and now_s - site.heard_s <= self._silence_s
+            if site.session and not site.has_left and not self._is_silent(site, now_s)
         ]
 
     def absent(self, now_s: float) -> list[str]:
@@ -154,16 +149,19 @@ class Registry:
         live = self.live(now_s)
         return [name for name, site in self.sites.items() if site.joins and name not in live]
 
-    def newly_lost(self, now_s: float) -> list[str]:
-        """Sites that were here and have fallen silent since the last call."""
-        lost = [
-            site
-            for site in self.sites.values()
-            if self._is_here(site) and now_s - site.heard_s > self._silence_s
-        ]
-        for site in lost:
-            site.is_lost = True
-        return [site.name for site in lost]
+    def notice(self, now_s: float) -> tuple[list[str], list[str]]:
+        """Sites that have fallen silent since the last call, and those that are heard again."""
+        lost: list[str] = []
+        returned: list[str] = []
+        for name, site in self.sites.items():
+            is_lost = self._is_silent(site, now_s)
+            if site.session and not site.has_left and site.is_lost != is_lost:
+                site.is_lost = is_lost
+                (lost if is_lost else returned).append(name)
+        return lost, returned
+
+    def _is_silent(self, site: SiteEntry, now_s: float) -> bool:
+        return now_s - site.heard_s > self._silence_s
 
     # Membership ----------------------------------------------------------------------------
 
@@ -174,7 +172,7 @@ class Registry:
             return site.standing
         if site.has_left:
             return "left"
-        if now_s - site.heard_s > self._silence_s or site.is_lost:
+        if self._is_silent(site, now_s):
             return "silent" if site.session else "expected"
         if is_sending:
             return "contributing"
@@ -244,10 +242,6 @@ class Registry:
         for site in done:
             site.standing, site.has_left = "drained", True
         return [site.name for site in done]
-
-    @staticmethod
-    def _is_here(site: SiteEntry) -> bool:
-        return bool(site.session) and not site.has_left and not site.is_lost
 
     def replace_first(self, lost: Sequence[str], now_s: float) -> None:
         """Ask another live site for the initial weights where the one that was to send is lost.

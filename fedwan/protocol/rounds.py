@@ -5,38 +5,29 @@
     publish             its update is out; which contributions are done with
     answer, tell        what a site that asks for an update is told
 
-Behind a barrier contributions are merged in site order as they become whole, and then those that
-are late for earlier rounds. On arrival one is merged: the first to be whole. The coordinator drives
-it with payloads and its own clock, the planner with numbers of bytes in virtual time. Not locked.
+The coordinator drives it with payloads and its own clock, the planner with numbers of bytes in
+virtual time. Not locked.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, Protocol, TypeVar
 
 from fedwan.errors import PayloadError
 from fedwan.fragments import Fragment, next_due, rounds_done
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.policy import Paces, Verdict
+from fedwan.protocol.round import C, Key, Merge, Round
 
 if TYPE_CHECKING:
     from fedwan.strategy import Strategy
 
 PAST_ROUNDS = 50
 """Rounds whose times a deadline is drawn from."""
-
 HOPELESS_ROUNDS = 3
 """Contributions of a site, none of which was taken, after which nothing is hoped of it."""
-
-Answer = Literal["ready", "wait", "superseded", "done"]
-
-
-class _HasWork(Protocol):
-    @property
-    def work(self) -> wire.Work: ...
 
 
 class _HasBytes(Protocol):
@@ -44,64 +35,8 @@ class _HasBytes(Protocol):
     def num_bytes(self) -> int: ...
 
 
-C = TypeVar("C", bound=_HasWork)
-"""A contribution that is whole."""
 U = TypeVar("U", bound=_HasBytes)
 """An update."""
-
-
-class Key(NamedTuple):
-    """What makes a contribution the same contribution, however often it is sent."""
-
-    fragment: int
-    version: int
-    """That it started from."""
-    site: str
-
-
-class Merge(NamedTuple, Generic[C]):
-    """A contribution that becomes part of an update."""
-
-    key: Key
-    contribution: C
-    staleness: int
-    """Versions between the one that it started from and the present one."""
-    scale: float
-    """Of its parameters' deltas."""
-
-
-class Told(NamedTuple):
-    """What holds for a site that asks; named as in `wire.DownloadHeader`."""
-
-    merged_from: int
-    merged_into: int
-    is_own: bool
-    anew_from: int
-    steps: int
-    run_step: int
-
-
-@dataclass
-class Round(Generic[C]):
-    """The present round of one fragment."""
-
-    fragment: Fragment
-    version: int
-    """That it starts from."""
-    began_s: float
-    is_on_arrival: bool
-    """Whether one contribution is enough."""
-    waiting: list[str]
-    """Sites whose contribution has not been merged, in site order."""
-    merged: list[Merge[C]] = field(default_factory=list)
-    last_s: float = 0.0
-    """When the last contribution came that was in time, in seconds from the beginning."""
-    is_closed: bool = False
-
-    @property
-    def samples(self) -> int:
-        """Behind what is merged."""
-        return sum(merge.contribution.work.samples for merge in self.merged)
 
 
 class Rounds(Generic[C, U]):
@@ -141,6 +76,8 @@ class Rounds(Generic[C, U]):
         self.awaited = list(site_names)
         """Sites that rounds wait for."""
         self._num_versions = num_versions
+        self.keeps_updates = keep_bytes > 0
+        """Whether past ones can be had, too."""
         self._keep_bytes = keep_bytes
         self._batch = batch
         self._paces = Paces(strategy.h, strategy.least_steps)
@@ -157,7 +94,6 @@ class Rounds(Generic[C, U]):
         """The latest version if its update is one contribution, bit for bit."""
         self._anew_from = [0] * len(fragments)
         self._last_dropped: dict[tuple[int, str], int] = {}
-        self.run_step = self._run_step()
 
     # Progress ------------------------------------------------------------------------------
 
@@ -165,6 +101,13 @@ class Rounds(Generic[C, U]):
     def version(self) -> int:
         """Whole rounds that every fragment has had."""
         return rounds_done(self._fragments, self.versions)
+
+    @property
+    def run_step(self) -> int:
+        """Where the run stands: at a pace of the sites' own, the mean of the steps merged."""
+        if self._strategy.clock == "versions":
+            return self.version * self._strategy.h
+        return self.samples * self._strategy.h // (self.nominal * len(self._names))
 
     @property
     def progress(self) -> int:
@@ -182,12 +125,6 @@ class Rounds(Generic[C, U]):
         return bool(self.refused) and all(
             self.refused[name] >= HOPELESS_ROUNDS for name in self.awaited
         )
-
-    def _run_step(self) -> int:
-        """Where the run stands: at a pace of the sites' own, the mean of the steps merged."""
-        if self._strategy.clock == "versions":
-            return self.version * self._strategy.h
-        return self.samples * self._strategy.h // (self.nominal * len(self._names))
 
     # Contributions -------------------------------------------------------------------------
 
@@ -229,7 +166,7 @@ class Rounds(Generic[C, U]):
         Once all sites do, the update's memory is free to go.
         """
         fragment, version, site = key
-        if not self._keep_bytes and version in self._updates[fragment]:
+        if not self.keeps_updates and version in self._updates[fragment]:
             self._holders[fragment].add(site)
             if self._holders[fragment].issuperset(self.awaited):
                 del self._updates[fragment][version]
@@ -250,10 +187,6 @@ class Rounds(Generic[C, U]):
             if present.version == version:
                 present.last_s = now_s - present.began_s
 
-    def contribution(self, key: Key) -> C | None:
-        """What is whole under a key."""
-        return self._whole[key.fragment].get((key.version, key.site))
-
     def is_merged(self, key: Key) -> bool:
         """Whether a site's contribution to a version, or to a later one, has been merged."""
         start, into = self._merged[key.fragment].get(key.site, (0, 0))
@@ -264,15 +197,11 @@ class Rounds(Generic[C, U]):
     def begin(self, now_s: float) -> Round[C]:
         """Turn to the fragment whose turn it is."""
         fragment = next_due(self._fragments, self.versions, self._strategy.h, self._num_versions)
-        version = self.versions[fragment.index]
+        index, version = fragment.index, self.versions[fragment.index]
         is_on_arrival = self._policy.is_on_arrival(version)
-        waiting = self._waiting(fragment.index, version)
-        self.round = Round(fragment, version, now_s, is_on_arrival, waiting)
+        self.round = Round(fragment, version, now_s, is_on_arrival, self._whole[index])
+        self.round.expect(self.awaited, self._names)
         return self.round
-
-    def _waiting(self, fragment: int, version: int) -> list[str]:
-        whole = self._whole[fragment]
-        return [n for n in self._names if n in self.awaited or (version, n) in whole]
 
     def expect(self, awaited: Sequence[str]) -> None:
         """Wait for these sites from now on; what is whole of others is merged all the same."""
@@ -281,11 +210,8 @@ class Rounds(Generic[C, U]):
         self.awaited = list(awaited)
         quorum = min(self._strategy.policy.quorum, len(self.awaited))
         self._policy = self._strategy.policy._replace(quorum=quorum)
-        present = self.round
-        if present is not None and not present.is_closed:
-            index, version = present.fragment.index, present.version
-            merged = [merge.key.site for merge in present.merged]
-            present.waiting = [n for n in self._waiting(index, version) if n not in merged]
+        if self.round is not None and not self.round.is_closed:
+            self.round.expect(awaited, self._names)
         for index in range(len(self._fragments)):
             self._begin_anew(index)
 
@@ -301,63 +227,36 @@ class Rounds(Generic[C, U]):
     def advance(self, now_s: float, num_live: int) -> tuple[Verdict, list[Merge[C]]]:
         """What the policy says, and which contributions are merged now, in this order."""
         present = self._present()
-        whole = self._whole[present.fragment.index]
-        num_arrived, policy = len(whole), self._policy
+        num_arrived, policy = len(present.whole), self._policy
         if not present.is_on_arrival:
-            lacking = [name for name in present.waiting if (present.version, name) not in whole]
+            lacking = present.lacking()
             num_sites = len(present.merged) + len(present.waiting)
             num_arrived = num_sites - len(lacking)
             # A quorum does not wait for who is refused, or begins anew, again and again.
             tries = self.refused + self.setbacks
             hopeless = sum(tries[name] >= HOPELESS_ROUNDS for name in lacking)
             policy = policy._replace(num_sites=max(policy.quorum, num_sites - hopeless))
+        index = present.fragment.index
+        elapsed_s = now_s - present.began_s
         verdict = policy.decide(
-            num_arrived,
-            now_s - present.began_s,
-            self._past_s[present.fragment.index],
-            present.version,
-            num_live,
+            num_arrived, elapsed_s, self._past_s[index], present.version, num_live
         )
-        if present.is_on_arrival:
-            keys = [next(iter(whole))] if verdict == "close" else []
-        else:
-            keys = self._in_site_order(present, whole, verdict)
+        keys = present.take(closes=verdict == "close")
         merges = [self._merge(present, version, site) for version, site in keys]
         present.merged += merges
         if verdict == "close":
-            self._close(present)
+            present.is_closed = True
+            if not present.is_on_arrival:
+                self._past_s[index].append(present.last_s)
+            if not self.keeps_updates:
+                self.withdraw(index)
         return verdict, merges
 
-    def _in_site_order(
-        self, present: Round[C], whole: Collection[tuple[int, str]], verdict: Verdict
-    ) -> list[tuple[int, str]]:
-        """While the round waits, only a site whose predecessors are all merged can be merged."""
-        version, waiting = present.version, present.waiting
-        if verdict == "wait":
-            count = 0
-            while count < len(waiting) and (version, waiting[count]) in whole:
-                count += 1
-            present.waiting = waiting[count:] if count else waiting
-            return [(version, name) for name in waiting[:count]]
-        merged = [name for name in waiting if (version, name) in whole]
-        present.waiting = [name for name in waiting if (version, name) not in whole]
-        late = sorted(key for key in whole if key[0] < version)
-        return [*((version, name) for name in merged), *late]
-
     def _merge(self, present: Round[C], version: int, site: str) -> Merge[C]:
-        index = present.fragment.index
         staleness = max(0, present.version - version)
-        contribution = self._whole[index][version, site]
         scale = self._policy.scale(staleness)
-        return Merge(Key(index, version, site), contribution, staleness, scale)
-
-    def _close(self, present: Round[C]) -> None:
-        present.is_closed = True
-        index = present.fragment.index
-        if not present.is_on_arrival:
-            self._past_s[index].append(present.last_s)
-        if not self._keep_bytes:
-            self.withdraw(index)
+        key = Key(present.fragment.index, version, site)
+        return Merge(key, present.whole[version, site], staleness, scale)
 
     def withdraw(self, fragment: int) -> None:
         """Drop the update that is out: who still wants it takes the global weights."""
@@ -366,10 +265,9 @@ class Rounds(Generic[C, U]):
     def is_idle(self, num_live: int) -> bool:
         """Whether nothing is here that could be merged now."""
         present = self._present()
-        whole = self._whole[present.fragment.index]
         if present.is_on_arrival:
-            return not whole or num_live < self._policy.quorum
-        return not present.waiting or (present.version, present.waiting[0]) not in whole
+            return not present.whole or num_live < self._policy.quorum
+        return present.waiting[:1] == present.lacking()[:1]
 
     def times(self) -> int:
         """As how many contributions the round's mean is taken by optimisers that count them."""
@@ -388,7 +286,6 @@ class Rounds(Generic[C, U]):
         for key, contribution, _, _ in present.merged:
             merged[key.site] = max((key.version, version), merged.get(key.site, (0, 0)))
             self._paces.note(key.site, contribution.work)
-        self.run_step = self._run_step()
         return self._forget(present)
 
     def hold(self, fragment: int, version: int, update: U) -> None:
@@ -427,8 +324,7 @@ class Rounds(Generic[C, U]):
     def owing(self, live: Collection[str]) -> list[str]:
         """Sites without whose contribution the round could not close."""
         present = self._present()
-        whole = self._whole[present.fragment.index]
-        waiting = [name for name in present.waiting if (present.version, name) not in whole]
+        waiting = present.lacking()
         absent = [name for name in waiting if name not in live]
         return absent if absent and present.is_on_arrival else waiting
 
@@ -438,27 +334,30 @@ class Rounds(Generic[C, U]):
 
     # What sites are told -------------------------------------------------------------------
 
-    def answer(self, site: str, fragment: int, version: int) -> tuple[Answer, U | None]:
+    def answer(
+        self, site: str, fragment: int, version: int
+    ) -> tuple[wire.DownloadHeader.Status, U | None]:
         """What a site that asks for an update gets."""
         update = self._updates[fragment].get(version)
         if update is not None:
-            return "ready", update
+            return wire.DownloadHeader.READY, update
         if self.versions[fragment] >= version:
             if self._merged[fragment].get(site, (0, 0))[1] == version:
                 self._begin_anew(fragment)  # it cannot learn from it any more
-            return "superseded", None
-        return ("done" if self.is_over else "wait"), None
+            return wire.DownloadHeader.SUPERSEDED, None
+        return (wire.DownloadHeader.DONE if self.is_over else wire.DownloadHeader.NOT_YET), None
 
-    def tell(self, site: str, fragment: int) -> Told:
-        """What holds for this site alone."""
+    def tell(self, site: str, fragment: int, **fields: Any) -> wire.DownloadHeader:
+        """What holds for this site alone, and these fields."""
         start, into = self._merged[fragment].get(site, (0, 0))
-        return Told(
-            start,
-            into,
-            0 < self._own[fragment] == into,
-            self._anew_from[fragment],
-            self._paces.steps().get(site, 0),
-            self.run_step,
+        return wire.DownloadHeader(
+            merged_from=start,
+            merged_into=into,
+            is_own=0 < self._own[fragment] == into,
+            anew_from=self._anew_from[fragment],
+            steps=self._paces.steps(site),
+            run_step=self.run_step,
+            **fields,
         )
 
     def is_behind(self, site: str, checkpoint: int) -> bool:

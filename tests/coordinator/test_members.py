@@ -47,8 +47,8 @@ class Desk:
 
     def answer(self, request: Any) -> dict[str, Any]:
         config, hub = Config(steps=40, h=4, sites=3), self.bench.hub
-        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals())
-        return members.answer(run, lambda *event: self.bench.events.append(event), request)
+        run: Any = SimpleNamespace(hub=hub, config=config, totals=Totals(), event=hub.event)
+        return members.answer(run, request)
 
     def ask(self, verb: str, site: str = "") -> dict[str, Any]:
         found = control.ask(self.out, {"ask": verb, "site": site})
@@ -57,40 +57,27 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
+def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setattr(control, "REQUEST_S", 0.2)
     desk = Desk(tmp_path)
     with control.serving(desk.out, desk.answer):
         yield desk
-
-
-def test_the_socket_is_for_its_user_alone_and_goes_with_the_run(tmp_path: Path) -> None:
-    desk = Desk(tmp_path)
-    (desk.out / control.SOCKET).touch()  # left by a coordinator that was killed
-    with control.serving(desk.out, desk.answer):
-        mode = (desk.out / control.SOCKET).stat().st_mode
-        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
-    assert control.ask(desk.out, {"ask": "status"}) is None
 
 
 @pytest.mark.parametrize(
     ("sent", "expected"),
     [
         (b"\n", "a request is a JSON object in one line"),
-        (b"[1]\n", "a request is a JSON object in one line"),
         (b"[" * 20_000 + b"\n", "a request is a JSON object in one line"),
         (b"\xff\xfe\n", "a request is a JSON object in one line"),
         (b"x" * (control.MAX_BYTES + 1), "a request is a JSON object in one line"),
         (b'{"ask": "stop"}\n', "ask = 'stop'; it is status, admit, drain, eject"),
-        (b'{"ask": ["drain"]}\n', "it is status, admit"),
         (b'{"ask": "drain"}\n', "site 'None' is not in this run, which has s1, s2, s3"),
         (b'{"ask": "drain", "site": {"a": 1}}\n', "is not in this run"),
         (b'{"ask"', "in one line of at most 65536 bytes, sent within 0.2 s"),
     ],
 )
-def test_a_bad_request_is_answered_in_one_line(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch, sent: bytes, expected: str
-) -> None:
-    monkeypatch.setattr(control, "REQUEST_S", 0.2)
+def test_a_bad_request_is_answered_in_one_line(desk: Desk, sent: bytes, expected: str) -> None:
     with socket.socket(socket.AF_UNIX) as raw, control._short(desk.out / control.SOCKET) as at:
         raw.settimeout(5.0)
         raw.connect(at)
@@ -110,11 +97,15 @@ def test_who_asks_is_told_of_a_coordinator_that_does_not_answer(
         is_over.wait(10)
         return {}
 
+    (desk.out / control.SOCKET).touch()  # left by a coordinator that was killed
     with control.serving(desk.out, hang):
+        mode = (desk.out / control.SOCKET).stat().st_mode
+        assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
         with pytest.raises(ConfigError, match="did not answer"):
             desk.ask("status")
         is_over.set()
-    with pytest.raises(ConfigError, match=r"holds? no|no run's folder"):
+    assert control.ask(desk.out, {"ask": "status"}) is None
+    with pytest.raises(ConfigError, match="no run's folder"):
         control.ask(tmp_path / "elsewhere", {"ask": "status"})
 
 
@@ -183,24 +174,23 @@ def test_nothing_more_is_taken_of_a_site_that_is_ejected(desk: Desk, identities:
         desk.ask("admit", "s1")
 
 
-def test_the_commands_print_a_table_or_json(desk: Desk, fedwan: Command) -> None:
-    code, out, _ = fedwan("sites", str(desk.out), "drain", "s2")
-    assert code == 0 and out.startswith("s2 leaves once")
-    code, out, _ = fedwan("sites", str(desk.out), "list")
-    assert code == 0 and out.splitlines()[2].split()[:2] == ["s2", "left"]
-    code, out, _ = fedwan("status", str(desk.out), "--json")
-    assert code == 0 and json.loads(out)["waits_for"] == ["s1", "s3"]
-    code, _, err = fedwan("sites", str(desk.out), "drain")
-    assert code == 2 and "admit, drain and eject take one" in err
-
-
-def test_a_coordinator_that_does_not_run_is_told_in_one_line(
+def test_the_commands_print_a_table_or_json_and_whether_a_coordinator_runs(
     tmp_path: Path, fedwan: Command
 ) -> None:
-    out = Desk(tmp_path).out
-    code, _, err = fedwan("sites", str(out), "list")
+    desk = Desk(tmp_path)
+    out = str(desk.out)
+    with control.serving(desk.out, desk.answer):
+        code, text, _ = fedwan("sites", out, "drain", "s2")
+        assert code == 0 and text.startswith("s2 leaves once")
+        code, text, _ = fedwan("sites", out, "list")
+        assert code == 0 and text.splitlines()[2].split()[:2] == ["s2", "left"]
+        code, text, _ = fedwan("status", out, "--json")
+        assert code == 0 and json.loads(text)["waits_for"] == ["s1", "s3"]
+        code, _, err = fedwan("sites", out, "drain")
+        assert code == 2 and "admit, drain and eject take one" in err
+    code, _, err = fedwan("sites", out, "list")
     assert code == 2 and "no coordinator runs for" in err and "--resume` goes on" in err
-    code, text, _ = fedwan("status", str(out))
+    code, text, _ = fedwan("status", out)
     assert code == 0 and text.startswith("version 0 of 10\nno coordinator runs for")
 
 

@@ -85,7 +85,7 @@ def coordinator(
 ) -> Iterator[tuple[CoordinatedRun, int, Any]]:
     """A coordinator that serves real links; its run, port and result."""
     strategy: Strategy = diloco.build(config)
-    words = (config, "simulated", folder, lambda row: None, lambda *event: None, lambda *_: None)
+    words = (config, "simulated", folder, lambda row: None, lambda *_: None)
     run = CoordinatedRun(*words, strategy, 60.0)  # type: ignore[arg-type]
     if resume:
         run.resume()

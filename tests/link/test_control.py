@@ -45,7 +45,7 @@ def test_silence_is_noticed_and_a_voice_after_it_too(tmp_path: Path, identities:
     with joined_through_proxy(bench, identities) as (link, proxy):
         eventually(lambda: bench.is_live("s1"))
         proxy.black_hole()
-        eventually(lambda: bench.registry.newly_lost(time.monotonic()) == ["s1"], within_s=3.0)
+        eventually(lambda: bench.registry.notice(time.monotonic())[0] == ["s1"], within_s=3.0)
         assert not bench.is_live("s1")
         proxy.come_back()
         eventually(lambda: bench.is_live("s1"), within_s=3.0)

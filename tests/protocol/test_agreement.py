@@ -98,6 +98,7 @@ def test_a_claim_that_cannot_be_read_is_refused(changes: dict[str, str]) -> None
 def test_a_site_that_differs_from_a_majority_is_refused_and_the_others_go_on() -> None:
     agreement = Agreement(("s1", "s2", "s3"), needed=2)
     assert agreement.hear("s2", claim(initial_sha256="2" * 64)) == ""
+    assert agreement.waits_for() == "1 of 3 sites are here, not s1, s3"
     assert agreement.hear("s1", claim()) == "" and agreement.agreed is None
     assert agreement.hear("s3", claim()) == "" and agreement.agreed == claim()
     refusal = agreement.hear("s2", claim(initial_sha256="2" * 64))
@@ -112,21 +113,6 @@ def test_of_two_sites_that_differ_nobody_decides() -> None:
     assert agreement.hear("s1", claim(num_steps=7)) == ""
     assert agreement.agreed is None
     assert agreement.dispute().startswith("s2 differs from s1: its script asks for 100 steps")
-
-
-def test_a_resumed_run_keeps_its_claim() -> None:
-    agreement = Agreement(("s1", "s2", "s3"), needed=3, agreed=claim())
-    for name in ("s1", "s2"):
-        assert "initial weights" in agreement.hear(name, claim(initial_sha256="2" * 64))
-    assert agreement.hear("s3", claim()) == "" and agreement.agreed == claim()
-
-
-def test_a_waiting_site_is_told_for_whom() -> None:
-    agreement = Agreement(("s1", "s2", "s3"), needed=3)
-    agreement.hear("s2", claim())
-    assert agreement.waits_for() == "1 of 3 sites are here, not s1, s3"
-    agreement.forget("s2")
-    assert agreement.waits_for() == "0 of 3 sites are here, not s1, s2, s3"
 
 
 joins = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 2)), max_size=12)

@@ -31,17 +31,19 @@ def kinds(signals: Signals) -> list[int]:
 
 
 def test_a_site_is_live_from_its_join_until_it_falls_silent(registry: Registry) -> None:
-    assert registry.live(10.0) == ["s1"] and registry.newly_lost(10.0) == []
+    assert registry.live(10.0) == ["s1"] and registry.notice(10.0) == ([], [])
     assert registry.live(10.1) == [] and registry.absent(10.1) == ["s1"]
-    assert registry.newly_lost(10.1) == ["s1"] and registry.newly_lost(10.1) == []
+    assert [registry.notice(10.1) for _ in range(2)] == [(["s1"], []), ([], [])]
     assert registry.hear("s1", "a", 5, 11.0) and registry.live(11.0) == ["s1"]
-    assert registry.returned == ["s1"], "heard again, once"
-    assert registry.newly_lost(100.0) == ["s1"], "who never came is not lost"
-
-
-def test_a_broken_stream_shortens_patience_with_silence(registry: Registry) -> None:
-    registry.drop("s1", "a", 0.0)
-    assert registry.newly_lost(4.1) == ["s1"]
+    assert [registry.notice(11.0) for _ in range(2)] == [([], ["s1"]), ([], [])]
+    assert registry.notice(100.0) == (["s1"], []), "who never came is not lost"
+    registry.admit("s1", "b", 200.0)
+    registry.drop("s1", "a", 200.0)  # is of the session before
+    registry.drop("s1", "b", 200.0)
+    assert registry.notice(204.1) == (["s1"], []), "a broken stream shortens patience"
+    registry.admit("s1", "c", 300.0)
+    registry.sites["s1"].has_left = True
+    assert registry.live(300.0) == [] and registry.notice(400.0) == ([], [])
 
 
 def test_old_sessions_are_not_heard(registry: Registry) -> None:
@@ -51,30 +53,19 @@ def test_old_sessions_are_not_heard(registry: Registry) -> None:
     assert registry.live(10.0) == ["s1"] and registry.sites["s1"].step == 0
 
 
-def test_admission_is_idempotent_by_session(registry: Registry) -> None:
-    assert not registry.admit("s1", "a", 0.0)
-    assert registry.admit("s1", "b", 0.0) and registry.sites["s1"].joins == 2
-    assert not registry.admit("s1", "b", 9.0) and registry.rejoins == 1
-    assert registry.sites["s1"].joined_s == 0.0
-
-
 def test_a_late_join_of_a_replaced_session_does_not_put_the_present_one_out(
     registry: Registry,
 ) -> None:
+    assert not registry.admit("s1", "a", 0.0), "asked twice"
+    signals = registry.attach("s1", "a", 0.0)
     registry.admit("s1", "b", 0.0)
+    assert kinds(signals) == [Signal.GONE] and kinds(registry.attach("s1", "b", 0.0)) == []
     with pytest.raises(SessionLost, match="another process of s1 has joined"):
         registry.admit("s1", "a", 1.0)
     assert registry.sites["s1"].session == "b" and registry.rejoins == 1
     for number in range(1000):
         registry.admit("s1", f"c{number}", 2.0)
     assert len(registry.sites["s1"].replaced) == KEPT_SESSIONS
-
-
-def test_a_replaced_session_is_told(registry: Registry) -> None:
-    signals = registry.attach("s1", "a", 0.0)
-    registry.admit("s1", "b", 0.0)
-    assert kinds(signals) == [Signal.GONE]
-    assert kinds(registry.attach("s1", "b", 0.0)) == []
 
 
 def test_a_signal_is_said_again_on_each_new_stream_until_it_is_settled(registry: Registry) -> None:
@@ -99,13 +90,6 @@ def test_only_the_present_session_attaches(registry: Registry) -> None:
         registry.drop(name, "x", 0.0)
 
 
-def test_a_site_that_left_is_neither_live_nor_lost(registry: Registry) -> None:
-    registry.sites["s1"].has_left = True
-    assert registry.live(0.0) == [] and registry.newly_lost(100.0) == []
-    registry.admit("s1", "b", 100.0)
-    assert registry.live(100.0) == ["s1"]
-
-
 def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     registry: Registry,
 ) -> None:
@@ -114,7 +98,6 @@ def test_another_site_sends_the_first_weights_where_the_first_to_join_is_lost(
     signals = registry.attach("s2", "b", 0.0)
     registry.replace_first([], 0.0)
     assert registry.first == "s1" and kinds(signals) == []
-    registry.sites["s1"].is_lost = True
     registry.replace_first(["s1"], 0.0)
     assert registry.first == "s2" and kinds(signals) == [Signal.SEND_INITIAL]
     registry.replace_first(["s1", "s2"], 0.0)

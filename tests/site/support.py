@@ -208,7 +208,7 @@ class Served:
         self.assignment = folder / "assignment.json"
         self.stderr = folder.with_suffix(".stderr")
         self.run = CoordinatedRun(
-            *(config, "run-1", folder / "hub", lambda row: None, lambda *_: None, lambda *_: None),
+            *(config, "run-1", folder / "hub", lambda row: None, lambda *_: None),
             silence_s=1.0,
         )
         self.sha256 = ""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import fedwan
-from fedwan.coordinator import servicer
+from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
@@ -119,8 +119,13 @@ def test_one_site_whose_mean_is_its_own_weights_takes_the_plain_scripts_steps(
 def test_a_killed_script_takes_the_steps_that_it_would_have_taken_and_fetches_no_weights(
     words: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fetched = wire.DownloadRequest.GLOBAL
-    monkeypatch.setitem(servicer._SNAPSHOTS, fetched, lambda model: pytest.fail("were fetched"))
+    snapshot = GlobalModel.snapshot
+
+    def of_no_weights(model: GlobalModel, kind: wire.DownloadRequest.Kind) -> Any:
+        assert kind != wire.DownloadRequest.GLOBAL, "were fetched"
+        return snapshot(model, kind)
+
+    monkeypatch.setattr(GlobalModel, "snapshot", of_no_weights)
     whole, first = joined(kind, tmp_path / "a", f"{words} h=2")
     again, second = joined(kind, tmp_path / "b", f"{words} h=2", s1=Absence(0.5, 0.5))
     assert_same(whole, again)

@@ -14,7 +14,7 @@ from fedwan.codecs import fp32
 from fedwan.coordinator.server_step import step_inner, step_outer
 from fedwan.fragments import whole
 from fedwan.link.base import Link
-from fedwan.protocol.policy import on_arrival
+from fedwan.protocol.policy import RoundPolicy
 from fedwan.rng import NamedGenerators
 from fedwan.state import State, state_of
 from fedwan.strategy import Strategy
@@ -143,7 +143,7 @@ def staleness_of(ran: Ran) -> list[int]:
 
 
 def on_deltas(transform: Any, warmup: int = 0) -> Strategy:
-    policy = on_arrival(SITES, quorum=2, max_staleness=8, warmup=warmup)
+    policy = RoundPolicy(SITES, quorum=2, max_staleness=8, arrivals_from=warmup)
     step = step_outer({"velocity": transform})
     return Strategy("delta", H, whole, step, fp32(), fp32(), policy, clock="samples")
 
@@ -192,7 +192,7 @@ def test_a_warm_up_is_diloco_behind_a_barrier(tmp_path: Path) -> None:
 
 def test_parameter_server_follows_the_equations(tmp_path: Path) -> None:
     """θ' = Adam(θ, g_i / (1 + s)) at the coordinator, for every gradient that comes."""
-    policy = on_arrival(SITES, quorum=2, max_staleness=8, discount=1.0)
+    policy = RoundPolicy(SITES, quorum=2, max_staleness=8, discount=1.0, arrivals_from=0)
     step = step_inner(NET)
     strategy = Strategy("gradient", 1, whole, step, fp32(), fp32(), policy, clock="samples")
     ran = run(strategy, tmp_path, UNEVEN)

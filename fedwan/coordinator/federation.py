@@ -1,0 +1,246 @@
+"""What the calls of sites and the round loop share: the state machines, under one lock.
+
+It is never held while bytes are checked, merged or sent, nor while files are made or closed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from fedwan.codecs import Payload
+from fedwan.codecs.payload import Source
+from fedwan.coordinator.intake import Contribution, Intake
+from fedwan.coordinator.model import GlobalModel
+from fedwan.coordinator.snapshots import Snapshots
+from fedwan.errors import SessionLost
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.agreement import Agreement
+from fedwan.protocol.evaluation import Evaluation
+from fedwan.protocol.gate import Gate
+from fedwan.protocol.limits import Refusals
+from fedwan.protocol.policy import Verdict
+from fedwan.protocol.registry import Registry, Verb
+from fedwan.protocol.round import Merge
+from fedwan.protocol.rounds import Rounds
+
+TICK_S = 0.5
+"""How often the run looks for lost sites while nothing arrives."""
+
+CoordinatorRounds = Rounds[Contribution, Payload]
+"""The machine with what the coordinator puts in."""
+
+Event = Callable[[str, str | None, str], None]
+"""(event, site or None, text)."""
+
+
+class Federation:
+    """What the round loop and the operator do; `Servicer` adds what sites can ask."""
+
+    def __init__(
+        self,
+        run_id: str,
+        registry: Registry,
+        agreement: Agreement,
+        on_event: Event,
+        chunk_bytes: int,
+    ) -> None:
+        self.changed = threading.Condition()
+        self.registry = registry
+        self.agreement = agreement
+        self.evaluation = Evaluation(asks_all=False)
+        self.gate = Gate(0.0, 1)
+        """Refuses contributions for their size; this one none."""
+        self.farewells: dict[str, wire.Farewell] = {}
+        self.shut_out: dict[str, str] = {}
+        """Why the data plane serves a site no more, if it does not."""
+        self.rejected = 0
+        self.last_refusal = ""
+        self.initial: Source | None = None
+        """The initial weights as uploaded, once they are whole."""
+        self.model: GlobalModel | None = None
+        self.durable_version = 0
+        self.stop_text = ""
+        """Why the run is over; empty while it is not."""
+        self.deciding = threading.Lock()
+        """Held by the operator's decisions, one at a time."""
+        self._run_id = run_id
+        self._rounds: CoordinatorRounds | None = None
+        self._intake: Intake | None = None
+        self._chunk_bytes = chunk_bytes
+        self._is_complete = False
+        self.event = on_event
+        self._refusals: dict[str, Refusals] = defaultdict(Refusals)
+        self._began_s = time.monotonic()
+        self._snapshots = Snapshots()
+
+    @property
+    def rounds(self) -> CoordinatorRounds:
+        """The rounds' state, once the run has begun."""
+        if self._rounds is None:
+            raise SessionLost("the run has not begun; join first")
+        return self._rounds
+
+    @property
+    def intake(self) -> Intake:
+        """Contributions on their way in, once the run has begun."""
+        if self._intake is None:
+            raise SessionLost("the run has not begun; join first")
+        return self._intake
+
+    def start(self, rounds: CoordinatorRounds, intake: Intake) -> None:
+        """The sites agree: admit them."""
+        with self.changed:
+            self._rounds, self._intake = rounds, intake
+            rounds.is_over = bool(self.stop_text)
+            self._follow()
+
+    # The round loop ------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """Wait until something changes, but not for long; the lock is held."""
+        self.changed.wait(TICK_S)
+
+    def live(self) -> list[str]:
+        """Sites that are there now."""
+        with self.changed:
+            return self.registry.live(time.monotonic())
+
+    def missing_of_initial(self) -> int | None:
+        """Chunks that are still on their way, of whichever site has fewest; None if none is."""
+        with self.changed:
+            kind = wire.UploadHeader.INITIAL
+            open_ones = [up for up in self.intake.open_of() if up.kind == kind]
+            found = [self.intake.find(upload) for upload in open_ones]
+        return min((len(reception.missing()) for reception in found if reception), default=None)
+
+    def refuse_initial(self, text: str) -> None:
+        """The initial weights that are here are not those that the sites agreed on."""
+        with self.changed:
+            site, self.initial = self.registry.opener, None
+        self._refuse(site, text)
+
+    def set_model(self, model: GlobalModel) -> None:
+        """The global weights are here."""
+        with self.changed:
+            self.model, self.initial = model, None
+            self.changed.notify_all()
+
+    def advance(self) -> tuple[Verdict, list[Merge[Contribution]]]:
+        """See `Rounds.advance`."""
+        with self.changed:
+            verdict, merges = self.rounds.advance(time.monotonic(), len(self.live()))
+            if verdict == "close" and not self.rounds.keeps_updates:
+                self._snapshots.clear()
+            return verdict, merges
+
+    def publish(self, payload: Payload, *, is_own: bool = False) -> None:
+        """See `Rounds.publish`; frees the contributions that are done with."""
+        with self.changed:
+            done = self.rounds.publish(payload, is_own=is_own)
+            for key, contribution, _, _ in self.rounds.round.merged if self.rounds.round else ():
+                self.gate.note(key.fragment, contribution.measures.figures())
+            self.intake.forget(*self.rounds.least_wanted())
+            self.changed.notify_all()
+        for contribution in done:
+            contribution.payload.close()
+        self.intake.free()
+
+    def finish(self, text: str, is_complete: bool = False) -> None:
+        """Tell every site that the run is over, and whether it has done what it was to do."""
+        with self.changed:
+            self.stop_text = self.stop_text or text
+            self._is_complete = self._is_complete or is_complete
+            if self._rounds is not None:
+                self._rounds.is_over = True
+            for name in self.registry.sites:
+                self.registry.tell(name, wire.CoordinatorSignal.STOP, text, self._is_complete)
+            self.changed.notify_all()
+
+    def notice(self) -> list[str]:
+        """Tell of sites that are heard again, and of those that have fallen silent: these."""
+        with self.changed:
+            lost, returned = self.registry.notice(time.monotonic())
+            self._release()
+        for name in returned:
+            self.event("back", name, f"{name} is heard again")
+        for name in lost:
+            why = self.shut_out.get(name, "")
+            self.event("lost", name, f"{name} has fallen silent{why and ': '}{why}")
+        return lost
+
+    def await_farewells(self, patience_s: float) -> None:
+        """Until no site is there any more, but not for ever."""
+        deadline_s = time.monotonic() + patience_s
+        with self.changed:
+            while self.live() and time.monotonic() < deadline_s:
+                self.tick()
+
+    # Membership ----------------------------------------------------------------------------
+
+    def decide(self, verb: Verb, site: str) -> None:
+        """The operator has decided on a site, and `Registry.objection` has nothing to say."""
+        done: list[Contribution] = []
+        with self.changed:
+            sending = self._intake.open_of(site) if self._intake else []
+            self.registry.decide(verb, site, sending, self._rounds is not None)
+            if verb == "eject" and self._intake and self._rounds:
+                for upload in sending:
+                    self._intake.close(upload, self.registry.refusal(site))
+                done = self._rounds.forget(site)
+            self._release()
+            self._follow()
+        for contribution in done:
+            contribution.payload.close()
+
+    def survey(self) -> dict[str, Any]:
+        """Where the run stands, for whom it waits, and its sites; times in Unix seconds."""
+        with self.changed:
+            now_s, rounds, registry = time.monotonic(), self._rounds, self.registry
+            to_unix = time.time() - now_s
+            round_ = rounds.round if rounds else None
+            if rounds is None or round_ is None:  # who sends the initial weights is waited for, too
+                awaited = [registry.first] if rounds else self.agreement.missing()
+            else:
+                awaited = rounds.owing(registry.live(now_s))
+            sending = [up.key.site for up in self._intake.open_of()] if self._intake else []
+            rows = [
+                {
+                    "site": name,
+                    "state": registry.state_of(name, now_s, name in awaited, name in sending),
+                    "version": site.version,
+                    "heard": site.heard_s + to_unix if site.heard_s else None,
+                }
+                for name, site in registry.sites.items()
+            ]
+            return {
+                "version": rounds.progress if rounds else 0,
+                "since": (round_.began_s if round_ else self._began_s) + to_unix,
+                "waits_for": awaited,
+                "sites": rows,
+            }
+
+    def _release(self) -> None:
+        """Let sites go that have nothing on its way in any more, and were to leave."""
+        gone = self.registry.release(self._intake.open_of() if self._intake else ())
+        for name in gone if self._rounds else ():
+            self.event("leave", name, f"{name} left: it was drained")
+        if gone:
+            self._follow()
+
+    def _follow(self) -> None:
+        """Rounds, and the sites' agreement, follow the registry."""
+        self.agreement.expect(self.registry.admitted())
+        if self._rounds is not None:
+            self._rounds.expect(self.registry.awaited())
+        self.changed.notify_all()
+
+    def _refuse(self, site: str, text: str) -> None:
+        with self.changed:
+            self.rejected += 1
+            told = self._refusals[site].tell(text, time.monotonic())
+        if told:
+            self.event("rejected", site, told)
