@@ -58,8 +58,8 @@ def test_words_beat_the_file_and_the_file_beats_the_defaults(tmp_path: Path) -> 
         ("stepz=5", "'stepz' (= 5); did you mean 'steps'?"),
         ("site=5", "did you mean 'sites'?"),
         ("codec.upp=bf16", "'codec.upp' (= 'bf16'); did you mean 'codec.up'?"),
-        ("outer.generator.learning_rate=0.3", "did you mean 'outer.generator.lr'?"),
-        ("inner.velocity.betas=1", "did you mean 'inner.velocity.beta1'?"),
+        ("outer.generator.learning_rate=0.3", "in 'outer.generator' there are lr, momentum"),
+        ("inner.velocity.betas=1", "did you mean 'inner.velocity.beta2'?"),
         ("rate_mbit=200", "did you mean 'link.rate_mbit'?"),
         ("data.qqq=1", "in 'data' there are name, split, batch"),
         # A value of another type.

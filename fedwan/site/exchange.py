@@ -28,17 +28,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import torch
-
 from fedwan.errors import FedwanError, UserError
 from fedwan.fragments import Fragment, due_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.site.background import BufferPool, background_threads
+from fedwan.site.background import background_threads
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import PendingUpdate, is_merged, is_superseded
-from fedwan.state import Role, State
+from fedwan.state import State
 from fedwan.strategy import Landing
 
 log = logging.getLogger(__name__)
@@ -92,7 +90,6 @@ class Exchange:
         self._hook, self._stub, self._meter = place.hook, place.stub, place.meter
         self._listen = listen
         self._tau = place.strategy.overlap.tau
-        self._buffers = BufferPool()
         self._flights: dict[int, _Flight] = {}
         self._rejections = 0
         self._is_reduced = False
@@ -248,30 +245,14 @@ class Exchange:
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
-        fragment, is_leader = flight.part, self._group.rank == 0
-        if is_leader:
-            flight.held = self._room(fragment)
-        self._replica.take_delta(fragment, flight.held)
+        fragment = flight.part
+        flight.held = self._replica.take_delta(fragment)
         self._hook.before_send(fragment)
         if fragment.index == 0:
             self._place.save(flight.version + 1, self._residuals.ledger(done))
-        if is_leader:
+        if self._group.rank == 0:
             asked = PendingUpdate()
             flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
-
-    def _room(self, fragment: Fragment) -> State:
-        """For a fragment's Δ; what lies on a GPU is left to torch, which keeps what was freed."""
-        base = self._replica.base
-        likes = {
-            name: (spec.shape, torch.float32 if spec.role is Role.PARAMETER else spec.dtype)
-            for name, spec in fragment.layout.items()
-        }
-        if all(base[name].device.type == "cpu" for name in likes):
-            return self._buffers.lend(likes)
-        return {
-            name: torch.empty(shape, dtype=dtype, device=base[name].device)
-            for name, (shape, dtype) in likes.items()
-        }
 
     def _fly(self, flight: _Flight, asked: PendingUpdate, work: wire.Work) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
@@ -284,7 +265,7 @@ class Exchange:
             encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
             receipt = self._stub.send_contribution(index, flight.version, growing, work)
             self._settle(flight, receipt, residual, encoding.result())
-            self._buffers.take_back(flight.held)
+            flight.held.clear()
             while not asked.is_here():
                 if self._is_grounded.is_set():
                     raise _Astray
