@@ -86,6 +86,9 @@ def test_what_a_strategy_does_not_follow_is_refused_with_one_that_does(
             "round.merge=median round.quorum=3 round.max_staleness=1",
             "'median' needs round.max_staleness=0; set",
         ),
+        ("round.merge=median round.bad=2", "'median' with round.bad = 2 needs 5 contributions"),
+        ("round.merge=krum", "where a round may close with 4; set sites=5, or round.merge=mean"),
+        ("round.merge=median sites=5 round.quorum=2", "close with 2; set round.quorum=3"),
         (
             "strategy=diloco h=20 steps=119",
             "steps=119 is no multiple of h=20.*set steps=100 or 120",
