@@ -151,7 +151,7 @@ configs = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=15)
+@settings(deadline=None, max_examples=8)
 @given(configs)
 def test_json_and_yaml_bring_every_section_back_exactly(
     tmp_path_factory: pytest.TempPathFactory, config: Config
