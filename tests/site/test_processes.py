@@ -56,13 +56,17 @@ def distance(a: Ran, b: Ran) -> float:
     return max(float((a.state[name] - b.state[name]).abs().max()) for name in a.state)
 
 
-@pytest.mark.parametrize("words", STRATEGIES)
-def test_processes_that_take_the_same_steps_end_on_the_bits_of_one(
-    words: str, pair: Processes, tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "way"), [(words, CUTS[index % len(CUTS)]) for index, words in enumerate(STRATEGIES)]
+)
+def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_on_the_same(
+    words: str, way: str, pair: Processes, tmp_path: Path
 ) -> None:
     one = apart(tmp_path / "one", words)
     first, second = together(pair, tmp_path / "two", words)
     assert first.sha256 == one.sha256 == {second.ended.sha256}
+    first, second = together(pair, tmp_path / "cut", words, way)
+    assert first.sha256 == {second.ended.sha256}
 
 
 @pytest.mark.parametrize("way", CUTS)
@@ -73,16 +77,6 @@ def test_every_way_of_cutting_a_network_trains_like_one_process(
     first, second = together(pair, tmp_path / "two", "strategy=diloco sites=2", way)
     assert first.sha256 == {second.ended.sha256}
     assert 0 < distance(first, one) < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("words", "way"), [(words, CUTS[index % len(CUTS)]) for index, words in enumerate(STRATEGIES)]
-)
-def test_every_strategy_takes_networks_that_are_cut(
-    words: str, way: str, pair: Processes, tmp_path: Path
-) -> None:
-    first, second = together(pair, tmp_path, words, way)
-    assert first.sha256 == {second.ended.sha256}
 
 
 # What they must have alike -----------------------------------------------------------------------
