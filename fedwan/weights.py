@@ -27,6 +27,7 @@ from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
 from fedwan.output.units import subject
+from fedwan.site.group import local, piece_like
 from fedwan.state import (
     Role,
     State,
@@ -205,13 +206,7 @@ def _put(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors into a module by name, in its own dtypes, on its own devices."""
     targets = _tensors(module)
     for name, value in tensors.items():
-        target = targets[name]
-        if hasattr(target, "device_mesh"):
-            from torch.distributed.tensor import DTensor, distribute_tensor
-
-            assert isinstance(target, DTensor)
-            value = distribute_tensor(value.to(target), target.device_mesh, target.placements)
-        target.copy_(value)
+        local(targets[name]).copy_(piece_like(value, targets[name]))
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
