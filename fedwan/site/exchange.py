@@ -31,7 +31,7 @@ from functools import partial
 from typing import cast
 
 from fedwan.errors import FedwanError, UserError
-from fedwan.fragments import Fragment, due_step
+from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
 from fedwan.site.background import background_threads
@@ -158,7 +158,7 @@ class Exchange:
             return self._place.run_step if self._place.keeps_pace else step
         is_last = step >= self._place.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
-        due = self._due(step, landing)
+        due = self._place.due(step, self._flights, {f.fragment.index for f in landing})
         if not landing and not due:
             return step
         with self._meter.waiting():
@@ -184,23 +184,6 @@ class Exchange:
             self._flights.clear()
             return step
         return self._place.run_step if self._place.keeps_pace else step
-
-    def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
-        place = self._place
-        if place.keeps_pace:
-            is_due = self._meter.total.since(place.marks[0]).steps >= place.steps
-            return list(place.fragments) if is_due else []
-        ahead = {flight.fragment.index for flight in landing}
-
-        def due(fragment: Fragment) -> bool:
-            is_ahead = fragment.index in ahead
-            version = place.versions[fragment.index] + is_ahead
-            is_free = is_ahead or fragment.index not in self._flights
-            return is_free and step == due_step(
-                fragment, version, self._strategy.h, place.num_steps
-            )
-
-        return [fragment for fragment in place.fragments if due(fragment)]
 
     # Departure -----------------------------------------------------------------------------
 
