@@ -12,7 +12,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from fedwan.config import Config
 from fedwan.errors import CheckpointError
 from tests.site.support import (
     CUTS,
@@ -82,13 +81,6 @@ def test_every_way_of_cutting_a_network_trains_like_one_process(
 # What they must have alike -----------------------------------------------------------------------
 
 
-def refused(pair: Processes, folder: Path, script: Any, words: str = "") -> list[Failure]:
-    outcomes: list[Failure] = pair.run(at_site, asked(*words.split()), folder, script)
-    assert all(isinstance(outcome, Failure) for outcome in outcomes), outcomes
-    assert not any("\n" in outcome.text for outcome in outcomes)
-    return outcomes
-
-
 def other_weights() -> Ended:
     return take_steps(seed=dist.get_rank())
 
@@ -114,15 +106,16 @@ def other_data() -> Ended:
 def test_processes_that_differ_are_refused_with_both_hashes(
     script: Any, text: str, pair: Processes, tmp_path: Path
 ) -> None:
-    for outcome in refused(pair, tmp_path, script):
-        assert outcome.error == "UserError" and text in outcome.text
+    for outcome in pair.run(at_site, asked(), tmp_path, script):
+        assert isinstance(outcome, Failure) and outcome.error == "UserError", outcome
+        assert text in outcome.text and "\n" not in outcome.text
         assert len(set(re.findall(r"\b[0-9a-f]{16}\b", outcome.text))) == 2
 
 
 # What the coordinator asks -----------------------------------------------------------------------
 
 
-def measured(way: str) -> tuple[Ended, list[float]]:
+def measured() -> tuple[Ended, list[float]]:
     """A script whose evaluation and samples need every process."""
     seen: list[float] = []
     nets: list[nn.Module] = []
@@ -136,17 +129,15 @@ def measured(way: str) -> tuple[Ended, list[float]]:
         out: torch.Tensor = nets[0](torch.zeros(num, 16)).view(num, 1, 4, 4)
         return out
 
-    return take_steps(way, evaluate=evaluate, sample=sample, keep=nets.append), seen
+    return take_steps("fsdp", evaluate=evaluate, sample=sample, keep=nets.append), seen
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_all_processes_measure_and_go_on_as_if_they_had_not(
-    way: str, pair: Processes, tmp_path: Path
+    pair: Processes, tmp_path: Path
 ) -> None:
     words = "strategy=diloco h=2"
-    plain = together(pair, tmp_path / "a", words, way)
-    script = functools.partial(measured, way)
-    ran = pair.run(at_site, asked(*words.split(), "eval.every=2"), tmp_path / "b", script)
+    plain = together(pair, tmp_path / "a", words, "fsdp")
+    ran = pair.run(at_site, asked(*words.split(), "eval.every=2"), tmp_path / "b", measured)
     figures = [one.ended[1] for one in ran]
     assert len(figures[0]) >= 3 and figures[0] == figures[1]
     rows = [row["fd"] for row in ran[0].records if row["kind"] == "quality"]
@@ -154,13 +145,9 @@ def test_all_processes_measure_and_go_on_as_if_they_had_not(
     assert ran[0].ended[0].sha256 == plain[0].ended.sha256
 
 
-def stopped(config: Config, folder: Path) -> Any:
-    """The coordinator ends the run in its middle."""
-    return at_site(config, folder, functools.partial(take_steps, stop_at=3))
-
-
 def test_a_stop_ends_all_processes(pair: Processes, tmp_path: Path) -> None:
-    outcomes = pair.run(stopped, asked("steps=400"), tmp_path)
+    stopped = functools.partial(take_steps, stop_at=3)
+    outcomes = pair.run(at_site, asked("steps=400"), tmp_path, stopped)
     assert [outcome.error for outcome in outcomes] == ["RunStopped"] * 2
     assert all("enough" in outcome.text for outcome in outcomes)
 
