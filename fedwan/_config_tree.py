@@ -118,16 +118,18 @@ def _fault(key: str, value: Any, schema: type, error: OmegaConfBaseException) ->
 
 
 def _meant(key: str, schema: type) -> str:
-    """Best within the section that the key names; else any key whose last part is like it."""
+    """Best within the section that the key names; of no section, the last part of any key."""
     head, _, leaf = key.rpartition(".")
-    kind = kind_at(schema, head)
-    inside = {name: f"{head}.{name}" for name in _hints(kind)} if _is_section(kind) else {}
-    leaves = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
-    for keys in (inside, leaves):
-        if choice := closest(leaf, keys):
-            return f"did you mean {keys[choice].lstrip('.')!r}?"
-    where = f"in {head!r} there are" if inside and head else "there are"
-    return f"{where} {', '.join(inside or _hints(schema))}"
+    kind, inside = kind_at(schema, head), bool(head)
+    if not _is_section(kind):
+        kind, inside = schema, False
+    if inside:
+        keys = {name: f"{head}.{name}" for name in _hints(kind)}
+    else:
+        keys = {path.rpartition(".")[2]: path for path in reversed(keys_of(schema))}
+    if choice := closest(leaf, keys):
+        return f"did you mean {keys[choice]!r}?"
+    return f"{f'in {head!r} ' if inside else ''}there are {', '.join(_hints(kind))}"
 
 
 _hints = cache(typing.get_type_hints)

@@ -202,8 +202,7 @@ class FedwanCallback(_callback_class()):  # type: ignore[misc]
         site, self._site, self._hooks = self._site, None, []
         self._stepped, self._is_due, self._is_reduced = set(), False, False
         if site is not None:
-            kind = None if error is None else type(error)
-            site.__exit__(kind, error, None if error is None else error.__traceback__)
+            site.__exit__(type(error), error, None)
 
 
 class _Position:

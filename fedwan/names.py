@@ -10,22 +10,17 @@ RESERVED_NAMES = frozenset({"ca", "coordinator", "localhost"})
 """Folders of the authority beside the sites' own, and a host name that every coordinator bears."""
 
 _SITE_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
-_LEAST_LIKENESS = 0.5
 
 
 def closest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that `name` was most likely meant to be, or None if none is like it.
 
-    Abbreviations count: a valid name that is the initials of the wrong one, or a part of it.
-
     >>> closest("stepz", ["steps", "sites"])
     'steps'
-    >>> closest("learning_rate", ["lr", "momentum"])
-    'lr'
     """
-    scores = {choice: _likeness(name.lower(), choice.lower()) for choice in sorted(valid)}
-    best = max(scores, key=lambda choice: scores[choice], default="")
-    return best if scores.get(best, 0) >= _LEAST_LIKENESS else None
+    by_lower = {choice.lower(): choice for choice in sorted(valid, reverse=True)}
+    found = difflib.get_close_matches(name.lower(), by_lower, n=1)
+    return by_lower[found[0]] if found else None
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
@@ -56,13 +51,3 @@ def why_unsafe(name: str) -> str | None:
     if name in RESERVED_NAMES:
         return "is reserved"
     return None
-
-
-def _likeness(name: str, choice: str) -> float:
-    """0 to 1: as difflib sees it, or higher where one name abbreviates the other."""
-    ratio = difflib.SequenceMatcher(None, name, choice).ratio()
-    words, choice_words = (re.findall(r"[a-z0-9]+", text) for text in (name, choice))
-    for long, short in ((words, choice), (choice_words, name)):
-        if len(long) > 1 and "".join(word[0] for word in long) == short:
-            ratio = max(ratio, 0.9)
-    return max(ratio, 0.6 + 0.1 * ratio) if {*words} & {*choice_words} else ratio

@@ -115,7 +115,7 @@ def resolve_strategy(
     fill(config, {**_COMMON, **defaults}, networks)
     faults = Faults()
     faults.add(unmet(config, (*uses, *_ROUNDS)))
-    for check in (_check_schedule, getattr(page, "check", None)):
+    for check in (_check_schedule, _check_merge, getattr(page, "check", None)):
         with faults.caught():
             if check is not None:
                 check(config)
@@ -179,6 +179,18 @@ def _check_schedule(config: Config) -> None:
         raise ConfigError(
             f"every network has an h of its own below h={config.h}, which then has no effect; "
             "set h to the largest of them"
+        )
+
+
+def _check_merge(config: Config) -> None:
+    """Refuse a robust rule that has too few contributions to tell who lies."""
+    rounds, sites = config.round, config.sites
+    fewest, needed = rounds.quorum or sites, 2 * rounds.bad + (3 if rounds.merge == "krum" else 1)
+    if rounds.merge != "mean" and fewest < needed:
+        mend = f"round.quorum={needed}" if sites >= needed else f"sites={needed}"
+        raise ConfigError(
+            f"round.merge = {rounds.merge!r} with round.bad = {rounds.bad} needs {needed} "
+            f"contributions where a round may close with {fewest}; set {mend}, or round.merge=mean"
         )
 
 

@@ -24,7 +24,7 @@ from json import JSONDecodeError
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors
+import safetensors.torch
 import torch
 import xxhash
 from torch import Tensor, nn
@@ -258,24 +258,8 @@ def sweep(folder: Path, name: str = "*") -> None:
         left.unlink(missing_ok=True)
 
 
-_DTYPES = {
-    torch.bool: "BOOL",
-    torch.uint8: "U8",
-    torch.int8: "I8",
-    torch.int16: "I16",
-    torch.int32: "I32",
-    torch.int64: "I64",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float32: "F32",
-    torch.float64: "F64",
-    torch.uint16: "U16",
-    torch.uint32: "U32",
-    torch.uint64: "U64",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.complex64: "C64",
-}
+_DTYPES = {dtype: name for name, dtype in safetensors.torch._TYPES.items()}
+"""How a file's header calls dtypes, as safetensors has it."""
 
 
 def tensor_bytes(value: Tensor) -> memoryview:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,6 +27,7 @@ from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
 from fedwan.output.units import subject
+from fedwan.site.group import local, piece_like
 from fedwan.state import (
     Role,
     State,
@@ -204,13 +206,7 @@ def _put(module: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Write tensors into a module by name, in its own dtypes, on its own devices."""
     targets = _tensors(module)
     for name, value in tensors.items():
-        target = targets[name]
-        if hasattr(target, "device_mesh"):
-            from torch.distributed.tensor import DTensor, distribute_tensor
-
-            assert isinstance(target, DTensor)
-            value = distribute_tensor(value.to(target), target.device_mesh, target.placements)
-        target.copy_(value)
+        local(targets[name]).copy_(piece_like(value, targets[name]))
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -242,15 +238,13 @@ def export(trained: Trained, to: str, folder: Path) -> None:
         save(folder)
         return
     folder.mkdir(parents=True, exist_ok=True)
-    try:
-        modules = dict(trained.workload().networks)
-    except FedwanError:  # there is no recipe, or it has moved on
-        modules = {}
+    missing: dict[str, list[str]] = {}
+    with suppress(FedwanError):  # there is no recipe, or it has moved on
+        modules = trained.workload().networks
+        missing = {name: trained.load_into(modules[name], name) for name in trained.networks}
     for network, tensors in trained.networks.items():
         whole = {name: value.contiguous() for name, value in tensors.items()}
         save_file(whole, folder / f"{network}.safetensors", {"format": "pt"})
-    both = [network for network in trained.networks if network in modules]
-    missing = {network: trained.load_into(modules[network], network) for network in both}
     about = {
         "fedwan": fedwan.__version__,
         "weights": "ema" if trained.is_ema else "last",
@@ -259,22 +253,14 @@ def export(trained: Trained, to: str, folder: Path) -> None:
         "config": dataclasses.asdict(trained.config),
     }
     (folder / "config.json").write_text(json.dumps(about, indent=2) + "\n")
-    (folder / "README.md").write_text(_readme(trained, modules, missing))
+    (folder / "README.md").write_text(_readme(trained, missing))
 
 
 _README = """\
 # Weights of {subject}, trained with fedwan {version}
 
-These files hold {weights}, one file per network, by the names of the module's
-`state_dict()`, parameters in float32. `config.json` holds the run's settings.
-
-| file | tensors | values | first |
-| --- | --- | --- | --- |
-{rows}
-
-## Loading
-
-Into modules of the same classes and sizes:
+These files hold {weights}, one file per network, by the names of the
+module's `state_dict()`, parameters in float32. Into modules of the same classes and sizes:
 
 ```python
 from safetensors.torch import load_file
@@ -282,58 +268,21 @@ from safetensors.torch import load_file
 {loading}
 ```
 
-## What is not here
-
-{stayed}
-{modules}"""
-_STAYED = """
-These never left the sites: frozen tensors are the same everywhere, excluded
-ones are each site's own, and spectral norm's vectors follow from the weights."""
-_SPECTRAL = ("._u", "._v", "weight_u", "weight_v")
-_SPECTRAL_NOTE = """
-A few forward passes bring spectral norm's vectors about, before `module.eval()`:
-
-```python
-module.train()
-with torch.no_grad():
-    for _ in range(20):
-        module(example)
-```"""
+`config.json` holds the run's settings, and under `missing` what a module has and its file lacks.
+That never left the sites: frozen tensors and networks are the same everywhere, excluded ones are
+each site's own, and spectral norm's vectors follow from the weights: a few forward passes in
+training mode bring them about.
+"""
 
 
-def _readme(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
-    rows, loading = [], []
-    for name, tensors in trained.networks.items():
-        num_values, first = sum(value.numel() for value in tensors.values()), next(iter(tensors))
-        rows.append(f"| `{name}.safetensors` | {len(tensors)} | {num_values:,} | `{first}` |")
+def _readme(trained: Trained, missing: Mapping[str, Sequence[str]]) -> str:
+    loading = []
+    for name in trained.networks:
         strict = "" if missing.get(name) == [] else ", strict=False"
         loading.append(f'{name}.load_state_dict(load_file("{name}.safetensors"){strict})')
-    printed = [f"\n`{name}`:\n\n```\n{module}\n```" for name, module in modules.items()]
     return _README.format(
         subject=subject(trained.config),
         version=fedwan.__version__,
         weights=f"the {'moving average of the global' if trained.is_ema else 'last'} weights",
-        rows="\n".join(rows),
         loading="\n".join(loading),
-        stayed=_stayed(trained, modules, missing),
-        modules="\n".join(["\n## The modules, as torch prints them", *printed]) if modules else "",
     )
-
-
-def _stayed(trained: Trained, modules: dict[str, nn.Module], missing: dict[str, list[str]]) -> str:
-    """What the files lack, and why."""
-    named = missing if modules else trained.config.excluded
-    lines = [
-        f"- `{network}`: {', '.join(f'`{name}`' for name in names)}"
-        for network, names in named.items()
-        if names
-    ]
-    lines += [f"- all of `{network}`, which is frozen" for network in modules.keys() - missing]
-    if not modules:
-        lines.append("- frozen networks and parameters, and vectors of spectral norm, if there are")
-    elif not lines:
-        return "Nothing: the files hold all parameters and buffers."
-    lines.append(_STAYED)
-    if not modules or any(n.endswith(_SPECTRAL) for names in missing.values() for n in names):
-        lines.append(_SPECTRAL_NOTE)
-    return "\n".join(lines)

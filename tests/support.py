@@ -192,18 +192,9 @@ def run_tiny(
     absences: Mapping[str, Absence] | None = None,
     resume: bool = False,
 ) -> Ran:
-    """Simulate a run whose sites train tiny workloads.
+    """Simulate a run whose sites train tiny workloads; options as in `simulate`.
 
-    Args:
-        folder: for checkpoints.
-        config: see `tiny_config`.
-        strategy: in place of the one that `config` names.
-        norm: whether networks have a batch norm.
-        make: what a site's process builds.
-        part: what it does then.
-        wrap: see `simulate`.
-        absences: see `simulate`.
-        resume: see `simulate`.
+    `make` builds a site's workload, `part` is what it does with it.
     """
     workloads: dict[str, TinyWorkload] = {}
 

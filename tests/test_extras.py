@@ -19,6 +19,8 @@ def test_a_missing_package_names_its_extra(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr(sys, "meta_path", [Without("matplotlib"), *sys.meta_path])
     with pytest.raises(ConfigError, match=r"needs matplotlib.*pip install 'fedwan\[report\]'"):
         draw_samples(tmp_path / "a.png", torch.zeros(1, 1, 2, 2), None, "")
+    with pytest.raises(ConfigError, match=r"needs not_there.*pip install 'fedwan\[demo\]'"):
+        folder_of("not_there", "demo")  # which is only read
 
 
 def test_what_a_package_itself_lacks_is_not_mistaken_for_it(
@@ -28,11 +30,6 @@ def test_what_a_package_itself_lacks_is_not_mistaken_for_it(
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="does_not_exist"):
         require("needy", "demo")
-
-
-def test_a_package_that_is_only_read_names_its_extra_too() -> None:
-    with pytest.raises(ConfigError, match=r"needs not_there.*pip install 'fedwan\[demo\]'"):
-        folder_of("not_there", "demo")
 
 
 class Without:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import fedwan
+from fedwan.app import load_run
 from fedwan.config import InnerConfig
 from fedwan.errors import JoinRefused, RunStopped, UserError
 from fedwan.rng import NamedGenerators
@@ -90,7 +91,7 @@ def test_sync_is_large_batch_training_with_one_optimiser_everywhere(
 @pytest.mark.parametrize(("name", "h"), [("diloco", 2), ("sync", 1)])
 def test_the_order_of_arrival_does_not_change_a_bit(name: str, h: int, tmp_path: Path) -> None:
     hashes = set()
-    for attempt in range(3):
+    for attempt in range(2):
         ran = run_tiny(
             tmp_path / str(attempt),
             tiny_config(name, sites=3, h=h),
@@ -117,16 +118,6 @@ def test_batch_norm_statistics_stay_sound(recipe: ModuleType, h: int, tmp_path: 
         assert bool((state["velocity/norm.running_var"] > 0).all())
         assert int(state["velocity/norm.num_batches_tracked"]) == 8
     assert all(same_bits(weights(workload), ran.state) for workload in ran.workloads.values())
-
-
-def test_running_variances_contain_the_distance_between_sites(tmp_path: Path) -> None:
-    """Sites whose data lie apart: the merged variance is that of all data, not the mean of two."""
-    apart, alone = (
-        run_tiny(tmp_path / str(n), tiny_config("local_sgd", sites=n, h=8), norm=True).state
-        for n in (3, 1)
-    )
-    name = "velocity/norm.running_var"
-    assert float(apart[name].sum()) > float(alone[name].sum())
 
 
 def test_diloco_at_20_steps_sends_at_most_a_19th_of_what_sync_sends(tmp_path: Path) -> None:
@@ -194,12 +185,6 @@ def test_a_coordinators_own_error_is_the_one_that_is_raised(tmp_path: Path) -> N
 # Agreement ---------------------------------------------------------------------------------------
 
 
-def differing(member: Membership, workload: TinyWorkload, *odd: str) -> str:
-    """A part in which some sites begin with other weights."""
-    name = member.name
-    return take_part(member, TinyWorkload(NET, seed=int(name[1:])) if name in odd else workload)
-
-
 def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
@@ -207,7 +192,7 @@ def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
 
     def part(member: Membership, workload: TinyWorkload) -> None:
         try:
-            differing(member, workload, "s2")
+            take_part(member, TinyWorkload(NET, seed=2) if member.name == "s2" else workload)
         except JoinRefused as error:
             refused.append(str(error))
 
@@ -220,31 +205,13 @@ def test_a_site_that_differs_from_the_majority_is_refused_and_the_others_go_on(
 
 
 def test_of_two_sites_that_differ_nobody_decides_and_one_line_names_both(tmp_path: Path) -> None:
-    began = time.monotonic()
+    def part(member: Membership, workload: TinyWorkload) -> None:
+        take_part(member, TinyWorkload(NET, seed=2) if member.name == "s2" else workload)
+
     with pytest.raises((UserError, JoinRefused), match="differs from") as raised:
-        run_tiny(tmp_path, tiny_config(), part=lambda member, w: differing(member, w, "s2"))
+        run_tiny(tmp_path, tiny_config(), part=part)
     text = str(raised.value)
     assert "s1" in text and "s2" in text and "initial weights hash to" in text and "\n" not in text
-    assert time.monotonic() - began < 10
-
-
-def test_a_run_starts_only_when_as_many_sites_agree_as_it_asks_for(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    may_come, first_step = threading.Event(), []
-
-    def part(member: Membership, workload: TinyWorkload) -> None:
-        if member.name == "s2":
-            assert may_come.wait(20)
-            first_step.append(len(workload.batches))
-        take_part(member, workload)
-
-    with caplog.at_level("INFO", "fedwan.site.site"):
-        threading.Timer(0.5, may_come.set).start()
-        ran = run_tiny(tmp_path, tiny_config(), part=part)
-    told = [r.getMessage() for r in caplog.records if "waiting" in r.getMessage()]
-    assert "waiting: 1 of 2 sites are here, not s2" in told
-    assert {row["site"] for row in ran.rounds()} == {"s1", "s2"}
 
 
 def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path: Path) -> None:
@@ -257,27 +224,18 @@ def test_a_run_that_too_few_sites_come_to_stops_and_says_who_is_missing(tmp_path
 
 
 def test_a_script_s_own_kinds_and_steps_complete_the_run(tmp_path: Path) -> None:
-    config = fedwan_command_config(sites=2)
-
     def script(member: Membership) -> None:
         network = TinyWorkload({"unet": ADAM}).networks["unet"]
         optimizer = torch.optim.AdamW(network.parameters(), 1e-2)
         join = {"networks": {"unet": network}, "optimizers": {"unet": optimizer}}
         with fedwan.join(**join, steps=40) as site:
             for _ in site:
-                loss = network(torch.randn(4, 2)).square().mean()
-                optimizer.zero_grad()
-                loss.backward()
+                network(torch.randn(4, 2)).square().mean().backward()
                 optimizer.step()
 
+    config = load_run(None, ["workload=command", "sites=2", "eval.every=0"])
     ran = fedwan.simulate(config, tmp_path, train=script)
     assert ran.model.versions == [2] and len(set(ran.site_sha256.values())) == 1
-
-
-def fedwan_command_config(sites: int) -> Any:
-    from fedwan.app import load_run
-
-    return load_run(None, ["workload=command", f"sites={sites}", "eval.every=0"])
 
 
 def test_networks_of_another_shape_are_named_by_tensor_and_both_shapes(tmp_path: Path) -> None:

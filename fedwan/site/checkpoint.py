@@ -36,7 +36,7 @@ from torch import Tensor
 
 from fedwan.errors import CheckpointError, UserError
 from fedwan.fragments import Fragment
-from fedwan.site.background import BufferPool, background_threads
+from fedwan.site.background import background_threads
 from fedwan.site.group import local
 from fedwan.site.meter import Work
 from fedwan.site.replica import Replica
@@ -159,7 +159,7 @@ class SiteCheckpoints:
         self._writer = background_threads(1, "checkpoint")
         self._writing: Future[None] | None = None
         self._keeping: dict[int, Future[None]] = {}  # by fragment
-        self._buffers = BufferPool(is_pinned=any(v.is_cuda for v in replica.live.values()))
+        self._copies: State = {}
         self._drop_damaged()
 
     def _drop_damaged(self) -> None:
@@ -264,19 +264,26 @@ class SiteCheckpoints:
         if not self._is_beside:
             self._write(version, durable_version, moving, still, meta)
         else:
-            rest = (self._buffers.copy(moving), still, meta)
+            rest = (self._copied(moving), still, meta)
             self._writing = self._writer.submit(self._write, version, durable_version, *rest)
 
     def _write(
         self, version: int, durable: int, moving: State, still: State, meta: Mapping[str, Any]
     ) -> None:
         write_tensors(self._path(version), moving | still, meta)
-        if self._is_beside:
-            self._buffers.take_back(moving)
         for old in self._own_versions():
             # Later ones are of steps that were taken back when the coordinator resumed.
             if old > version or old < min(version, durable):
                 self._path(old).unlink(missing_ok=True)
+
+    def _copied(self, moving: State) -> State:
+        """As it stands, in the memory of the copy before."""
+        for name, value in moving.items():
+            room = self._copies.get(name)
+            if room is None or (room.shape, room.dtype) != (value.shape, value.dtype):
+                room = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self._copies[name] = room.copy_(value.detach())
+        return {name: self._copies[name] for name in moving}
 
     def settle(self) -> None:
         """Wait until nothing is being written; an `OSError` if what was could not be."""
@@ -296,7 +303,7 @@ class SiteCheckpoints:
         self._writer.shutdown()
         if self._writing is not None and (error := self._writing.exception()) is not None:
             log.warning("the last checkpoint could not be written: %s", error)
-        self._buffers = BufferPool()
+        self._copies.clear()
 
     def load(self, version: int, with_model: bool) -> Ledger:
         """Restore everything as it stood when the steps to `version` were complete.

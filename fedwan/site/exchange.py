@@ -16,8 +16,7 @@ Gradients under the clock `versions` are synchronous training: their mean takes 
 site's own. Under `samples` the coordinator has the optimisers and the site's never step: a
 parameter server (Recht et al. 2011, 1106.5730; Dean et al. 2012, "Downpour").
 
-Every process of a site runs the exchange; rank 0 alone encodes, sends and receives. Where the site
-stands once something has landed, `fedwan.site.place` knows.
+Every process of a site runs the exchange; rank 0 alone encodes, sends and receives.
 """
 
 from __future__ import annotations
@@ -25,20 +24,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-
-import torch
+from functools import partial
+from typing import cast
 
 from fedwan.errors import FedwanError, UserError
-from fedwan.fragments import Fragment, due_step
+from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.site.background import BufferPool, background_threads
+from fedwan.site.background import background_threads
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
-from fedwan.site.stub import PendingUpdate, is_merged, is_superseded
-from fedwan.state import Role, State
+from fedwan.site.stub import is_here, is_merged, is_superseded
+from fedwan.state import State
 from fedwan.strategy import Landing
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,13 @@ class _Flight:
     """Once it was taken: what error feedback owed before it was encoded, and afterwards."""
     unpaid: State | None = None
     """If it came too late: what is owed on, unless it was merged and only the receipt was late."""
-    update: PendingUpdate = field(default_factory=PendingUpdate)
+    update: Future[Delivery] | None = None
+    """The answer to come, at rank 0."""
+
+
+def _check_wanted(in_vain: threading.Event) -> None:
+    if in_vain.is_set():
+        raise _Astray
 
 
 class Exchange:
@@ -92,11 +98,11 @@ class Exchange:
         self._hook, self._stub, self._meter = place.hook, place.stub, place.meter
         self._listen = listen
         self._tau = place.strategy.overlap.tau
-        self._buffers = BufferPool()
         self._flights: dict[int, _Flight] = {}
         self._rejections = 0
         self._is_reduced = False
-        self._is_grounded = threading.Event()
+        self._in_vain = threading.Event()
+        """Set once nobody wants any more what was asked until then."""
         count = len(place.fragments)
         self._flyers = background_threads(count, "flight")
         # One more than there are fragments: a question that was given up may still be waiting.
@@ -152,7 +158,7 @@ class Exchange:
             return self._place.run_step if self._place.keeps_pace else step
         is_last = step >= self._place.num_steps
         landing = [f for f in self._flights.values() if is_last or f.lands_at <= step]
-        due = self._due(step, landing)
+        due = self._place.due(step, self._flights, {f.fragment.index for f in landing})
         if not landing and not due:
             return step
         with self._meter.waiting():
@@ -174,26 +180,10 @@ class Exchange:
                 ) from None
             return self._start_over(isinstance(error, _Refused))
         except _Over:  # the step loop ends by itself
+            self._in_vain.set()
             self._flights.clear()
             return step
         return self._place.run_step if self._place.keeps_pace else step
-
-    def _due(self, step: int, landing: Sequence[_Flight]) -> list[Fragment]:
-        place = self._place
-        if place.keeps_pace:
-            is_due = self._meter.total.since(place.marks[0]).steps >= place.steps
-            return list(place.fragments) if is_due else []
-        ahead = {flight.fragment.index for flight in landing}
-
-        def due(fragment: Fragment) -> bool:
-            is_ahead = fragment.index in ahead
-            version = place.versions[fragment.index] + is_ahead
-            is_free = is_ahead or fragment.index not in self._flights
-            return is_free and step == due_step(
-                fragment, version, self._strategy.h, place.num_steps
-            )
-
-        return [fragment for fragment in place.fragments if due(fragment)]
 
     # Departure -----------------------------------------------------------------------------
 
@@ -211,18 +201,16 @@ class Exchange:
             self._take_off(flight, work, done)
             return flight
         if not self._place.is_behind:
-            self._ask(flight, flight.version + 1)
-        try:
-            self._send(flight, work, done)
-        except BaseException:
-            flight.update.give_up()
-            raise
+            flight.update = self._ask(fragment, flight.version + 1)
+        self._send(flight, work, done)
         return flight
 
-    def _ask(self, flight: _Flight, version: int) -> None:
-        flight.update = PendingUpdate()
-        if self._group.rank == 0:
-            flight.update.ask(self._stub, self._askers, flight.fragment.index, version)
+    def _ask(self, fragment: Fragment, version: int) -> Future[Delivery] | None:
+        """The update of a fragment that leads to a version, at rank 0."""
+        if self._group.rank:
+            return None
+        heed = partial(_check_wanted, self._in_vain)
+        return self._askers.submit(self._stub.fetch_update, fragment.index, version, heed)
 
     def _send(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Encode, save and send.
@@ -248,50 +236,28 @@ class Exchange:
 
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
-        fragment, is_leader = flight.part, self._group.rank == 0
-        if is_leader:
-            flight.held = self._room(fragment)
-        self._replica.take_delta(fragment, flight.held)
+        fragment = flight.part
+        flight.held = self._replica.take_delta(fragment)
         self._hook.before_send(fragment)
         if fragment.index == 0:
             self._place.save(flight.version + 1, self._residuals.ledger(done))
-        if is_leader:
-            asked = PendingUpdate()
-            flight.update.outcome = self._flyers.submit(self._fly, flight, asked, work)
+        if self._group.rank == 0:
+            flight.update = self._flyers.submit(self._fly, flight, self._in_vain, work)
 
-    def _room(self, fragment: Fragment) -> State:
-        """For a fragment's Δ; what lies on a GPU is left to torch, which keeps what was freed."""
-        base = self._replica.base
-        likes = {
-            name: (spec.shape, torch.float32 if spec.role is Role.PARAMETER else spec.dtype)
-            for name, spec in fragment.layout.items()
-        }
-        if all(base[name].device.type == "cpu" for name in likes):
-            return self._buffers.lend(likes)
-        return {
-            name: torch.empty(shape, dtype=dtype, device=base[name].device)
-            for name, (shape, dtype) in likes.items()
-        }
-
-    def _fly(self, flight: _Flight, asked: PendingUpdate, work: wire.Work) -> Delivery:
+    def _fly(self, flight: _Flight, in_vain: threading.Event, work: wire.Work) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
         layout, index = flight.part.layout, flight.fragment.index
         up = self._strategy.up
-        asked.ask(self._stub, self._askers, index, flight.version + 1)
-        try:
-            residual = self._residual(flight.fragment)
-            growing = up.grow(layout)  # each tensor leaves as soon as it is coded
-            encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
-            receipt = self._stub.send_contribution(index, flight.version, growing, work)
-            self._settle(flight, receipt, residual, encoding.result())
-            self._buffers.take_back(flight.held)
-            while not asked.is_here():
-                if self._is_grounded.is_set():
-                    raise _Astray
-            update = asked.result()
-        except BaseException:
-            asked.give_up()
-            raise
+        asked = self._ask(flight.fragment, flight.version + 1)
+        residual = self._residual(flight.fragment)
+        growing = up.grow(layout)  # each tensor leaves as soon as it is coded
+        encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
+        receipt = self._stub.send_contribution(index, flight.version, growing, work)
+        self._settle(flight, receipt, residual, encoding.result())
+        flight.held.clear()
+        while not is_here(asked):
+            _check_wanted(in_vain)
+        update = cast(Future[Delivery], asked).result()
         if self._group.size == 1:
             self._advance(flight.fragment, update)
             update = update._replace(payload=None)
@@ -319,8 +285,7 @@ class Exchange:
 
     def _residual(self, fragment: Fragment) -> State:
         """What the encoder must add: nothing where the delta holds it."""
-        is_held = self._strategy.owes == "weights"
-        return {} if is_held else self._residuals.of(fragment)
+        return {} if self._strategy.owes == "weights" else self._residuals.of(fragment)
 
     # Landing -------------------------------------------------------------------------------
 
@@ -335,10 +300,15 @@ class Exchange:
             if self._place.versions[index] != flight.version + 1:
                 raise _Astray
             return header
+
+        def heed() -> None:
+            if self._listen() and self._place.keeps_pace:
+                raise _Over
+
         # One that could not be merged any more is not waited for.
         last = flight.version + 1 + self._strategy.policy.max_staleness
         while True:
-            update = self._stub.receive(flight.update, self._heed)
+            update = self._stub.receive(flight.update, heed)
             header = update.header
             if is_superseded(update) and self._place.keeps_pace:
                 # Its own contribution may be in them, and was not when the question was answered.
@@ -353,11 +323,7 @@ class Exchange:
             has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version
             if not self._place.keeps_pace or has_own or version > last:
                 return header
-            self._ask(flight, version + 1)
-
-    def _heed(self) -> None:
-        if self._listen() and self._place.keeps_pace:
-            raise _Over
+            flight.update = self._ask(fragment, version + 1)
 
     def _advance(self, fragment: Fragment, update: Delivery) -> None:
         if is_superseded(update):
@@ -401,11 +367,9 @@ class Exchange:
 
     def _start_over(self, is_refused: bool) -> int:
         """Give up what is in flight and take the global weights; the step that they stand at."""
-        self._is_grounded.set()
-        for flight in self._flights.values():
-            flight.update.give_up()
+        self._in_vain.set()
         self._group.lead(self._ground)
-        self._is_grounded.clear()
+        self._in_vain = threading.Event()
         for flight in self._flights.values():
             if flight.sent is None:  # nobody knows whether it was merged, and so paid
                 self._residuals.settle(flight.fragment, flight.version, {})
@@ -416,10 +380,9 @@ class Exchange:
 
     def _ground(self) -> None:
         """Wait for what is in the air; a call of it in which nothing moves ends by itself."""
-        for flight in self._flights.values():
-            if self._tau and flight.update.outcome is not None:
-                with suppress(_Astray):
-                    flight.update.outcome.result()
+        for flight in self._flights.values() if self._tau else ():
+            with suppress(_Astray):
+                cast(Future[Delivery], flight.update).result()
 
     def finish(self) -> None:
         """The run is complete: hold the weights that it ended with."""
@@ -428,9 +391,7 @@ class Exchange:
 
     def close(self) -> None:
         """Give up what is still on its way; threads end when their present call does."""
-        self._is_grounded.set()
-        for flight in self._flights.values():
-            flight.update.give_up()
+        self._in_vain.set()
         for threads in (self._flyers, self._askers):
             threads.shutdown(wait=False, cancel_futures=True)
         self._encoder.shutdown(wait=False)  # who reads what it encodes must not wait for ever

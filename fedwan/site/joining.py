@@ -87,7 +87,7 @@ def join(
         UserError: networks and optimisers do not fit together, or the script's processes differ.
         ConfigError: the run's strategy does not fit the networks.
     """
-    sys.excepthook = _print_in_a_line
+    sys.excepthook = end_in_a_line
     modules = {name: _unwrapped(module) for name, module in networks.items()}
     try:
         trained = _kinds(_trained(modules, optimizers), kinds)
@@ -144,12 +144,7 @@ class Alone:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self._say()
 
@@ -217,7 +212,7 @@ def _member_of(assignment: Assignment) -> Membership:
     )
 
 
-def _print_in_a_line(
+def end_in_a_line(
     kind: type[BaseException], error: BaseException, trace: TracebackType | None
 ) -> None:
     """End a script for an error of fedwan's tree with one line and its exit code, no traceback."""

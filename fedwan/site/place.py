@@ -8,11 +8,11 @@ owes, and checkpoints; whole weights are fetched. Nothing here knows what is on 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from fedwan.codecs.payload import Source
-from fedwan.fragments import Fragment, reached_step
+from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.meter import Meter, Work
@@ -69,6 +69,20 @@ class Place:
     def reached(self, versions: Sequence[int]) -> int:
         """Where a site stands that holds these versions."""
         return reached_step(self.fragments, versions, self.strategy.h, self.num_steps)
+
+    def due(self, step: int, flying: Collection[int], landing: Collection[int]) -> list[Fragment]:
+        """What leaves after a step; of fragments in flight, those that land first."""
+        if self.keeps_pace:
+            is_due = self.meter.total.since(self.marks[0]).steps >= self.steps
+            return list(self.fragments) if is_due else []
+
+        def due(fragment: Fragment) -> bool:
+            index = fragment.index
+            version = self.versions[index] + (index in landing)
+            is_free = index in landing or index not in flying
+            return is_free and step == due_step(fragment, version, self.strategy.h, self.num_steps)
+
+        return [fragment for fragment in self.fragments if due(fragment)]
 
     # What lands ----------------------------------------------------------------------------
 

@@ -18,12 +18,12 @@ from torch import Tensor
 from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
-from fedwan.errors import FedwanError, UserError
+from fedwan.errors import UserError
 from fedwan.models.experts import Experts
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
-from fedwan.site.assignment import VARIABLE, Outcome, meeting_folder
+from fedwan.site.assignment import VARIABLE, meeting_folder
 from fedwan.site.group import Group, open_group
-from fedwan.site.joining import given_membership
+from fedwan.site.joining import end_in_a_line, given_membership
 from fedwan.site.site import Membership, Script, Site
 from fedwan.site.vitals import Vitals
 from fedwan.weights import load_initial
@@ -129,30 +129,22 @@ def _meet(folder: Path) -> None:
     torch.distributed.init_process_group(store=store, rank=rank, world_size=size)
 
 
-def main() -> int:
-    """Take part in the run that the service has handed over; the exit status."""
-    try:
-        assignment = os.environ.get(VARIABLE)
-        if assignment is None:
-            raise UserError("a site's service starts this; use `fedwan demo` or `fedwan run`")
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            _meet(meeting_folder(Path(assignment)))
-        member = given_membership()
-        assert member is not None
-        if member.device.type == "cuda":
-            torch.cuda.set_device(member.device)
-        take_part(member, open_group())
-    except FedwanError as error:
-        Outcome.leave(error, 0)
-        print(f"fedwan: {error}", file=sys.stderr)
-        return error.exit_code
-    except BaseException as error:
-        Outcome.leave(error, 0)
-        raise
+def main() -> None:
+    """Take part in the run that the service has handed over."""
+    sys.excepthook = end_in_a_line
+    assignment = os.environ.get(VARIABLE)
+    if assignment is None:
+        raise UserError("a site's service starts this; use `fedwan demo` or `fedwan run`")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        _meet(meeting_folder(Path(assignment)))
+    member = given_membership()
+    assert member is not None
+    if member.device.type == "cuda":
+        torch.cuda.set_device(member.device)
+    take_part(member, open_group())
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -163,20 +163,12 @@ class Replica:
                 taken[name] = value
         return taken
 
-    def take_delta(self, fragment: Fragment, room: State) -> None:
-        """Write what `delta` gives into a room's whole tensors, at rank 0, in one pass."""
-        self._check_fixed()
-        for name in fragment.layout:
-            if is_cut(self.live[name]):
-                value = whole(self._delta_of(name))
-                if self.group.rank == 0:
-                    room[name].copy_(value)
-            elif self.group.rank:
-                continue
-            elif self._is_parameter(name):
-                torch.sub(self.landed_value(name), self.live[name], out=room[name])
-            else:
-                room[name].copy_(self.live[name])
+    def take_delta(self, fragment: Fragment) -> State:
+        """What `delta` gives as it stands now, at rank 0 alone."""
+        taken = self.delta(fragment)
+        if self.group.rank:
+            return {}
+        return {n: v if self._is_parameter(n) else v.clone() for n, v in taken.items()}
 
     # What lands ----------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty
-from types import TracebackType
 from typing import Any, Self
 
 import safetensors.torch
@@ -202,12 +201,7 @@ class Site:
         """Whether there are no more steps to take."""
         return self._is_stopped or self.step >= self.num_steps
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """Stay for the coordinator's questions until it says stop; then say farewell.
 
         A `UserError` if the script left before the run's end.

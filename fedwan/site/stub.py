@@ -7,11 +7,10 @@ half. That costs a thread, and a call that waits at the coordinator.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any
+from concurrent.futures import Future, wait
+from typing import Any, cast
 
 import safetensors.torch
 from torch import Tensor
@@ -130,15 +129,11 @@ class CoordinatorStub:
                     )
                 time.sleep(0.05)
 
-    def receive(self, update: PendingUpdate, listen: Callable[[], object]) -> Delivery:
+    def receive(self, update: Future[Delivery] | None, listen: Callable[[], object]) -> Delivery:
         """Wait for an update, and have it at every process; `listen` may raise to end the wait."""
-        try:
-            while not self._group.lead(update.is_here):
-                listen()
-            return self._group.share(update.result)
-        except BaseException:
-            update.give_up()
-            raise
+        while not self._group.lead(lambda: is_here(update)):
+            listen()
+        return self._group.share(lambda: cast(Future[Delivery], update).result())
 
     def is_over(self, version: int) -> bool:
         """Whether the run has ended, asked without waiting."""
@@ -190,40 +185,10 @@ class CoordinatorStub:
         return (kept[0] if kept else None), versions
 
 
-class _InVain(Exception):  # noqa: N818
-    """Nobody wants the answer any more."""
-
-
-class PendingUpdate:
-    """An update that was asked for, or will be; without an outcome at ranks that ask nothing."""
-
-    def __init__(self) -> None:
-        self.outcome: Future[Delivery] | None = None
-        self._is_vain = threading.Event()
-
-    def ask(
-        self, stub: CoordinatorStub, threads: ThreadPoolExecutor, fragment: int, version: int
-    ) -> None:
-        """Ask for the update of a fragment that leads to a version."""
-        self.outcome = threads.submit(stub.fetch_update, fragment, version, self._heed)
-
-    def _heed(self) -> None:
-        if self._is_vain.is_set():
-            raise _InVain
-
-    def give_up(self) -> None:
-        """Let the question end by itself, within a poll."""
-        self._is_vain.set()
-
-    def is_here(self) -> bool:
-        """Whether the answer is; waits for it a little."""
-        assert self.outcome is not None, "rank 0 has asked"
-        return bool(wait([self.outcome], LISTEN_S).done)
-
-    def result(self) -> Delivery:
-        """The answer, once it is here; or what ended the question."""
-        assert self.outcome is not None, "rank 0 has asked"
-        return self.outcome.result()
+def is_here(update: Future[Delivery] | None) -> bool:
+    """Whether an update that rank 0 has asked for is; waits for it a little."""
+    assert update is not None, "rank 0 has asked"
+    return bool(wait([update], LISTEN_S).done)
 
 
 def is_superseded(update: Delivery) -> bool:

@@ -321,7 +321,7 @@ def _serve(rank: int, size: int, store: str, pipe: Connection) -> None:
             call = pipe.recv()
         except EOFError:
             return
-        faulthandler.dump_traceback_later(float(os.environ.get("HANG", "60")))
+        faulthandler.dump_traceback_later(60.0)
         try:
             pipe.send((True, call()))
         except BaseException as error:

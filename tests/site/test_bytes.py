@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import fedwan
-from fedwan.config import Config
 from fedwan.site.group import local
 from fedwan.site.site import Site
 from tests.site.support import WIDTH, Processes, Ran, asked, at_site, cut, network
@@ -85,24 +85,17 @@ def kinds(net: nn.Module, optimizer: torch.optim.Optimizer, site: Site) -> dict[
     }
 
 
-def at_rank(config: Config, folder: Path, way: str) -> Any:
-    return at_site(config, folder, lambda: held(way))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["fsdp", "gradients"])
 def test_a_process_holds_its_half_of_everything_and_no_more_than_a_fragment_passes(
-    way: str, tmp_path: Path
+    way: str, pair: Processes, tmp_path: Path
 ) -> None:
     net = network(depth=DEPTH, width=WIDE)
     whole = num_bytes(net.parameters())
     layer = max(num_bytes(m.parameters()) for m in net if isinstance(m, nn.Linear))
     fragment = whole // 4 + layer
-    pair = Processes(2, tmp_path)
-    try:
-        ran: list[Ran] = pair.run(at_rank, asked(*WORDS.split(), "steps=16"), tmp_path / "run", way)
-    finally:
-        pair.stop()
+    config = asked(*WORDS.split(), "steps=16")
+    ran: list[Ran] = pair.run(at_site, config, tmp_path, partial(held, way))
     # Of layers, FSDP2 gathers one while it computes another; `gradients` leaves them gathered.
     passing = fragment + (2 * layer if way == "fsdp" else whole)
     for table in (one.ended for one in ran):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 from torch import distributed as dist
 from torch import nn
 
-from fedwan.config import Config
 from fedwan.errors import CheckpointError
 from tests.site.support import (
     CUTS,
@@ -42,13 +40,6 @@ STRATEGIES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    processes = Processes(2, tmp_path_factory.mktemp("pair"))
-    yield processes
-    processes.stop()
-
-
 def together(pair: Processes, folder: Path, words: str, way: str = "plain") -> list[Ran]:
     script = functools.partial(take_steps, way)
     ran = pair.run(at_site, asked(*words.split()), folder, script)
@@ -64,46 +55,30 @@ def distance(a: Ran, b: Ran) -> float:
     return max(float((a.state[name] - b.state[name]).abs().max()) for name in a.state)
 
 
-@pytest.mark.parametrize("words", STRATEGIES)
-def test_processes_that_take_the_same_steps_end_on_the_bits_of_one(
-    words: str, pair: Processes, tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "way"), [(words, CUTS[index % len(CUTS)]) for index, words in enumerate(STRATEGIES)]
+)
+def test_processes_that_take_the_same_steps_end_on_the_bits_of_one_and_cut_ones_on_the_same(
+    words: str, way: str, pair: Processes, tmp_path: Path
 ) -> None:
     one = apart(tmp_path / "one", words)
     first, second = together(pair, tmp_path / "two", words)
     assert first.sha256 == one.sha256 == {second.ended.sha256}
-
-
-@pytest.mark.parametrize("way", CUTS)
-def test_every_way_of_cutting_a_network_repeats_bit_for_bit_and_trains_like_one_process(
-    way: str, pair: Processes, tmp_path: Path
-) -> None:
-    one = apart(tmp_path / "one", "strategy=diloco sites=2")
-    runs = [
-        together(pair, tmp_path / str(attempt), "strategy=diloco sites=2", way)
-        for attempt in range(2)
-    ]
-    assert len(set.union(*(run[0].sha256 for run in runs), {runs[0][1].ended.sha256})) == 1
-    assert 0 < distance(runs[0][0], one) < 1e-6
-
-
-@pytest.mark.parametrize(
-    ("words", "way"), [(words, CUTS[index % len(CUTS)]) for index, words in enumerate(STRATEGIES)]
-)
-def test_every_strategy_takes_networks_that_are_cut(
-    words: str, way: str, pair: Processes, tmp_path: Path
-) -> None:
-    first, second = together(pair, tmp_path, words, way)
+    first, second = together(pair, tmp_path / "cut", words, way)
     assert first.sha256 == {second.ended.sha256}
 
 
+@pytest.mark.parametrize("way", CUTS)
+def test_every_way_of_cutting_a_network_trains_like_one_process(
+    way: str, pair: Processes, tmp_path: Path
+) -> None:
+    one = apart(tmp_path / "one", "strategy=diloco sites=2")
+    first, second = together(pair, tmp_path / "two", "strategy=diloco sites=2", way)
+    assert first.sha256 == {second.ended.sha256}
+    assert 0 < distance(first, one) < 1e-6
+
+
 # What they must have alike -----------------------------------------------------------------------
-
-
-def refused(pair: Processes, folder: Path, script: Any, words: str = "") -> list[Failure]:
-    outcomes: list[Failure] = pair.run(at_site, asked(*words.split()), folder, script)
-    assert all(isinstance(outcome, Failure) for outcome in outcomes), outcomes
-    assert not any("\n" in outcome.text for outcome in outcomes)
-    return outcomes
 
 
 def other_weights() -> Ended:
@@ -131,15 +106,16 @@ def other_data() -> Ended:
 def test_processes_that_differ_are_refused_with_both_hashes(
     script: Any, text: str, pair: Processes, tmp_path: Path
 ) -> None:
-    for outcome in refused(pair, tmp_path, script):
-        assert outcome.error == "UserError" and text in outcome.text
+    for outcome in pair.run(at_site, asked(), tmp_path, script):
+        assert isinstance(outcome, Failure) and outcome.error == "UserError", outcome
+        assert text in outcome.text and "\n" not in outcome.text
         assert len(set(re.findall(r"\b[0-9a-f]{16}\b", outcome.text))) == 2
 
 
 # What the coordinator asks -----------------------------------------------------------------------
 
 
-def measured(way: str) -> tuple[Ended, list[float]]:
+def measured() -> tuple[Ended, list[float]]:
     """A script whose evaluation and samples need every process."""
     seen: list[float] = []
     nets: list[nn.Module] = []
@@ -153,17 +129,15 @@ def measured(way: str) -> tuple[Ended, list[float]]:
         out: torch.Tensor = nets[0](torch.zeros(num, 16)).view(num, 1, 4, 4)
         return out
 
-    return take_steps(way, evaluate=evaluate, sample=sample, keep=nets.append), seen
+    return take_steps("fsdp", evaluate=evaluate, sample=sample, keep=nets.append), seen
 
 
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
 def test_all_processes_measure_and_go_on_as_if_they_had_not(
-    way: str, pair: Processes, tmp_path: Path
+    pair: Processes, tmp_path: Path
 ) -> None:
     words = "strategy=diloco h=2"
-    plain = together(pair, tmp_path / "a", words, way)
-    script = functools.partial(measured, way)
-    ran = pair.run(at_site, asked(*words.split(), "eval.every=2"), tmp_path / "b", script)
+    plain = together(pair, tmp_path / "a", words, "fsdp")
+    ran = pair.run(at_site, asked(*words.split(), "eval.every=2"), tmp_path / "b", measured)
     figures = [one.ended[1] for one in ran]
     assert len(figures[0]) >= 3 and figures[0] == figures[1]
     rows = [row["fd"] for row in ran[0].records if row["kind"] == "quality"]
@@ -171,13 +145,9 @@ def test_all_processes_measure_and_go_on_as_if_they_had_not(
     assert ran[0].ended[0].sha256 == plain[0].ended.sha256
 
 
-def stopped(config: Config, folder: Path) -> Any:
-    """The coordinator ends the run in its middle."""
-    return at_site(config, folder, functools.partial(take_steps, stop_at=3))
-
-
 def test_a_stop_ends_all_processes(pair: Processes, tmp_path: Path) -> None:
-    outcomes = pair.run(stopped, asked("steps=400"), tmp_path)
+    stopped = functools.partial(take_steps, stop_at=3)
+    outcomes = pair.run(at_site, asked("steps=400"), tmp_path, stopped)
     assert [outcome.error for outcome in outcomes] == ["RunStopped"] * 2
     assert all("enough" in outcome.text for outcome in outcomes)
 
