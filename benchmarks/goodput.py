@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import tempfile
 import time
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.chaos import RECIPE, Federation, signal_to
+from benchmarks.harness.federation import RECIPE, Federation, kill
 from benchmarks.harness.table import Row, columns_of
 
 SITES = 4
@@ -83,8 +82,8 @@ def _undisturbed(case: Case) -> float:
 def _rate(case: Case) -> tuple[int, float, float]:
     """Faults caused, seconds, and contributions merged in one of them."""
     rng, faults = random.Random(str(case)), 0
-    folder = Path(tempfile.mkdtemp(prefix="fedwan-goodput-"))
-    run = Federation(folder / "run", case.words, DISK)
+    folder = Path(tempfile.mkdtemp(prefix="fedwan-goodput-")) / "run"
+    run = Federation(folder, case.words, DISK)
     run.start()
     try:
         run.reach(FIRST)
@@ -94,7 +93,7 @@ def _rate(case: Case) -> tuple[int, float, float]:
             left = began + case.seconds - now
             time.sleep(min(pause, left))
             if pause < left:
-                signal_to(run.find(rng, case.killed), signal.SIGKILL)
+                kill(run.find(rng, case.killed))
                 faults += 1
             if case.killed == COORDINATOR and faults:
                 run.reach(run.version() + 1)  # started again as soon as it has ended
@@ -102,7 +101,7 @@ def _rate(case: Case) -> tuple[int, float, float]:
         return faults, seconds, (_merged(run) - first) / seconds
     finally:
         run.close()
-        (folder / "run").rmdir()
+        folder.rmdir()
 
 
 def _merged(run: Federation) -> int:

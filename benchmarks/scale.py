@@ -22,56 +22,49 @@ import statistics
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from benchmarks.harness.fleet import ROLE_OF_LIGHT_SITES, run_fleet
+from benchmarks.harness.fleet import ALL_SITES, COORDINATOR, run_fleet
 from benchmarks.harness.table import Row
-from fedwan.errors import UserError
 
 SIZES = (2, 4, 8, 16, 32, 64)
+MODEL_MB = 200
+"""In fp32."""
 CODEC = "int4"
+ROUNDS = 6
 WARM_UP = 2
-"""Rounds that are not measured."""
-LIMIT_S = 900.0
-"""A run that takes longer has failed."""
+"""Of these, not measured."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sites", type=int, nargs="+", help="numbers of sites")
-    parser.add_argument("--model-mb", type=float, default=200.0, help="in fp32")
-    parser.add_argument("--rounds", type=int, default=6, help="2 of them not measured")
 
 
 def cases(args: argparse.Namespace) -> Mapping[str, int]:
-    if args.rounds <= WARM_UP:
-        raise UserError(f"--rounds={args.rounds} leaves none to measure; take {WARM_UP + 1}")
     return {f"{num} sites": num for num in args.sites or ((4, 16) if args.quick else SIZES)}
 
 
 def measure_case(args: argparse.Namespace, sites: int, seed: int) -> Row:
-    model_mb, rounds = args.model_mb, args.rounds
-    words = ["workload=weights", f"model.num_bytes={int(model_mb * 1e6)}", "strategy=diloco"]
-    words += ["h=1", f"sites={sites}", f"steps={rounds}", "eval.every=0", f"codec.up={CODEC}"]
-    words += [f"codec.down={CODEC}"]
-    words += [f"checkpoint.every={1000 * rounds}"]
-    run = run_fleet(words, None, LIMIT_S, has_light_sites=True)
-    coordinator, found = run.parties["coordinator"], run.parties[ROLE_OF_LIGHT_SITES]
+    words = ["workload=weights", f"model.num_bytes={MODEL_MB * 10**6}", "strategy=diloco", "h=1"]
+    words += [f"sites={sites}", f"steps={ROUNDS}", "eval.every=0", "checkpoint.every=1000000"]
+    words += [f"codec.up={CODEC}", f"codec.down={CODEC}"]
+    run = run_fleet(words, others={ALL_SITES: ["light_sites"]})
+    coordinator, found = run.parties[COORDINATOR], run.parties[ALL_SITES]
     times, coordinator_cpu_s, sites_cpu_s = zip(*found["marks"], strict=True)
-    num_rounds = rounds - WARM_UP
     return {
         "sites": sites,
         "codec": CODEC,
-        "model_mb": model_mb,
+        "model_mb": float(MODEL_MB),
         "channels": found["channels"],
         "round_ms": round(
             statistics.median(1e3 * (b - a) for a, b in pairwise(times[WARM_UP - 1 :])), 1
         ),
-        "coordinator_cpu_s": round(_growth(coordinator_cpu_s) / num_rounds, 3),
+        "coordinator_cpu_s": round(_growth(coordinator_cpu_s), 3),
         "coordinator_rss_mb": round(coordinator["rss_mb"]),
-        "sites_cpu_s": round(_growth(sites_cpu_s) / num_rounds, 3),
+        "sites_cpu_s": round(_growth(sites_cpu_s), 3),
         "sites_rss_mb": round(found["rss_mb"]),
-        "round_mb": round(_growth(found["num_bytes"]) / num_rounds / 1e6, 2),
+        "round_mb": round(_growth(found["num_bytes"]) / 1e6, 2),
     }
 
 
 def _growth(values: Sequence[float]) -> float:
-    """Over the rounds that count; there is a value after each round."""
-    return values[-1] - values[WARM_UP - 1]
+    """In a round of those that count; there is a value after each round."""
+    return (values[-1] - values[WARM_UP - 1]) / (ROUNDS - WARM_UP)

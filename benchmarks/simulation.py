@@ -3,7 +3,7 @@
 Coordinator and sites run as they are, over a network and a disk that fail (`benchmarks/seeded`).
 After every update the global weights are compared with those of the run that nothing disturbed; and
 nothing may be merged twice, called durable too early, or wait for ever. A seed replays a run
-exactly: `--seed 17 --trace` prints it, and one that fails is shrunk to the faults that it takes.
+exactly: `--seed 17 --trace` prints it.
 `--bugs` plants known bugs of the protocol one at a time, and counts the seeds until each is found.
 
 Row: scenario seeds faults kinds violations virtual_h real_s; or: bug seeds scenario violation
@@ -37,59 +37,28 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Seeds take turns over the scenarios; a row for each scenario, and each failure."""
-    if args.seed is not None:
-        yield _row([_one(args.seed, is_shrunk=True, is_traced=args.trace)], 0.0)
-    elif args.bugs:
+    """A row for each scenario, or each bug; failures are printed as they come."""
+    if args.bugs:
         yield from map(_find, [name for name in BUGS if args.only in name])
-    else:
-        count = 100 if args.quick else args.seeds
-        yield from _many(range(args.first, args.first + count))
-
-
-def _many(seeds: Sequence[int]) -> Iterator[Row]:
+        return
+    count = 100 if args.quick else args.seeds
+    seeds = range(args.first, args.first + count) if args.seed is None else [args.seed]
     began = time.monotonic()
-    reports: dict[str, list[Report]] = {name: [] for name in SCENARIOS}
+    found: dict[str, list[Report]] = {}
     with get_context("spawn").Pool(os.cpu_count(), torch.set_num_threads, (1,)) as pool:
-        for report in pool.imap_unordered(_quiet, seeds, chunksize=8):
-            reports[report.scenario].append(report)
+        for report in pool.imap_unordered(simulate_seed, seeds, chunksize=8):
+            found.setdefault(report.scenario, []).append(report)
             for violation in report.violations[:1]:
                 print(f"seed {report.seed} ({report.scenario}): {violation}", flush=True)
-    real_s = time.monotonic() - began
-    for done in reports.values():
-        if done:
-            yield _row(done, real_s * len(done) / len(seeds))
+            if args.trace:
+                print("\n".join(report.trace))
+            report.trace.clear()
+    s_per_seed = (time.monotonic() - began) / len(seeds)
+    for name in filter(found.get, SCENARIOS):
+        yield _row(found[name], s_per_seed)
 
 
-def _quiet(seed: int) -> Report:
-    return _one(seed)
-
-
-def scenario_of(seed: int) -> str:
-    names = list(SCENARIOS)
-    return names[seed % len(names)]
-
-
-def _one(seed: int, is_shrunk: bool = False, is_traced: bool = False) -> Report:
-    report = simulate_seed(seed, scenario_of(seed))
-    if report.violations and is_shrunk:
-        report = _shrink(report)
-    if is_traced:
-        print("\n".join(report.trace))
-    report.trace.clear()
-    return report
-
-
-def _shrink(report: Report) -> Report:
-    """The same seed with as few faults as still break something."""
-    for index in range(report.num_drawn):
-        without = simulate_seed(report.seed, report.scenario, skipped=report.skipped | {index})
-        if without.violations:
-            report = without
-    return report
-
-
-def _row(reports: Sequence[Report], real_s: float) -> Row:
+def _row(reports: Sequence[Report], s_per_seed: float) -> Row:
     kinds: Counter[str] = sum((report.faults for report in reports), Counter())
     return {
         "scenario": reports[0].scenario,
@@ -98,7 +67,7 @@ def _row(reports: Sequence[Report], real_s: float) -> Row:
         "kinds": dict(sorted(kinds.items())),
         "violations": sum(bool(report.violations) for report in reports),
         "virtual_h": round(sum(report.virtual_s for report in reports) / 3600, 1),
-        "real_s": round(real_s, 1),
+        "real_s": round(s_per_seed * len(reports), 1),
     }
 
 
@@ -106,13 +75,14 @@ def _find(bug: str) -> Row:
     torch.set_num_threads(1)
     for name in SCENARIOS:
         simulate_seed(0, name, faults=1)  # the undisturbed runs, before the bug is there
+    row = {"bug": bug, "seeds": None, "scenario": "", "violation": ""}
     with planted(bug):
         for seed in range(1, MOST_SEEDS + 1):
-            report = simulate_seed(seed, scenario_of(seed))
+            report = simulate_seed(seed)
             if report.violations:
-                found = report.violations[0]
-                return {"bug": bug, "seeds": seed, "scenario": report.scenario, "violation": found}
-    return {"bug": bug, "seeds": None, "scenario": "", "violation": ""}
+                found = {"scenario": report.scenario, "violation": report.violations[0]}
+                return row | {"seeds": seed} | found
+    return row
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:

@@ -29,7 +29,9 @@ from fedwan.errors import FedwanError
 from fedwan.link import pki
 from fedwan.output.journal import JOURNAL
 
-ROLE_OF_LIGHT_SITES = "sites"
+COORDINATOR = "coordinator"
+ALL_SITES = "sites"
+"""The role of a process that plays all of them."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,10 @@ def lay_app(folder: Path) -> Path:
     """An app in an empty folder: fedwan's recipes and the benchmarks' own beside them."""
     (folder / "sites").mkdir(parents=True)
     (folder / "strategies").symlink_to(ROOT / "strategies")
-    own = [p for p in (ROOT / "benchmarks" / "recipes").glob("*.py") if p.stem != "__init__"]
-    for path in (*(ROOT / "sites").glob("*.py"), *own):
-        (folder / "sites" / path.name).symlink_to(path)
+    for path in (*(ROOT / "benchmarks/recipes").glob("*.py"), *(ROOT / "sites").glob("*.py")):
+        link = folder / "sites" / path.name
+        link.unlink(missing_ok=True)  # there is an `__init__` in both
+        link.symlink_to(path)
     return folder
 
 
@@ -150,15 +153,6 @@ def app() -> Path:
     folder = Path(tempfile.mkdtemp(prefix="fedwan-bench-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return lay_app(folder / "app")
-
-
-def _command(role: str, folder: Path, processes: int) -> list[str]:
-    """A party's, under torchrun where a site has several processes."""
-    words = module("harness.party", role, folder)
-    if processes == 1 or role == "coordinator":
-        return words
-    run = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), "-m"]
-    return [*words[:2], *run, *words[2:]]
 
 
 @contextmanager
@@ -181,9 +175,7 @@ def run_fleet(
     words: Sequence[str],
     star: Star | None = None,
     timeout_s: float = 3600.0,
-    *,
-    has_light_sites: bool = False,
-    hostile: Mapping[str, Sequence[object]] | None = None,
+    others: Mapping[str, Sequence[object]] | None = None,
 ) -> FleetRun:
     """Train a run to its end, all in a folder that is removed afterwards.
 
@@ -191,9 +183,10 @@ def run_fleet(
         words: settings, `key=value`; workloads may be those of `benchmarks/recipes`, too.
         star: where the parties live, coordinator and one place per site; loopback if left out.
         timeout_s: after which all processes are ended.
-        has_light_sites: one process plays all sites, see `light_sites.py`; no star then.
-        hostile: sites that `hostile_site.py` plays, and its words; no star then.
+        others: modules of the harness that play these sites, each with words of its own: one site,
+            for as long as the run lasts, or `ALL_SITES` to their end. No star then.
     """
+    others = others or {}
     with tempfile.TemporaryDirectory(prefix="fedwan-bench-") as name:
         folder = Path(name)
         host = star.coordinator.address if star else "127.0.0.1"
@@ -204,24 +197,25 @@ def run_fleet(
         dump(config, folder / "config.yaml")
         names = site_names(config)
         pki.federation(folder / "pki", [host], names)
-        hostile = hostile or {}
-        honest = [name for name in names if name not in hostile]
-        roles = ["coordinator", *([ROLE_OF_LIGHT_SITES] if has_light_sites else honest)]
-        places = [star.coordinator, *star.sites] if star else [None] * len(roles)
-        processes = [
-            Process(role, _command(role, folder, config.site.processes), place)
-            for role, place in zip(roles, places, strict=True)
-        ]
-        for site, given in hostile.items():
-            command = module("harness.hostile_site", folder, site, *given)
-            processes.append(Process(site, command, is_service=True))
+        honest = [] if ALL_SITES in others else [name for name in names if name not in others]
+        places = [star.coordinator, *star.sites] if star else [None] * (1 + len(names))
+        processes = [Process(COORDINATOR, module("harness.party", folder, COORDINATOR), places[0])]
+        for site, place in zip(honest, places[1:], strict=False):
+            command = module("harness.party", folder, site)
+            if (num := config.site.processes) > 1:
+                run = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num)]
+                command[1:1] = run
+            processes.append(Process(site, command, place))
+        for role, (player, *given) in others.items():
+            command = module(f"harness.{player}", folder, role, *given)
+            processes.append(Process(role, command, is_service=role != ALL_SITES))
         run_processes(processes, folder, timeout_s)
-        lines = (folder / "out" / "metrics.jsonl").read_text().splitlines()
+        out = folder / "out"
         return FleetRun(
             config,
-            load_json(folder / "out" / "summary.json"),
-            [json.loads(line) for line in lines],
-            {role: load_json(folder / f"{role}.json") for role in (*roles, *hostile)},
-            [json.loads(line) for line in (folder / "out" / JOURNAL).read_text().splitlines()],
-            (folder / "coordinator.log").read_text(errors="replace"),
+            load_json(out / "summary.json"),
+            [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()],
+            {process.name: load_json(folder / f"{process.name}.json") for process in processes},
+            [json.loads(line) for line in (out / JOURNAL).read_text().splitlines()],
+            (folder / f"{COORDINATOR}.log").read_text(errors="replace"),
         )

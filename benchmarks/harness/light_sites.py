@@ -1,14 +1,15 @@
 """Many sites in one process, for `scale.py`: real connections and payloads, no training.
 
+    python -m benchmarks.harness.light_sites FOLDER ROLE
+
 Each site has a thread, a certificate and a link of its own. All send the same contribution, coded
 once and only read from then on, and throw away the updates that come, undecoded.
 """
 
 from __future__ import annotations
 
-import json
 import os
-import resource
+import sys
 import threading
 import time
 import traceback
@@ -19,43 +20,26 @@ from typing import Any
 
 import torch
 
-from fedwan.app import load_strategy, load_workload, sources
+from benchmarks.harness.fleet import save_json
+from benchmarks.harness.party import await_ticket, greeting, used
+from fedwan.app import load_strategy
 from fedwan.config import from_json, site_names
 from fedwan.link import wire_pb2 as wire
-from fedwan.link.base import PROTOCOL
 from fedwan.link.client import GrpcLink
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
 from fedwan.site.stub import CoordinatorStub
-from fedwan.state import hash_state, layout_of, layout_to_json, state_of
-from fedwan.workloads.settings import networks_of
 
 POLL_S = 2.0
 WAIT_S = 0.1
 
 
-def run_sites(folder: Path, ticket: dict[str, Any]) -> dict[str, Any]:
-    """All sites' part in a run; ends the process if one of them fails."""
-    tune_allocator()  # as both services do
-    host = _Host(folder, ticket)
-    names = site_names(host.config)
-    with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(host.take_part, names))
-    return {"marks": host.marks, "num_bytes": host.num_bytes, "channels": host.channels}
-
-
-class _Host:
-    def __init__(self, folder: Path, ticket: dict[str, Any]) -> None:
-        self._folder, self._ticket = folder, ticket
-        self.config = from_json(ticket["config"])
-        recipe = load_workload(self.config.workload)
-        networks = recipe.build(self.config, "cpu").networks
-        self._claim = {
-            "kinds_json": json.dumps(dict(networks_of(recipe, self.config)), sort_keys=True),
-            "sources_json": json.dumps(sources(self.config), sort_keys=True),
-        }
-        self._layout, self._weights = layout_of(networks), state_of(networks)
-        self._initial_sha256 = hash_state(self._weights)
+class Host:
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._ticket = folder, await_ticket(folder)
+        self.config = from_json(self._ticket["config"])
+        self._hello, replica = greeting(self._ticket)
+        self._layout, self._weights = replica.layout, replica.base
         draw = torch.Generator().manual_seed(1)
         delta = {n: 1e-3 * torch.randn(w.shape, generator=draw) for n, w in self._weights.items()}
         up = load_strategy(self.config.strategy).build(self.config).up
@@ -77,34 +61,26 @@ class _Host:
             self.num_bytes[version] += link.bytes_up + link.bytes_down
             self.channels = link.num_channels
             if self._num_updates % self.config.sites == 0:
-                used = resource.getrusage(resource.RUSAGE_SELF)
-                mine = used.ru_utime + used.ru_stime
-                self.marks.append((time.monotonic(), _cpu_s(self._ticket["pid"]), mine))
+                cpu_s = _cpu_s(self._ticket["pid"])
+                self.marks.append((time.monotonic(), cpu_s, used()["cpu_s"]))
             self._num_updates += 1
 
     def take_part(self, name: str) -> None:
-        """One site, from joining to farewell."""
+        """One site, from joining to farewell; ends the process if it fails."""
         try:
-            identity = Identity.load(self._folder / "pki" / name)
-            # Packed or not by how busy the cores are, bytes would not compare.
-            link = GrpcLink(self._ticket["address"], identity, packs=False)
-            self._run(name, link)
+            self._take_part(name)
         except BaseException:
             # The others would wait for this one.
             traceback.print_exc()
             os._exit(1)
 
-    def _run(self, name: str, link: GrpcLink) -> None:
+    def _take_part(self, name: str) -> None:
+        identity = Identity.load(self._folder / "pki" / name)
+        # Packed or not by how busy the cores are, bytes would not compare.
+        link = GrpcLink(self._ticket["address"], identity, compression="none")
         stub = CoordinatorStub(link, self._ticket["run_id"], self._layout, POLL_S)
-        hello = wire.Hello(
-            run_id=self._ticket["run_id"],
-            protocol=PROTOCOL,
-            site=name,
-            session=uuid.uuid4().hex,
-            layout_json=layout_to_json(self._layout),
-            initial_sha256=self._initial_sha256,
-            **self._claim,
-        )
+        hello = wire.Hello(site=name, session=uuid.uuid4().hex)
+        hello.MergeFrom(self._hello)
         while (welcome := link.join(hello)).is_waiting:
             time.sleep(WAIT_S)
         if welcome.send_initial:
@@ -129,3 +105,15 @@ def _cpu_s(pid: int) -> float:
     """Processor seconds of another process, to a hundredth (proc(5))."""
     words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+if __name__ == "__main__":
+    folder, role = Path(sys.argv[1]), sys.argv[2]
+    os.chdir(folder / "app")
+    tune_allocator()  # as both services do
+    host = Host(folder)
+    names = site_names(host.config)
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(host.take_part, names))
+    result: dict[str, Any] = {key: getattr(host, key) for key in ("marks", "num_bytes", "channels")}
+    save_json(folder / f"{role}.json", result | used())

@@ -1,11 +1,9 @@
-"""One process of a run of fedwan without Flower: the coordinator, a site, or many light sites.
+"""One process of a run of fedwan without Flower: `FOLDER ROLE`, the coordinator or a site.
 
-    python -m benchmarks.harness.party ROLE FOLDER
-
-The very functions that a deployment's processes call, over the data plane under
-mutual TLS, with checkpoints and outputs as in any run; only the ticket travels through a file.
-`FOLDER` is laid out by `fleet.py`. Leaves `ROLE.json`: peak memory, processor seconds, and when the
-workload's steps began.
+The very functions that a deployment's processes call, over the data plane under mutual TLS, with
+checkpoints and outputs as in any run; only the ticket travels through a file. `FOLDER` is laid out
+by `fleet.py`. Leaves `ROLE.json`: peak memory, processor seconds, and when the workload's steps
+began.
 
 The only file that knows how the two are called. One observer is put into the engine, and
 changes nothing: the clock of a site stops when it has the last update.
@@ -13,6 +11,7 @@ changes nothing: the clock of a site stops when it has the last update.
 
 from __future__ import annotations
 
+import json
 import os
 import resource
 import sys
@@ -21,20 +20,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 
-from benchmarks.harness.fleet import ROLE_OF_LIGHT_SITES, load_json, peak_rss_mb, save_json
+from benchmarks.harness.fleet import COORDINATOR, load_json, peak_rss_mb, save_json
+from benchmarks.harness.stopwatch import STOPWATCH
+from fedwan.app import load_workload, sources
+from fedwan.config import from_json, load
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.base import PROTOCOL, Ticket
+from fedwan.state import layout_to_json
+from fedwan.workloads.settings import networks_of
+
+if TYPE_CHECKING:  # a process holds what its own role needs
+    from fedwan.site.replica import Replica
+    from fedwan.site.site import Site
 
 RUN_ID = "benchmark"
 START_S = 120.0
 
 
 def coordinate(folder: Path) -> None:
-    from fedwan.config import load
     from fedwan.coordinator.service import run_coordinator
-    from fedwan.link.base import Ticket
 
     @contextmanager
     def announce(ticket: Ticket) -> Iterator[None]:
@@ -42,7 +51,7 @@ def coordinate(folder: Path) -> None:
         yield
 
     config = load(folder / "config.yaml")
-    run_coordinator(config, RUN_ID, folder / "pki" / "coordinator", False, announce)
+    run_coordinator(config, RUN_ID, folder / "pki" / COORDINATOR, False, announce)
 
 
 def await_ticket(folder: Path) -> dict[str, Any]:
@@ -57,9 +66,28 @@ def await_ticket(folder: Path) -> dict[str, Any]:
     return found
 
 
+def greeting(ticket: dict[str, Any]) -> tuple[wire.Hello, Replica]:
+    """What an honest site says in its Join, but for its name and session, and what it trains."""
+    from fedwan.site.replica import Replica
+
+    config = from_json(ticket["config"])
+    made = load_workload(config.workload)
+    workload = made.build(config, "cpu")
+    replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
+    hello = wire.Hello(
+        run_id=ticket["run_id"],
+        protocol=PROTOCOL,
+        layout_json=layout_to_json(replica.layout),
+        initial_sha256=replica.initial_sha256,
+        frozen_sha256=replica.frozen_sha256,
+        kinds_json=json.dumps(dict(networks_of(made, config)), sort_keys=True),
+        sources_json=json.dumps(sources(config), sort_keys=True),
+    )
+    return hello, replica
+
+
 def take_part(folder: Path, name: str) -> dict[str, Any]:
     """Be a site; the hash of the weights that it ended with, and what it held between steps."""
-    from benchmarks.harness.stopwatch import STOPWATCH
     from fedwan.site import recipe
     from fedwan.site.assignment import VARIABLE, Assignment
     from fedwan.site.group import open_group
@@ -67,14 +95,13 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
     from fedwan.site.site import Site
 
     ticket = await_ticket(folder)
+    del ticket["pid"]
     rank = os.environ.get("RANK", "0")
     if "WORLD_SIZE" in os.environ:  # torchrun has started several
         torch.distributed.init_process_group("gloo")
     path = folder / name / f"training{rank}" / "assignment.json"
     Assignment(
-        address=ticket["address"],
-        run_id=ticket["run_id"],
-        config=ticket["config"],
+        **ticket,
         site=name,
         identity=str(folder / "pki" / name),
         dir=str(folder / name),
@@ -91,10 +118,8 @@ def take_part(folder: Path, name: str) -> dict[str, Any]:
         stay(self)
         ended["sha256"] = self.global_sha256
 
-    Site._stay = stay_watched  # type: ignore[method-assign]
-    member = given_membership()
-    assert member is not None
-    recipe.take_part(member, open_group())
+    with mock.patch.object(Site, "_stay", stay_watched):
+        recipe.take_part(given_membership(), open_group())
     return ended
 
 
@@ -109,24 +134,19 @@ def _held_bytes(site: Any) -> int:
     return sum(local(tensor.detach()).nbytes for tensor in held if torch.is_tensor(tensor))
 
 
-def main(role: str, folder: Path) -> None:
-    os.chdir(folder / "app")
-    result: dict[str, Any] = {}
-    if role == "coordinator":
-        coordinate(folder)
-    elif role == ROLE_OF_LIGHT_SITES:
-        from benchmarks.harness.light_sites import run_sites
-
-        result = run_sites(folder, await_ticket(folder))
-    else:
-        from benchmarks.harness.stopwatch import STOPWATCH
-
-        result = take_part(folder, role) | STOPWATCH.result()
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    result |= {"rss_mb": peak_rss_mb(), "cpu_s": used.ru_utime + used.ru_stime}
-    if os.environ.get("RANK", "0") == "0":
-        save_json(folder / f"{role}.json", result)
+def used() -> dict[str, float]:
+    """What this process took until now."""
+    mine = resource.getrusage(resource.RUSAGE_SELF)
+    return {"rss_mb": peak_rss_mb(), "cpu_s": mine.ru_utime + mine.ru_stime}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    folder, role = Path(sys.argv[1]), sys.argv[2]
+    os.chdir(folder / "app")
+    result: dict[str, Any] = {}
+    if role == COORDINATOR:
+        coordinate(folder)
+    else:
+        result = take_part(folder, role) | STOPWATCH.result()
+    if os.environ.get("RANK", "0") == "0":
+        save_json(folder / f"{role}.json", result | used())

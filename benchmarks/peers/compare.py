@@ -18,9 +18,10 @@ of the same training, bit for bit, on bare links.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import pairwise
@@ -30,7 +31,7 @@ from typing import Any
 
 from benchmarks.harness.table import Row, columns_of
 from benchmarks.peers.part import WORKLOADS, Spec
-from benchmarks.peers.run import Outcome, run
+from benchmarks.peers.run import CONGESTION, Outcome, run
 from benchmarks.wan import BARE, WanLink
 from fedwan.errors import FedwanError, UserError
 
@@ -64,6 +65,8 @@ NO_CHECKPOINTS = "checkpoint.every=1000000"
 STEPS = {"digits_flow": 4000, "timed": 500}
 QUICK_STEPS = {"digits_flow": 200, "timed": 200}
 H = {"digits_flow": 20, "timed": 50}
+POINTS = 40
+"""Looks at the quality."""
 TARGET_FD = 1.4
 """Quality whose time is compared on digits: twice that of real data; untrained weights have 80."""
 
@@ -72,60 +75,53 @@ def spec_of(name: str, args: argparse.Namespace, seed: int, is_bounded: bool) ->
     """The run of a variant with one seed."""
     variant = VARIANTS[name]
     is_timed = args.workload == "timed"
-    h = 1 if name == "ddp" else args.h
-    own: tuple[str, ...] = ()
-    if STREAMING[0] in variant.words:
-        own = (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
+    h = 1 if name == "ddp" else H[args.workload]
+    words = variant.words
+    if STREAMING[0] in words:
+        words += (f"stream.tau={4 * h // 5}", *(["stream.fragments=10"] if is_timed else []))
     if variant.system == "fedwan":
-        own += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
+        words += (*([NO_CHECKPOINTS] if is_timed else []), *args.fedwan)
     bound = min(args.steps, h * variant.rounds.get(args.workload, args.steps))
     options = dict(variant.options.get(args.workload, {}))
     if not is_timed:
         options["hash_at"] = bound
+    # Quality needs the whole training, once; how long a step takes does not.
     return Spec(
         variant.system,
         args.workload,
         args.steps,
         h,
         seed=seed,
-        # Quality needs the whole training, once; how long a step takes does not.
         stop_at=bound if bound < args.steps and (is_bounded or is_timed) else 0,
-        points=0 if is_timed else args.points,
-        words=(*args.words, *variant.words, *own),
+        points=0 if is_timed else POINTS,
+        words=words,
         options=options,
     )
 
 
-def measure_start(
-    name: str, args: argparse.Namespace, start: int, folder: Path, curves: dict[str, Row]
-) -> Iterator[Row]:
-    """One start of a variant: on bare links first, then on the wide area.
-
-    `curves` has a whole training of each variant and seed, by both, and is added to.
-    """
-    wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
-    seed = start % args.seeds
-    key = f"{name}, seed {seed}"
-    for link in (BARE, wan):
-        spec = spec_of(name, args, seed, is_bounded=link != BARE or key in curves)
-        at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
-        outcome = run(spec, link, at, args.timeout_s, args.congestion)
-        row = make_row(name, outcome, link, args.fd)
-        if spec.stop_at and spec.points:
-            row = borrow_curve(row, curves[key])
-        curves.setdefault(key, row)
-        yield row
-
-
 def measure(args: argparse.Namespace) -> Iterator[Row]:
-    """Every system, start by start, so that what else a machine does meets them all alike."""
-    check(args)
-    curves: dict[str, Row] = {}
+    """Every system, start by start, so that what else a machine does meets them all alike.
+
+    A start of a variant is on bare links first, then on the wide area; of the whole trainings by
+    both, the curve is kept.
+    """
+    args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
+    names = args.systems.split(",")
+    check(args, names)
+    curves: dict[tuple[str, int], Row] = {}
+    wan = WanLink(args.rate_mbit, args.rtt_ms, args.loss / 100)
     with tempfile.TemporaryDirectory() as made:
         folder = (args.keep or Path(made)).resolve()
-        for start in range(args.starts):
-            for name in args.systems:
-                yield from measure_start(name, args, start, folder, curves)
+        for start in range(1 if args.quick else args.starts):
+            for name, link in itertools.product(names, (BARE, wan)):
+                key = (name, start)
+                spec = spec_of(name, args, start, is_bounded=link != BARE)
+                at = folder / f"{name}-{start}-{'bare' if link == BARE else 'wan'}"
+                row = make_row(name, run(spec, link, at), link)
+                if spec.stop_at and spec.points:
+                    row = borrow_curve(row, curves[key])
+                curves.setdefault(key, row)
+                yield row
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -134,32 +130,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rate-mbit", type=float, default=200.0)
     parser.add_argument("--rtt-ms", type=float, default=100.0)
     parser.add_argument("--loss", type=float, default=0.0, help="in percent, each way")
-    parser.add_argument("--congestion", default="cubic", help="TCP's, for whoever does not choose")
     parser.add_argument("--steps", type=int, default=0, help="0: the workload's own")
-    parser.add_argument("--h", type=int, default=0, help="0: the workload's own")
-    parser.add_argument("--starts", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=0, help="different ones; 0: one per start")
-    parser.add_argument("--points", type=int, default=40, help="looks at the quality")
-    parser.add_argument("--fd", type=float, default=TARGET_FD, help="quality whose time is asked")
-    parser.add_argument("--words", nargs="*", default=[], help="key=value for every system")
+    parser.add_argument("--starts", type=int, default=3, help="each with a seed of its own")
     parser.add_argument("--fedwan", nargs="*", default=[], help="key=value for fedwan alone")
-    parser.add_argument("--timeout-s", type=float, default=7200.0, help="of one run")
     parser.add_argument("--keep", type=Path, help="folder for the runs' files and logs")
 
 
-def check(args: argparse.Namespace) -> None:
-    """Fill in what is left to the workload."""
-    args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)[args.workload]
-    args.h = args.h or H[args.workload]
-    args.starts = 1 if args.quick else args.starts
-    args.seeds = args.seeds or args.starts
-    args.systems = args.systems.split(",")
-    if unknown := [name for name in args.systems if name not in VARIANTS]:
+def check(args: argparse.Namespace, names: Sequence[str]) -> None:
+    if unknown := [name for name in names if name not in VARIANTS]:
         raise UserError(f"--systems names {unknown[0]!r}; choose from {', '.join(VARIANTS)}")
-    if any(VARIANTS[n].system == "torchft" for n in args.systems) and not find_spec("torchft"):
+    if "torchft" in names and not find_spec("torchft"):
         raise UserError(f"torchft is not installed for {sys.executable}; use `make bench-peers`")
-    if args.steps % args.h:
-        raise UserError(f"--steps {args.steps} is no multiple of --h {args.h}")
+    if args.steps % (h := H[args.workload]):
+        raise UserError(f"--steps {args.steps} is no multiple of H = {h}")
 
 
 # From what a run left to a row --------------------------------------------------------------------
@@ -168,12 +151,12 @@ SKIPPED_STEPS = 2
 """Of a system that exchanges in every step: DDP arranges its buckets in the first."""
 
 
-def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Row:
+def make_row(name: str, outcome: Outcome, link: WanLink) -> Row:
     """One start's row: from when the last site begins until the last one has the last weights."""
     spec, sites = outcome.spec, outcome.sites
     began = max(site["began"][0] for site in sites)
     ended = max(site["ended"] for site in sites)
-    bytes_up, bytes_down = outcome.traffic.between([site["began"][0] for site in sites], ended)
+    bytes_up, bytes_down = outcome.traffic()
     curve = [[p["step"], round(p["at"] - began, 3), p["fd"]] for p in sites[0].get("curve", [])]
     return {
         "system": name,
@@ -186,12 +169,13 @@ def make_row(name: str, outcome: Outcome, link: WanLink, target_fd: float) -> Ro
         "bytes_down": bytes_down,
         "utilisation": round(fmean(utilisation(s, spec.h) for s in sites), 5),
         "fd": curve[-1][2] if curve else None,
-        "time_to_fd_s": time_to(curve, target_fd),
+        "time_to_fd_s": time_to(curve),
         **columns_of(spec, "workload sites seed"),
-        **columns_of(outcome, "emulation congestion"),
+        "emulation": outcome.emulation,
+        "congestion": CONGESTION,
         "settings": {**spec.options, "words": list(spec.words)},
         "s_per_step": round(s_per_step(sites, spec.h), 5),
-        "target_fd": target_fd,
+        "target_fd": TARGET_FD,
         "fd_floor": sites[0].get("fd_floor"),
         "fd_from": "itself" if curve else None,
         "curve": curve,
@@ -229,9 +213,9 @@ def _window(site: dict[str, Any], h: int) -> tuple[int, int]:
     return first, last
 
 
-def time_to(curve: list[list[float]], target_fd: float) -> float | None:
+def time_to(curve: list[list[float]]) -> float | None:
     """Seconds to the first point of a curve that is as good as asked for; None if none is."""
-    return next((at for _, at, fd in curve if fd <= target_fd), None)
+    return next((at for _, at, fd in curve if fd <= TARGET_FD), None)
 
 
 def borrow_curve(row: Row, fast: Row) -> Row:
@@ -252,7 +236,7 @@ def borrow_curve(row: Row, fast: Row) -> Row:
         "fd_floor": fast["fd_floor"],
         "fd_from": "fast link",
         "fd_steps": fast["steps"],
-        "time_to_fd_s": time_to(curve, row["target_fd"]),
+        "time_to_fd_s": time_to(curve),
         "curve": curve,
     }
 

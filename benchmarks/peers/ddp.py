@@ -3,7 +3,7 @@
 As its documentation has it for CPUs and several nodes: `gloo`, a TCP rendezvous at rank 0, the
 interface named by GLOO_SOCKET_IFNAME. Buckets are views of the gradients, networks have no buffers
 to broadcast, and the graph is the same in every step, which spares DDP its search for unused
-parameters. Options: `bucket_cap_mb`; `flows`, see `part.run_rank`.
+parameters. Options: `flows`, see `part.run_rank`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -38,19 +39,17 @@ class Both(nn.Module):
         return torch.stack([n(seconds_per_value) for n in self.networks.values()]).sum()
 
 
-def wrap(module: nn.Module, spec: Spec) -> DistributedDataParallel:
-    return DistributedDataParallel(
-        module,
-        bucket_cap_mb=spec.options.get("bucket_cap_mb", 25),
-        gradient_as_bucket_view=True,
-        forward_sync_buffers=False,
-        static_graph=True,
-    )
+wrap = partial(
+    DistributedDataParallel,
+    gradient_as_bucket_view=True,
+    forward_sync_buffers=False,
+    static_graph=True,
+)
 
 
-def timed_step(spec: Spec, part: Part) -> Callable[[], None]:
+def timed_step(part: Part) -> Callable[[], None]:
     timed = part.workload.inner
-    both = wrap(Both(dict(timed.networks)), spec)
+    both = wrap(Both(dict(timed.networks)))
 
     def step() -> None:
         for optimizer in timed.optimizers.values():
@@ -76,7 +75,7 @@ def flow_step(spec: Spec, site: int, part: Part) -> Callable[[], None]:
     STOPWATCH.nominal_s = statistics.median(STOPWATCH.computed)
     STOPWATCH.forget()
     flow = copy.copy(part.workload.inner)
-    flow.networks = {name: wrap(network, spec) for name, network in flow.networks.items()}
+    flow.networks = {name: wrap(network) for name, network in flow.networks.items()}
     return dataclasses.replace(part, workload=STOPWATCH.watch(flow)).step
 
 
@@ -89,7 +88,7 @@ def join(spec: Spec, site: int, part: Part) -> Iterator[Peer]:
         world_size=spec.sites,
         timeout=timedelta(seconds=600),
     )
-    step = timed_step(spec, part) if spec.workload == "timed" else flow_step(spec, site, part)
+    step = timed_step(part) if spec.workload == "timed" else flow_step(spec, site, part)
     dist.barrier()
     yield Peer(lambda: step() is None, lambda: part.state)
     dist.barrier()

@@ -43,6 +43,7 @@ TUNED = {
 
 def environment(home: Path) -> dict[str, str]:
     """Environment variables for SuperLink, a SuperNode, and what they start."""
+    home.mkdir()
     return flower_environment(home) | TUNED
 
 
@@ -162,13 +163,11 @@ def gather(spec: Spec, folder: Path) -> None:
     """Write what the sites' rounds left as the other systems' sites do."""
     end: dict[str, Any] = load_json(folder / "coordinator.json")
     for site in range(spec.sites):
-        rounds = [
-            load_json(folder / f"site{site}-round{number}.json")
-            for number in range(1, spec.num_steps // spec.h + 1)
-        ]
+        numbers = range(1, spec.num_steps // spec.h + 1)
+        rounds = [load_json(folder / f"site{site}-round{number}.json") for number in numbers]
         merged = {key: [v for r in rounds for v in r[key]] for key in ("began", "computed")}
-        extra = end if site == 0 else {"ended": end["ended"], "sha256": end["sha256"]}
-        save_json(folder / f"site{site}.json", merged | extra)
+        told = {"ended": end["ended"], "sha256": end["sha256"]}
+        save_json(folder / f"site{site}.json", merged | told)
 
 
 if __name__ == "__main__":

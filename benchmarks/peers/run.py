@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,60 +20,42 @@ import numpy as np
 
 from benchmarks.harness.fleet import Process, lay_app, load_json, module, run_processes, save_json
 from benchmarks.peers.part import Spec
-from benchmarks.wan import Place, Star, WanLink
-from benchmarks.wan_tun import ip
+from benchmarks.wan import Star, WanLink, ip
 from fedwan.errors import FedwanError
+from fedwan.link import pki
 
 SAMPLE_S = 0.25
+TIMEOUT_S = 7200.0
+RANKS = {"ddp": "ddp", "torchft": "torchft_diloco"}
+"""Systems without a coordinator, and their files."""
+CONGESTION = "cubic"
+"""TCP's congestion control, for whoever does not choose."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Outcome:
     spec: Spec
     emulation: str
-    congestion: str
     sites: list[dict[str, Any]]
     """See `part.save_site`; the first also has the curve."""
-    traffic: Traffic
+    looks: list[tuple[float, np.ndarray]] = field(default_factory=list)
+    """At the links' own counts, four times a second while a run lasts: the time, and the bytes of
+    every IP packet of the run, headers included, (links, 2): up and down."""
 
-
-class Traffic:
-    """Bytes on the links, looked at four times a second while a run lasts.
-
-    A link's own count: every IP packet of the run, headers included.
-    """
-
-    def __init__(self, is_star: bool) -> None:
-        self._is_star = is_star
-        self._times: list[float] = []
-        self._bytes: list[list[tuple[int, int]]] = []
-
-    def look(self, star: Star) -> None:
-        now = time.monotonic()
-        self.add(now, [star.counts(index) for index in range(len(star.sites))])
-
-    def add(self, at: float, counts: list[dict[str, dict[str, int]]]) -> None:
-        """Note what each link has carried by now, up and down."""
-        self._times.append(at)
-        self._bytes.append([(c["up"]["bytes"], c["down"]["bytes"]) for c in counts])
-
-    def between(self, began: Sequence[float], ended: float) -> tuple[int, int]:
+    def traffic(self) -> tuple[int, int]:
         """Bytes that all sites sent and received, from when each began to when all ended."""
-        num = len(self._bytes[0])
-        since = began if self._is_star else [max(began)] * num
-        up, down = (
-            sum(self._carried(link, way, since[link], ended) for link in range(num))
-            for way in (0, 1)
-        )
-        if not self._is_star:  # what a rank sends, the other receives
-            up = down = up + down
+        times, counts = zip(*self.looks, strict=True)
+        began, ended = [s["began"][0] for s in self.sites], max(s["ended"] for s in self.sites)
+        seen = np.stack(counts)
+        has_hub = self.spec.system not in RANKS
+        total = np.zeros(2)
+        for link in range(seen.shape[1]):
+            since = began[link] if has_hub else max(began)
+            for way in (0, 1):  # between two looks, on a line
+                before, after = np.interp([since, ended], times, seen[:, link, way])
+                total[way] += after - before
+        up, down = total if has_hub else [total.sum()] * 2  # what a rank sends, the other receives
         return round(up), round(down)
-
-    def _carried(self, link: int, way: int, began: float, ended: float) -> float:
-        """Bytes between two moments, each on a line between the looks around it."""
-        seen = [row[link][way] for row in self._bytes]
-        before, after = np.interp([began, ended], self._times, seen)
-        return float(after - before)
 
 
 def _ranks(spec: Spec, folder: Path, star: Star) -> list[Process]:
@@ -89,87 +71,72 @@ def _ranks(spec: Spec, folder: Path, star: Star) -> list[Process]:
 def _flower(spec: Spec, folder: Path, star: Star) -> list[Process]:
     from benchmarks.peers import flower_fedavg as flower
 
-    def service(name: str, place: Place, words: list[str]) -> Process:
-        (folder / name).mkdir()
-        return Process(name, words, place, True, flower.environment(folder / name))
-
-    submit = module("peers.flower_fedavg", folder, "submit")
-    return [
-        service("superlink", star.coordinator, flower.superlink_command()),
-        *[
-            service(f"supernode{site}", place, flower.supernode_command(spec, site, folder))
-            for site, place in enumerate(star.sites)
-        ],
-        Process("submit", submit, star.coordinator),
+    words = {"superlink": flower.superlink_command()}
+    for site in range(spec.sites):
+        words[f"supernode{site}"] = flower.supernode_command(spec, site, folder)
+    services = [
+        Process(name, words[name], place, True, flower.environment(folder / name))
+        for name, place in zip(words, [star.coordinator, *star.sites], strict=True)
     ]
+    submit = module("peers.flower_fedavg", folder, "submit")
+    return [*services, Process("submit", submit, star.coordinator)]
 
 
 def _fedwan(spec: Spec, folder: Path, star: Star) -> list[Process]:
-    from benchmarks.peers.fedwan_run import prepare
-
-    prepare(spec, folder)
-    places = {"coordinator": star.coordinator} | {f"{n}": p for n, p in enumerate(star.sites)}
+    names = [f"s{index + 1}" for index in range(spec.sites)]
+    pki.federation(folder / "pki", [spec.hosts[0]], names)
     return [
         Process(who, module("peers.fedwan_run", folder, who), place)
-        for who, place in places.items()
+        for who, place in zip(["coordinator", *names], [star.coordinator, *star.sites], strict=True)
     ]
 
 
-RANKS = {"ddp": "ddp", "torchft": "torchft_diloco"}
-"""Systems without a coordinator, and their files."""
-
-
-def run(spec: Spec, link: WanLink, folder: Path, timeout_s: float, congestion: str) -> Outcome:
+def run(spec: Spec, link: WanLink, folder: Path) -> Outcome:
     """Run a system to its end; a process that fails, or sites that disagree, are an error.
 
     Args:
         spec: the run; addresses are filled in here.
         link: of every site, or `BARE`.
         folder: of the run, not there yet; keeps every process's log.
-        timeout_s: for all of it.
-        congestion: TCP's congestion control of every namespace; a system may choose its own.
     """
-    is_star = spec.system not in RANKS
+    num = spec.sites - (spec.system in RANKS)
     plan = {"flower": _flower, "fedwan": _fedwan}.get(spec.system, _ranks)
-    with Star(spec.sites - (not is_star), link, congestion) as star:
+    with Star(num, link, CONGESTION) as star:
         hosts = (star.coordinator.address, *(place.address for place in star.sites))
         spec = dataclasses.replace(spec, hosts=hosts)
-        folder.mkdir(parents=True)
-        save_json(folder / "spec.json", dataclasses.asdict(spec))
         lay_app(folder / "app")
-        with _watch(star, Traffic(is_star)) as traffic:
-            run_processes(plan(spec, folder, star), folder, timeout_s)
-        emulation = star.emulation
-    if spec.system == "fedwan":
-        from benchmarks.peers.fedwan_run import gather
-
-        gather(spec, folder)
-    sites = [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
-    _check(spec, sites, folder)
-    return Outcome(spec, emulation, congestion, sites, traffic)
+        save_json(folder / "spec.json", dataclasses.asdict(spec))
+        outcome = Outcome(spec, star.emulation, [])
+        with _watched(star, outcome.looks):
+            run_processes(plan(spec, folder, star), folder, TIMEOUT_S)
+    outcome.sites += [load_json(folder / f"site{site}.json") for site in range(spec.sites)]
+    if (end := folder / "coordinator.json").exists():
+        outcome.sites[0] |= load_json(end)
+    # A system that merges wrongly is not measured.
+    ends = [(site["sha256"][:12], len(site["began"])) for site in outcome.sites]
+    if len(set(ends)) > 1 or ends[0][1] != spec.num_steps:
+        raise FedwanError(f"sites ended with weights and steps {ends}; see {folder}")
+    return outcome
 
 
 @contextmanager
-def _watch(star: Star, traffic: Traffic) -> Iterator[Traffic]:
+def _watched(star: Star, looks: list[tuple[float, np.ndarray]]) -> Iterator[None]:
     is_over = threading.Event()
 
     def look() -> None:
-        while not is_over.wait(SAMPLE_S):
-            traffic.look(star)
+        now, counts = time.monotonic(), [star.counts(link) for link in range(len(star.sites))]
+        looks.append((now, np.array([[c["up"]["bytes"], c["down"]["bytes"]] for c in counts])))
 
-    traffic.look(star)
-    thread = threading.Thread(target=look)
+    def keep_looking() -> None:
+        while not is_over.wait(SAMPLE_S):
+            look()
+
+    look()
+    thread = threading.Thread(target=keep_looking)
     thread.start()
     try:
-        yield traffic
+        yield
     finally:
         is_over.set()
         thread.join()
-        traffic.look(star)
-
-
-def _check(spec: Spec, sites: list[dict[str, Any]], folder: Path) -> None:
-    """A system that merges wrongly is not measured."""
-    ends = [(site["sha256"][:12], len(site["began"])) for site in sites]
-    if len({sha256 for sha256, _ in ends}) > 1 or {n for _, n in ends} != {spec.num_steps}:
-        raise FedwanError(f"sites ended with weights and steps {ends}; see {folder}")
+        look()

@@ -6,12 +6,11 @@ import torch
 
 from benchmarks.harness.stopwatch import STOPWATCH, Watched
 from fedwan.config import Config
+from sites import flow
 from sites.flow import DEFAULTS, NETWORKS, USES, Model, check
-from sites.flow import build as build_flow
 
 __all__ = ["DEFAULTS", "NETWORKS", "USES", "Model", "build", "check"]
 
 
 def build(config: Config, device: torch.device | str) -> Watched:
-    """The very workload of `sites/flow.py`, watched."""
-    return STOPWATCH.watch(build_flow(config, device))
+    return STOPWATCH.watch(flow.build(config, device))

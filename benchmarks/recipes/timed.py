@@ -11,19 +11,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from benchmarks.harness.stopwatch import STOPWATCH, Ungenerative, Watched
 from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators, seeded_init
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
-from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"generator": "adversarial", "discriminator": "adversarial"}
 
@@ -52,21 +50,22 @@ class Model:
 DEFAULTS = {"data.batch": 1, "steps": 300, "inner.*": InnerConfig(name="sgd", lr=1e-3)}
 
 
-def check(config: Config) -> None:
-    require_each(Model(**config.model), width=1, step_s=0)
-
-
 def build(config: Config, device: torch.device | str) -> Watched:
     model = Model(**config.model)
     with seeded_init(config.seed):
-        networks = {
-            "generator": Layers(unet_shapes(model.width)).to(device),
-            "discriminator": Layers(patchgan_shapes(model.width)).to(device),
-        }
+        networks = {name: net.to(device) for name, net in pix2pix_like(model.width).items()}
     optimizers = build_optimizers(config.inner, networks)
     STOPWATCH.nominal_s = model.step_s
-    slices = min(MOST_SLICES, config.h) if config.h > 1 else MOST_SLICES
-    return STOPWATCH.watch(Timed(networks, optimizers, model.step_s, slices, config.h == 1))
+    timed = Timed(networks, optimizers)
+    timed.step_s, timed.exchanges_gradients = model.step_s, config.h == 1
+    timed.slices = min(MOST_SLICES, config.h) if config.h > 1 else MOST_SLICES
+    return STOPWATCH.watch(timed)
+
+
+def pix2pix_like(width: int) -> dict[str, nn.Module]:
+    """Both networks' tensors."""
+    shapes = {"generator": unet_shapes(width), "discriminator": patchgan_shapes(width)}
+    return {name: Layers(layers) for name, layers in shapes.items()}
 
 
 Shapes = list[tuple[tuple[int, ...], ...]]
@@ -76,43 +75,38 @@ Shapes = list[tuple[tuple[int, ...], ...]]
 def unet_shapes(width: int) -> Shapes:
     """The U-Net of 8 levels: each halves the image, and doubles it again beside what it skipped."""
     inner = [width * min(2**level, 8) for level in range(8)]
-    outer = [3, *inner[:-1]]
+    levels = list(enumerate(zip(inner, [3, *inner[:-1]], strict=True)))
     shapes: Shapes = []
-    for level, (wide, narrow) in enumerate(zip(inner, outer, strict=True)):
+    for level, (wide, narrow) in levels:
         shapes.append(((wide, narrow, 4, 4),))
         if 0 < level < 7:
-            shapes.append(_batch_norm(wide))
-    for level, (wide, narrow) in reversed(list(enumerate(zip(inner, outer, strict=True)))):
+            shapes.append(((wide,), (wide,)))
+    for level, (wide, narrow) in reversed(levels):
         skipped = wide if level == 7 else 2 * wide
         shapes.append(((skipped, narrow, 4, 4), *([(narrow,)] if level == 0 else [])))
         if level > 0:
-            shapes.append(_batch_norm(narrow))
+            shapes.append(((narrow,), (narrow,)))
     return shapes
 
 
 def patchgan_shapes(width: int) -> Shapes:
     """Five convolutions over an image and its condition, 6 channels."""
     shapes: Shapes = [((width, 6, 4, 4), (width,))]
-    for factor in (1, 2, 4):
-        shapes += [((2 * factor * width, factor * width, 4, 4),), _batch_norm(2 * factor * width)]
+    for narrow in (width, 2 * width, 4 * width):
+        shapes += [((2 * narrow, narrow, 4, 4),), ((2 * narrow,), (2 * narrow,))]
     return [*shapes, ((1, 8 * width, 4, 4), (1,))]
 
 
-def _batch_norm(channels: int) -> tuple[tuple[int, ...], ...]:
-    return ((channels,), (channels,))
-
-
 class Layers(nn.Module):
-    """Modules that hold tensors; calling them costs the time of a forward and a backward pass."""
+    """Modules that hold tensors; a backward pass through them takes its time."""
 
     def __init__(self, shapes: Shapes) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(tensors) for tensors in shapes)
+        self.layers = nn.ModuleList(map(_Layer, shapes))
 
     def forward(self, backward_s_per_value: float) -> Tensor:
-        """A scalar whose gradient, with respect to every value, is one millionth."""
-        parts = [layer(backward_s_per_value) for layer in self.layers]
-        return torch.stack(parts).sum()
+        """A scalar that depends on every value."""
+        return torch.stack([layer(backward_s_per_value) for layer in self.layers]).sum()
 
 
 class _Layer(nn.Module):
@@ -124,53 +118,50 @@ class _Layer(nn.Module):
     def forward(self, backward_s_per_value: float) -> Tensor:
         parameters = list(self.parameters())
         seconds = backward_s_per_value * sum(p.numel() for p in parameters)
-        value: Tensor = _Touch.apply(seconds, *parameters)
-        return value
+        value: Tensor = _SlowBack.apply(torch.stack([p.sum() for p in parameters]), seconds)
+        return 1e-6 * value.sum()
 
 
-class _Touch(torch.autograd.Function):
+class _SlowBack(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, seconds: float, *parameters: Tensor) -> Tensor:
+    def forward(ctx: Any, value: Tensor, seconds: float) -> Tensor:
         ctx.seconds = seconds
-        ctx.shapes = [p.shape for p in parameters]
-        return torch.stack([p.view(-1)[0] for p in parameters]).sum() * 1e-6
+        return value.clone()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         time.sleep(ctx.seconds)
-        return None, *((grad * 1e-6).expand(shape) for shape in ctx.shapes)
+        return grad, None
 
 
-@dataclass
 class Timed(Ungenerative):
     step_s: float
     slices: int
     exchanges_gradients: bool
-    num_steps: int = 0
-    bank: Tensor = field(default_factory=lambda: torch.empty(0))
-    flats: list[Tensor] = field(default_factory=list)
+    num_steps = 0
+    bank = torch.empty(0)
 
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         """Move a slice of every tensor, and let the time pass."""
         began = time.monotonic()
-        with torch.no_grad():
-            self._touch(rng["touch"])
+        params = [p for network in self.networks.values() for p in network.parameters()]
+        if not len(self.bank):
+            self.bank = 1e-4 * torch.randn(BANK, generator=rng["touch"])
+        place, self.num_steps = self.num_steps % self.slices, self.num_steps + 1
+        for index, flat in enumerate(p.detach().view(-1) for p in params):
+            if len(flat) >= SMALL:
+                share = -(-len(flat) // self.slices)
+                self._move(flat[place * share : (place + 1) * share], place * share)
+            elif index % self.slices == place:  # as a whole, once in a round: calls take time, too
+                self._move(flat, 0)
         _sleep_until(began + self.step_s)
-        self._reduce(reduce)
+        for param in params if self.exchanges_gradients else ():
+            param.grad = torch.zeros_like(param) if param.grad is None else param.grad
+            self._move(param.grad.view(-1), 0)
+        reduce(list(self.networks))
         for optimizer in self.optimizers.values():
             optimizer.step()
         return {}
-
-    def _reduce(self, reduce: Reduce) -> None:
-        """Gradients of noise, where they are exchanged."""
-        if self.exchanges_gradients:
-            for network in self.networks.values():
-                for parameter in network.parameters():
-                    if parameter.grad is None:
-                        parameter.grad = torch.zeros_like(parameter)
-                    self._move(parameter.grad.view(-1), 0)
-        reduce(list(self.networks))
 
     def backward(self, networks: nn.Module) -> None:
         """A step's forward and backward pass, for systems that reduce gradients meanwhile.
@@ -180,24 +171,10 @@ class Timed(Ungenerative):
         """
         began = time.monotonic()
         num_values = sum(p.numel() for p in networks.parameters())
-        time.sleep(self.step_s * FORWARD_SHARE)
         loss = networks(self.step_s * (1 - FORWARD_SHARE) / num_values)
-        torch.autograd.backward(loss)
+        _sleep_until(began + self.step_s * FORWARD_SHARE)
+        loss.backward()
         _sleep_until(began + self.step_s)
-
-    def _touch(self, generator: torch.Generator) -> None:
-        if not len(self.bank):
-            self.bank = 1e-4 * torch.randn(BANK, generator=generator)
-            networks = self.networks.values()
-            self.flats = [p.detach().view(-1) for network in networks for p in network.parameters()]
-        place, self.num_steps = self.num_steps % self.slices, self.num_steps + 1
-        for index, flat in enumerate(self.flats):
-            if len(flat) < SMALL:  # as a whole, once in a round: calls take time, too
-                if index % self.slices == place:
-                    self._move(flat, 0)
-                continue
-            share = -(-len(flat) // self.slices)
-            self._move(flat[place * share : (place + 1) * share], place * share)
 
     def _move(self, part: Tensor, position: int) -> None:
         """Add the noise that a place of a tensor has at this step."""

@@ -12,10 +12,8 @@ from fedwan.config import Config, InnerConfig
 from fedwan.rng import NamedGenerators
 from fedwan.workloads.base import Batch, NetworkKind, Reduce
 from fedwan.workloads.optim import build_optimizers
-from fedwan.workloads.settings import require_each
 
 NETWORKS: dict[str, NetworkKind] = {"model": "adversarial"}
-NUM_TENSORS = 16
 
 
 @dataclass
@@ -28,26 +26,17 @@ class Model:
 DEFAULTS = {"data.batch": 1, "steps": 100, "inner.*": InnerConfig(name="sgd", lr=1e-3)}
 
 
-def check(config: Config) -> None:
-    require_each(Model(**config.model), num_bytes=4)
-
-
 def build(config: Config, device: torch.device | str) -> Watched:
-    networks = {"model": Network(Model(**config.model).num_bytes // 4).to(device)}
+    num_values = Model(**config.model).num_bytes // 4
+    num = 16 if num_values > 100_000 else 1
+    tensors = nn.ParameterList(torch.zeros(num_values // num) for _ in range(num))
+    networks = {"model": nn.ModuleDict({"weights": tensors}).to(device)}
     return STOPWATCH.watch(Weights(networks, build_optimizers(config.inner, networks)))
 
 
-class Network(nn.Module):
-    def __init__(self, num_values: int) -> None:
-        super().__init__()
-        num = NUM_TENSORS if num_values > 100_000 else 1
-        self.weights = nn.ParameterList(
-            nn.Parameter(torch.zeros(num_values // num)) for _ in range(num)
-        )
-
-
 class Weights(Ungenerative):
+    @torch.no_grad()
     def step(self, batch: Batch, rng: NamedGenerators, reduce: Reduce) -> dict[str, Tensor]:
         for parameter in self.networks["model"].parameters():
-            parameter.data.add_(1e-3)
+            parameter.add_(1e-3)
         return {}

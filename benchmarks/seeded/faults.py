@@ -11,7 +11,6 @@ import errno
 import json
 import os
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,6 @@ class Disk:
         """By name of a process."""
         self.crash_next: set[str] = set()
         """Names of processes that are killed at their next effect."""
-
         self.rot_next: set[str] = set()
         """Names of processes of whose newest checkpoint a bit flips once they have died."""
         self._rotted: set[str] = set()
@@ -83,7 +81,7 @@ class Disk:
             self._world.count("disk full")
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         self._effect(lambda: self._tear(path))
-        self._world.kernel.sleep(0.01)
+        self._world.kernel.park(0.01)
 
     def replace(self, source: Path, target: Path) -> None:
         """Rename; a kill before the folder is synchronised may undo it."""
@@ -137,20 +135,16 @@ LAST_S = 120.0
 
 def cause_faults(world: World, report: Report) -> None:
     """One after the other until there are as many as a report asks for; then calm."""
-    for index in count():
-        if report.faults.total() + len(report.skipped) >= report.num_faults:
-            break
-        world.kernel.sleep(world.random.expovariate(1 / MEAN_PAUSE_S))
+    # A third of the seeds have an operator, too.
+    kinds = KINDS if report.seed // 8 % 3 else (*KINDS, *[_decide] * 2)
+    while report.faults.total() < report.num_faults:
+        world.kernel.park(world.random.expovariate(1 / MEAN_PAUSE_S))
         if world.is_complete:
             return
-        report.num_drawn = index + 1
-        kind = world.random.choice(KINDS if report.seed // 8 % 3 else (*KINDS, *[_decide] * 2))
-        if index not in report.skipped:
-            kind(world)
-    world.kernel.sleep(LAST_S)
+        world.random.choice(kinds)(world)
+    world.kernel.park(LAST_S)
     for path in world.paths.values():
-        path.slow, path.loss, path.repeats = 1.0, 0.0, 0.0
-        path.cut_until = {"up": 0.0, "down": 0.0}
+        path.mend()
     world.disk.full_until.clear()
     world.disk.crash_next.clear()
 
@@ -209,7 +203,7 @@ def _fill_disk(world: World) -> None:
 
 
 def _decide(world: World) -> None:
-    """The operator has a site leave, or takes it back; a third of the seeds have one."""
+    """The operator has a site leave, or takes it back."""
     present, site = world.coordinator, world.random.choice(world.names)
     verb = world.random.choice(("drain", "drain", "eject", "admit"))
     if present is None or present.hub is None or present.process.is_dead:

@@ -14,12 +14,14 @@ import itertools
 import random
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from concurrent.futures import ThreadPoolExecutor
 
 PREEMPTION = 0.1
 """Share of the locks at which another task may run first."""
 MAX_PAUSES = 20_000
 """Locks taken while no time passes, after which a task is taken to wait in a busy loop."""
+_threads = ThreadPoolExecutor(10_000, "task")
+"""A thread of the machine is dear to begin, and used again for task after task."""
 
 
 class Killed(BaseException):
@@ -44,30 +46,13 @@ class Task:
         self.name = name
         self.turn = threading.Lock()
         self.turn.acquire()
+        self.joining: list[Task] = []
+        """Those that wait for its end."""
         self.wait_id = 0
         """Of its present wait: timers of earlier ones are void."""
         self.is_waiting = True
         self.is_woken = False
         self.is_ready = False
-
-
-_idle: list[SimpleQueue[Callable[[], None]]] = []
-"""Threads of the machine without work: one is dear to begin, and used again for task after task."""
-
-
-def _in_thread(body: Callable[[], None]) -> None:
-    if _idle:
-        _idle.pop().put(body)
-        return
-    jobs: SimpleQueue[Callable[[], None]] = SimpleQueue()
-
-    def serve() -> None:
-        while True:
-            jobs.get()()
-            _idle.append(jobs)
-
-    threading.Thread(target=serve, daemon=True, name="task").start()
-    jobs.put(body)
 
 
 class Kernel:
@@ -82,16 +67,13 @@ class Kernel:
         self.random = random.Random(seed)
         self.now = 0.0
         self.limit_s = limit_s
-        self.turns = 0
-        """How often another task took over."""
         self.failures: list[BaseException] = []
-        """What ended a task and nobody caught."""
-        self.current = Task(Process("kernel"), "kernel")
+        """What ended a task of a living process and nobody caught."""
+        self.current = self._main = Task(Process("kernel"), "kernel")
         self._ready: list[Task] = []
         self._timers: list[tuple[float, int, Task, int]] = []
         self._order = itertools.count()
         self._tasks: dict[Task, None] = {}
-        self._is_over = threading.Event()
         self._pauses = 0
         """Since time passed last."""
 
@@ -109,19 +91,26 @@ class Kernel:
             try:
                 if not process.is_dead:
                     body()
-            except Killed:
-                pass
             except BaseException as error:
-                self.failures.append(error)
+                if not process.is_dead:
+                    self.failures.append(error)
             del process.tasks[task], self._tasks[task]
-            self._pass_on()
+            for other in task.joining:
+                self.wake(other)
+            self._pass_on(self._next())
 
-        _in_thread(run)
+        _threads.submit(run)
         if delay_s > 0.0:
             self._set_timer(task, self.now + delay_s)
         else:
             self.wake(task)
         return task
+
+    def join(self, task: Task) -> None:
+        """Wait for the end of a task, which its process may have met."""
+        while task in self._tasks:
+            task.joining.append(self.current)
+            self.park()
 
     def run(self) -> None:
         """Let tasks take turns until all have ended."""
@@ -135,9 +124,8 @@ class Kernel:
             raise Standstill(f"at {self.now:.0f} s these wait for ever: {waiting}")
 
     def _go_on(self) -> None:
-        self._is_over.clear()
-        self._pass_on()
-        self._is_over.wait()
+        self._pass_on(self._next())
+        self._main.turn.acquire()
 
     def kill(self, process: Process) -> None:
         """End a process: its tasks get no further than where they are."""
@@ -147,8 +135,13 @@ class Kernel:
         process.stopped_until = 0.0
         for task in list(process.tasks):
             self.wake(task)
-        if self.current.process is process:
+        self.check()
+
+    def check(self) -> Task:
+        """The task that runs; `Killed` if its process is dead."""
+        if self.current.process.is_dead:
             raise Killed
+        return self.current
 
     def stop(self, process: Process, seconds: float) -> None:
         """Let a process stand still for a while, as SIGSTOP does."""
@@ -158,28 +151,21 @@ class Kernel:
 
     def park(self, timeout: float | None = None) -> bool:
         """Give up the turn until woken; whether that came before the timeout, in seconds."""
-        task = self.current
-        if task.process.is_dead:
-            raise Killed
+        task = self.check()
         task.is_waiting, task.is_woken = True, False
         if timeout is not None:
             self._set_timer(task, self.now + max(1e-6, timeout))  # time must pass
         following = self._next()
         if following is not task:
-            self._hand_over(following)
+            self._pass_on(following)
             task.turn.acquire()
-        if task.process.is_dead:
-            raise Killed
-        return task.is_woken
+        return self.check().is_woken
 
     def wake(self, task: Task) -> None:
         """A task that is parked may go on."""
         if task.is_waiting and not task.is_woken:
             task.is_woken = True
             self._make_ready(task)
-
-    def sleep(self, seconds: float) -> None:
-        self.park(seconds)
 
     def pause(self) -> None:
         """A moment at which another task may run first."""
@@ -198,16 +184,10 @@ class Kernel:
     def _set_timer(self, task: Task, at: float) -> None:
         heapq.heappush(self._timers, (at, next(self._order), task, task.wait_id))
 
-    def _pass_on(self) -> None:
-        self._hand_over(self._next())
-
-    def _hand_over(self, following: Task | None) -> None:
-        if following is None:
-            self._is_over.set()
-            return
-        self.turns += 1
-        self.current = following
-        following.turn.release()
+    def _pass_on(self, following: Task | None) -> None:
+        """Another task goes on; `run` if there is none."""
+        self.current = following or self._main
+        self.current.turn.release()
 
     def _next(self) -> Task | None:
         while True:

@@ -9,26 +9,26 @@ still be served, and be served twice.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from benchmarks.seeded.kernel import Killed, Process
+from benchmarks.seeded.kernel import Process
 from benchmarks.seeded.threads import Future, SimpleQueue
 from fedwan.codecs.payload import Source
 from fedwan.errors import FedwanError, JoinRefused, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Hub
-from fedwan.link.buffer import Buffer
-from fedwan.link.client import LEAVE_PATIENCE_S
+from fedwan.link.client import LEAVE_PATIENCE_S, REDIAL_S
+from fedwan.link.loopback import LoopbackLink
 from fedwan.link.rpc import FINAL, Patience, code_of
 
 if TYPE_CHECKING:
     from benchmarks.seeded.world import World
 
 HEARTBEAT_S = 4.0
-REDIAL_S = 0.5
 SILENT_S = 20.0
 """After which a connection that carries nothing is taken for broken."""
 CHUNK_BYTES = 1024
@@ -36,13 +36,8 @@ CHUNK_BYTES = 1024
 
 class Broken(grpc.RpcError):  # type: ignore[misc]
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
-        self._code, self._text = code, text
-
-    def code(self) -> grpc.StatusCode:
-        return self._code
-
-    def details(self) -> str:
-        return self._text
+        self.code = lambda: code
+        self.details = lambda: text
 
 
 def _unavailable(text: str) -> Broken:
@@ -54,6 +49,9 @@ class Path:
 
     def __init__(self, world: World) -> None:
         self._world = world
+        self.mend()
+
+    def mend(self) -> None:
         self.cut_until = {"up": 0.0, "down": 0.0}
         self.slow = 1.0
         """Factor of all delays."""
@@ -86,12 +84,10 @@ class SeededLink:
         self._path = world.paths[site]
         self._session = ""
         self._step = 0
-        self._is_closed = False
         self._stream = 0
-        """Of the Control streams, the present one."""
+        """Of the Control streams, the present one; -1 once the link is closed."""
         self.signals: Any = SimpleQueue()
-        self.bytes_up = 0
-        self.bytes_down = 0
+        self.bytes_up = self.bytes_down = 0
 
     # Calls ---------------------------------------------------------------------------------
 
@@ -100,62 +96,58 @@ class SeededLink:
         world, kernel, path = self._world, self._kernel, self._path
         coordinator = world.coordinator
         if coordinator is None or coordinator.hub is None or coordinator.process.is_dead:
-            kernel.sleep(path.delay_s())
+            kernel.park(path.delay_s())
             raise _unavailable("connection refused")
         if path.breaks("up"):
-            kernel.sleep(world.random.choice((path.delay_s(), SILENT_S)))
+            kernel.park(world.random.choice((path.delay_s(), SILENT_S)))
             raise _unavailable("connection reset")
-        outcome = Future()
-        hub = coordinator.hub
+        outcome, hub = Future(), coordinator.hub
 
         def handle() -> None:
+            answer, error = None, None
             try:
-                answer, error = serve(hub), None
-            except (Killed, grpc.RpcError):
-                raise
+                answer = serve(hub)
             except FedwanError as failure:
-                answer, error = None, Broken(code_of(failure), str(failure))
+                error = Broken(code_of(failure), str(failure))
             except OSError as failure:
-                answer, error = None, Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, str(failure))
+                error = Broken(grpc.StatusCode.RESOURCE_EXHAUSTED, str(failure))
             if path.breaks("down"):
-                answer, error = None, _unavailable("connection reset")
-            kernel.spawn(
-                self._process,
-                lambda: outcome.finish(answer, error),
-                f"{self._site} answer",
-                path.delay_s(),
-            )
+                error = _unavailable("connection reset")
+
+            def carry_back() -> None:
+                outcome.set_exception(error) if error else outcome.set_result(answer)
+
+            kernel.spawn(self._process, carry_back, f"{self._site} answer", path.delay_s())
+
+        def again() -> None:
+            with suppress(FedwanError, OSError):
+                serve(hub)
 
         kernel.spawn(coordinator.process, handle, f"call of {self._site}", path.delay_s())
         if repeats and path.repeats and world.random.random() < path.repeats:
             world.count("repeated")
-
-            def again() -> None:
-                try:
-                    serve(hub)
-                except (FedwanError, OSError):
-                    pass
-
             later_s = path.delay_s() * world.random.choice((1, 20, 400))
             kernel.spawn(coordinator.process, again, f"call of {self._site} again", later_s)
-        while not outcome.join(SILENT_S):
+        while True:
+            with suppress(TimeoutError):
+                return outcome.result(SILENT_S)
             gone = coordinator.process
             if gone.is_dead or gone.stopped_until > kernel.now:
                 raise _unavailable("connection timed out")
-        return outcome.result()
-
-    def _patience(self, patience_s: float) -> Patience:
-        return Patience("coordinator", patience_s, lambda: None, self._kernel.sleep)
 
     def _call(
         self, serve: Callable[[Hub], Any], patience_s: float = 0.0, repeats: bool = True
     ) -> Any:
-        patience = self._patience(patience_s or self._world.patience_s)
+        patience = self._patience(patience_s)
         while True:
             try:
                 return self._attempt(serve, repeats)
             except grpc.RpcError as error:
                 patience.failed(error)
+
+    def _patience(self, patience_s: float = 0.0) -> Patience:
+        patience_s = patience_s or self._world.config.round.patience_s
+        return Patience("coordinator", patience_s, lambda: None, self._kernel.park)
 
     # The link ------------------------------------------------------------------------------
 
@@ -176,13 +168,12 @@ class SeededLink:
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         header.session = self._session
         header.chunk_bytes = CHUNK_BYTES
-        header.num_bytes = payload.num_bytes
-        size = payload.num_bytes
+        header.num_bytes = size = payload.num_bytes
         chunks = {
             at: bytes(payload.read(at, min(CHUNK_BYTES, size - at)))
             for at in range(0, size, CHUNK_BYTES)
         }
-        patience = self._patience(self._world.patience_s)
+        patience = self._patience()
         offsets = list(chunks)
         while True:
             sent = wire.UploadHeader()
@@ -197,7 +188,7 @@ class SeededLink:
                 self.bytes_up += size
                 return receipt
             offsets = [index * CHUNK_BYTES for index in receipt.missing]
-            self._kernel.sleep(0.1)
+            self._kernel.park(0.1)
 
     def _stripe(
         self, hub: Hub, header: wire.UploadHeader, chunks: dict[int, bytes], offsets: list[int]
@@ -206,9 +197,7 @@ class SeededLink:
         reception = hub.open_upload(self._site, header)
         if isinstance(reception, wire.Receipt):
             return reception
-        order = list(offsets)
-        self._world.random.shuffle(order)
-        for offset in order:
+        for offset in self._world.random.sample(offsets, len(offsets)):
             if self._path.breaks("up"):
                 raise OSError("connection reset")
             self._kernel.pause()
@@ -216,17 +205,9 @@ class SeededLink:
         return hub.close_stripe(self._site, header)
 
     def download(self, request: wire.DownloadRequest) -> Delivery:
-        def serve(hub: Hub) -> Delivery:
-            header, payload = hub.download(self._site, request)
-            if payload is None:
-                return Delivery(header, None)
-            copy = Buffer(payload.num_bytes)
-            for offset in range(0, payload.num_bytes, CHUNK_BYTES):
-                size = min(CHUNK_BYTES, payload.num_bytes - offset)
-                copy.write(offset, payload.read(offset, size))
-            return Delivery(header, copy)
-
-        delivery: Delivery = self._call(serve, repeats=False)
+        delivery: Delivery = self._call(
+            lambda hub: LoopbackLink(hub, self._site).download(request), repeats=False
+        )
         if delivery.payload is not None:
             self.bytes_down += delivery.payload.num_bytes
         return delivery
@@ -239,40 +220,33 @@ class SeededLink:
         self._call(lambda hub: hub.leave(self._site, farewell), LEAVE_PATIENCE_S)
 
     def close(self) -> None:
-        self._is_closed = True
+        self._stream = -1
 
     # Control -------------------------------------------------------------------------------
 
     def _control(self) -> None:
         """Heartbeats out and signals in, over one stream after the other until `close`."""
-        stream = self._stream
-        session, site = self._session, self._site
+        stream, session, site = self._stream, self._session, self._site
 
         def is_current() -> bool:
-            return not self._is_closed and self._stream == stream and not self._process.is_dead
+            return self._stream == stream and not self._process.is_dead
 
         while is_current():
             alive = [True]
             try:
                 self._attempt(lambda hub: self._attach(hub, session, alive, is_current), False)  # noqa: B023
+                while alive and is_current():
+                    signal = wire.SiteSignal(session=session, step=self._step)
+                    self._attempt(lambda hub: hub.heard(site, signal), False)  # noqa: B023
+                    self._kernel.park(HEARTBEAT_S)
             except grpc.RpcError as error:
-                if error.code() in FINAL:
-                    if FINAL[error.code()] is not SessionLost:
-                        return
+                alive.clear()
+                if FINAL.get(error.code()) is SessionLost:
                     gone = wire.CoordinatorSignal.GONE
                     self.signals.put(wire.CoordinatorSignal(kind=gone, text=error.details()))
+                if error.code() in FINAL:
                     return
-                self._kernel.sleep(REDIAL_S)
-                continue
-            while alive[0] and is_current():
-                signal = wire.SiteSignal(session=session, step=self._step)
-                try:
-                    self._attempt(lambda hub: hub.heard(site, signal), False)  # noqa: B023
-                except grpc.RpcError:
-                    alive[0] = False
-                    break
-                self._kernel.sleep(HEARTBEAT_S)
-            self._kernel.sleep(REDIAL_S)
+            self._kernel.park(REDIAL_S)
 
     def _attach(
         self, hub: Hub, session: str, alive: list[bool], is_current: Callable[[], bool]
@@ -282,7 +256,7 @@ class SeededLink:
         kernel, path, mine = self._kernel, self._path, self.signals
 
         def carry() -> None:
-            while alive[0] and is_current():
+            while alive and is_current():
                 try:
                     signal = signals.get(timeout=HEARTBEAT_S)
                 except Empty:
@@ -291,9 +265,9 @@ class SeededLink:
                     continue
                 if path.breaks("down"):
                     break  # and the signal is lost
-                kernel.sleep(path.delay_s())
+                kernel.park(path.delay_s())
                 kernel.spawn(self._process, lambda: mine.put(signal), "signal")  # noqa: B023
-            alive[0] = False
+            alive.clear()
             hub.detach(self._site, session)
 
         kernel.spawn(kernel.current.process, carry, f"signals to {self._site}")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedwan.site.group import Group
 from fedwan.site.site import Membership, Script, Site
@@ -20,10 +20,6 @@ KINDS = {"generator": "adversarial", "discriminator": "adversarial"}
 
 class _Network(nn.Module):
     """Parameters, and a buffer of each kind that is merged in a way of its own."""
-
-    running_mean: Tensor
-    running_var: Tensor
-    num_batches: Tensor
 
     def __init__(self, width: int, seed: int) -> None:
         super().__init__()
@@ -61,8 +57,7 @@ def train(member: Membership, index: int, sleep: Callable[[], None]) -> str:
         state={"data": data},
         evaluate=lambda seed: {"fd": 1.0},
     )
-    site = Site(member, script, Group())
-    with site:
+    with Site(member, script, Group()) as site:
         for _ in site:
             for network in networks.values():
                 _set_gradients(network, index, data.place)

@@ -1,7 +1,9 @@
 """What the engine takes from `threading`, `time`, `queue` and `concurrent.futures`, as tasks.
 
-`installed` puts it in the place of those modules and classes, in all modules of fedwan, for as long
-as a simulation lasts. Locks are re-entrant, all of them. What a killed task unwinds does nothing.
+There is one lock, on which a task of a `Kernel` parks. Conditions, events, semaphores, queues and
+futures are the standard library's own classes, whose globals are changed to it. `installed` puts
+them in the place of the real ones, in all modules of fedwan, for as long as a simulation lasts.
+What a killed task unwinds does nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 from typing import Any
 
 from benchmarks.seeded.kernel import Kernel, Killed, Task
@@ -27,205 +29,92 @@ _kernel: Kernel
 
 
 class Lock:
+    """As `threading.Lock`."""
+
     def __init__(self) -> None:
-        self._owner: Task | None = None
-        self._depth = 0
-        self._waiting: deque[Task] = deque()
+        self._is_held = False
+        self._waiting: list[Task] = []
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        me = _kernel.current
+        me, end = _kernel.check(), _kernel.now + timeout
         _kernel.pause()
-        while self._owner is not None and self._owner is not me:
-            if not blocking:
+        while self._is_held:
+            if not blocking or (timeout >= 0 and _kernel.now >= end):
                 return False
             self._waiting.append(me)
-            _kernel.park()
-        if me.process.is_dead:
-            raise Killed
-        self._owner = me
-        self._depth += 1
+            if not _kernel.park(None if timeout < 0 else end - _kernel.now):
+                self._waiting.remove(me)
+        self._is_held = True
         return True
 
     def release(self) -> None:
-        if self._owner is not _kernel.current:
-            return  # a killed task unwinds what it did not take again
-        self._depth -= 1
-        if not self._depth:
-            self._free()
+        _kernel.check()
+        self._is_held = False
+        for task in self._waiting:
+            _kernel.wake(task)
+        self._waiting.clear()
 
-    def _free(self) -> int:
-        depth, self._depth, self._owner = self._depth, 0, None
-        while self._waiting:
-            task = self._waiting.popleft()
-            if not task.process.is_dead:
-                _kernel.wake(task)
-                break
-        return depth
+    def locked(self) -> bool:
+        return self._is_held
 
     def __enter__(self) -> bool:
         return self.acquire()
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.release()
 
 
-class Condition(Lock):
-    def __init__(self) -> None:
-        super().__init__()
-        self._listening: list[Task] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        assert self._owner is _kernel.current, "wait without the lock"
-        me, depth = self._owner, self._depth
-        self._listening.append(me)
-        self._free()
-        was_woken = _kernel.park(timeout)
-        if me in self._listening:
-            self._listening.remove(me)
-        self.acquire()
-        self._depth = depth
-        return was_woken
-
-    def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
-        end = None if timeout is None else _kernel.now + timeout
-        while not predicate():
-            left = None if end is None else end - _kernel.now
-            if left is not None and left <= 0:
-                return predicate()
-            self.wait(left)
-        return True
-
-    def notify(self, n: int = 1) -> None:
-        for task in self._listening[:n]:
-            _kernel.wake(task)
-        del self._listening[:n]
-
-    def notify_all(self) -> None:
-        self.notify(len(self._listening))
+def _again(module: Any, *names: str, **replaced: Any) -> SimpleNamespace:
+    """Classes of a module once more, in whose code these names have another meaning."""
+    space = {**vars(module), **replaced}
+    for name in names:
+        content = {
+            key: FunctionType(v.__code__, space, key, v.__defaults__, v.__closure__)
+            if isinstance(v, FunctionType)
+            else v
+            for key, v in vars(space[name]).items()
+            if key not in ("__dict__", "__weakref__")
+        }
+        space[name] = type(name, (), content)
+    return SimpleNamespace(**{name: space[name] for name in (*names, *replaced)})
 
 
-class Event:
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiting: list[Task] = []
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        for task in self._waiting:
-            _kernel.wake(task)
-        self._waiting = []
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if not self._is_set:
-            self._waiting.append(_kernel.current)
-            _kernel.park(timeout)
-            if _kernel.current in self._waiting:
-                self._waiting.remove(_kernel.current)
-        return self._is_set
-
-
-class Semaphore(Condition):
-    def __init__(self, value: int = 1) -> None:
-        super().__init__()
-        self._value = value
-
-    def __enter__(self) -> bool:
-        with contextlib.ExitStack() as stack:
-            Lock.acquire(self)
-            stack.callback(Lock.release, self)
-            while not self._value:
-                self.wait()
-            self._value -= 1
-        return True
-
-    def __exit__(self, *_: Any) -> None:
-        self._value += 1
-        self.notify()
-
-
-class SimpleQueue:
-    __class_getitem__ = classmethod(lambda cls, _: cls)  # typing subscripts it
-
-    def __init__(self) -> None:
-        self._items: deque[Any] = deque()
-        self._waiting: deque[Task] = deque()
-
-    def put(self, item: Any) -> None:
-        self._items.append(item)
-        if self._waiting:
-            _kernel.wake(self._waiting.popleft())
-
-    def get(self, block: bool = True, timeout: float | None = None) -> Any:
-        end = None if timeout is None else _kernel.now + timeout
-        while not self._items:
-            left = None if end is None else end - _kernel.now
-            if not block or (left is not None and left <= 0):
-                raise queue.Empty
-            me = _kernel.current
-            self._waiting.append(me)
-            _kernel.park(left)
-            if me in self._waiting:
-                self._waiting.remove(me)
-        return self._items.popleft()
-
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
-
-    def empty(self) -> bool:
-        return not self._items
-
-
-class Future:
-    __class_getitem__ = classmethod(lambda cls, _: cls)  # typing subscripts it
-
-    def __init__(self) -> None:
-        self._done = Event()
-        self._result: Any = None
-        self._error: BaseException | None = None
-
-    def finish(self, result: Any = None, error: BaseException | None = None) -> None:
-        self._result, self._error = result, error
-        self._done.set()
-
-    def done(self) -> bool:
-        return self._done.is_set()
-
-    def join(self, timeout: float | None = None) -> bool:
-        return self._done.wait(timeout)
-
-    def result(self, timeout: float | None = None) -> Any:
-        if not self.join(timeout):
-            raise TimeoutError
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        self.join(timeout)
-        return self._error
+TIME = SimpleNamespace(
+    monotonic=lambda: _kernel.now,
+    time=lambda: 1.7e9 + _kernel.now,
+    perf_counter=lambda: _kernel.now,
+    sleep=lambda seconds: _sleep(seconds),
+)
+THREADING = _again(
+    threading,
+    *("_RLock", "Condition", "Semaphore", "Event"),
+    Lock=Lock,
+    _allocate_lock=Lock,
+    RLock=lambda: THREADING._RLock(),
+    _time=TIME.monotonic,
+    get_ident=lambda: id(_kernel.check()),
+    local=threading.local,
+    get_native_id=threading.get_native_id,
+)
+SimpleQueue = _again(queue, "_PySimpleQueue", threading=THREADING)._PySimpleQueue
+Future = _again(concurrent.futures._base, "Future", threading=THREADING).Future
 
 
 class ThreadPoolExecutor:
+    """As that of `concurrent.futures`; a thread ends when there is nothing to do."""
+
     def __init__(self, max_workers: int = 1, *_: Any, **__: Any) -> None:
         self._process = _kernel.current.process
-        self._free = max_workers
-        self._jobs: deque[tuple[Future, Callable[[], Any]]] = deque()
-        self._idle = Event()
-        self._idle.set()
+        self._most = max_workers
+        self._jobs: deque[tuple[Any, Callable[[], Any]]] = deque()
+        self._working: list[Task] = []
 
-    def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Future:
+    def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         future = Future()
         self._jobs.append((future, lambda: call(*args, **kwargs)))
-        if self._free:
-            self._free -= 1
-            self._idle.clear()
-            _kernel.spawn(self._process, self._work, f"{self._process.name} pool")
+        if len(self._working) < self._most:
+            name = f"{self._process.name} pool"
+            self._working.append(_kernel.spawn(self._process, self._work, name))
         return future
 
     def _work(self) -> None:
@@ -236,49 +125,30 @@ class ThreadPoolExecutor:
             except Killed:
                 raise
             except BaseException as error:
-                future.finish(error=error)
+                future.set_exception(error)
             else:
-                future.finish(result)
-        self._free += 1
-        self._idle.set()
+                future.set_result(result)
+        self._working.remove(_kernel.current)
 
     def shutdown(self, wait: bool = True, cancel_futures: bool = False) -> None:
-        if cancel_futures:
-            for future, _ in self._jobs:
-                future.finish(error=concurrent.futures.CancelledError())
-            self._jobs.clear()
-        while wait and not self._idle.is_set():
-            self._idle.wait()
+        while cancel_futures and self._jobs:
+            self._jobs.popleft()[0].cancel()
+        while wait and self._working:
+            _kernel.join(self._working[0])
 
 
 def wait(futures: Sequence[Any], timeout: float | None = None) -> Any:
     end = None if timeout is None else _kernel.now + timeout
     for future in futures:
-        future.join(None if end is None else end - _kernel.now)
+        with contextlib.suppress(Exception):
+            future.exception(None if end is None else max(0.0, end - _kernel.now))
     done = {future for future in futures if future.done()}
     return concurrent.futures._base.DoneAndNotDoneFutures(done, set(futures) - done)
 
 
-THREADING = SimpleNamespace(
-    Lock=Lock,
-    RLock=Lock,
-    Condition=Condition,
-    Event=Event,
-    Semaphore=Semaphore,
-    local=threading.local,
-    get_native_id=threading.get_native_id,
-)
-TIME = SimpleNamespace(
-    monotonic=lambda: _kernel.now,
-    time=lambda: 1.7e9 + _kernel.now,
-    perf_counter=lambda: _kernel.now,
-    sleep=lambda seconds: _sleep(seconds),
-)
-
-
 def _sleep(seconds: float) -> None:
     """Threads of real links that are still there from before are none of the simulation's."""
-    if threading.current_thread().name == "task":
+    if threading.current_thread().name.startswith("task"):
         _kernel.park(seconds)
     else:
         time.sleep(seconds)
@@ -290,6 +160,7 @@ def installed(kernel: Kernel) -> Iterator[None]:
     global _kernel
     _kernel = kernel
     draws = random.Random(kernel.random.random())
+    drawn = SimpleNamespace(uuid4=lambda: uuid.UUID(int=draws.getrandbits(128)))
     places: list[tuple[Any, Any]] = [
         (threading, THREADING),
         (time, TIME),
@@ -298,16 +169,11 @@ def installed(kernel: Kernel) -> Iterator[None]:
         (concurrent.futures.ThreadPoolExecutor, ThreadPoolExecutor),
         (concurrent.futures.wait, wait),
         (secrets, SimpleNamespace(randbits=draws.getrandbits)),
-        (
-            uuid,
-            SimpleNamespace(uuid4=lambda: SimpleNamespace(hex=f"{draws.getrandbits(128):032x}")),
-        ),
+        (uuid, drawn),
     ]
     changed: list[tuple[Any, str, Any]] = []
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] != "fedwan":
-            continue
-        for attribute, value in list(vars(module).items()):
+        for attribute, value in list(vars(module).items()) if name.startswith("fedwan.") else ():
             for real, virtual in places:
                 if value is real:
                     changed.append((module, attribute, real))

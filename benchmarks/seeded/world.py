@@ -9,27 +9,27 @@ from __future__ import annotations
 
 import logging
 import random
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
+from unittest import mock
 
 from benchmarks.seeded import script
 from benchmarks.seeded.faults import Disk, cause_faults, tear_journal
 from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
-from benchmarks.seeded.threads import TIME, Event, installed
+from benchmarks.seeded.threads import TIME, installed
 from fedwan import state
 from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
-from fedwan.coordinator import federation
-from fedwan.coordinator.model import CHECKPOINT, GlobalModel
+from fedwan.coordinator import run as coordinator_run
+from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
 from fedwan.errors import (
@@ -100,22 +100,21 @@ class Report:
     violations: list[str] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     virtual_s: float = 0.0
-    turns: int = 0
     trace: list[str] = field(default_factory=list)
     num_faults: int = 0
     """That the seed causes at least."""
-    num_drawn: int = 0
-    skipped: frozenset[int] = frozenset()
-    """Of these, by their number."""
     sha: dict[Versions, str] = field(default_factory=dict)
     """Of the global weights, by versions."""
 
 
 class _Coordinator:
+    """A process of it; there is no hub before it has read its checkpoint."""
+
     def __init__(self) -> None:
         self.process = Process("coordinator")
         self.hub: Servicer | None = None
         self.run: CoordinatedRun
+        self.event: Callable[[str, str | None, str], None]
 
 
 class World:
@@ -127,7 +126,6 @@ class World:
         self.random = random.Random(f"{seed} {scenario}")
         self._tears = random.Random(f"{seed} {scenario} journal")
         self.config = _config(scenario)
-        self.patience_s = self.config.round.patience_s
         self.step_s = STEP_S * (1 if seed % 3 else SLOWER)
         self.folder = folder
         self.names = site_names(self.config)
@@ -166,77 +164,69 @@ class World:
 
     def run(self) -> Report:
         with installed(self.kernel), self._patched():
-            self.kernel.spawn(self._supervisors, self._keep_coordinator, "supervisor")
+            self._supervise(self._keep_coordinator, "supervisor")
             for index, name in enumerate(self.names):
-                self.kernel.spawn(
-                    self._supervisors,
-                    lambda index=index, name=name: self._keep_site(index, name),
-                    f"supervisor of {name}",
-                )
+                keep = partial(self._keep_site, index, name)
+                self._supervise(keep, f"supervisor of {name}")
             if self.report.num_faults:
-                cause = lambda: cause_faults(self, self.report)  # noqa: E731
-                self.kernel.spawn(self._supervisors, cause, "faults")
+                self._supervise(partial(cause_faults, self, self.report), "faults")
             try:
                 self.kernel.run()
             except Standstill as error:
                 self.violated(str(error))
         for error in self.kernel.failures:
             self.violated(f"{type(error).__name__}: {error}")
-        self._check_end()
-        self.report.virtual_s, self.report.turns = self.kernel.now, self.kernel.turns
+        mine = self._ended.get("coordinator", "nothing")
+        for name, ended in self._ended.items():
+            if ended != mine:
+                self.violated(f"{name} ended with {ended[:12]}, not {mine[:12]}")
+        self.report.virtual_s = self.kernel.now
         return self.report
+
+    def _supervise(self, keep: Callable[[], object], name: str) -> None:
+        self.kernel.spawn(self._supervisors, keep, name)
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
         """The disk below, virtual clocks in default arguments, and waits that poll less often."""
-        new: list[tuple[Any, str, Any]] = [
-            (state, "os", self.disk),
-            (meter.Meter.__init__, "__defaults__", (TIME.monotonic,)),
-            (Tidier, "tidy", lambda self: False),
-            (stub, "LISTEN_S", 2.0),
-            (site, "HEARTBEAT_S", HEARTBEAT_S),
-            (federation, "TICK_S", 2.0),
-        ]
-        old = [(place, name, getattr(place, name)) for place, name, _ in new]
-        for place, name, value in new:
-            setattr(place, name, value)
-        logging.disable(logging.CRITICAL)
-        try:
+        with ExitStack() as stack:
+            for place, name, value in (
+                (state, "os", self.disk),
+                (meter.Meter.__init__, "__defaults__", (TIME.monotonic,)),
+                (Tidier, "tidy", lambda self: False),
+                (stub, "LISTEN_S", 2.0),
+                (site, "HEARTBEAT_S", HEARTBEAT_S),
+                (coordinator_run, "TICK_S", 2.0),
+            ):
+                stack.enter_context(mock.patch.object(place, name, value))
+            logging.disable(logging.CRITICAL)
+            stack.callback(logging.disable, logging.NOTSET)
             yield
-        finally:
-            logging.disable(logging.NOTSET)
-            for place, name, value in old:
-                setattr(place, name, value)
 
-    def _live(self, process: Process, main: Callable[[], Any]) -> Any:
+    def _live(self, process: Process, main: Callable[[], str]) -> str | BaseException:
         """Run a process to its end; what it returned, the error that ended it, or `Killed`."""
-        outcome: list[Any] = [Killed()]
-        ended = Event()
+        outcome: str | BaseException = Killed()
 
         def body() -> None:
+            nonlocal outcome
             try:
-                outcome[0] = main()
-            except Killed:
-                raise
+                outcome = main()
             except BaseException as error:
-                outcome[0] = error
-            finally:
-                ended.set()
+                outcome = Killed() if process.is_dead else error
 
-        self.kernel.spawn(process, body)
-        ended.wait()
-        self._has_died |= not isinstance(outcome[0], str)
+        self.kernel.join(self.kernel.spawn(process, body))
         self.kernel.kill(process)
-        self.kernel.sleep(0.0)
-        if not isinstance(outcome[0], str):
+        self.kernel.park(0.0)
+        if not isinstance(outcome, str):
+            self._has_died = True
             self.disk.rot(process.name)
-        return outcome[0]
+        self.note(f"{process.name} ended: {outcome!r}")
+        return outcome
 
     def _keep_coordinator(self) -> None:
         while True:
             self.coordinator = present = _Coordinator()
-            outcome = self._live(present.process, lambda: self._coordinate(present))  # noqa: B023
-            self.note(f"coordinator ended: {outcome!r}")
+            outcome = self._live(present.process, partial(self._coordinate, present))
             if isinstance(outcome, str):
                 self.is_complete = True
                 self._ended["coordinator"] = outcome
@@ -245,7 +235,7 @@ class World:
                 self.violated(f"coordinator: {type(outcome).__name__}: {outcome}")
                 self.is_complete = True
                 return
-            self.kernel.sleep(1.0 + 10.0 * self.random.random())
+            self.kernel.park(1.0 + 10.0 * self.random.random())
 
     def _coordinate(self, present: _Coordinator) -> str:
         def record(row: dict[str, Any]) -> None:
@@ -255,85 +245,68 @@ class World:
             if row.get("event") in DECIDED.values():
                 self._decided[row["site"]], self._has_decided = row["event"], True
 
+        def record(row: dict[str, Any]) -> None:
+            recorder.write(row)
+
         folder = self.folder / "coordinator"
+        checkpoint = folder / "checkpoint" / CHECKPOINT
         run = CoordinatedRun(
-            self.config,
-            RUN_ID,
-            folder,
-            record,
-            lambda *_: None,
-            silence_s=SILENCE_S,
+            self.config, RUN_ID, folder, record, event, lambda *_: None, silence_s=SILENCE_S
         )
-        checkpoint = folder / "checkpoint"
-        is_new = not (checkpoint / CHECKPOINT).exists()
+        is_new = not checkpoint.exists()
         version, complaint = (0, "") if is_new else run.resume()
         if is_new:
             self._decided.clear()  # nothing is left of the run
         for name, entry in run.hub.registry.sites.items():
-            if entry.standing != (
-                decided := self._decided.get(name, "in").replace("admitted", "in")
-            ):
+            decided = self._decided.get(name, "in").replace("admitted", "in")
+            if entry.standing != decided:
                 self.violated(f"{name} was {decided}, and is {entry.standing}")
         tear_journal(folder, self._tears)
         dump(self.config, folder / "config.yaml")
         recorder = Recorder(folder, None if is_new else version)
         recorder.write(run.opening())
-        if complaint:
-            self.note(complaint)
-        self.note(f"coordinator begins at version {version}")
+        self.note(complaint or f"coordinator begins at version {version}")
         if version < self._promised:
             self.violated(f"version {self._promised} was called durable, and is lost")
-        held = read_tensors_meta(checkpoint / CHECKPOINT)["versions"] if version else []
+        held = read_tensors_meta(checkpoint)["versions"] if version else []
         self._merged = {k: v for k, v in self._merged.items() if held and v <= held[k.fragment]}
-        self._saved = [min(held)] if held else [0]
+        self._saved = [min(held, default=0)]
         self._observe(run)
         present.hub, present.run = run.hub, run
         try:
             model = run.train()
         finally:
             recorder.close()
-        self._check_journal(folder, model)
-        return hash_state(model.state)
-
-    def _check_journal(self, folder: Path, model: GlobalModel) -> None:
         try:
             found = verify(folder)
         except FedwanError as error:
             self.violated(f"journal: {error}")
-            return
-        if found["versions"] != model.versions or found["checkpoint"] != model.versions:
-            self.violated(f"journal: {found} of a run at {model.versions}")
+        else:
+            if found["versions"] != model.versions or found["checkpoint"] != model.versions:
+                self.violated(f"journal: {found} of a run at {model.versions}")
+        return hash_state(model.state)
 
     def _keep_site(self, index: int, name: str) -> None:
-        path = self.paths[name]
-
         def step() -> None:
-            self.kernel.sleep(self.step_s * (0.5 + self.random.random()))
+            self.kernel.park(self.step_s * (0.5 + self.random.random()))
 
         while not self.is_complete:
             coordinator, self.sites[name] = self.coordinator, (process := Process(name))
-            member = Membership(
-                self.config,
-                RUN_ID,
-                name,
-                self.folder / name,
-                lambda: SeededLink(self, name, process),  # noqa: B023
-            )
-            outcome = self._live(process, lambda: script.train(member, index, step))  # noqa: B023
-            self.note(f"{name} ended: {outcome!r}")
+            link = partial(SeededLink, self, name, process)
+            member = Membership(self.config, RUN_ID, name, self.folder / name, link)
+            outcome = self._live(process, partial(script.train, member, index, step))
             if isinstance(outcome, str):
                 self._ended[name] = outcome
                 while not self.is_complete and self.coordinator is coordinator:
-                    self.kernel.sleep(5.0)
-                continue  # a new coordinator sends everybody a ticket
-            if isinstance(outcome, SiteDrained | SiteEjected):
+                    self.kernel.park(5.0)  # a new coordinator sends everybody a ticket
+            elif isinstance(outcome, SiteDrained | SiteEjected):
                 while not self.is_complete and self._decided.get(name, "admitted") != "admitted":
-                    self.kernel.sleep(5.0)  # its service is not started before
-                continue
-            if not isinstance(outcome, Killed | SessionLost | LinkLost | RunStopped | OSError):
+                    self.kernel.park(5.0)  # its service is not started before
+            elif isinstance(outcome, Killed | SessionLost | LinkLost | RunStopped | OSError):
+                self.kernel.park(1.0 + 5.0 * self.random.random() * self.paths[name].slow)
+            else:
                 self.violated(f"{name}: {type(outcome).__name__}: {outcome}")
                 return
-            self.kernel.sleep(1.0 + 5.0 * self.random.random() * path.slow)
 
     # Invariants ----------------------------------------------------------------------------
 
@@ -378,23 +351,15 @@ class World:
                 self.violated(f"version {answer.header.durable_version} is not durable yet")
             return answer
 
-        hub.advance, hub.publish, hub.download = (  # type: ignore[method-assign]
-            observed_advance,
-            observed_publish,
-            observed_download,
-        )
+        hub.advance = observed_advance  # type: ignore[method-assign]
+        hub.publish = observed_publish  # type: ignore[method-assign]
+        hub.download = observed_download  # type: ignore[method-assign]
 
     def _is_bound(self) -> bool:
         """Whether the weights have to be those of the undisturbed run."""
         same = SCENARIOS[self.report.scenario].same_bits
         is_bound = same == "always" or (same == "until a death" and not self._has_died)
         return bool(self.report.num_faults) and is_bound and not self._has_decided
-
-    def _check_end(self) -> None:
-        mine = self._ended.get("coordinator", "nothing")
-        for name in self.names:
-            if self._ended.get(name, mine) != mine:
-                self.violated(f"{name} ended with {self._ended[name][:12]}, not {mine[:12]}")
 
 
 @cache
@@ -410,14 +375,11 @@ def _undisturbed(scenario: str) -> Mapping[Versions, str]:
     return report.sha
 
 
-def simulate_seed(
-    seed: int, scenario: str, faults: int = FAULTS, skipped: frozenset[int] = frozenset()
-) -> Report:
-    """One run with the faults of one seed."""
-    folder = Path(tempfile.mkdtemp(prefix="seeded-", dir=MEMORY if MEMORY.exists() else None))
-    report = Report(seed, scenario, num_faults=faults, skipped=skipped)
+def simulate_seed(seed: int, scenario: str = "", faults: int = FAULTS) -> Report:
+    """One run with the faults of one seed; seeds take turns over the scenarios."""
+    scenario = scenario or list(SCENARIOS)[seed % len(SCENARIOS)]
+    report = Report(seed, scenario, num_faults=faults)
     undisturbed = _undisturbed(scenario) if faults else {}
-    try:
-        return World(report, undisturbed, folder).run()
-    finally:
-        shutil.rmtree(folder)
+    memory = MEMORY if MEMORY.exists() else None
+    with tempfile.TemporaryDirectory(prefix="seeded-", dir=memory) as folder:
+        return World(report, undisturbed, Path(folder)).run()

@@ -1,0 +1,169 @@
+"""A run with all its processes, as `fedwan demo` starts it, in a network and on a disk of its own.
+
+Needs root, `unshare`, `nsenter` and `ip`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.harness.fleet import app
+from benchmarks.wan import ROOT
+from fedwan.errors import FedwanError
+from fedwan.output.journal import JOURNAL, verify
+
+PATIENCE_S = 300.0
+"""A run that does not go on for so long hangs."""
+MARK = "FEDWAN_CHAOS"
+RECIPE = "fedwan.site.recipe"
+"""In the words of a site's training processes."""
+IN_NETWORK = (
+    "ip link set lo up && ip rule add pref 20 lookup local && ip rule del pref 0 && "
+    'exec "$@"'  # there is room now for a rule before all others
+)
+
+
+class Federation:
+    """Started and resumed as a user would."""
+
+    def __init__(self, folder: Path, words: Sequence[str], disk: str = "size=400m") -> None:
+        self.folder, self.out, self._words = folder, folder / "out", words
+        self.log = folder.with_suffix(".log")
+        self.child: subprocess.Popen[bytes]
+        self._mark = uuid.uuid4().hex
+        folder.mkdir()
+        _call("mount", "-t", "tmpfs", "-o", disk, "tmpfs", str(folder))
+
+    def start(self, *, resume: bool = False) -> None:
+        words = ["demo", f"out={self.out}", *self._words]
+        if resume:
+            words = ["run", str(self.out / "config.yaml"), "--resume"]
+        inside = ["unshare", "-n", "--", "sh", "-c", IN_NETWORK, "sh"]
+        with self.log.open("ab") as log:
+            self.child = subprocess.Popen(
+                [*inside, sys.executable, "-m", "fedwan", *words],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=app(),
+                env={**os.environ, "PYTHONPATH": str(ROOT), MARK: self._mark},
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            )
+
+    def journal(self) -> list[dict[str, Any]]:
+        """Its whole lines, newest last."""
+        path = self.out / JOURNAL
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    def version(self) -> int:
+        """The newest one that the journal tells of; 0 for none."""
+        versions = [row["version"] for row in self.journal() if row["event"] == "version"]
+        return int(versions[-1]) if versions else 0
+
+    def reach(self, version: int) -> str:
+        """Wait for a version, or for the end; resume what has ended before. How it ended, if so."""
+        began, ended = time.monotonic(), ""
+        while self.version() < version:
+            code = self.child.poll()
+            if code == 0:
+                break
+            if code is not None:
+                ended = f"{ended} {code}".strip()
+                self.await_silence()
+                self.start(resume=True)
+            if time.monotonic() - began > PATIENCE_S:
+                raise FedwanError(f"at version {self.version()} after {PATIENCE_S:g} s")
+            time.sleep(0.05)
+        return ended
+
+    def await_silence(self) -> None:
+        """Processes of a run that was killed end by themselves, soon."""
+        if not _within(30, lambda: not self.processes()):
+            raise FedwanError(f"processes are left 30 s after the end: {self.processes()}")
+
+    def processes(self, text: str = "", **environ: str) -> list[psutil.Process]:
+        """All that belong to it, or those whose words hold a text and which have variables."""
+        wanted = {MARK: self._mark, **environ}.items()
+        return [
+            process
+            for process in psutil.process_iter(["environ", "cmdline"])
+            if wanted <= (process.info["environ"] or {}).items()
+            and process.info["cmdline"]
+            and text in " ".join(process.info["cmdline"])
+        ]
+
+    def find(self, rng: random.Random, text: str, **environ: str) -> psutil.Process:
+        """One process; waits for it, since some are being replaced."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = self.processes(text, **environ)
+            return bool(found) or self.child.poll() is not None
+
+        _within(PATIENCE_S, is_there)
+        if not found:
+            raise FedwanError(f"no process {text!r}")
+        return rng.choice(found)
+
+    def inside(self, *words: str) -> None:
+        """Run a command in its network."""
+        _call("nsenter", "-t", str(self.processes()[0].pid), "-n", *words)
+
+    def sha256(self) -> str:
+        return str(json.loads((self.out / "summary.json").read_text())["global_sha256"])
+
+    def problem(self, wanted: str) -> str:
+        """What is not as it should be after the end; empty if nothing."""
+        if self.child.returncode != 0:
+            return f"status {self.child.returncode}, see {self.log}"
+        try:
+            self.await_silence()
+            verify(self.out)
+        except FedwanError as error:
+            return str(error)
+        if left := [str(path) for path in self.out.rglob("*.tmp")]:
+            return f"left: {', '.join(left)}"
+        if self.sha256() == wanted:
+            return ""
+        return f"weights {self.sha256()[:8]}, not {wanted[:8]}"
+
+    def close(self, *, is_kept: bool = False) -> None:
+        """End what is left of it, and its disk; what is to be looked at is copied beside it."""
+        for process in self.processes():
+            kill(process)
+        self.child.wait()
+        self.await_silence()
+        if is_kept:
+            no_sockets = shutil.ignore_patterns("*.sock")
+            shutil.copytree(self.out, self.folder.with_suffix(".kept"), ignore=no_sockets)
+        _call("umount", "--lazy", str(self.folder))  # a process may still be on its way out
+
+
+def _within(seconds: float, is_so: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + seconds
+    while not (so := is_so()) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return so
+
+
+def _call(*words: str) -> None:
+    subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+
+
+def kill(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.kill()
