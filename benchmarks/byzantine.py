@@ -21,8 +21,10 @@ Row: workload strategy sites bad attack merge seed steps fd fd_floor
 from __future__ import annotations
 
 import argparse
+import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -62,31 +64,26 @@ class Case(NamedTuple):
     def bad(self) -> int:
         return SITES[self.sites]
 
+    def __str__(self) -> str:
+        return (
+            f"{self.workload} {self.strategy} {self.bad} of {self.sites} {self.attack} {self.merge}"
+        )
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="of each site")
 
 
 def cases(args: argparse.Namespace) -> dict[str, Case]:
-    found = [
-        Case(workload, strategy, sites, attack, merge)
-        for workload in ("flow", "gan")
-        for strategy in STRATEGIES
-        for sites in SITES
-        for attack in ("none", *ATTACKS)
-        for merge in MERGES
-        if merge in _merges(sites, SITES[sites])
-    ]
-    return {
-        f"{c.workload} {c.strategy} {c.bad} of {c.sites} {c.attack} {c.merge}": c for c in found
-    }
+    every = itertools.product(("flow", "gan"), STRATEGIES, SITES, ("none", *ATTACKS), MERGES)
+    return {str(case): case for case in itertools.starmap(Case, every) if _makes_sense(case)}
 
 
-def _merges(sites: int, bad: int) -> list[str]:
-    """Those that bear so many, and differ: of the middle two, both take the mean."""
-    left_out = {"krum"} if sites < 2 * bad + 3 else set()
-    left_out |= {"median"} if sites - 2 * bad <= 2 else set()
-    return [merge for merge in MERGES if merge not in left_out]
+def _makes_sense(case: Case) -> bool:
+    """Whether a way to merge bears so many; of the middle two, median and mean are the same."""
+    if case.merge == "krum":
+        return case.sites >= 2 * case.bad + 3
+    return case.merge != "median" or case.sites - 2 * case.bad > 2
 
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
@@ -105,7 +102,7 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
             return link
         attack = ATTACKS[case.attack] if int(name[1:]) > case.sites - case.bad else None
         draws = torch.Generator().manual_seed(derive_seed(seed, "byzantine", name))
-        return ByzantineLink(link, fragments, others, attack, draws)  # type: ignore[return-value]
+        return ByzantineLink(link, fragments, others, attack, draws)
 
     row: Row = columns_of(case, "workload strategy sites bad attack merge")
     row |= {"seed": seed, "steps": steps, "fd": None, "fd_floor": None}
@@ -171,54 +168,44 @@ class Others:
     def await_all(self, key: tuple[int, int]) -> list[State]:
         """In site order; a `FedwanError` where they do not come."""
         with self._changed:
-            if not self._changed.wait_for(self._is_whole(key), PATIENCE_S):
+            sent = self._sent.setdefault(key, {})
+            if not self._changed.wait_for(lambda: len(sent) == self._num, PATIENCE_S):
                 raise FedwanError(f"the honest sites have not sent {key}")
-            sent = self._sent[key]
             return [sent[site] for site in sorted(sent)]
 
-    def _is_whole(self, key: tuple[int, int]) -> Callable[[], bool]:
-        return lambda: len(self._sent.get(key, ())) == self._num
 
-
+@dataclass
 class ByzantineLink:
     """A site's link; with an attack, contributions leave altered."""
 
-    def __init__(
-        self,
-        inner: Link,
-        fragmentation: Callable[[Any], Sequence[Fragment]],
-        others: Others,
-        attack: Attack | None,
-        draws: torch.Generator,
-    ) -> None:
-        self._inner = inner
-        self._fragmentation = fragmentation
-        self._others = others
-        self._attack = attack
-        self._draws = draws
-        self._fragments: Sequence[Fragment] = ()
-        self._site = ""
+    inner: Link
+    fragmentation: Callable[[Any], Sequence[Fragment]]
+    others: Others
+    attack: Attack | None
+    draws: torch.Generator
+    site = ""
+    fragments: Sequence[Fragment] = ()
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
     def join(self, hello: wire.Hello) -> wire.Welcome:
-        self._site = hello.site
-        self._fragments = self._fragmentation(layout_from_json(hello.layout_json))
-        return self._inner.join(hello)
+        self.site = hello.site
+        self.fragments = self.fragmentation(layout_from_json(hello.layout_json))
+        return self.inner.join(hello)
 
     def upload(self, header: wire.UploadHeader, payload: Source) -> wire.Receipt:
         if header.kind == wire.UploadHeader.CONTRIBUTION:
-            layout, key = self._fragments[header.fragment].layout, (header.fragment, header.version)
+            layout, key = self.fragments[header.fragment].layout, (header.fragment, header.version)
             own = fp32().decode(payload, layout)
-            if self._attack is None:
-                self._others.note(key, self._site, own)
+            if self.attack is None:
+                self.others.note(key, self.site, own)
             else:
-                honest = self._others.await_all(key)
+                honest = self.others.await_all(key)
                 for name, spec in layout.items():
                     if spec.role is Role.PARAMETER:
                         rows = torch.stack([state[name] for state in honest])
-                        own[name] = self._attack(own[name], rows, self._draws)
+                        own[name] = self.attack(own[name], rows, self.draws)
                 payload, _ = fp32().encode(own, {}, layout)
-                header.checksum = payload.checksum  # type: ignore[attr-defined]
-        return self._inner.upload(header, payload)
+                header.checksum = payload.checksum
+        return self.inner.upload(header, payload)

@@ -18,15 +18,15 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 
 import torch
 
 from benchmarks.harness.table import Row
-from benchmarks.recipes.timed import patchgan_shapes, unet_shapes
+from benchmarks.recipes.timed import pix2pix_like
 from fedwan.codecs import Codec, bf16, float4, fp32, int4, int8, topk2
 from fedwan.memory import tune_allocator
-from fedwan.state import Layout, Role, State, TensorSpec
+from fedwan.state import Layout, State, layout_of
 
 CODECS: tuple[Callable[[], Codec], ...] = (fp32, bf16, int8, int4, float4, topk2)
 TARGETS = {"encode_mb_s": 500.0, "decode_mb_s": 1000.0}
@@ -35,41 +35,35 @@ TARGETS = {"encode_mb_s": 500.0, "decode_mb_s": 1000.0}
 
 def pix2pix_layout(width: int) -> Layout:
     """The parameters of both networks; 64 is pix2pix's width."""
-    networks = {"discriminator": patchgan_shapes(width), "generator": unet_shapes(width)}
-    return {
-        f"{network}/layers.{number:02d}.{name}": TensorSpec(shape, torch.float32, Role.PARAMETER)
-        for network, modules in networks.items()
-        for number, shapes in enumerate(modules)
-        for name, shape in zip(("weight", "bias"), shapes, strict=False)
-    }
+    with torch.device("meta"):
+        return layout_of(pix2pix_like(width))
 
 
 def delta_like(layout: Layout, device: torch.device, seed: int = 0) -> State:
     """What H steps leave: heavy tails, and sizes that differ between tensors and channels."""
     generator = torch.Generator().manual_seed(seed)
 
-    def draw(spec: TensorSpec) -> torch.Tensor:
+    def draw(shape: tuple[int, ...]) -> torch.Tensor:
         # t with 4 degrees of freedom: normal / sqrt(chi-squared / 4).
-        normal = torch.randn(spec.shape, generator=generator)
-        chi = sum(torch.randn(spec.shape, generator=generator).square_() for _ in range(4))
+        normal = torch.randn(shape, generator=generator)
+        chi = sum(torch.randn(shape, generator=generator).square_() for _ in range(4))
         value = normal.div_(torch.as_tensor(chi).div_(4).sqrt_())
-        channels = torch.randn(spec.shape[0], generator=generator).mul_(0.5).exp_()
+        channels = torch.randn(shape[0], generator=generator).mul_(0.5).exp_()
         scale = 1e-3 * 10.0 ** float(torch.rand((), generator=generator))
-        return value.mul_(scale * channels.view(-1, *[1] * (len(spec.shape) - 1)))
+        return value.mul_(scale * channels.view(-1, *[1] * (len(shape) - 1)))
 
-    return {name: draw(spec).to(device) for name, spec in layout.items()}
+    return {name: draw(spec.shape).to(device) for name, spec in layout.items()}
 
 
 def seconds(work: Callable[[], object], device: torch.device, passes: int) -> float:
     """Median time of a pass, after one that nobody looks at."""
     times = []
+    wait = partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
     for _ in range(passes + 1):
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait()
         began = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        wait()
         times.append(time.perf_counter() - began)
     return statistics.median(times[1:])
 

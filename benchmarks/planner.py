@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
 from benchmarks import timed
+from benchmarks.codecs import pix2pix_layout
 from benchmarks.harness.table import Row, columns_of
-from benchmarks.recipes.timed import Layers, patchgan_shapes, unet_shapes
 from benchmarks.timed import STEP_S, Case
 from fedwan.app import load_strategy
 from fedwan.config import Config, LinkConfig, StreamConfig
@@ -25,7 +25,7 @@ from fedwan.planner.costs import Costs
 from fedwan.planner.links import modelled_link
 from fedwan.planner.virtual import VirtualRun
 from fedwan.recipes import resolve_strategy
-from fedwan.state import Layout, layout_of
+from fedwan.state import Layout
 
 WIDTH = 64
 LINKS = ((50.0, 40.0, 0.0), (200.0, 100.0, 0.0), (400.0, 60.0, 0.0005))
@@ -50,10 +50,8 @@ def predict(case: Case, layout: Layout) -> float:
     """Utilisation in virtual time, of the same rounds."""
     config = Config(strategy=case.strategy, sites=case.sites, h=case.h, steps=case.rounds * case.h)
     config.codec.up = config.codec.down = case.codec
-    words = dict(word.split("=") for word in case.words if word.startswith("stream."))
-    if words:
-        fragments, tau = int(words["stream.fragments"]), int(words["stream.tau"])
-        config.stream = StreamConfig(fragments=fragments, tau=tau)
+    if case.streams:
+        config.stream = StreamConfig(fragments=timed.NUM_FRAGMENTS, tau=case.tau)
     recipe = load_strategy(case.strategy)
     resolve_strategy(recipe, config, dict.fromkeys(("generator", "discriminator"), "adversarial"))
     settings = columns_of(case, "rate_mbit rtt_ms loss congestion pace_mbit")
@@ -64,13 +62,8 @@ def predict(case: Case, layout: Layout) -> float:
     return course.utilisation(case.h * STEP_S, case.skipped, case.rounds - 1)
 
 
-def pix2pix_layout() -> Layout:
-    shapes = {"generator": unet_shapes(WIDTH), "discriminator": patchgan_shapes(WIDTH)}
-    return layout_of({network: Layers(layers) for network, layers in shapes.items()})
-
-
 def predict_pix2pix(case: Case) -> float:
-    return predict(case, pix2pix_layout())
+    return predict(case, pix2pix_layout(WIDTH))
 
 
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
@@ -79,20 +72,13 @@ def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     # is measured has a workload in an app of the benchmarks' own.
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         predicted = pool.submit(predict_pix2pix, case).result()
-    return row_of(args, case, predicted)
-
-
-def row_of(args: argparse.Namespace, case: Case, predicted: float) -> Row:
     row = timed.measure_case(args, case, 0)
-    measured = row["utilisation"]
     return {
-        **columns_of(case, "strategy codec h rate_mbit rtt_ms loss"),
+        **{key: row[key] for key in "strategy codec h rate_mbit rtt_ms loss".split()},
         "predicted": round(predicted, 4),
-        "measured": measured,
-        "sites": case.sites,
-        "fragments": row["fragments"],
-        "tau": case.tau,
-        "error": round(predicted / measured - 1, 3),
+        "measured": row["utilisation"],
+        **{key: row[key] for key in "sites fragments tau".split()},
+        "error": round(predicted / row["utilisation"] - 1, 3),
         "emulation": row["emulation"],
     }
 

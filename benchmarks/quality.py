@@ -28,9 +28,9 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from benchmarks.harness.simulated import average_of, describe, evaluate, run_simulated
+from benchmarks.harness.simulated import describe, evaluate, run_simulated
 from benchmarks.harness.table import (
     Row,
     columns_of,
@@ -131,15 +131,9 @@ CASES = (
 )
 
 
-class Outcome(NamedTuple):
-    fd: float
-    fd_floor: float
-    modes: int | None
-    bytes_per_step: float
-    l1: float | None = None
-    teacher_fd: float | None = None
-    good: float | None = None
-    """Share of samples near a mode or classified with confidence."""
+Outcome = dict[str, Any]
+"""Figures of one run: `fd`, `fd_floor`, `modes`, `bytes_per_step`, and of some workloads `l1`,
+`teacher_fd` and `good`, the share of samples near a mode or classified with confidence."""
 
 
 class Runs:
@@ -151,7 +145,7 @@ class Runs:
         self._outcomes: dict[str, Outcome] = {}
         if kept is not None and kept.exists():
             rows = map(json.loads, kept.read_text().splitlines())
-            self._outcomes = {row.pop("run"): Outcome(**row) for row in rows}
+            self._outcomes = {row.pop("run"): row for row in rows}
 
     def outcome(self, words: Sequence[str], seed: int, share: float) -> Outcome:
         """Of one run, of a share of the recipe's steps."""
@@ -164,15 +158,13 @@ class Runs:
             self._outcomes[run] = train([*told, steps])
             if self._kept is not None:
                 with self._kept.open("a") as file:
-                    file.write(json.dumps({"run": run, **self._outcomes[run]._asdict()}) + "\n")
+                    file.write(json.dumps({"run": run, **self._outcomes[run]}) + "\n")
         return self._outcomes[run]
 
     def _tell_teacher(self, words: Sequence[str], seed: int, share: float) -> list[str]:
         """The words with a teacher's folder in place; it is trained first, if there is none yet."""
-        if not any(TEACHER in word for word in words):
-            return list(words)
         folder = self._folder / f"teacher-{seed}-{share:g}"
-        if not folder.exists():
+        if any(TEACHER in word for word in words) and not folder.exists():
             taught = ["workload=flow", "data.name=digits", "sites=4", "h=20", f"seed={seed}"]
             steps = max(1, round(share * 4000 / 20)) * 20
             with tempfile.TemporaryDirectory() as made:
@@ -186,59 +178,66 @@ def train(words: Sequence[str]) -> Outcome:
     """One whole run; each figure of quality is the mean over sets of samples."""
     with tempfile.TemporaryDirectory() as made:
         config, run = run_simulated(words, folder=Path(made))
-        found = evaluate(config, average_of(Path(made)), NUM_EVALUATIONS)
+        found = evaluate(config, Path(made), NUM_EVALUATIONS)
     row = describe(config, run)
-    figures = {
-        key: statistics.fmean(one[key] for one in found)
-        for key in ("fd", "l1", "teacher_fd", "good")
-        if key in found[0]
-    }
     num_bytes = (row["bytes_up"] + row["bytes_down"]) / config.sites / config.steps
     floor = run.totals.quality["fd_floor"]
-    return Outcome(fd_floor=floor, modes=row["modes"], bytes_per_step=num_bytes, **figures)
+    outcome = {"fd_floor": floor, "modes": row["modes"], "bytes_per_step": num_bytes}
+    for key in ("fd", "l1", "teacher_fd", "good"):
+        if key in found[0]:
+            outcome[key] = statistics.fmean(one[key] for one in found)
+    return outcome
 
 
 def compare(case: Case, runs: Runs, seeds: Sequence[int], share: float) -> Row:
     """A case and its synchronous twin, over seeds, as a row."""
-    ours = [runs.outcome(case.words(False), seed, share) for seed in seeds]
-    sync = [runs.outcome(case.words(True), seed, share) for seed in seeds]
-    fds, sync_fds = ([run.fd for run in runs] for runs in (ours, sync))
-    mean, sync_mean = statistics.mean(fds), statistics.mean(sync_fds)
-    modes = _known(ours, "modes")
+    ours = _Figures([runs.outcome(case.words(False), seed, share) for seed in seeds])
+    sync = _Figures([runs.outcome(case.words(True), seed, share) for seed in seeds])
+    fds, sync_fds, modes = ours["fd"], sync["fd"], ours["modes"]
+    is_spread = len(fds) > 1
     return {
         "workload": case.workload + _told(case),
         **columns_of(case, "data split"),
         "strategy": case.strategy + _added(case),
         **columns_of(case, "h sites"),
         "seeds": len(seeds),
-        "fd_mean": _short(mean),
-        "fd_sd": _deviation(ours),
-        "fd_half_interval": _short(half_interval(fds)) if len(fds) > 1 else None,
-        "fd_floor": _short(ours[0].fd_floor),
-        "sync_fd_mean": _short(sync_mean),
-        "sync_fd_sd": _deviation(sync),
-        "ratio": _short(mean / sync_mean),
-        "ratio_half_interval": _short(ratio_half_interval(fds, sync_fds)) if len(fds) > 1 else None,
+        "fd_mean": _mean(fds),
+        "fd_sd": _short(statistics.stdev(fds)) if is_spread else 0.0,
+        "fd_half_interval": _short(half_interval(fds)) if is_spread else None,
+        "fd_floor": _short(ours["fd_floor"][0]),
+        "sync_fd_mean": _mean(sync_fds),
+        "sync_fd_sd": _short(statistics.stdev(sync_fds)) if is_spread else 0.0,
+        "ratio": _ratio(fds, sync_fds),
+        "ratio_half_interval": _short(ratio_half_interval(fds, sync_fds)) if is_spread else None,
         "first_seed": seeds[0],
         "modes": min(modes, default=None),
         "with_all_modes": f"{modes.count(find_source(case.data).num_classes)} of {len(modes)}"
         if modes
         else None,
-        "good": _mean(_known(ours, "good")),
-        "sync_good": _mean(_known(sync, "good")),
-        "bytes_per_step": round(statistics.mean(run.bytes_per_step for run in ours)),
-        "sync_bytes_per_step": round(statistics.mean(run.bytes_per_step for run in sync)),
-        "l1_ratio": _ratio(_known(ours, "l1"), _known(sync, "l1")),
-        "teacher_ratio": _ratio(_known(ours, "fd"), _known(ours, "teacher_fd")),
-        "sync_teacher_ratio": _ratio(_known(sync, "fd"), _known(sync, "teacher_fd")),
+        "good": _mean(ours["good"]),
+        "sync_good": _mean(sync["good"]),
+        "bytes_per_step": round(statistics.mean(ours["bytes_per_step"])),
+        "sync_bytes_per_step": round(statistics.mean(sync["bytes_per_step"])),
+        "l1_ratio": _ratio(ours["l1"], sync["l1"]),
+        "teacher_ratio": _ratio(fds, ours["teacher_fd"]),
+        "sync_teacher_ratio": _ratio(sync_fds, sync["teacher_fd"]),
     }
+
+
+class _Figures:
+    """Of runs with several seeds; a figure that they do not have is an empty list."""
+
+    def __init__(self, runs: Sequence[Outcome]) -> None:
+        self._runs = runs
+
+    def __getitem__(self, name: str) -> list[Any]:
+        return [value for run in self._runs if (value := run.get(name)) is not None]
 
 
 def _added(case: Case) -> str:
     """What travels otherwise than the strategy has it."""
     has_moments = any(word.endswith(".state=average") for word in case.own)
-    words = (("int4", INT4[0] in case.own), ("moments", has_moments))
-    return "".join(f", {word}" for word, is_so in words if is_so)
+    return ", int4" * (INT4[0] in case.own) + ", moments" * has_moments
 
 
 def _told(case: Case) -> str:
@@ -247,21 +246,12 @@ def _told(case: Case) -> str:
     return ", told the site" if SITE[-1] in case.own else ", told the class"
 
 
-def _known(runs: Sequence[Outcome], name: str) -> list[float]:
-    """A figure of those runs that have it: all of a case, or none."""
-    return [value for run in runs if (value := getattr(run, name)) is not None]
-
-
 def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float | None:
     return _short(sum(ours) / sum(theirs)) if ours and theirs else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
     return _short(statistics.mean(values)) if values else None
-
-
-def _deviation(runs: list[Outcome]) -> float:
-    return _short(statistics.stdev(run.fd for run in runs)) if len(runs) > 1 else 0.0
 
 
 def _short(value: float) -> float:

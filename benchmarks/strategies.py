@@ -72,26 +72,23 @@ def cases(args: argparse.Namespace) -> Mapping[str, tuple[str, bool]]:
 
 
 def measure_case(args: argparse.Namespace, case: tuple[str, bool], seed: int) -> Row:
-    steps = args.steps or STEPS[args.workload] // (10 if args.quick else 1)
-    return measure_steps(args.workload, case[0], seed, steps, case[1])
-
-
-def measure_steps(workload: str, case: str, seed: int, steps: int, is_disturbed: bool) -> Row:
-    own, times, _ = CODED[case] if case in CODED else (CASES[case], 1, "")
-    words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps * times}", *own]
-    row = describe(*run_simulated(words, absence=ABSENCE if is_disturbed else None))
+    name, is_absent = case
+    own, times, _ = CODED[name] if args.codecs else (CASES[name], 1, "")
+    steps = times * (args.steps or STEPS[args.workload] // (10 if args.quick else 1))
+    words = [f"workload={args.workload}", "sites=4", f"seed={seed}", f"steps={steps}", *own]
+    row = describe(*run_simulated(words, absence=ABSENCE if is_absent else None))
     row |= {key: round(row[key] / row["site_steps"]) for key in ("bytes_up", "bytes_down")}
-    row["absent"] = is_disturbed
-    return {"workload": workload, "strategy": case} | {key: row[key] for key in COLUMNS}
+    row["absent"] = is_absent
+    return {"workload": args.workload, "strategy": name} | {key: row[key] for key in COLUMNS}
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:
     for case in dict.fromkeys(row["strategy"] for row in rows):
         whole, absent = (mean_of(rows, "fd", strategy=case, absent=a) for a in (False, True))
-        if case in CODED:
-            base = mean_of(rows, "fd", strategy=CODED[case][2])
-            distance = told(rows, "fd", strategy=case)
-            yield f"{case}: {distance}, ratio to what is not coded {whole / base:.3f}"
-            continue
         distance = told(rows, "fd", strategy=case, absent=False)
-        yield f"{case}: {distance}, with an absence {absent:.3f}, ratio {absent / whole:.3f}"
+        if case in CODED:
+            base = mean_of(rows, "fd", strategy=CODED[case][2] or case)
+            yield f"{case}: {distance}, ratio to what is not coded {whole / base:.3f}"
+        else:
+            ratio = absent / whole
+            yield f"{case}: {distance}, with an absence {absent:.3f}, ratio {ratio:.3f}"

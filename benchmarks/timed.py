@@ -56,41 +56,27 @@ class Case:
 
     @property
     def words(self) -> list[str]:
-        words = [
-            "workload=timed",
-            f"strategy={self.strategy}",
-            f"sites={self.sites}",
-            f"steps={self.rounds * self.h}",
-            f"codec.up={self.codec}",
-            f"codec.down={self.codec}",
-            "eval.every=0",
-            "threads=1",
-            f"checkpoint.every={1000 * self.rounds}",
-            f"link.congestion={self.congestion}",
-        ]
+        words = f"workload=timed strategy={self.strategy} sites={self.sites} threads=1 eval.every=0"
+        words += f" steps={self.rounds * self.h} checkpoint.every={1000 * self.rounds}"
+        words += f" codec.up={self.codec} codec.down={self.codec}"
+        words += f" link.congestion={self.congestion}"
         if self.pace_mbit:
-            words.append(f"link.pace_mbit={self.pace_mbit:g}")
+            words += f" link.pace_mbit={self.pace_mbit:g}"
         if self.strategy != "sync":
-            words.append(f"h={self.h}")
+            words += f" h={self.h}"
         if self.streams:
-            words += [f"stream.fragments={NUM_FRAGMENTS}", f"stream.tau={self.tau}"]
-        return words
+            words += f" stream.fragments={NUM_FRAGMENTS} stream.tau={self.tau}"
+        return words.split()
 
 
 def cases(args: argparse.Namespace) -> Mapping[str, Case]:
+    paced = ("streaming_diloco", "int4", 20, 2)
     first = [
         Case("streaming_diloco", "int4", 50, 4),
         # The sites find out how many channels they need in the first rounds.
         Case("streaming_diloco", "int4", 20, 2, rounds=20, skipped=9),
         # The bytes alone take 0.82 of this round's time: TCP must not look for the rate any more.
-        Case(
-            *("streaming_diloco", "int4", 20, 2),
-            rounds=20,
-            skipped=9,
-            overlap=19,
-            congestion="cubic",
-            pace_mbit=97.5,
-        ),
+        Case(*paced, rounds=20, skipped=9, overlap=19, congestion="cubic", pace_mbit=97.5),
         Case("sync", "fp32", 1, 4, rounds=4, skipped=1),
     ]
     if args.quick:
@@ -118,6 +104,9 @@ def _row(case: Case, run: FleetRun, emulation: str) -> Row:
     first, last = case.skipped * case.h, (case.rounds - 1) * case.h
     spans = [site["began"][last] - site["began"][first] for site in run.sites]
     num_steps = last - first
+    # Up and down, all sites, of contributions that left in these steps.
+    measured = [row for row in run.rounds if first < row["step"] <= last]
+    num_bytes = sum(row["bytes_up"] + row["bytes_down"] for row in measured)
     coordinator, sites = run.parties["coordinator"], run.sites
     return {
         **columns_of(case, "strategy codec h"),
@@ -128,18 +117,9 @@ def _row(case: Case, run: FleetRun, emulation: str) -> Row:
         "emulation": emulation,
         "utilisation": round(statistics.mean(num_steps * STEP_S / span for span in spans), 4),
         "round_s": round(statistics.mean(spans) * case.h / num_steps, 3),
-        "bytes_per_step": round(_bytes_between(run, first, last) / num_steps / case.sites),
+        "bytes_per_step": round(num_bytes / num_steps / case.sites),
         "coordinator_cpu_s": round(coordinator["cpu_s"] / case.rounds, 2),
         "site_cpu_s": round(statistics.mean(s["cpu_s"] for s in sites) / case.rounds, 2),
         "coordinator_rss_mb": round(coordinator["rss_mb"]),
         "site_rss_mb": round(max(site["rss_mb"] for site in sites)),
     }
-
-
-def _bytes_between(run: FleetRun, first: int, last: int) -> float:
-    """Up and down, all sites, of contributions that left in these steps."""
-    return sum(
-        record["bytes_up"] + record["bytes_down"]
-        for record in run.rounds
-        if first < record["step"] <= last
-    )

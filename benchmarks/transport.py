@@ -34,7 +34,6 @@ class Case:
     link: WanLink
     congestion: str
     way: str
-    channels: int
     seconds: float
     repeats: int
 
@@ -52,8 +51,7 @@ def transfer(ends: Ends, case: Case, rate_mbit: float) -> tuple[float, int]:
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     ours: list[float] = []
     theirs: list[float] = []
-    opening = (case.congestion, case.channels, "none")
-    with Star(1, case.link) as star, opened(star, *opening) as ends:
+    with Star(1, case.link) as star, opened(star, case.congestion, "none") as ends:
         receiver, sender = star.coordinator, star.sites[0]
         if case.way == "down":
             receiver, sender = sender, receiver
@@ -86,13 +84,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", type=float, nargs="+", default=(0.0, 0.01, 0.1), help="percent")
     parser.add_argument("--cc", nargs="+", default=("cubic", "bbr"), help="or system")
     parser.add_argument("--way", choices=["up", "down"], default="up")
-    parser.add_argument("--channels", type=int, default=0, help="0: what the product settles on")
 
 
 def cases(args: argparse.Namespace) -> Mapping[str, Case]:
     seconds, repeats = (4, 1) if args.quick else (8, 3)
     found = [
-        Case(link, cc, args.way, args.channels, args.seconds or seconds, repeats)
+        Case(link, cc, args.way, args.seconds or seconds, repeats)
         for rate in args.rate_mbit
         for link in [WanLink(rate, RTT_MS, loss / 100) for loss in args.loss]
         for cc in args.cc

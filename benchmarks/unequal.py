@@ -33,20 +33,6 @@ CASES: dict[str, tuple[str, ...]] = {
 COLUMNS = "seed steps samples slow_factor step_s wall_s fd fd_floor staleness".split()
 
 
-def paced(workload: Any, step_s: float) -> Any:
-    """The workload, with steps that take this time at least, in seconds."""
-    step = workload.step
-
-    def paced_step(*args: Any) -> Any:
-        began = time.monotonic()
-        losses = step(*args)
-        time.sleep(max(0.0, began + step_s - time.monotonic()))
-        return losses
-
-    workload.step = paced_step
-    return workload
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workload", choices=STEPS, default="flow")
 
@@ -57,20 +43,25 @@ def cases(args: argparse.Namespace) -> Mapping[str, str]:
 
 def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
     steps = STEPS[args.workload] // (10 if args.quick else 1)
-    return measure_steps(args.workload, case, seed, steps)
+    words = [f"workload={args.workload}", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
 
+    def paced(index: int, workload: Any) -> Any:
+        step, step_s = workload.step, STEP_S if index else SLOW_FACTOR * STEP_S
 
-def measure_steps(workload: str, case: str, seed: int, steps: int) -> Row:
-    words = [f"workload={workload}", "sites=4", f"seed={seed}", f"steps={steps}", "h=20"]
+        def paced_step(*args: Any) -> Any:
+            began = time.monotonic()
+            losses = step(*args)
+            time.sleep(max(0.0, began + step_s - time.monotonic()))
+            return losses
 
-    def wrap(index: int, workload: Any) -> Any:
-        return paced(workload, STEP_S if index else SLOW_FACTOR * STEP_S)
+        workload.step = paced_step
+        return workload
 
     began = time.monotonic()
-    row = describe(*run_simulated([*words, *CASES[case]], wrap))
+    row = describe(*run_simulated([*words, *CASES[case]], paced))
     row["wall_s"] = round(time.monotonic() - began, 1)
     row |= {"slow_factor": SLOW_FACTOR, "step_s": STEP_S}
-    return {"workload": workload, "strategy": case} | {key: row[key] for key in COLUMNS}
+    return {"workload": args.workload, "strategy": case} | {key: row[key] for key in COLUMNS}
 
 
 def summarise(rows: Sequence[Row]) -> Iterator[str]:

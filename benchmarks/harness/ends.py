@@ -1,7 +1,7 @@
 """Two ends of a data plane in an emulated wide area, each a process of its own, and plain TCP.
 
     python -m benchmarks.harness.ends FOLDER CONGESTION HOST
-    python -m benchmarks.harness.ends FOLDER CONGESTION ADDRESS CHANNELS COMPRESSION
+    python -m benchmarks.harness.ends FOLDER CONGESTION ADDRESS COMPRESSION
 
 The first is the coordinator's end, the second a site's. Payloads are noise, made as it is read. A
 line of JSON on the site's standard input orders a transfer, one on its standard output says how
@@ -61,16 +61,14 @@ class Ends:
 
 
 @contextmanager
-def opened(
-    star: Star, congestion: str = "auto", channels: int = 0, compression: str = "auto"
-) -> Iterator[Ends]:
+def opened(star: Star, congestion: str = "auto", compression: str = "auto") -> Iterator[Ends]:
     host, pipes = star.coordinator.address, {"stdin": -1, "stdout": -1, "text": True}
     with tempfile.TemporaryDirectory() as folder:
         pki.federation(Path(folder), [host], ["s1"])
         words = module("harness.ends", folder, congestion)
         server: Any = Process("server", [*words, host], star.coordinator).start(**pipes)
         port = server.stdout.readline().strip()
-        words += [f"{host}:{port}", str(channels), compression]
+        words += [f"{host}:{port}", compression]
         site: Any = Process("site", words, star.sites[0]).start(**pipes)
         try:
             yield Ends(server, site, port)
@@ -185,15 +183,6 @@ if __name__ == "__main__":
     tune_allocator()  # as both services do
     if rest:
         identity = Identity.load(Path(folder) / "s1")
-        channels, compression = int(rest[0]), rest[1]
-        transfer(
-            GrpcLink(
-                address,
-                identity,
-                channels=channels,
-                congestion=congestion,
-                compression=compression,
-            )
-        )
+        transfer(GrpcLink(address, identity, congestion=congestion, compression=rest[0]))
     else:
         serve(Path(folder), congestion, address)

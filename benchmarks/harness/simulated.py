@@ -24,7 +24,7 @@ from fedwan.site.group import Group
 from fedwan.site.recipe import train
 from fedwan.site.replica import Replica
 from fedwan.site.site import Membership
-from fedwan.state import State, read_tensors, select_prefix
+from fedwan.state import read_tensors, select_prefix
 from fedwan.workloads.base import Workload
 from fedwan.workloads.settings import networks_of
 
@@ -60,9 +60,8 @@ def run_simulated(
 
     absences = {names[1]: Absence(*absence)} if absence else {}
     with tempfile.TemporaryDirectory() as made:
-        run = simulate(
-            config, folder or Path(made), train=take_part, wrap=wrap_link, absences=absences
-        )
+        at = folder or Path(made)
+        run = simulate(config, at, train=take_part, wrap=wrap_link, absences=absences)
     return config, run
 
 
@@ -91,20 +90,14 @@ def describe(config: Config, run: SimulatedRun) -> Row:
     }
 
 
-def average_of(folder: Path) -> State:
-    """The moving average that a run left in its folder."""
+def evaluate(config: Config, folder: Path, num: int) -> list[dict[str, Any]]:
+    """Quality of a run's moving average with `num` sets of samples; two, if nothing is drawn."""
     tensors, _ = read_tensors(folder / "checkpoint" / "coordinator.safetensors")
-    return select_prefix("ema", tensors)
-
-
-def evaluate(config: Config, weights: State, num: int) -> list[dict[str, Any]]:
-    """Quality of these weights with `num` sets of samples; two, if nothing is drawn."""
     workload = load_workload(config.workload).build(config, "cpu")
     held_out = open_shard(config.data, 0, config.sites, config.seed).held_out
     replica = Replica(workload.networks, workload.optimizers, config.inner, config.excluded)
-    assert weights.keys() == replica.base.keys(), "a checkpoint holds the whole model"
     seeds = [derive_seed(config.seed, "evaluate", index) for index in range(num)]
-    with replica.showing(weights), torch.no_grad():
+    with replica.showing(select_prefix("ema", tensors)), torch.no_grad():
         rows = [workload.evaluate(held_out, seed) for seed in seeds[:2]]
         if rows[0] != rows[1]:  # otherwise nothing is drawn, as by pix2pix
             rows += [workload.evaluate(held_out, seed) for seed in seeds[2:]]

@@ -31,8 +31,7 @@ def serve(spec: Spec, folder: Path) -> None:
         before = min(self.versions)
         payload = commit(self, *args, **options)
         if (version := min(self.versions)) > before:
-            curve.look(version * spec.h, self.ema)
-            curve.check(version * spec.h, self.state)
+            curve.look(version * spec.h, self.ema, self.state)
         return payload
 
     with mock.patch.object(GlobalModel, "commit", commit_and_look):

@@ -92,10 +92,6 @@ class Part:
         """The live weights, by fedwan's names."""
         return state_of(self.workload.networks)
 
-    @property
-    def samples_per_step(self) -> int:
-        return self.config.data.batch * self.config.sites
-
     def step(self) -> None:
         self.workload.step(next(self.stream), self.rng, keep_local)
 
@@ -122,53 +118,44 @@ class Curve:
     """Follows the global weights of a run, which begin as those of the part that looks."""
 
     def __init__(self, part: Part, spec: Spec) -> None:
-        self._part = part
+        self._part, self._spec = part, spec
         self._layout = layout_of(part.workload.networks)
         self._ema = clone(part.state)
         self._step = 0
-        self._every = max(1, spec.steps // max(1, spec.points))
-        self._is_wanted = spec.points > 0
-        self._hash_at = spec.options.get("hash_at", 0)
         self._looks: list[tuple[int, float, State]] = []
         self._hash = ""
 
     def update(self, step: int, weights: State) -> None:
         """The global weights after so many steps, one outer update later than at the last call."""
-        if self._is_wanted:
-            samples = (step - self._step) * self._part.samples_per_step
-            half_life = self._part.config.half_life
-            update_ema(self._ema, weights, self._layout, samples, half_life)
-            self.look(step, self._ema)
-        self.check(step, weights)
+        config = self._part.config
+        if self._spec.points:
+            samples = (step - self._step) * config.data.batch * config.sites
+            update_ema(self._ema, weights, self._layout, samples, config.half_life)
+        self.look(step, self._ema, weights)
 
-    def look(self, step: int, ema: State) -> None:
-        """The average after so many steps, where another keeps it; copied if it is time."""
-        if self._is_wanted and step // self._every > self._step // self._every:
+    def look(self, step: int, ema: State, weights: State) -> None:
+        """The average after so many steps, copied if it is time; and the weights.
+
+        These are hashed at the step at which two runs are to agree.
+        """
+        every = max(1, self._spec.steps // max(1, self._spec.points))
+        if self._spec.points and step // every > self._step // every:
             self._looks.append((step, time.monotonic(), clone(ema)))
+        if step == self._spec.options.get("hash_at"):
+            self._hash = hash_state(weights)
         self._step = step
 
-    def check(self, step: int, weights: State) -> None:
-        """Hash the weights if this is the step at which two runs are to agree."""
-        if step == self._hash_at:
-            self._hash = hash_state(weights)
-
+    @torch.no_grad()
     def measure(self) -> dict[str, Any]:
         """Quality of every copy, JSON-ready; overwrites the part's weights."""
-        found = [self._evaluate(weights) for *_, weights in self._looks]
-        curve = [
-            {"step": step, "at": at, "fd": figures["fd"]}
-            for (step, at, _), figures in zip(self._looks, found, strict=True)
-        ]
-        floor = found[0]["fd_floor"] if found else None
+        part, curve, floor = self._part, [], None
+        for step, at, weights in self._looks:
+            for name, value in weights.items():
+                part.state[name].copy_(value)
+            figures = part.workload.evaluate(part.shard.held_out, part.config.seed)
+            curve.append({"step": step, "at": at, "fd": figures["fd"]})
+            floor = figures["fd_floor"]
         return {"curve": curve, "fd_floor": floor, "hash": self._hash}
-
-    @torch.no_grad()
-    def _evaluate(self, weights: State) -> dict[str, Any]:
-        live = self._part.state
-        for name, value in weights.items():
-            live[name].copy_(value)
-        held_out, seed = self._part.shard.held_out, self._part.config.seed
-        return self._part.workload.evaluate(held_out, seed)
 
 
 def save_site(folder: Path, site: int, sha256: str, curve: Curve | None = None) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import byzantine
 from benchmarks.byzantine import ATTACKS, ByzantineLink, Others
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Source
@@ -64,22 +62,3 @@ def test_a_site_that_lies_sends_what_its_attack_says_and_honest_ones_what_they_h
     state = sent(attack, [5.0, 6.0], [[1.0, 4.0], [3.0, 4.0]])
     torch.testing.assert_close(state["g/w"], torch.tensor(expected))
     assert state["g/bn.running_mean"].tolist() == [5.0, 6.0]
-
-
-def test_every_case_has_as_many_sites_as_its_merge_needs() -> None:
-    found = byzantine.cases(Namespace())
-    assert len(found) == 2 * 3 * 6 * (3 + 5)
-    assert {c.merge for c in found.values() if c.sites == 4} == {
-        "mean",
-        "trimmed_mean",
-        "centered_clip",
-    }
-
-
-def test_runs_that_ended_are_told_beside_the_mean_of_the_others() -> None:
-    shared = {"workload": "flow", "strategy": "diloco", "sites": 4, "bad": 1, "attack": "large"}
-    rows = [shared | {"merge": "mean", "fd": fd} for fd in (None, 2.0, 4.0)]
-    rows += [shared | {"merge": "krum", "fd": None}]
-    head, line = byzantine.summarise(rows)
-    assert head == "flow, diloco, 1 of 4: mean, krum"
-    assert line == "  large: 3.00 (1 ended), ended"

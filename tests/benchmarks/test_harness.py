@@ -15,13 +15,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import scale, strategies, unequal
+from benchmarks import quality, strategies, unequal
 from benchmarks.__main__ import MODULES
 from benchmarks.harness.fleet import Process, run_processes
 from benchmarks.harness.table import (
     half_interval,
     mean_of,
-    measure_all,
     ratio_half_interval,
     read_arguments,
     run,
@@ -78,22 +77,22 @@ def test_seeds_that_settings_were_chosen_on_are_not_mixed_with_fresh_ones() -> N
         seeds_of(asked("--seeds", "101"))
 
 
-def test_an_interval_is_students() -> None:
+def test_an_interval_is_students_and_a_ratios_leaves_out_what_a_seed_does_to_both() -> None:
     assert half_interval([1.0, 2.0, 3.0]) == pytest.approx(4.303 / 3**0.5)
     assert math.isnan(half_interval([1.0]))
-
-
-def test_a_ratios_interval_leaves_out_what_a_seed_does_to_both() -> None:
     assert ratio_half_interval([1.1, 2.2, 3.3], [1.0, 2.0, 3.0]) == pytest.approx(0, abs=1e-9)
     apart = ratio_half_interval([3.3, 2.2, 1.1], [1.0, 2.0, 3.0])
     assert apart == pytest.approx(half_interval([2.2, 0.0, -2.2]) / 2)
 
 
 @pytest.mark.slow
-def test_every_strategy_of_the_tables_can_be_run() -> None:
+def test_every_run_of_the_tables_can_be_configured() -> None:
     coded = (words for words, *_ in strategies.CODED.values())
     for words in (*strategies.CASES.values(), *unequal.CASES.values(), *coded):
         load_run(None, ["workload=flow", "sites=4", *words])
+    for words in {tuple(c.words(is_sync)) for c in quality.CASES for is_sync in (False, True)}:
+        if not any(quality.TEACHER in word for word in words):
+            load_run(None, words)
 
 
 def python(name: str, code: str, *, is_service: bool = False) -> Process:
@@ -114,9 +113,3 @@ def test_services_are_ended_when_the_others_are_done_and_may_not_end_before(tmp_
     with pytest.raises(FedwanError, match="service ended with status 0"):
         early = python("service", "", is_service=True)
         run_processes([early, python("site", "import time; time.sleep(60)")], tmp_path, 60)
-
-
-def test_rounds_that_leave_none_to_measure_are_refused() -> None:
-    args = read_arguments(scale, "scale", ["--rounds", "2"])
-    with pytest.raises(UserError, match="--rounds=2 leaves none"):
-        next(measure_all(scale, args))

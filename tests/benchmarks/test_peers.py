@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.harness.fleet import lay_app
-from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch
+from benchmarks.harness.stopwatch import STOPWATCH, Stopwatch, Ungenerative
 from benchmarks.harness.table import read_arguments
 from benchmarks.peers import compare
 from benchmarks.peers.part import Curve, Part, Spec, open_part
-from benchmarks.peers.run import Outcome, Traffic
+from benchmarks.peers.run import Outcome
 from benchmarks.wan import BARE, WanLink
 from fedwan.coordinator.model import update_ema
 from fedwan.data.shard import open_shard
@@ -52,10 +53,6 @@ def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     STOPWATCH.nominal_s = None
 
 
-def tiny(steps: int = 300, step_s: float = 0.0) -> Spec:
-    return Spec("fedwan", "timed", steps, 50, words=("model.width=4", f"model.step_s={step_s}"))
-
-
 # The workloads ------------------------------------------------------------------------------------
 
 
@@ -77,29 +74,20 @@ def test_the_digits_flow_is_fedwans_own_to_the_bit(app: Path) -> None:
 # The clock and the curve --------------------------------------------------------------------------
 
 
-class Weighed:
+class Weighed(Ungenerative):
     """A workload whose quality is the sum of its weights."""
 
-    def __init__(self) -> None:
-        self.networks: dict[str, torch.nn.Module] = {"net": torch.nn.Linear(2, 2)}
-        self.optimizers: dict[str, torch.optim.Optimizer] = {}
-        self.step = self.sample = None
+    step = None
 
     def evaluate(self, real: Batch, seed: int) -> dict[str, Any]:
         return {"fd": float(self.networks["net"].weight.sum()), "fd_floor": 0.5}  # type: ignore[union-attr,operator]
 
 
 def weighed_part() -> Part:
-    workload = Stopwatch().watch(Weighed())
-    config: Any = dataclasses.make_dataclass("C", ["data", "sites", "half_life", "seed"])(
-        dataclasses.make_dataclass("D", ["batch"])(8),
-        2,
-        64.0,
-        0,
-    )
-    shard: Any = dataclasses.make_dataclass("S", ["held_out"])(None)
-    nothing: Any = None
-    return Part(config, workload, shard, nothing, nothing)
+    config = SimpleNamespace(data=SimpleNamespace(batch=8), sites=2, half_life=64.0, seed=0)
+    workload: Any = Weighed({"net": torch.nn.Linear(2, 2)}, {})
+    shard, nothing = SimpleNamespace(held_out=None), SimpleNamespace()
+    return Part(config, Stopwatch().watch(workload), shard, nothing, nothing)  # type: ignore[arg-type]
 
 
 def test_a_step_with_an_exchange_counts_as_long_as_the_others_computed() -> None:
@@ -132,57 +120,47 @@ def test_the_curve_is_of_the_average_that_fedwan_keeps_and_is_measured_afterward
 # From runs to rows --------------------------------------------------------------------------------
 
 
-def outcome(
-    *, h: int = 2, steps: int = 8, stop_at: int = 0, hash_: str = "aa", is_star: bool = True
-) -> Outcome:
+def outcome(*, h: int = 2, steps: int = 8, stop_at: int = 0, hash_: str = "aa") -> Outcome:
     """Two sites whose steps compute 1 s; after every H of them they wait 3 s."""
     spec = Spec("fedwan", "digits_flow", steps, h, stop_at=stop_at)
-    sites = []
+    sites: list[dict[str, Any]] = []
     for late in (0.0, 0.5):
         began = [100 + late + step + 3 * (step // h) for step in range(spec.num_steps)]
-        sites.append(
-            {
-                "began": began,
-                "computed": [1.0] * spec.num_steps,
-                "ended": began[-1] + 4,
-                "sha256": "f",
-            }
-        )
+        told = {"computed": [1.0] * spec.num_steps, "ended": began[-1] + 4, "sha256": "f"}
+        sites.append({"began": began, **told})
     curve = [{"step": 4, "at": 108.5, "fd": 2.0}, {"step": 8, "at": 118.5, "fd": 1.0}]
     sites[0] |= {"curve": curve, "fd_floor": 0.7, "hash": hash_}
-    traffic = Traffic(is_star)
-    for second in range(0, 40):
-        link = {"up": {"bytes": 10 * second}, "down": {"bytes": second}}
-        traffic.add(90 + second, [link, link])
-    return Outcome(spec, "tun", "cubic", sites, traffic)
+    # 10 and 1 bytes a second, on both links.
+    looks = [(90.0 + second, np.array([[10, 1], [10, 1]]) * second) for second in range(40)]
+    return Outcome(spec, "tun", sites, looks)
 
 
 def test_a_row_has_the_columns_and_times_from_the_last_sites_first_step() -> None:
-    row = compare.make_row("fedwan", outcome(), LINK, target_fd=1.5)
+    row = compare.make_row("fedwan", outcome(), LINK)
     assert list(row)[: len(COLUMNS)] == COLUMNS
     assert (row["link"], row["rate_mbit"], row["rtt_ms"], row["loss"]) == ("wan", 200, 100, 0)
     assert row["wall_s"] == 20.0  # from 100.5 to 120.5
     assert row["time_to_fd_s"] == 18.0 and row["fd"] == 1.0 and row["fd_from"] == "itself"
-    # 10 and 1 bytes a second, on one link from 100 on, on the other from 100.5.
+    # On one link from 100 on, on the other from 100.5.
     assert (row["bytes_up"], row["bytes_down"]) == (405, 40)
     assert json.loads(json.dumps(row)) == row
 
 
 def test_utilisation_is_of_whole_rounds_between_the_first_and_the_last() -> None:
-    row = compare.make_row("fedwan", outcome(), LINK, 1.5)
+    row = compare.make_row("fedwan", outcome(), LINK)
     assert row["utilisation"] == pytest.approx(2 / 5)  # 2 s of steps, 3 s of waiting
     assert row["s_per_step"] == pytest.approx(5 / 2)
     with pytest.raises(FedwanError, match="take 8 or more"):
-        compare.make_row("fedwan", outcome(steps=6), LINK, 1.5)
+        compare.make_row("fedwan", outcome(steps=6), LINK)
 
 
 def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
-    fast = compare.make_row("ddp", outcome(steps=10), BARE, 1.5)
-    short = compare.make_row("ddp", outcome(steps=10, stop_at=8), LINK, 1.5)
+    fast = compare.make_row("ddp", outcome(steps=10), BARE)
+    short = compare.make_row("ddp", outcome(steps=10, stop_at=8), LINK)
     row = compare.borrow_curve(short, fast)
     assert row["fd_from"] == "fast link" and row["steps"] == 8 and row["fd_steps"] == 10
     assert row["time_to_fd_s"] == pytest.approx(8 * short["s_per_step"])
-    other = compare.make_row("ddp", outcome(steps=10, hash_="bb"), BARE, 1.5)
+    other = compare.make_row("ddp", outcome(steps=10, hash_="bb"), BARE)
     with pytest.raises(FedwanError, match="no curve can be borrowed"):
         compare.borrow_curve(short, other)
 
@@ -191,9 +169,9 @@ def test_a_curve_is_borrowed_only_from_the_same_training() -> None:
     ("words", "message"),
     [
         (["--systems", "ddp,fedwann"], "choose from ddp, torchft"),
-        (["--systems", "fedwan", "--steps", "70", "--h", "20"], "no multiple"),
+        (["--systems", "fedwan", "--steps", "70"], "no multiple"),
     ],
 )
 def test_a_wrong_command_line_is_refused_with_the_mend(words: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
-        compare.check(read_arguments(compare, "peers", words))
+        next(compare.measure(read_arguments(compare, "peers", words)))

@@ -11,7 +11,6 @@ import fedwan
 from benchmarks.seeded import faults
 from benchmarks.seeded.bugs import planted
 from benchmarks.seeded.world import simulate_seed
-from benchmarks.simulation import scenario_of
 
 NUM_SEEDS = 300
 
@@ -24,14 +23,9 @@ def _first_seed() -> int:
 
 
 def _violations(seeds: range) -> list[str]:
-    found = []
-    for seed in seeds:
-        report = simulate_seed(seed, scenario_of(seed))
-        if report.violations:
-            found.append(
-                f"{report.violations[0]}: python -m benchmarks simulation --seed {seed} --trace"
-            )
-    return found
+    reports = [simulate_seed(seed) for seed in seeds]
+    command = "python -m benchmarks simulation --trace --seed"
+    return [f"{r.violations[0]}: {command} {r.seed}" for r in reports if r.violations]
 
 
 @pytest.mark.slow

@@ -11,7 +11,6 @@ from benchmarks import planner, quality
 from benchmarks.codecs import delta_like, measure_codec, pix2pix_layout
 from benchmarks.harness.table import read_arguments
 from benchmarks.quality import Case, Outcome, Runs
-from fedwan.app import load_run
 from fedwan.codecs import int4
 
 RING = Case("gan", "ring8", "by_label", "scaffnew", 20, 4, quality.INT4)
@@ -25,8 +24,9 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
 
     def train(words: list[str]) -> Outcome:
         asked.append(" ".join(words))
-        fd = 2.0 + ("seed=1" in words) + ("strategy=sync" not in words)
-        return Outcome(fd, 0.7, 7, 100.0 * ("strategy=sync" in words), good=0.5)
+        is_sync = "strategy=sync" in words
+        figures = {"fd": 2.0 + ("seed=1" in words) + (not is_sync), "fd_floor": 0.7, "good": 0.5}
+        return figures | {"modes": 7, "bytes_per_step": 100.0 * is_sync}
 
     monkeypatch.setattr(quality, "train", train)
     row = quality.compare(RING, Runs(tmp_path, kept), range(2), share=0.05)
@@ -41,14 +41,6 @@ def test_a_row_has_local_steps_beside_synchronous_training_of_the_same_seeds(
     assert len(asked) == len(kept.read_text().splitlines()) == 4
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_sync", [False, True])
-def test_every_case_of_quality_can_be_run(is_sync: bool) -> None:
-    for words in {tuple(case.words(is_sync)) for case in quality.CASES}:
-        if not any(quality.TEACHER in word for word in words):
-            load_run(None, words)
-
-
 def test_a_codecs_row_has_the_columns_and_its_own_figures() -> None:
     layout = pix2pix_layout(4)
     row = measure_codec(int4(), layout, delta_like(layout, torch.device("cpu")), passes=1)
@@ -59,18 +51,8 @@ def test_a_codecs_row_has_the_columns_and_its_own_figures() -> None:
     assert 0.1 < row["rel_error"] < 0.3
 
 
-def test_a_point_has_the_prediction_beside_the_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    layout = planner.pix2pix_layout()
-    for values in (layout, pix2pix_layout(64)):
-        assert sum(spec.num_values for spec in values.values()) == 57_182_660
-    row = {"utilisation": 0.5, "fragments": 1, "emulation": "tun"}
-    args = read_arguments(planner, "planner", ["--quick"])
-    monkeypatch.setattr(planner.timed, "measure_case", lambda args, case, seed: row)
-    case = list(planner.cases(args).values())[2]
-    found = planner.row_of(args, case, planner.predict(case, layout))
-    keys = "strategy codec h rate_mbit rtt_ms loss predicted measured".split()
-    assert list(found)[: len(keys)] == keys
-    assert found["measured"] == 0.5 and 0 < found["predicted"] < 1
-    assert found["error"] == pytest.approx(found["predicted"] / 0.5 - 1, abs=1e-3)
-    rows = [{"error": 0.2}, {"error": -0.1}, {"error": 0.15}]
-    assert list(planner.summarise(rows)) == ["2 of 3 predicted within 15% of what was measured"]
+def test_a_prediction_is_of_pix2pix_s_tensors() -> None:
+    layout = pix2pix_layout(64)
+    assert sum(spec.num_values for spec in layout.values()) == 57_182_660
+    case = list(planner.cases(read_arguments(planner, "planner", ["--quick"])).values())[2]
+    assert 0 < planner.predict(case, layout) < 1
