@@ -17,8 +17,8 @@ utilisation fd fd_floor time_to_quality_s extrapolated seed
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from benchmarks.harness.fleet import FleetRun, linked, run_fleet
 from benchmarks.harness.table import Row, columns_of, seeds_of, select
@@ -58,20 +58,19 @@ STRATEGIES = (
 
 def measure_one(
     workload: str, strategy: Strategy, link_name: str, seed: int, steps: int
-) -> tuple[Row, FleetRun]:
-    """One run on one link, as a row without the time to a quality."""
+) -> tuple[Row, list[tuple[float, float]]]:
+    """One run on one link, as a row without the time to a quality, and its curve."""
     link, rounds = LINKS[link_name], steps // strategy.h
     is_slow = strategy.h == 1 and link.rtt_ms > 0
     bound = min(rounds, BOUNDED_ROUNDS) if is_slow else rounds
     is_whole, factor = bound == rounds, rounds / bound
-    words = [f"workload={workload}", f"strategy={strategy.name}", f"sites={SITES}", f"seed={seed}"]
-    words += [f"steps={bound * strategy.h}", f"codec.up={strategy.codec}", "threads=1"]
-    words += [f"codec.down={strategy.codec}", *strategy.words]
-    words += [f"eval.every={max(strategy.h, steps // 20) if is_whole else 0}"]
-    words += [f"h={strategy.h}"] if strategy.h > 1 else []
+    words = f"workload={workload} strategy={strategy.name} sites={SITES} seed={seed} threads=1"
+    words += f" steps={bound * strategy.h} codec.up={strategy.codec} codec.down={strategy.codec}"
+    words += f" eval.every={max(strategy.h, steps // 20) if is_whole else 0}"
+    words += f" h={strategy.h}" if strategy.h > 1 else ""
     with linked(SITES, link) as (star, emulation, shaped):
-        run = run_fleet([*words, *shaped], star)
-    summary = run.summary
+        run = run_fleet([*words.split(), *strategy.words, *shaped], star)
+    summary, (seconds, curve) = run.summary, quality_over_time(run)
     return {
         "workload": workload,
         "strategy": strategy.name,
@@ -81,7 +80,7 @@ def measure_one(
         "emulation": emulation,
         "steps": round(summary["steps"] * factor),
         "h": strategy.h,
-        "wall_s": round(sum(map(_seconds, run.rounds)) * factor, 1),
+        "wall_s": round(seconds * factor, 1),
         "bytes_up": round(sum(row["bytes_up"] for row in run.rounds) * factor),
         "bytes_down": round(sum(row["bytes_down"] for row in run.rounds) * factor),
         "utilisation": round(summary["utilisation"], 4),
@@ -90,49 +89,37 @@ def measure_one(
         "time_to_quality_s": None,
         "extrapolated": not is_whole,
         "seed": seed,
-    }, run
+    }, curve
 
 
-def _seconds(row: Mapping[str, Any]) -> float:
-    """Computing and waiting, mean over sites: without start-up, measuring and farewells."""
-    return float(row["compute_s"] + row["wait_s"]) / SITES
+def quality_over_time(run: FleetRun) -> tuple[float, list[tuple[float, float]]]:
+    """Seconds of training, and (those, distance of the moving average) as training went.
 
-
-def quality_over_time(run: FleetRun) -> list[tuple[float, float]]:
-    """(seconds of training, distance of the moving average), as training went."""
-    spent: dict[int, float] = {}
-    total = 0.0
-    for record in run.rounds:
-        total += _seconds(record)
-        spent[record["version"]] = total
-    return [
-        (spent[record["version"]], record["fd"])
-        for record in run.records
-        if record["kind"] == "quality" and record["version"] in spent
-    ]
-
-
-def time_to(curve: Iterable[tuple[float, float]], distance: float) -> float | None:
-    return next((round(seconds, 1) for seconds, fd in curve if fd <= distance), None)
+    Computing and waiting, mean over sites: without start-up, measuring and farewells.
+    """
+    spent, total = dict[int, float](), 0.0
+    for row in run.rounds:
+        total += (row["compute_s"] + row["wait_s"]) / SITES
+        spent[row["version"]] = total
+    looks = [row for row in run.records if row["kind"] == "quality"]
+    return total, [(spent[r["version"]], r["fd"]) for r in looks if r["version"] in spent]
 
 
 def compare(workload: str, seed: int, steps: int, links: list[str]) -> Iterator[Row]:
     """All strategies on all links, with one seed; synchronous training on loopback comes first."""
-    target, fd = 0.0, None
+    sync: Row = {}
     sync_curve: list[tuple[float, float]] = []
     for strategy in STRATEGIES:
         for link_name in links:
-            row, run = measure_one(workload, strategy, link_name, seed, steps)
-            curve = quality_over_time(run)
-            if strategy.h == 1 and not row["extrapolated"]:
-                fd, sync_curve = row["fd"], curve
-                target = QUALITY * row["fd"]
+            row, curve = measure_one(workload, strategy, link_name, seed, steps)
             if row["extrapolated"]:
                 # The same training, bit for bit, only slower: quality by the share of its steps.
-                last = sync_curve[-1][0]
-                curve = [(seconds / last * row["wall_s"], one) for seconds, one in sync_curve]
-                row["fd"] = fd
-            row["time_to_quality_s"] = time_to(curve, target)
+                row["fd"], last = sync["fd"], sync_curve[-1][0]
+                curve = [(seconds / last * row["wall_s"], fd) for seconds, fd in sync_curve]
+            elif strategy.h == 1:
+                sync, sync_curve = row, curve
+            reached = (round(s, 1) for s, fd in curve if fd <= QUALITY * sync["fd"])
+            row["time_to_quality_s"] = next(reached, None)
             yield row
 
 

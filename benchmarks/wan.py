@@ -30,7 +30,6 @@ import json
 import math
 import os
 import random
-import re
 import select
 import shutil
 import signal
@@ -147,7 +146,6 @@ class Star:
     def __enter__(self) -> Self:
         if (reason := available()) is not None:
             raise UserError(f"no emulated WAN here: {reason}")
-        _sweep()
         # A session of its own, so that Ctrl-C reaches it through us alone.
         pipes: dict[str, Any] = {"stdin": -1, "stdout": -1, "text": True, "cwd": ROOT}
         command = [sys.executable, "-m", "benchmarks.wan", json.dumps(self._plan)]
@@ -190,14 +188,6 @@ class Star:
         if not (line := self._child.stdout.readline()):
             raise FedwanError("the emulator has died; its error stands above")
         return line
-
-
-def _sweep() -> None:
-    """Remove namespaces whose process was killed together with the one that cleans up after it."""
-    for path in FOLDER.glob("fedwan-*-*"):
-        match = re.match(r"fedwan-(\d+)-", path.name)
-        if match and not Path(f"/proc/{match[1]}").exists():
-            remove([path.name])
 
 
 # Packets ------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from benchmarks.seeded.kernel import Kernel, Killed, Process, Standstill
 from benchmarks.seeded.network import HEARTBEAT_S, SeededLink
 from benchmarks.seeded.network import Path as NetworkPath
 from benchmarks.seeded.threads import TIME, installed
-from fedwan import state
+from fedwan import app, state
 from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
 from fedwan.coordinator import run as coordinator_run
@@ -188,12 +188,13 @@ class World:
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
-        """The disk below, virtual clocks in default arguments, and waits that poll less often."""
+        """The disk below, virtual clocks in default arguments, and what would only take time."""
         with ExitStack() as stack:
             for place, name, value in (
                 (state, "os", self.disk),
                 (meter.Meter.__init__, "__defaults__", (TIME.monotonic,)),
                 (Tidier, "tidy", lambda self: False),
+                (app, "app_folders", _app_folders),
                 (stub, "LISTEN_S", 2.0),
                 (site, "HEARTBEAT_S", HEARTBEAT_S),
                 (coordinator_run, "TICK_S", 2.0),
@@ -360,6 +361,9 @@ class World:
         same = SCENARIOS[self.report.scenario].same_bits
         is_bound = same == "always" or (same == "until a death" and not self._has_died)
         return bool(self.report.num_faults) and is_bound and not self._has_decided
+
+
+_app_folders = cache(app.app_folders)
 
 
 @cache
