@@ -11,7 +11,6 @@ holds it.
 
 from __future__ import annotations
 
-import itertools
 import json
 import subprocess
 import sys
@@ -98,7 +97,7 @@ class _Hub:
     def _tell(self, reception: UploadReception) -> None:
         """A line for every hundredth that has come."""
         header, said = reception.header, -1
-        for _ in itertools.count():
+        while said < 100:
             missing = len(reception.missing())
             share = 1 - missing * header.chunk_bytes / header.num_bytes if missing else 1.0
             if int(100 * share) > said:
