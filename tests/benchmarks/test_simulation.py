@@ -29,9 +29,9 @@ def _violations(seeds: range) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(12))
 def test_no_fault_breaks_a_run(part: int) -> None:
-    size = NUM_SEEDS // 6
+    size = NUM_SEEDS // 12
     first = _first_seed() + part * size
     assert not _violations(range(first, first + size))
 
