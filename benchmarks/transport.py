@@ -51,7 +51,7 @@ def transfer(ends: Ends, case: Case, rate_mbit: float) -> tuple[float, int]:
 def measure_case(args: argparse.Namespace, case: Case, seed: int) -> Row:
     ours: list[float] = []
     theirs: list[float] = []
-    with Star(1, case.link) as star, opened(star, case.congestion, "none") as ends:
+    with Star(1, case.link) as star, opened(star, case.congestion, packs=False) as ends:
         receiver, sender = star.coordinator, star.sites[0]
         if case.way == "down":
             receiver, sender = sender, receiver

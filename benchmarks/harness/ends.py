@@ -1,7 +1,7 @@
 """Two ends of a data plane in an emulated wide area, each a process of its own, and plain TCP.
 
     python -m benchmarks.harness.ends FOLDER CONGESTION HOST
-    python -m benchmarks.harness.ends FOLDER CONGESTION ADDRESS COMPRESSION
+    python -m benchmarks.harness.ends FOLDER CONGESTION ADDRESS PACKS
 
 The first is the coordinator's end, the second a site's. Payloads are noise, made as it is read. A
 line of JSON on the site's standard input orders a transfer, one on its standard output says how
@@ -30,7 +30,6 @@ from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.buffer import UploadReception
 from fedwan.link.client import GrpcLink
-from fedwan.link.rpc import threads_per_site
 from fedwan.link.server import DataPlane, Noise
 from fedwan.link.tls import Identity
 from fedwan.memory import tune_allocator
@@ -60,14 +59,14 @@ class Ends:
 
 
 @contextmanager
-def opened(star: Star, congestion: str = "auto", compression: str = "auto") -> Iterator[Ends]:
+def opened(star: Star, congestion: str = "auto", packs: bool = True) -> Iterator[Ends]:
     host, pipes = star.coordinator.address, {"stdin": -1, "stdout": -1, "text": True}
     with tempfile.TemporaryDirectory() as folder:
         pki.federation(Path(folder), [host], ["s1"])
         words = module("harness.ends", folder, congestion)
         server: Any = Process("server", [*words, host], star.coordinator).start(**pipes)
         port = server.stdout.readline().strip()
-        words += [f"{host}:{port}", compression]
+        words += [f"{host}:{port}", str(int(packs))]
         site: Any = Process("site", words, star.sites[0]).start(**pipes)
         try:
             yield Ends(server, site, port)
@@ -110,7 +109,7 @@ def serve(folder: Path, congestion: str, host: str) -> None:
     """The coordinator's end, until standard input closes."""
     hub: Any = _Hub(folder)
     identity = Identity.load(folder / "coordinator", "coordinator")
-    plane = DataPlane(hub, identity, host, 0, 8 + threads_per_site(0), 2.0, congestion)
+    plane = DataPlane(hub, identity, host, 0, congestion=congestion)
     plane.start()
     print(plane.port, flush=True)
     sys.stdin.read()
@@ -182,6 +181,6 @@ if __name__ == "__main__":
     tune_allocator()  # as both services do
     if rest:
         identity = Identity.load(Path(folder) / "s1")
-        transfer(GrpcLink(address, identity, congestion=congestion, compression=rest[0]))
+        transfer(GrpcLink(address, identity, congestion=congestion, packs=rest == ["1"]))
     else:
         serve(Path(folder), congestion, address)

@@ -77,7 +77,7 @@ class Host:
     def _take_part(self, name: str) -> None:
         identity = Identity.load(self._folder / "pki" / name)
         # Packed or not by how busy the cores are, bytes would not compare.
-        link = GrpcLink(self._ticket["address"], identity, compression="none")
+        link = GrpcLink(self._ticket["address"], identity, packs=False)
         stub = CoordinatorStub(link, self._ticket["run_id"], self._layout, POLL_S)
         hello = wire.Hello(site=name, session=uuid.uuid4().hex)
         hello.MergeFrom(self._hello)
