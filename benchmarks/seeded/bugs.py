@@ -142,11 +142,11 @@ def _(write_atomically):
     return in_place
 
 
-@_bug("contributions are merged in the order of their arrival", Rounds, "_in_site_order")
-def _(in_site_order):
-    def in_arrival_order(self, present, whole, verdict):
-        here = [key for key in whole if key[0] == present.version and key[1] in present.waiting]
-        present.waiting = [name for name in present.waiting if (present.version, name) not in here]
+@_bug("contributions are merged in the order of their arrival", Round, "take")
+def _(take):
+    def in_arrival_order(self, *, closes):
+        here = [key for key in self.whole if key[0] == self.version and key[1] in self.waiting]
+        self.waiting = self.lacking()
         return here
 
     return in_arrival_order

@@ -28,7 +28,7 @@ from benchmarks.seeded.threads import TIME, installed
 from fedwan import app, state
 from fedwan.app import load_run
 from fedwan.config import Config, dump, site_names
-from fedwan.coordinator import run as coordinator_run
+from fedwan.coordinator import federation
 from fedwan.coordinator.model import CHECKPOINT
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.servicer import Servicer
@@ -114,7 +114,6 @@ class _Coordinator:
         self.process = Process("coordinator")
         self.hub: Servicer | None = None
         self.run: CoordinatedRun
-        self.event: Callable[[str, str | None, str], None]
 
 
 class World:
@@ -197,7 +196,7 @@ class World:
                 (app, "app_folders", _app_folders),
                 (stub, "LISTEN_S", 2.0),
                 (site, "HEARTBEAT_S", HEARTBEAT_S),
-                (coordinator_run, "TICK_S", 2.0),
+                (federation, "TICK_S", 2.0),
             ):
                 stack.enter_context(mock.patch.object(place, name, value))
             logging.disable(logging.CRITICAL)
@@ -246,13 +245,10 @@ class World:
             if row.get("event") in DECIDED.values():
                 self._decided[row["site"]], self._has_decided = row["event"], True
 
-        def record(row: dict[str, Any]) -> None:
-            recorder.write(row)
-
         folder = self.folder / "coordinator"
         checkpoint = folder / "checkpoint" / CHECKPOINT
         run = CoordinatedRun(
-            self.config, RUN_ID, folder, record, event, lambda *_: None, silence_s=SILENCE_S
+            self.config, RUN_ID, folder, record, lambda *_: None, silence_s=SILENCE_S
         )
         is_new = not checkpoint.exists()
         version, complaint = (0, "") if is_new else run.resume()
