@@ -115,7 +115,7 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
     path = folder / "checkpoint" / "coordinator.safetensors"
     if not path.exists():
         raise CheckpointError(
-            f"{run!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
+            f"{str(folder)!r} holds no checkpoint yet; wait for the run's first, or see its logs/"
         )
     which = "ema" if ema else "global"
     tensors = select_prefix(which, read_tensors(path, f"{which}:")[0])

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from fedwan.cli.arguments import RunFolder, argument, resuming
+from fedwan.cli.run import holds_run
 from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError
 from fedwan.output.units import aligned, bytes_text, duration_text
@@ -23,7 +24,9 @@ def status(run: RunFolder, as_json: Json = False) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    typer.echo(f"version {found['version']} of {found['versions']}")
+    typer.echo(
+        f"version {found['version']} of {found['versions'] or 'as many as the script makes'}"
+    )
     typer.echo(found["text"])
     _print_sites(found["sites"])
 
@@ -86,4 +89,6 @@ def _of_files(run: Path) -> dict[str, Any]:
 def _mend(run: Path) -> str:
     if (run / "summary.json").exists():
         return "the run is done"
+    if not holds_run(run):
+        return "it ended before its first checkpoint; start it again"
     return f"`{resuming(run)}` goes on with it"

@@ -83,7 +83,9 @@ def launch(
             "Settings, such as h=50 codec.up=int4, then the command that each site runs.",
         ),
     ],
-    sites: Annotated[int, typer.Option("--sites", help="How many sites.")] = 2,
+    sites: Annotated[
+        int | None, typer.Option("--sites", help="How many sites.", show_default="2")
+    ] = None,
     resume: Resume = False,
 ) -> None:
     """Train your own script on several sites of this machine: a federation of processes.
@@ -96,8 +98,12 @@ def launch(
     """
     settings, command = split_words(words)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)
-    given = [f"sites={sites}", *settings, "workload=command", f"out={out}"]
-    run_here(None, given, command, resume=resume)
+    if resume and (out / "config.yaml").exists():
+        path: Path | None = out / "config.yaml"
+        given = [f"sites={sites}"] if sites else []
+    else:
+        path, given = None, [f"sites={sites or 2}", "workload=command"]
+    run_here(path, [*given, *settings, f"out={out}"], command, resume=resume)
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
@@ -283,6 +289,8 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
                 thread.join()
             if errors and not isinstance(errors[0], RunStopped):
                 raise errors[0] from None
+            if holds_run(out := Path(config.out)):
+                console.print(f"go on with it: {resuming(out)}")
             raise
     if errors:
         raise errors[0]

@@ -170,7 +170,9 @@ def _faults(config: DataConfig, num_sites: int) -> Iterator[str]:
         yield (
             "data.labels is 'site', which tells the same of every sample at one site; leave it out"
         )
-    if kind == "by_label" and num_sites > source.num_classes:
+    if kind == "by_label" and config.name in FILE_NAMES and not config.classes:
+        yield f"data.split is 'by_label', and no class is named; set data.classes to {_CLASSES}"
+    elif kind == "by_label" and num_sites > source.num_classes:
         yield (
             f"data.split is 'by_label' and sites is {num_sites}, but {config.name} has only "
             f"{source.num_classes} labels; take at most {source.num_classes} sites, or dirichlet:A"

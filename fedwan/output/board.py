@@ -39,7 +39,8 @@ def waiting_text(absent: Sequence[tuple[str, str, float]], config: Config) -> st
     text = f"waiting for {who}; goes on when {'back' if len(absent) == 1 else 'all are back'}"
     if 0 < config.round.quorum <= config.sites - len(absent):
         text += f", without after {config.round.patience_s:g} s of the round at most"
-    return f"{text}, or without after `fedwan sites {config.out} drain {absent[0][0]}`"
+    drains = ", ".join(f"`fedwan sites {config.out} drain {name}`" for name, _, _ in absent)
+    return f"{text}, or without after {drains}"
 
 
 @dataclass

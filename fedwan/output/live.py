@@ -178,7 +178,9 @@ def render_board(board: Board, elapsed_s: float) -> RenderableType:
 
 def _quality(board: Board) -> str:
     text = f"Fréchet distance {number_text(board.fd)} (floor {number_text(board.fd_floor)}"
-    if board.fd_untrained is not None:
+    if board.fd == board.fd_untrained:  # it has not been measured since
+        text = f"untrained: {text}"
+    elif board.fd_untrained is not None:
         text += f", untrained {number_text(board.fd_untrained)}"
     return text + ")"
 

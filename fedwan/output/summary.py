@@ -99,7 +99,7 @@ def _lines(summary: Summary, board: Board, out: Path) -> Iterator[tuple[str, str
         yield "", f"synchronous training would have sent {sync[0]}: [bold green]{sync[1]}[/]"
     yield (
         "time",
-        f"{duration_text(summary.wall_s)}, start-up included; each computed "
+        f"{duration_text(summary.wall_s)}; each computed "
         f"{duration_text(summary.compute_s)} and waited {duration_text(summary.wait_s)} "
         f"(utilisation {percent_text(summary.utilisation)})",
     )

@@ -123,6 +123,14 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
         (None, ["sites=2", "out=runs/demo-3"], False),
         (Path("runs/demo-2/config.yaml"), ["out=runs/demo-2"], True),
     ]
+    calls.clear()
+    script = ["h=3", "out=runs/demo", "python", "train.py"]
+    commands.launch(script)
+    commands.launch(script[1:], resume=True)  # with the settings that it began with
+    assert calls == [
+        (None, ["sites=2", "workload=command", *script[:2], "out=runs/demo"], script[2:], False),
+        (Path("runs/demo/config.yaml"), ["out=runs/demo"] * 2, script[2:], True),
+    ]
     named = ["out=x", "outer.generator.lr=3", "out=here"]
     assert choose_folder(default, named, resume=False) == Path("here")
 
