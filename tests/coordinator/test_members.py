@@ -189,9 +189,12 @@ def test_the_commands_print_a_table_or_json_and_whether_a_coordinator_runs(
         code, _, err = fedwan("sites", out, "drain")
         assert code == 2 and "admit, drain and eject take one" in err
     code, _, err = fedwan("sites", out, "list")
-    assert code == 2 and "no coordinator runs for" in err and "--resume` goes on" in err
+    assert code == 2 and "no coordinator runs for" in err and "before its first checkpoint" in err
+    (desk.out / "checkpoint").mkdir()
+    (desk.out / "checkpoint" / "coordinator.safetensors").touch()
     code, text, _ = fedwan("status", out)
     assert code == 0 and text.startswith("version 0 of 10\nno coordinator runs for")
+    assert "--resume` goes on" in text
 
 
 def test_decisions_outlive_the_coordinator_and_damage_to_the_journal(tmp_path: Path) -> None:

@@ -46,6 +46,11 @@ def test_networks_may_be_told_the_site_instead_of_the_class() -> None:
         (DataConfig(split="label"), 2, "data.split is 'label'; valid: iid"),
         (DataConfig(split="own"), 2, "but no site has digits of its own; take iid, or set"),
         (DataConfig(size=16), 2, "data.size = 16 has no effect on digits; leave it out, or set"),
+        (
+            DataConfig(name="folder", path="/x", split="by_label"),
+            2,
+            "data.split is 'by_label', and no class is named; set data.classes to names like",
+        ),
         (DataConfig(labels="site"), 1, "tells the same of every sample at one site"),
         (DataConfig(split="by_label"), 11, "sites is 11, but digits has only 10 labels"),
         (DataConfig(split="dirichlet:1"), 1, "no effect with one site"),
