@@ -88,6 +88,7 @@ def cases(args: argparse.Namespace) -> Mapping[str, Case]:
         Case("streaming_diloco", "float4", 50, 4),
         Case("streaming_diloco", "int8", 50, 4),
         Case("streaming_diloco", "topk2", 20, 4, rounds=14),
+        Case("streaming_diloco", "int2", 50, 4, rate_mbit=25.0, overlap=49),
     ]
     fast = replace(first[0], rate_mbit=1000.0, h=20, rounds=14)
     lossy = replace(first[0], rate_mbit=200.0, rtt_ms=150.0, loss=0.001)
