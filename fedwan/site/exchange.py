@@ -34,7 +34,7 @@ from fedwan.errors import FedwanError, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery
-from fedwan.site.background import background_threads
+from fedwan.site.background import BufferPool, background_threads
 from fedwan.site.meter import Work
 from fedwan.site.place import Place
 from fedwan.site.stub import is_here, is_merged, is_superseded
@@ -98,6 +98,7 @@ class Exchange:
         self._hook, self._stub, self._meter = place.hook, place.stub, place.meter
         self._listen = listen
         self._tau = place.strategy.overlap.tau
+        self._buffers = BufferPool()
         self._flights: dict[int, _Flight] = {}
         self._rejections = 0
         self._is_reduced = False
@@ -237,7 +238,10 @@ class Exchange:
     def _take_off(self, flight: _Flight, work: wire.Work, done: Work) -> None:
         """Take Δ, and leave the rest to a thread of rank 0."""
         fragment = flight.part
-        flight.held = self._replica.take_delta(fragment)
+        # What lies on a GPU is left to torch, which keeps what was freed.
+        is_here = self._group.rank == 0 and self._replica.is_on_cpu
+        room = self._buffers.lend(fragment.layout) if is_here else State()
+        flight.held = self._replica.take_delta(fragment, room)
         self._hook.before_send(fragment)
         if fragment.index == 0:
             self._place.save(flight.version + 1, self._residuals.ledger(done))
@@ -254,7 +258,7 @@ class Exchange:
         encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
         receipt = self._stub.send_contribution(index, flight.version, growing, work)
         self._settle(flight, receipt, residual, encoding.result())
-        flight.held.clear()
+        self._buffers.take_back(flight.held)
         while not is_here(asked):
             _check_wanted(in_vain)
         update = cast(Future[Delivery], asked).result()

@@ -81,6 +81,7 @@ class Replica:
         self.frozen_sha256 = self._hash(state_of(frozen) | self._fixed)
         self._fixed_marks = _marks(self._fixed)
         self.is_cut = any(is_cut(tensor) for tensor in self.live.values())
+        self.is_on_cpu = all(tensor.device.type == "cpu" for tensor in self.live.values())
 
     def _hash(self, state: Mapping[str, Tensor]) -> str:
         return hash_state(OnDemand(state, lambda name: whole(state[name])))
@@ -163,12 +164,19 @@ class Replica:
                 taken[name] = value
         return taken
 
-    def take_delta(self, fragment: Fragment) -> State:
-        """What `delta` gives as it stands now, at rank 0 alone."""
+    def take_delta(self, fragment: Fragment, room: State) -> State:
+        """What `delta` gives as it stands now, at rank 0; in `room`'s tensors if it has any."""
         taken = self.delta(fragment)
         if self.group.rank:
             return {}
-        return {n: v if self._is_parameter(n) else v.clone() for n, v in taken.items()}
+        if not room:
+            return {n: v if self._is_parameter(n) else v.clone() for n, v in taken.items()}
+        for name, value in room.items():
+            if self._is_parameter(name) and not self.is_cut:
+                torch.sub(self.landed_value(name), self.live[name], out=value)
+            else:
+                value.copy_(taken[name])
+        return room
 
     # What lands ----------------------------------------------------------------------------
 
