@@ -14,11 +14,10 @@ from fedwan.state import Layout, Role, State
 
 NICENESS = 8
 """About a sixth of the step loop's share where both want the same processor."""
-
-
 ALIGNMENT = 64
+"""Of each tensor's first byte: a cache line."""
 KEPT = 2
-"""Blocks that are kept while nobody has them."""
+"""Blocks kept while nobody uses them: one delta is encoded while the next one is taken."""
 
 
 class BufferPool:
@@ -46,10 +45,11 @@ class BufferPool:
         }
 
     def take_back(self, buffers: State) -> None:
-        """Nobody reads these any more; they are emptied."""
-        if buffers and len(self._blocks) < KEPT:
-            storage = next(iter(buffers.values())).untyped_storage()
-            self._blocks.append(torch.empty(0, dtype=torch.uint8).set_(storage))
+        """Nobody reads these any more; they are emptied. A GPU's memory is torch's to keep."""
+        first = next(iter(buffers.values()), None)
+        if first is not None and first.is_cpu and len(self._blocks) < KEPT:
+            block = torch.empty(0, dtype=torch.uint8).set_(first.untyped_storage())
+            self._blocks.append(block)
         buffers.clear()
 
 
