@@ -208,7 +208,7 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
     """
     incoming: Reception[wire.DownloadHeader] | None = None
     began, stub = 0.0, down.stubs[0]
-    while True:
+    while incoming is None or incoming.missing():
         wanted = wire.DownloadRequest()
         wanted.CopyFrom(request)
         wanted.transfer = secrets.randbits(63) + 1
@@ -233,11 +233,14 @@ def download(down: Direction, patience: Patience, request: wire.DownloadRequest)
                 wanted.checksum = first.header.checksum
             _fetch(down, incoming, wanted, chain([first], parts))
             patience.succeeded()
-            if (payload := incoming.claim()) is not None:
-                down.packing.note(payload.num_bytes, time.monotonic() - began)
-                return Delivery(incoming.header, payload)
         except grpc.RpcError as error:
-            patience.failed(error)
+            # A stream may break when the others have brought all that was missing.
+            if incoming is None or incoming.missing():
+                patience.failed(error)
+    payload = incoming.claim()
+    assert payload is not None, "nobody else claims a download"
+    down.packing.note(payload.num_bytes, time.monotonic() - began)
+    return Delivery(incoming.header, payload)
 
 
 def _fetch(

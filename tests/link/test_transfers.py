@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 import torch
 
 from fedwan.codecs import fp32
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import FedwanError, LinkLost, PayloadError, SessionLost
-from fedwan.link import client
+from fedwan.link import client, transfers
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.rpc import (
     FEW_SITES,
@@ -261,6 +263,34 @@ def test_all_channels_fetch_before_the_first_chunk_has_come(
     with joined(bench, identities, channels=2) as link:
         delivery = in_thread(lambda: link.download(update_request()))(10)
         assert delivery.payload is not None and delivery.payload.num_bytes == payload.num_bytes
+
+
+class Broken(grpc.RpcError):
+    def code(self) -> grpc.StatusCode:
+        return grpc.StatusCode.UNAVAILABLE
+
+    def details(self) -> str:
+        return "cut"
+
+
+def test_a_download_is_whole_though_a_stream_broke_behind_its_last_chunk(
+    tmp_path: Path, identities: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, num_values=200_000)
+    payload = random_payload(1, bench.layout)
+    bench.publish(1, payload)
+    messages = transfers.messages
+
+    def breaks_at_its_end(address: str, call: Any) -> Iterator[Any]:
+        yield from messages(address, call)
+        raise Broken
+
+    monkeypatch.setattr(transfers, "messages", breaks_at_its_end)
+    with joined(bench, identities, channels=2) as link:
+        delivery = link.download(update_request())
+        assert delivery.payload is not None
+        assert read_all(delivery.payload) == read_all(payload)
+        assert link.bytes_down <= payload.num_bytes + slack(payload.num_bytes)  # nothing twice
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
