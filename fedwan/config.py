@@ -39,6 +39,8 @@ COMMAND = "command"
 SITE = "{site}"
 """What stands for a site's name in `data.path`, and in a command."""
 CODECS = ("", "fp32", "bf16", "int8", "int4", "float4", "int2", "topk2")
+MASKED = tuple(f"masked{bits}" for bits in range(3, 9))
+"""Codecs of contributions that nobody can read alone."""
 
 
 @dataclass
@@ -148,7 +150,7 @@ class SiteConfig:
 class CodecConfig:
     """How tensors are written on the wire."""
 
-    up: str = one_of(*CODECS)
+    up: str = one_of(*CODECS, *MASKED)
     """Of contributions, site to coordinator; empty takes the strategy's own, `fp32` for most."""
     down: str = one_of(*CODECS)
     """Of updates, coordinator to sites."""

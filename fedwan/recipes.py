@@ -13,13 +13,15 @@ from typing import Any, Literal
 from fedwan import outer
 from fedwan._config_tree import value_at
 from fedwan.codecs import Codec, codec_by_name
-from fedwan.config import Config, OuterConfig
+from fedwan.codecs.masked import MOST_SITES
+from fedwan.config import MASKED, Config, OuterConfig, RoundConfig
 from fedwan.coordinator.server_step import step_outer
 from fedwan.errors import ConfigError
 from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.protocol.policy import RoundPolicy, barrier
+from fedwan.protocol.unmasking import LEAST_SITES, threshold
 from fedwan.state import Layout, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
@@ -120,6 +122,8 @@ def resolve_strategy(
             if check is not None:
                 check(config)
     faults.tell()
+    if config.codec.up in MASKED:
+        check_masks(config, page.build(config))
 
 
 def require_followed(
@@ -194,6 +198,46 @@ def _check_merge(config: Config) -> None:
         )
 
 
+def check_masks(config: Config, strategy: Strategy) -> None:
+    """Refuse masks where single contributions must be read, or there are too few to hide among."""
+    faults, what = Faults(), f"codec.up = {config.codec.up!r}"
+    is_sum = strategy.contributes == "delta" and strategy.clock == "versions"
+    if not is_sum or strategy.hook or strategy.share or strategy.policy.arrivals_from is not None:
+        faults.add(
+            [
+                f"{what} does not go with strategy {config.strategy!r}, which does more with "
+                "contributions than to add them up; set strategy=diloco, streaming_diloco or "
+                "local_sgd, or codec.up=int4"
+            ]
+        )
+    if not LEAST_SITES <= config.sites <= MOST_SITES:
+        faults.add(
+            [
+                f"{what} hides a site among {LEAST_SITES} to {MOST_SITES}, and sites = "
+                f"{config.sites}; set sites={min(MOST_SITES, max(LEAST_SITES, config.sites))}, or "
+                "codec.up=int4"
+            ]
+        )
+    rounds, least = config.round, threshold(config.sites)
+    if 0 < rounds.quorum < least:
+        faults.add(
+            [
+                f"round.quorum = {rounds.quorum}: more than half of all sites take the masks off; "
+                f"set round.quorum={least}"
+            ]
+        )
+    for key, value, off in (
+        ("round.merge", rounds.merge, "mean"),
+        ("round.max_staleness", rounds.max_staleness, 0),
+        ("round.gate", rounds.gate, RoundConfig().gate),
+    ):
+        if value != off:
+            faults.add(
+                [f"{key} = {value!r} reads contributions alone, and {what}; leave one of them out"]
+            )
+    faults.tell()
+
+
 def _times(config: Config) -> dict[str, int]:
     """Networks that travel more than once in a round, and how often."""
     counts = {name: config.h // n.h for name, n in config.network.items() if n.h}
@@ -253,7 +297,7 @@ def codec(
     config: Config, way: Literal["up", "down"], wrap: Callable[[Codec], Codec] = lambda c: c
 ) -> Codec:
     """How contributions (`up`) or updates (`down`) are coded; `wrap` may be `with_feedback`."""
-    return wrap(codec_by_name(getattr(config.codec, way)))
+    return wrap(codec_by_name(getattr(config.codec, way), config.sites))
 
 
 _REGRESSION_LR = {1: 0.4, 2: 0.6, 4: 0.6, 8: 0.8}

@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fedwan.config import Config, dump, site_names
+from fedwan.config import MASKED, Config, dump, site_names
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.records import Totals
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.link.base import Link
 from fedwan.link.loopback import LoopbackLink
+from fedwan.link.pki import federation
+from fedwan.link.tls import Identity
 from fedwan.output.records import Recorder
 from fedwan.site.group import Group
 from fedwan.site.joining import as_member
@@ -95,6 +97,9 @@ def simulate(
     run = CoordinatedRun(config, RUN_ID, folder, record, lambda *_: None, strategy, SILENCE_S)
     resumed_version, _ = run.resume() if resume else (None, "")
     dump(config, folder / "config.yaml")
+    is_masked, authority = config.codec.up in MASKED, folder / "pki"
+    if is_masked and not authority.exists():
+        federation(authority, (), site_names(config))
     recorder = Recorder(folder, resumed_version)
     record(run.opening())
 
@@ -103,7 +108,12 @@ def simulate(
             link = wrap(name, LoopbackLink(run.hub, name))
             return link if absence is None else _LeavingLink(link, run, absence)
 
-        return Membership(config, RUN_ID, name, folder / name, open_link, strategy=strategy)
+        identity = Identity.load(authority / name) if is_masked else None
+        return Membership(
+            *(config, RUN_ID, name, folder / name, open_link),
+            strategy=strategy,
+            identity=identity,
+        )
 
     sites = _Sites(run, member, train or (lambda member: take_part(member, Group())))
     threads = [

@@ -2,6 +2,7 @@
 
 from fedwan.codecs.base import Codec, Coded, Plain, Reading, bf16, fp32, plain, with_feedback
 from fedwan.codecs.blocks import float4, int2, int4, int8
+from fedwan.codecs.masked import BITS, masked
 from fedwan.codecs.payload import Payload
 from fedwan.codecs.topk2 import topk2
 from fedwan.errors import ConfigError
@@ -26,10 +27,11 @@ __all__ = [
 ]
 
 
-def codec_by_name(name: str) -> Codec:
-    """The codec that `codec.up`, `codec.down` or a network names; else a `ConfigError`."""
+def codec_by_name(name: str, sites: int = 1) -> Codec:
+    """The codec that `codec.up` or `codec.down` names, for so many sites; else a `ConfigError`."""
     every = (fp32(), bf16(), int8(), int4(), float4(), int2(), topk2())
-    codecs = {codec.name: codec for codec in every}
+    under_masks = (masked(bits, sites) for bits in BITS)
+    codecs = {codec.name: codec for codec in (*every, *under_masks)}
     if name not in codecs:
         near = nearest(name, codecs)
         raise ConfigError(f"codec {name!r} does not exist; choose one of {', '.join(codecs)}{near}")

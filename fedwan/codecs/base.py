@@ -174,6 +174,8 @@ class Codec(NamedTuple):
     """Whether fp32 values come out as they went in, bit for bit."""
     has_feedback: bool = False
     """Whether it keeps a residual: what it did not send now, it sends later."""
+    mask_bits: int = 0
+    """Of a value under masks, which only the sum of all sites is free of; 0 without masks."""
 
     def encode(
         self, tensors: Mapping[str, Tensor], residual: State, layout: Layout

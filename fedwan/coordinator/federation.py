@@ -14,6 +14,7 @@ from typing import Any
 from fedwan.codecs import Payload
 from fedwan.codecs.payload import Source
 from fedwan.coordinator.intake import Contribution, Intake
+from fedwan.coordinator.masked import Masking
 from fedwan.coordinator.model import GlobalModel
 from fedwan.coordinator.snapshots import Snapshots
 from fedwan.errors import SessionLost
@@ -54,6 +55,8 @@ class Federation:
         self.evaluation = Evaluation(asks_all=False)
         self.gate = Gate(0.0, 1)
         """Refuses contributions for their size; this one none."""
+        self.masking: Masking | None = None
+        """Where contributions travel under masks."""
         self.farewells: dict[str, wire.Farewell] = {}
         self.shut_out: dict[str, str] = {}
         """Why the data plane serves a site no more, if it does not."""

@@ -59,6 +59,8 @@ class Contribution(NamedTuple):
     payload: Buffer | FileBuffer
     work: wire.Work
     measures: Measures
+    bundle: wire.MaskBundle | None = None
+    """Shares of the secrets of its masks, if it came under any."""
 
 
 class Intake:

@@ -19,9 +19,10 @@ from typing import Any, cast
 
 from fedwan.app import complete, load_strategy, sources
 from fedwan.codecs import Reading
-from fedwan.config import Config, site_names
+from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
+from fedwan.coordinator.masked import MaskedMerger, Masking, key_streams
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
@@ -43,9 +44,10 @@ from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
 from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Round
-from fedwan.state import hash_state
+from fedwan.state import State, hash_state
 from fedwan.strategy import Strategy
 
+AnyMerger = Merger | RobustMerger | MaskedMerger
 FAREWELL_S = 20.0
 """How long the coordinator waits for farewells when the run is stopped before its end."""
 
@@ -71,18 +73,22 @@ class CoordinatedRun:
         self._own_strategy = strategy
         self._names = site_names(config)
         self._registry = Registry(self._names, silence_s)
-        needed = config.round.quorum or len(self._names)
+        is_masked = config.codec.up in MASKED
+        # All sites must be here to agree on masks; a round may do without some.
+        needed = len(self._names) if is_masked else config.round.quorum or len(self._names)
         self._run_id = run_id
         self._sources = None if strategy else sources(config)
         agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
+        self.hub.masking = Masking(self._names) if is_masked else None
         self.hub.evaluation = Evaluation(has_own_data(config.data))
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
         self._past_figures: dict[str, Any] = {}
         """The gate's, of a checkpoint."""
-        self._mergers: dict[int, Merger | RobustMerger] = {}
+        self._past_masks: dict[str, Any] | None = None
+        self._mergers: dict[int, AnyMerger] = {}
         self._version_lines = VersionLines(record)
         self._tidier = Tidier()
         self._began_s = time.monotonic()
@@ -115,6 +121,7 @@ class CoordinatedRun:
             claim = Claim(*meta["claim"])
             self.totals = Totals(**meta["totals"])
             self._past_figures = dict(meta["gate"])
+            self._past_masks = meta.get("masks")
         except (KeyError, TypeError) as error:
             raise CheckpointError(
                 f"checkpoint in {folder} is of another version of fedwan "
@@ -208,6 +215,8 @@ class CoordinatedRun:
             self._resumed.versions if self._resumed else (),
             self.totals.samples,
         )
+        if self.hub.masking:
+            self.hub.masking.begin(layout, fragments, self._past_masks)
         rounds.dropped = self.totals.dropped
         self.hub.rejected, self._registry.rejoins = self.totals.rejected, self.totals.rejoins
         self._saved = (rounds.version, list(rounds.versions))
@@ -218,6 +227,7 @@ class CoordinatedRun:
         intake = Intake(layout, fragments, strategy.up, spool, self._part)
         # Gradients vary fiftyfold from step to step, deltas of unequal numbers of steps with these.
         is_steady = strategy.contributes == "delta" and strategy.clock == "versions"
+        is_steady = is_steady and not strategy.up.mask_bits
         self.hub.gate = Gate(config.round.gate if is_steady else 0.0, len(self._names))
         self.hub.gate.load_state(self._past_figures)
         self.hub.model = self._resumed
@@ -239,7 +249,7 @@ class CoordinatedRun:
         self._version_lines.wait()
         payload = model.commit(
             fragment,
-            merger.take(),
+            self._merged(round_, merger),
             round_.samples,
             rounds.times(),
             rounds.run_step,
@@ -256,21 +266,49 @@ class CoordinatedRun:
     def _part(self, fragment: Fragment, site: str) -> Fragment:
         return self._strategy.part(fragment, self._names.index(site))
 
-    def _merger(self, fragment: Fragment) -> Merger | RobustMerger:
+    def _merger(self, fragment: Fragment) -> AnyMerger:
         if fragment.index not in self._mergers:
-            asked, layout = self.config.round, fragment.layout
+            asked, layout, up = self.config.round, fragment.layout, self._strategy.up
             self._mergers[fragment.index] = (
-                Merger(layout)
+                MaskedMerger(layout, up, len(self._names))
+                if up.mask_bits
+                else Merger(layout)
                 if asked.merge == "mean"
                 else RobustMerger(layout, cast(Rule, asked.merge), asked.bad)
             )
         return self._mergers[fragment.index]
 
+    def _merged(self, round_: Round[Contribution], merger: AnyMerger) -> State:
+        """What a closed round's contributions come to; masks are taken off first."""
+        if not isinstance(merger, MaskedMerger):
+            return merger.take()
+        hub, index, version = self.hub, round_.fragment.index, round_.version
+        masking, began_s = cast(Masking, hub.masking), time.monotonic()
+        bundles = {m.key.site: cast(Any, m.contribution.bundle) for m in round_.merged}
+        with hub.changed:
+            asked = masking.ask(index, version, bundles)
+            hub.changed.notify_all()
+        while (masks := key_streams(asked, self._names, bundles)) is None:
+            self._look_round()
+            if time.monotonic() - began_s > self._strategy.policy.patience_s:
+                raise RunStopped(
+                    f"the sum of round {version + 1} is still under masks: it has waited "
+                    f"{self._strategy.policy.patience_s:g} s for {', '.join(asked.waits_for)}; "
+                    "bring the sites back and continue with --resume"
+                )
+            with hub.changed:
+                hub.tick()
+        with hub.changed:
+            masking.present = None
+        merged, sizes = merger.open(masks, masking.sizes.of(index, version))
+        masking.sizes.set(index, version + 1, sizes)
+        return merged
+
     def _gather(
         self,
         model: GlobalModel,
         round_: Round[Contribution],
-        merger: Merger | RobustMerger,
+        merger: AnyMerger,
         nominal: int,
     ) -> list[Sample]:
         """Merge contributions until the policy closes the round; a sample of each.
@@ -286,7 +324,7 @@ class CoordinatedRun:
                     # One contribution must not replace the running statistics of all.
                     assert isinstance(merger, Merger), "strategies on arrival merge by the mean"
                     merger.keep(model.state, float(others))
-                payload, work, _ = merge.contribution
+                payload, work = merge.contribution.payload, merge.contribution.work
                 part = self._part(round_.fragment, merge.key.site)
                 reading = Reading(self._strategy.up, payload, part.layout)
                 samples.append(merger.add(reading, work.samples / nominal, merge.scale))
@@ -381,6 +419,8 @@ class CoordinatedRun:
         row = asdict(totals) | {"wall_s": self.elapsed_s()}
         self._version_lines.wait()
         meta = {"totals": row, "claim": self.hub.agreement.agreed, "gate": hub.gate.state()}
+        if hub.masking:
+            meta["masks"] = hub.masking.state()
         versions = list(model.versions)
         model.save(self._folder / "checkpoint", meta)
         self._record({"kind": "event", "event": "checkpoint", "site": None, "versions": versions})
@@ -395,7 +435,7 @@ class CoordinatedRun:
 
 def _untold(strategy: Strategy) -> tuple[str, ...]:
     """What directions do not tell: of sites' own parameters, or where steps are corrected."""
-    if strategy.share:
+    if strategy.share or strategy.up.mask_bits:
         return ("agreement", "backward", "cosines")
     return ("backward",) if strategy.hook and not strategy.overlap.tau else ()
 

@@ -66,6 +66,8 @@ class Servicer(Federation):
             rounds, refusal = self._rounds, ""
             if self.stop_text and rounds is None:  # else the site hears of it by a signal
                 refusal = f"the run is over: {self.stop_text}"
+            if self.masking:
+                refusal = refusal or self.masking.join(site, hello.card)
             refusal = refusal or self.agreement.join(site, hello, claim)
             if refusal:
                 self._refuse(site, refusal)
@@ -94,6 +96,7 @@ class Servicer(Federation):
                 send_initial=self.model is None and self.registry.first == site,
                 is_rejoin=is_rejoin,
                 run_step=rounds.run_step,
+                **(self.masking.welcome() if self.masking else {}),
             )
 
     def attach(self, site: str, session: str) -> Signals:
@@ -145,6 +148,15 @@ class Servicer(Federation):
             raise PayloadError(problem)
 
     @_bounded
+    def unmask(self, site: str, answer: wire.Unmasked) -> None:
+        """See `Hub`."""
+        with self.changed:
+            self.registry.find(site)
+            if self.masking and self.masking.present:
+                self.masking.present.hear(site, answer)
+                self.changed.notify_all()
+
+    @_bounded
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """See `Hub`."""
         with self.changed:
@@ -178,6 +190,8 @@ class Servicer(Federation):
             try:
                 if is_contribution:
                     self.rounds.check(upload.key, header.work)
+                    if self.masking:
+                        self.masking.check(upload.key, header.bundle)
                 reception = self.intake.open(upload, header)
             except PayloadError as error:
                 return self._rejection(upload, str(error))
@@ -231,7 +245,9 @@ class Servicer(Federation):
                 self.registry.settle(upload.key.site, wire.CoordinatorSignal.SEND_INITIAL)
             else:
                 self.intake.take(upload)
-                contribution = Contribution(payload, reception.header.work, measures)
+                header = reception.header
+                bundle = header.bundle if self.masking else None
+                contribution = Contribution(payload, header.work, measures, bundle)
                 self.rounds.arrive(upload.key, contribution, time.monotonic())
             self._release()
             self.changed.notify_all()
@@ -301,6 +317,10 @@ class Servicer(Federation):
                 status, payload = self.rounds.answer(site, fragment, request.version)
                 if payload is not None:
                     return self._ready(site, fragment, request.version, (), payload)
+                if self.masking and (asked := self.masking.question(site, fragment, request.version)):
+                    return Delivery(
+                        wire.DownloadHeader(status=wire.DownloadHeader.UNMASK, unmask=asked), None
+                    )
                 remaining = deadline - time.monotonic()
                 if status != wire.DownloadHeader.NOT_YET or remaining <= 0:
                     break
@@ -323,6 +343,8 @@ class Servicer(Federation):
         if held and (is_behind or held == model.hash_at(published)):
             told.versions.extend((request.version,) if is_behind else published)
             told.version = model.version_of(told.versions)
+            if self.masking:
+                told.sizes = self.masking.sizes.of_all(told.versions)
             return Delivery(told, None)
         if is_behind and not kept:
             with self.changed:
@@ -359,8 +381,15 @@ class Servicer(Federation):
             checksum=payload.checksum,
             chunk_bytes=self._chunk_bytes,
             durable_version=self.durable_version,
+            sizes=self._sizes(fragment, version, versions),
         )
         return Delivery(header, payload)
+
+    def _sizes(self, fragment: int, version: int, versions: tuple[int, ...]) -> bytes:
+        if not self.masking:
+            return b""
+        sizes = self.masking.sizes
+        return sizes.of_all(versions) if versions else sizes.of(fragment, version)
 
 
 def _older_text(site: str, checkpoint: int, rounds: CoordinatorRounds) -> str:

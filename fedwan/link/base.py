@@ -64,6 +64,9 @@ class Link(Protocol):
     def report(self, report: wire.QualityReport) -> None:
         """Hand in the quality of the EMA weights."""
 
+    def unmask(self, answer: wire.Unmasked) -> None:
+        """Hand in a part in taking the masks off a sum."""
+
     def leave(self, farewell: wire.Farewell) -> None:
         """Say the last word and stop the heartbeats."""
 
@@ -97,6 +100,9 @@ class Hub(Protocol):
 
     def report(self, site: str, report: wire.QualityReport) -> None:
         """Quality figures from a site."""
+
+    def unmask(self, site: str, answer: wire.Unmasked) -> None:
+        """A site's part in taking the masks off a sum."""
 
     def leave(self, site: str, farewell: wire.Farewell) -> None:
         """A site's last word."""

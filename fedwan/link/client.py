@@ -157,6 +157,9 @@ class GrpcLink:
     def report(self, report: wire.QualityReport) -> None:
         self._retrying(self._stub.Report, report, self._patience_s)
 
+    def unmask(self, answer: wire.Unmasked) -> None:
+        self._retrying(self._stub.Unmask, answer, self._patience_s)
+
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         # A courtesy: a coordinator that has gone already is not worth a long wait.

@@ -69,6 +69,9 @@ class LoopbackLink:
     def report(self, report: wire.QualityReport) -> None:
         self._hub.report(self._site, report)
 
+    def unmask(self, answer: wire.Unmasked) -> None:
+        self._hub.unmask(self._site, answer)
+
     def leave(self, farewell: wire.Farewell) -> None:
         farewell.session = self._session
         self._hub.leave(self._site, farewell)

@@ -126,6 +126,7 @@ class Stub:
     Upload: Any
     Download: Any
     Report: Any
+    Unmask: Any
     Leave: Any
 
     def __init__(self, channel: grpc.Channel, counter: ByteCounter, address: str) -> None:

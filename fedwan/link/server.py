@@ -199,6 +199,10 @@ class DataPlane:
         self._hub.report(site, report)
         return wire.Ack()
 
+    def _unmask(self, site: str, answer: wire.Unmasked, context: Any) -> wire.Ack:
+        self._hub.unmask(site, answer)
+        return wire.Ack()
+
     def _leave(self, site: str, farewell: wire.Farewell, context: Any) -> wire.Ack:
         self._hub.leave(site, farewell)
         return wire.Ack()

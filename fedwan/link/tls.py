@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, padding, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedwan.errors import IdentityError
@@ -104,6 +105,35 @@ class Identity:
         context.verify_mode = ssl.CERT_REQUIRED
         self.load_into(context)
         return context
+
+    def sign(self, data: bytes) -> bytes:
+        """By the key; `verify` is what others do with it."""
+        key = serialization.load_pem_private_key(self.key_pem, password=None)
+        if isinstance(key, rsa.RSAPrivateKey):
+            return key.sign(data, padding.PKCS1v15(), hashes.SHA256())
+        assert isinstance(key, ec.EllipticCurvePrivateKey), "TLS has taken it"
+        return key.sign(data, ec.ECDSA(hashes.SHA256()))
+
+    def verify(self, name: str, cert_pem: bytes, signature: bytes, data: bytes) -> None:
+        """Another site's signature, by a certificate of an authority that is trusted here."""
+        what = Path(f"the certificate of {name}")
+        certificate, *between = parse_file(cert_pem, what)
+        ca = _issuer_of(certificate, between, parse_file(self.ca_pem, self.folder / "ca.crt"))
+        if ca is None or common_name(certificate) != name:
+            raise IdentityError(
+                f"{what} is not {name}'s, or not of an authority that is trusted here"
+            )
+        _check_dates(what, certificate)
+        _check_role(what, certificate, "site")
+        key = certificate.public_key()
+        try:
+            if isinstance(key, rsa.RSAPublicKey):
+                key.verify(signature, data, padding.PKCS1v15(), hashes.SHA256())
+            else:
+                assert isinstance(key, ec.EllipticCurvePublicKey), "TLS takes no others"
+                key.verify(signature, data, ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            raise IdentityError(f"{what} does not vouch for what {name} is said to send") from None
 
     def load_into(self, context: ssl.SSLContext) -> None:
         """Show this certificate from the next handshake on, and trust its authorities, too."""

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Hello(_message.Message):
-    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json", "error", "certificate")
+    __slots__ = ("run_id", "protocol", "site", "session", "layout_json", "initial_sha256", "frozen_sha256", "checkpoint", "kinds_json", "num_steps", "sources_json", "error", "certificate", "card")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SITE_FIELD_NUMBER: _ClassVar[int]
@@ -22,6 +22,7 @@ class Hello(_message.Message):
     SOURCES_JSON_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    CARD_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     protocol: int
     site: str
@@ -35,10 +36,67 @@ class Hello(_message.Message):
     sources_json: str
     error: str
     certificate: str
-    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[str] = ...) -> None: ...
+    card: MaskCard
+    def __init__(self, run_id: _Optional[str] = ..., protocol: _Optional[int] = ..., site: _Optional[str] = ..., session: _Optional[str] = ..., layout_json: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., frozen_sha256: _Optional[str] = ..., checkpoint: _Optional[int] = ..., kinds_json: _Optional[str] = ..., num_steps: _Optional[int] = ..., sources_json: _Optional[str] = ..., error: _Optional[str] = ..., certificate: _Optional[str] = ..., card: _Optional[_Union[MaskCard, _Mapping]] = ...) -> None: ...
+
+class MaskCard(_message.Message):
+    __slots__ = ("site", "exchange_key", "signing_key", "certificate", "signature")
+    SITE_FIELD_NUMBER: _ClassVar[int]
+    EXCHANGE_KEY_FIELD_NUMBER: _ClassVar[int]
+    SIGNING_KEY_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    site: str
+    exchange_key: bytes
+    signing_key: bytes
+    certificate: bytes
+    signature: bytes
+    def __init__(self, site: _Optional[str] = ..., exchange_key: _Optional[bytes] = ..., signing_key: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class MaskBundle(_message.Message):
+    __slots__ = ("epoch", "sizes", "sealed", "hashes")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    HASHES_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    sizes: int
+    sealed: _containers.RepeatedScalarFieldContainer[bytes]
+    hashes: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, epoch: _Optional[int] = ..., sizes: _Optional[int] = ..., sealed: _Optional[_Iterable[bytes]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Unmask(_message.Message):
+    __slots__ = ("fragment", "version", "survivors", "digests", "signers", "signatures", "sealed")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SIGNERS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURES_FIELD_NUMBER: _ClassVar[int]
+    SEALED_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    survivors: _containers.RepeatedScalarFieldContainer[str]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    signers: _containers.RepeatedScalarFieldContainer[str]
+    signatures: _containers.RepeatedScalarFieldContainer[bytes]
+    sealed: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., survivors: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[bytes]] = ..., signers: _Optional[_Iterable[str]] = ..., signatures: _Optional[_Iterable[bytes]] = ..., sealed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+
+class Unmasked(_message.Message):
+    __slots__ = ("fragment", "version", "signature", "shares")
+    FRAGMENT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SHARES_FIELD_NUMBER: _ClassVar[int]
+    fragment: int
+    version: int
+    signature: bytes
+    shares: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., signature: _Optional[bytes] = ..., shares: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step", "is_waiting", "text", "num_steps")
+    __slots__ = ("refusal", "versions", "send_initial", "is_rejoin", "run_step", "is_waiting", "text", "num_steps", "roster", "epoch")
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SEND_INITIAL_FIELD_NUMBER: _ClassVar[int]
@@ -47,6 +105,8 @@ class Welcome(_message.Message):
     IS_WAITING_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    ROSTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     refusal: str
     versions: _containers.RepeatedScalarFieldContainer[int]
     send_initial: bool
@@ -55,7 +115,9 @@ class Welcome(_message.Message):
     is_waiting: bool
     text: str
     num_steps: int
-    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., num_steps: _Optional[int] = ...) -> None: ...
+    roster: _containers.RepeatedCompositeFieldContainer[MaskCard]
+    epoch: int
+    def __init__(self, refusal: _Optional[str] = ..., versions: _Optional[_Iterable[int]] = ..., send_initial: _Optional[bool] = ..., is_rejoin: _Optional[bool] = ..., run_step: _Optional[int] = ..., is_waiting: _Optional[bool] = ..., text: _Optional[str] = ..., num_steps: _Optional[int] = ..., roster: _Optional[_Iterable[_Union[MaskCard, _Mapping]]] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class SiteSignal(_message.Message):
     __slots__ = ("session", "step")
@@ -88,7 +150,7 @@ class CoordinatorSignal(_message.Message):
     def __init__(self, kind: _Optional[_Union[CoordinatorSignal.Kind, str]] = ..., text: _Optional[str] = ..., is_complete: _Optional[bool] = ...) -> None: ...
 
 class UploadHeader(_message.Message):
-    __slots__ = ("run_id", "session", "kind", "fragment", "version", "num_bytes", "checksum", "chunk_bytes", "work")
+    __slots__ = ("run_id", "session", "kind", "fragment", "version", "num_bytes", "checksum", "chunk_bytes", "bundle", "work")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         CONTRIBUTION: _ClassVar[UploadHeader.Kind]
@@ -105,6 +167,7 @@ class UploadHeader(_message.Message):
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     CHUNK_BYTES_FIELD_NUMBER: _ClassVar[int]
+    BUNDLE_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session: str
@@ -114,8 +177,9 @@ class UploadHeader(_message.Message):
     num_bytes: int
     checksum: int
     chunk_bytes: int
+    bundle: MaskBundle
     work: Work
-    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., kind: _Optional[_Union[UploadHeader.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., bundle: _Optional[_Union[MaskBundle, _Mapping]] = ..., work: _Optional[_Union[Work, _Mapping]] = ...) -> None: ...
 
 class Work(_message.Message):
     __slots__ = ("step", "steps", "samples", "losses", "compute_s", "wait_s", "bytes_up", "bytes_down", "figures")
@@ -210,7 +274,7 @@ class DownloadRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., kind: _Optional[_Union[DownloadRequest.Kind, str]] = ..., fragment: _Optional[int] = ..., version: _Optional[int] = ..., wait_s: _Optional[float] = ..., chunks: _Optional[_Iterable[int]] = ..., checksum: _Optional[int] = ..., transfer: _Optional[int] = ..., packed: _Optional[bool] = ..., held_sha256: _Optional[str] = ...) -> None: ...
 
 class DownloadHeader(_message.Message):
-    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion")
+    __slots__ = ("status", "version", "num_bytes", "checksum", "chunk_bytes", "durable_version", "versions", "merged_from", "merged_into", "steps", "run_step", "anew_from", "is_own", "congestion", "unmask", "sizes")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         READY: _ClassVar[DownloadHeader.Status]
@@ -218,11 +282,13 @@ class DownloadHeader(_message.Message):
         SUPERSEDED: _ClassVar[DownloadHeader.Status]
         DONE: _ClassVar[DownloadHeader.Status]
         HELD: _ClassVar[DownloadHeader.Status]
+        UNMASK: _ClassVar[DownloadHeader.Status]
     READY: DownloadHeader.Status
     NOT_YET: DownloadHeader.Status
     SUPERSEDED: DownloadHeader.Status
     DONE: DownloadHeader.Status
     HELD: DownloadHeader.Status
+    UNMASK: DownloadHeader.Status
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -237,6 +303,8 @@ class DownloadHeader(_message.Message):
     ANEW_FROM_FIELD_NUMBER: _ClassVar[int]
     IS_OWN_FIELD_NUMBER: _ClassVar[int]
     CONGESTION_FIELD_NUMBER: _ClassVar[int]
+    UNMASK_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
     status: DownloadHeader.Status
     version: int
     num_bytes: int
@@ -251,7 +319,9 @@ class DownloadHeader(_message.Message):
     anew_from: int
     is_own: bool
     congestion: str
-    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ...) -> None: ...
+    unmask: Unmask
+    sizes: bytes
+    def __init__(self, status: _Optional[_Union[DownloadHeader.Status, str]] = ..., version: _Optional[int] = ..., num_bytes: _Optional[int] = ..., checksum: _Optional[int] = ..., chunk_bytes: _Optional[int] = ..., durable_version: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., merged_from: _Optional[int] = ..., merged_into: _Optional[int] = ..., steps: _Optional[int] = ..., run_step: _Optional[int] = ..., anew_from: _Optional[int] = ..., is_own: _Optional[bool] = ..., congestion: _Optional[str] = ..., unmask: _Optional[_Union[Unmask, _Mapping]] = ..., sizes: _Optional[bytes] = ...) -> None: ...
 
 class QualityReport(_message.Message):
     __slots__ = ("run_id", "version", "figures_json", "samples")

@@ -224,14 +224,17 @@ class Exchange:
         taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
         residual = self._residual(fragment)
         payload, owed = None, State()
-        if self._group.rank == 0:
-            payload, owed = self._strategy.up.encode(taken, residual, fragment.layout)
+        sealed = self._place.seal(flight.fragment) if self._group.rank == 0 else None
+        if sealed is not None:
+            payload, owed = sealed.codec.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not has_gradients:
             self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
         receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
         if not self._place.is_behind:
             receipt = self._group.lead(
-                lambda: self._stub.send_contribution(fragment.index, version, payload, work)
+                lambda: self._stub.send_contribution(
+                    fragment.index, version, payload, work, bundle=sealed and sealed.bundle
+                )
             )
         self._settle(flight, receipt, residual, owed)
 
@@ -251,12 +254,13 @@ class Exchange:
     def _fly(self, flight: _Flight, in_vain: threading.Event, work: wire.Work) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
         layout, index = flight.part.layout, flight.fragment.index
-        up = self._strategy.up
+        up, bundle = self._place.seal(flight.fragment)
         asked = self._ask(flight.fragment, flight.version + 1)
         residual = self._residual(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded
         encoding = self._encoder.submit(up.encode_into, growing, flight.held, residual, layout)
-        receipt = self._stub.send_contribution(index, flight.version, growing, work)
+        send = self._stub.send_contribution
+        receipt = send(index, flight.version, growing, work, bundle=bundle)
         self._settle(flight, receipt, residual, encoding.result())
         self._buffers.take_back(flight.held)
         while not is_here(asked):
@@ -322,6 +326,7 @@ class Exchange:
                     self._advance(fragment, update)
                 self._place.versions[index] = header.version
                 self._place.durable_version = header.durable_version
+                self._place.note_sizes(header, [fragment])
             self._place.note(header)
             version = self._place.versions[index]
             has_own = 0 < header.merged_into <= version and header.merged_from >= flight.version

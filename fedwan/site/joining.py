@@ -209,6 +209,7 @@ def _member_of(assignment: Assignment) -> Membership:
         data_path=assignment.data_path,
         show_samples=assignment.show_samples,
         error=assignment.error,
+        identity=identity,
     )
 
 

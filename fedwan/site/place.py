@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from fedwan.codecs.payload import Source
 from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
+from fedwan.codecs.masked import first_sizes
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
+from fedwan.site.masker import Masker, Sealed
 from fedwan.site.meter import Meter, Work
 from fedwan.site.replica import Replica
 from fedwan.site.stub import CoordinatorStub, is_held, is_merged
@@ -37,6 +39,7 @@ class Place:
     checkpoints: SiteCheckpoints
     stub: CoordinatorStub
     meter: Meter
+    masker: Masker | None = None
 
     def __post_init__(self) -> None:
         strategy = self.strategy
@@ -64,6 +67,8 @@ class Place:
         self.residuals = Residuals(count)
         self.marks = [Work(0, 0)] * count
         """Per fragment, all work until its last contribution left."""
+        self.sizes = [first_sizes(part.layout) for part in self.parts]
+        """Of each fragment's parameters, what the next contribution under masks is rounded by."""
         self._anew: dict[int, int] = {}  # by fragment, the version at which the hook began anew
 
     def reached(self, versions: Sequence[int]) -> int:
@@ -90,6 +95,20 @@ class Place:
         """What the coordinator said of this site's pace."""
         self.steps = int(header.steps) or self.strategy.h
         self.run_step = int(header.run_step)
+
+    def note_sizes(self, header: wire.DownloadHeader, fragments: Sequence[Fragment]) -> None:
+        """What these fragments' next contributions under masks are rounded by."""
+        at = 0
+        for fragment in fragments if header.sizes else ():
+            end = at + len(self.sizes[fragment.index])
+            self.sizes[fragment.index], at = header.sizes[at:end], end
+
+    def seal(self, fragment: Fragment) -> Sealed:
+        """How the next contribution of a fragment is coded, at rank 0."""
+        index, up = fragment.index, self.strategy.up
+        if self.masker is None:
+            return Sealed(up)
+        return self.masker.seal(up, index, self.versions[index], self.sizes[index])
 
     def renew(
         self, header: wire.DownloadHeader, fragments: Sequence[Fragment], checkpoint: int = 0
@@ -151,6 +170,7 @@ class Place:
                 self.checkpoints.await_global(fragment)
             self.replica.load_base(weights)
         self.versions = list(header.versions)
+        self.note_sizes(header, self.fragments)
         return header
 
     def catch_up(self) -> wire.DownloadHeader:

@@ -28,16 +28,19 @@ import torch
 from torch import Tensor, nn
 
 from fedwan.app import complete, load_strategy, sources
+from fedwan.codecs.masked import check_maskable
 from fedwan.config import Config, site_names
 from fedwan.errors import LinkLost, PayloadError, RunStopped, SessionLost, UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import PROTOCOL, Link
 from fedwan.link.client import HEARTBEAT_S
+from fedwan.link.tls import Identity
 from fedwan.rng import derive_seed, lent_generators
 from fedwan.site.assignment import Outcome
 from fedwan.site.checkpoint import SiteCheckpoints, Stateful
 from fedwan.site.exchange import Exchange
 from fedwan.site.group import Group
+from fedwan.site.masker import Masker
 from fedwan.site.meter import Meter, Work
 from fedwan.site.place import Place
 from fedwan.site.replica import Replica
@@ -75,6 +78,8 @@ class Membership:
     """The run's, where it is no page that is found by name."""
     error: str = ""
     """How the process before this one ended, for the coordinator to tell."""
+    identity: Identity | None = None
+    """The site's, which vouches for its masks."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +124,10 @@ class Site:
         group.agree("initial weights", replica.initial_sha256)
         hook = strategy.hook(replica) if strategy.hook else SiteHook()
         self._link = link = member.open_link() if group.rank == 0 else None
-        self._stub = CoordinatorStub(link, member.run_id, replica.layout, group=group)
+        self._masker = self._make_masker() if strategy.up.mask_bits and link else None
+        self._stub = CoordinatorStub(
+            link, member.run_id, replica.layout, group=group, masker=self._masker
+        )
         self.meter = Meter(link)
         self._checkpoints = SiteCheckpoints(
             *(member.folder, replica, hook.state, script.state),
@@ -128,7 +136,7 @@ class Site:
         )
         parts = (replica, hook, self._checkpoints, self._stub, self.meter)
         number = site_names(config).index(self.name)
-        self._place = Place(strategy, number, self.num_steps, *parts)
+        self._place = Place(strategy, number, self.num_steps, *parts, self._masker)
         self._exchange = Exchange(self._place, self._listen)
         self._is_inside = False  # whether a step has begun and not ended
 
@@ -251,11 +259,21 @@ class Site:
             num_steps=self._script.num_steps,
             sources_json=json.dumps(self._sources, sort_keys=True),
             error=self._member.error,
+            card=self._masker.card() if self._masker else None,
         )
         welcome = self._agree(hello)
+        if self._masker:
+            self._masker.meet(welcome.roster, welcome.epoch)
         if welcome.send_initial:
             self._open_run()
         return self._exchange.begin(list(welcome.versions), welcome.run_step)
+
+    def _make_masker(self) -> Masker:
+        """This site's masks, whose keys are in its folder."""
+        member = self._member
+        assert member.identity is not None, "a site that has a link has an identity"
+        check_maskable(self.replica.layout)
+        return Masker(member.identity, member.run_id, site_names(self.config), member.folder)
 
     def _agree(self, hello: wire.Hello) -> wire.Welcome:
         """Join, and ask again until the sites of the run agree."""

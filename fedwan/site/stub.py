@@ -22,6 +22,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Link
 from fedwan.link.client import HEARTBEAT_S
 from fedwan.site.group import Group
+from fedwan.site.masker import Masker
 from fedwan.state import Layout, State
 
 Asked = wire.DownloadRequest
@@ -45,12 +46,14 @@ class CoordinatorStub:
         layout: Layout,
         poll_s: float = HEARTBEAT_S,
         group: Group | None = None,
+        masker: Masker | None = None,
     ) -> None:
         self._rank_0_link = link
         self._run_id = run_id
         self._layout = layout
         self._poll_s = poll_s
         self._group = group or Group()
+        self._masker = masker
 
     @property
     def link(self) -> Link:
@@ -79,6 +82,7 @@ class CoordinatorStub:
         payload: Payload | None,
         work: wire.Work,
         kind: wire.UploadHeader.Kind = wire.UploadHeader.CONTRIBUTION,
+        bundle: wire.MaskBundle | None = None,
     ) -> wire.Receipt:
         """Upload a contribution to `version`."""
         assert payload is not None, "rank 0 has encoded it"
@@ -90,6 +94,7 @@ class CoordinatorStub:
             num_bytes=payload.num_bytes,
             checksum=payload.checksum,
             work=work,
+            bundle=bundle,
         )
         return self.link.upload(header, payload)
 
@@ -117,6 +122,9 @@ class CoordinatorStub:
         asked, over_since = {"fragment": fragment, "version": version}, None
         while True:
             update = self._download(Asked.UPDATE, **asked, wait_s=self._poll_s)
+            if update.header.status == wire.DownloadHeader.UNMASK and self._masker:
+                self.link.unmask(self._masker.answer(update.header.unmask))
+                continue
             if update.payload is not None or is_superseded(update):
                 return update
             between()

@@ -1,0 +1,204 @@
+"""Sums under masks: what the coordinator adds up unread, and reads once enough sites have agreed.
+
+The seeds of the survivors' own masks, and of those that they share with sites that are not in the
+sum, come in shares (`fedwan.protocol.unmasking`). Each is known by its hash: a site that gives a
+false share is found out, and others' are taken.
+
+Every site's keys come with its Join, and all of them with the answer; `Masking` holds what a
+coordinator keeps of it.
+
+Memory: one accumulator of the fragment's values, a byte each up to 8 bits on the wire, else two.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations, islice
+from typing import Any
+
+import numpy as np
+import xxhash
+from Crypto.Protocol.SecretSharing import Shamir
+
+from fedwan.codecs import Codec, Coded
+from fedwan.codecs.masked import KeyStreams, Masked, Sum, check_maskable, first_sizes
+from fedwan.doctor.sampling import Sample, Sampler
+from fedwan.errors import PayloadError, UserError
+from fedwan.fragments import Fragment
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.round import Key
+from fedwan.protocol.unmasking import SHARE_BYTES, Unmasking, check_bundle, hash_of
+from fedwan.state import Layout, State
+
+_MOST_CERTIFICATE = 1 << 16
+_MOST_TRIES = 10_000
+"""Groups of shares that are put together, of which one at least holds no false one."""
+
+
+class Sizes:
+    """Of the parameters of each fragment, in their order: what sites round by, by version."""
+
+    def __init__(self, fragments: Sequence[Fragment]) -> None:
+        self._kept = [{0: first_sizes(fragment.layout)} for fragment in fragments]
+
+    def of(self, fragment: int, version: int) -> bytes:
+        """16 bits each; empty where they are not known any more."""
+        return self._kept[fragment].get(version, b"")
+
+    def of_all(self, versions: Sequence[int]) -> bytes:
+        """Those of all fragments, one after the other."""
+        return b"".join(self.of(*key) for key in enumerate(versions))
+
+    def set(self, fragment: int, version: int, sizes: Sequence[int]) -> None:
+        """What the contributions to a version are to be rounded by; kept is the one before, too."""
+        kept = self._kept[fragment]
+        kept[version] = np.array(sizes, "<u2").tobytes()
+        for old in [v for v in kept if v < version - 1]:
+            del kept[old]
+
+    def state(self) -> list[dict[str, str]]:
+        """For a checkpoint."""
+        return [{str(v): sizes.hex() for v, sizes in kept.items()} for kept in self._kept]
+
+    def load_state(self, state: Sequence[Mapping[str, str]]) -> None:
+        """The inverse."""
+        self._kept = [{int(v): bytes.fromhex(s) for v, s in kept.items()} for kept in state]
+
+
+class Masking:
+    """The sites' public keys, the sizes that they round by, and the sum whose masks come off."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = list(names)
+        self.epoch = secrets.randbits(63) | 1
+        """Of this start of the coordinator: what is sent anew goes under other masks."""
+        self.sizes = Sizes([])
+        self.present: Unmasking | None = None
+        self._cards: dict[str, wire.MaskCard] = {}
+
+    def join(self, site: str, card: wire.MaskCard) -> str:
+        """Take a site's keys, which stay the same for the whole run; why not, or nothing."""
+        lengths = len(card.exchange_key), len(card.signing_key)
+        if site not in self.names:
+            return ""  # told by who knows the run's sites
+        if card.site != site or lengths != (32, 32) or len(card.certificate) > _MOST_CERTIFICATE:
+            return f"site {site} comes without the keys that masks are made of"
+        known = self._cards.setdefault(site, card)
+        if (known.exchange_key, known.signing_key) != (card.exchange_key, card.signing_key):
+            return (
+                f"site {site} comes with other masking keys than the run began with, so that its "
+                "masks would not come off; give it back its folder of this run, or eject it"
+            )
+        return ""
+
+    def welcome(self) -> dict[str, Any]:
+        """Fields of the answer to a Join."""
+        found = [self._cards[name] for name in self.names if name in self._cards]
+        return {"roster": found, "epoch": self.epoch}
+
+    def check(self, key: Key, bundle: wire.MaskBundle) -> None:
+        """Refuse a contribution whose masks would not come off."""
+        check_bundle(bundle, len(self.names))
+        sizes = xxhash.xxh3_64_intdigest(self.sizes.of(key.fragment, key.version))
+        if (bundle.epoch, bundle.sizes) != (self.epoch, sizes):
+            raise PayloadError(
+                "contribution under masks of another start of the coordinator, or rounded by "
+                f"other sizes than those of version {key.version}"
+            )
+
+    def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
+        """What a site that asks for an update is asked instead, if anything."""
+        return self.present.question(site, fragment, version) if self.present else None
+
+    def begin(
+        self, layout: Layout, fragments: Sequence[Fragment], past: Mapping[str, Any] | None
+    ) -> None:
+        """The run begins, or goes on from a checkpoint's state."""
+        check_maskable(layout)
+        self.sizes = Sizes(fragments)
+        if past:
+            for name, card in past["cards"].items():
+                self._cards[name] = wire.MaskCard.FromString(bytes.fromhex(card))
+            self.sizes.load_state(past["sizes"])
+
+    def ask(
+        self, fragment: int, version: int, bundles: Mapping[str, wire.MaskBundle]
+    ) -> Unmasking:
+        """Begin to take the masks off a version's sum; `present` is None again when they are."""
+        self.present = Unmasking(self.names, fragment, version, bundles)
+        return self.present
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint."""
+        cards = {name: card.SerializeToString().hex() for name, card in self._cards.items()}
+        return {"cards": cards, "sizes": self.sizes.state()}
+
+
+class MaskedMerger:
+    """Adds up the contributions to one fragment; as `merge.Merger`, but all count alike."""
+
+    def __init__(self, layout: Layout, up: Codec, num_sites: int) -> None:
+        self._sums = {name: Sum(spec, up.mask_bits, num_sites) for name, spec in layout.items()}
+        self.sampler = Sampler({})
+        self._count = 0
+
+    def add(
+        self, tensors: Iterable[tuple[str, Coded]], weight: float = 1.0, scale: float = 1.0
+    ) -> Sample:
+        """Add one contribution, whose values nobody can tell."""
+        for name, coded in tensors:
+            assert isinstance(coded, Masked)
+            self._sums[name].add(coded)
+        self._count += 1
+        return {}
+
+    def open(self, masks: KeyStreams, sizes: bytes) -> tuple[State, list[int]]:
+        """The mean, and the sizes for the next version; the accumulator starts anew."""
+        merged, following = State(), []
+        for (name, total), size in zip(self._sums.items(), memoryview(sizes).cast("H"), strict=True):
+            merged[name], found = total.read(masks, size, self._count)
+            following.append(found)
+        self._count = 0
+        return merged, following
+
+
+def key_streams(
+    asked: Unmasking, names: Sequence[str], bundles: Mapping[str, wire.MaskBundle]
+) -> KeyStreams | None:
+    """What takes a sum's masks off; None while shares are too few that are true.
+
+    A `UserError` where a site's own shares are false, so that nobody can take its mask off.
+    """
+    given = dict(asked.shares)
+    if len(given) < asked.threshold:
+        return None
+    added: list[bytes] = []
+    taken: list[bytes] = []
+    for number, (site, bundle) in enumerate(bundles.items()):
+        others = [name for name in names if name != site]
+        for at, other in enumerate(["", *asked.missing]):
+            part = slice(SHARE_BYTES * at, SHARE_BYTES * (at + 1))
+            shares = {names.index(giver) + 1: share[number][part] for giver, share in given.items()}
+            expected = bundle.hashes[1 + others.index(other) if other else 0]
+            seed = _put_together(shares, asked.threshold, expected)
+            if seed is None:
+                if len(given) < len(bundles):
+                    return None
+                raise UserError(
+                    f"the masks of {site} cannot be taken off: shares do not fit together, its own "
+                    "or those of half of the others; eject it and go on with --resume"
+                )
+            # What a site has added is taken off: its own mask, and those with sites after it.
+            is_added = not other or names.index(site) < names.index(other)
+            (taken if is_added else added).append(seed)
+    return KeyStreams(added, taken)
+
+
+def _put_together(shares: Mapping[int, bytes], least: int, expected: bytes) -> bytes | None:
+    """The seed that shares make, if as many of them as are needed are true."""
+    for some in islice(combinations(shares.items(), least), _MOST_TRIES):
+        seed: bytes = Shamir.combine(list(some))
+        if hash_of(seed) == expected:
+            return seed
+    return None

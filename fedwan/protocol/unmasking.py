@@ -1,0 +1,137 @@
+"""Taking the masks off a round's sum: whom the coordinator asks what, as a state machine.
+
+    survivors   the sites whose contributions are added up, once the round is closed
+    sign        each is asked to sign this list, and signs one for a version only
+    reveal      who sees that more than half of all sites have signed the list gives its shares: of
+                the seeds of survivors' own masks, and of those that survivors have with who is none
+
+So no coordinator can have a site's own mask from some and its masks with others from the rest. More
+than half of all sites suffice for either answer, and those that fall silent meanwhile are not
+waited for. After Bonawitz et al. 2017 ("Practical secure aggregation"), figure 4, for active
+adversaries; but masks with who drops out are seeds of one version, which every survivor has shared
+beforehand, so that no key is ever given away. Not locked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+
+from fedwan.errors import PayloadError
+from fedwan.link import wire_pb2 as wire
+
+LEAST_SITES = 3
+"""Of two, each knows the other's part of a sum."""
+SHARE_BYTES = 16
+SIGNATURE_BYTES = 64
+
+
+def threshold(num_sites: int) -> int:
+    """How many sites must sign a list, and give shares: two such groups have one in common."""
+    return num_sites // 2 + 1
+
+
+def hash_of(seed: bytes) -> bytes:
+    """What a seed that was put together again must hash to."""
+    return hashlib.sha256(b"fedwan seed" + seed).digest()[:SHARE_BYTES]
+
+
+def digest_of(bundle: wire.MaskBundle) -> bytes:
+    """What stands for one contribution's secrets in a list of survivors."""
+    return hashlib.sha256(bundle.SerializeToString(deterministic=True)).digest()
+
+
+def statement(run_id: str, epoch: int, asked: wire.Unmask) -> bytes:
+    """What sites sign: whose contributions are added up, of which version."""
+    digests = [digest.hex() for digest in asked.digests]
+    what = [run_id, epoch, asked.fragment, asked.version, list(asked.survivors), digests]
+    return json.dumps(["fedwan survivors", *what]).encode()
+
+
+def check_bundle(bundle: wire.MaskBundle, num_sites: int) -> None:
+    """Refuse one that has not what so many sites need."""
+    sealed = {len(data) for data in bundle.sealed}
+    hashes = {len(data) for data in bundle.hashes}
+    counts = (len(bundle.sealed), len(bundle.hashes))
+    if counts != (num_sites, num_sites) or hashes != {SHARE_BYTES} or len(sealed) != 1:
+        raise PayloadError("contribution comes without the shares that take its masks off")
+    if max(sealed) > (num_sites + 2) * SHARE_BYTES:
+        raise PayloadError(f"a share of {max(sealed)} bytes; {num_sites} sites need less")
+
+
+class Unmasking:
+    """Of one round."""
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        fragment: int,
+        version: int,
+        bundles: Mapping[str, wire.MaskBundle],
+    ) -> None:
+        self._names = list(names)
+        self._bundles = bundles
+        digests = [digest_of(bundle) for bundle in bundles.values()]
+        self._asked = wire.Unmask(
+            fragment=fragment, version=version, survivors=bundles, digests=digests
+        )
+        self._signatures: dict[str, bytes] = {}
+        self.shares: dict[str, list[bytes]] = {}
+        """By site that gave them: of each survivor its seed's, and those with `missing`."""
+        self.threshold = threshold(len(names))
+        self.missing = [name for name in names if name not in bundles]
+        """Sites that are no survivors."""
+
+    @property
+    def survivors(self) -> list[str]:
+        """Whose contributions are added up."""
+        return list(self._bundles)
+
+    @property
+    def waits_for(self) -> list[str]:
+        """Survivors that have not answered the question that is open."""
+        answered = self.shares if self.is_signed else self._signatures
+        return [name for name in self._bundles if name not in answered]
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the list is."""
+        return len(self._signatures) >= self.threshold
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there are as many shares as are needed, if all are true."""
+        return len(self.shares) >= self.threshold
+
+    def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
+        """What a site that waits for the update of a version is asked, if it has not answered."""
+        is_of_it = (fragment, version) == (self._asked.fragment, self._asked.version + 1)
+        if not is_of_it or site not in self.waits_for:
+            return None
+        asked = wire.Unmask()
+        asked.CopyFrom(self._asked)
+        if self.is_signed:
+            asked.signers.extend(self._signatures)
+            asked.signatures.extend(self._signatures.values())
+            place = self._names.index(site)
+            asked.sealed.extend(bundle.sealed[place] for bundle in self._bundles.values())
+        return asked
+
+    def hear(self, site: str, answer: wire.Unmasked) -> None:
+        """Take a site's answer; one to an earlier question, or given before, is let drop."""
+        asked = self._asked
+        if site not in self._bundles or answer.version != asked.version:
+            return
+        if answer.fragment != asked.fragment or site not in self.waits_for:
+            return
+        if not self.is_signed:
+            if len(answer.signature) == SIGNATURE_BYTES:
+                self._signatures[site] = answer.signature
+            return
+        if not answer.shares:
+            return
+        expected = [SHARE_BYTES * (1 + len(self.missing))] * len(self._bundles)
+        if [len(share) for share in answer.shares] != expected:
+            raise PayloadError(f"shares of {site} are not as long as was asked for")
+        self.shares[site] = list(answer.shares)

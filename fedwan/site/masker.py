@@ -1,0 +1,218 @@
+"""A site's masks: its keys of a run, the secrets of each contribution, and what it gives of them.
+
+With every other site it agrees on a secret (X25519); of that come the seeds of the masks that the
+two share, one for each version, which the one adds and the other takes away. A mask of its own lies
+on top, of a new seed for each attempt to send. Seeds leave in shares, sealed for each site, with
+the contribution. `answer` gives shares, of one list of survivors for a version and of no other, and
+only once more than half of all sites have signed it: what was given is on disk before it leaves.
+
+Keys are this site's of this run, made here, in its folder; a certificate vouches for them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+from Crypto.Protocol.SecretSharing import Shamir
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedwan.codecs import Codec
+from fedwan.codecs.masked import SEED_BYTES, KeyStreams, bind
+from fedwan.errors import PayloadError, UserError
+from fedwan.files import replace_bytes
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.tls import Identity
+from fedwan.protocol.unmasking import (
+    LEAST_SITES,
+    SHARE_BYTES,
+    hash_of,
+    statement,
+    threshold,
+)
+
+_NONCE_BYTES = 12
+
+
+class Sealed(NamedTuple):
+    """How one contribution is coded, and what travels with it."""
+
+    codec: Codec
+    bundle: wire.MaskBundle | None = None
+
+
+class Masker:
+    """One site's, in one run; `names` are those of all sites."""
+
+    def __init__(self, identity: Identity, run_id: str, names: Sequence[str], folder: Path) -> None:
+        self._identity, self._run_id, self._names = identity, run_id, list(names)
+        self._place = self._names.index(identity.name)
+        path = folder / "masks.key"
+        if not path.exists():
+            replace_bytes(path, secrets.token_bytes(64), 0o600)
+        content = path.read_bytes()
+        self._key = X25519PrivateKey.from_private_bytes(content[:32])
+        self._signer = Ed25519PrivateKey.from_private_bytes(content[32:64])
+        self._secrets: list[bytes] = []
+        """Shared with each site; the one in this site's place is its own."""
+        self._signers: dict[str, Ed25519PublicKey] = {}
+        self._epoch = 0
+        self._given = _Given(folder / "masks.jsonl")
+
+    def card(self) -> wire.MaskCard:
+        """This site's public keys."""
+        card = wire.MaskCard(
+            site=self._identity.name,
+            exchange_key=self._key.public_key().public_bytes_raw(),
+            signing_key=self._signer.public_key().public_bytes_raw(),
+            certificate=self._identity.cert_pem,
+        )
+        card.signature = self._identity.sign(_keys(card, self._run_id))
+        return card
+
+    def meet(self, roster: Sequence[wire.MaskCard], epoch: int) -> None:
+        """Agree on secrets with all sites; an `IdentityError` where no certificate vouches."""
+        if [card.site for card in roster] != self._names:
+            raise UserError(
+                f"the coordinator names the sites {', '.join(card.site for card in roster)} where "
+                f"the run's are {', '.join(self._names)}; masks are agreed on with all of them"
+            )
+        if len(roster) < LEAST_SITES:
+            raise UserError(f"masks hide nothing between {len(roster)} sites; take {LEAST_SITES}")
+        found = []
+        for card in roster:
+            self._identity.verify(card.site, card.certificate, card.signature, _keys(card, self._run_id))
+            theirs = X25519PublicKey.from_public_bytes(card.exchange_key)
+            is_own = card.site == self._identity.name
+            found.append(self._key.private_bytes_raw() if is_own else self._key.exchange(theirs))
+            self._signers[card.site] = Ed25519PublicKey.from_public_bytes(card.signing_key)
+        self._secrets, self._epoch = found, epoch
+
+    def seal(
+        self, codec: Codec, fragment: int, version: int, sizes: bytes
+    ) -> Sealed:
+        """How the contribution to a version is coded, and its secrets' shares."""
+        own = secrets.token_bytes(SEED_BYTES)
+        seeds = [
+            own if place == self._place else self._derive(place, "mask", fragment, version)
+            for place in range(len(self._names))
+        ]
+        masks = KeyStreams(seeds[self._place :], seeds[: self._place])
+        most = threshold(len(seeds))
+        order = [own, *(seed for seed in seeds if seed is not own)]
+        shares = [dict(Shamir.split(most, len(seeds), seed)) for seed in order]
+        bundle = wire.MaskBundle(epoch=self._epoch, sizes=xxhash.xxh3_64_intdigest(sizes))
+        for place in range(len(seeds)):
+            content = b"".join(share[place + 1] for share in shares)
+            nonce = secrets.token_bytes(_NONCE_BYTES)
+            key = AESGCM(self._derive(place, f"shares of {self._place}", fragment, version))
+            bundle.sealed.append(nonce + key.encrypt(nonce, content, None))
+        bundle.hashes.extend(hash_of(seed) for seed in order)
+        numbers = memoryview(sizes).cast("H")
+        return Sealed(bind(codec, len(seeds), list(numbers), masks), bundle)
+
+    def answer(self, asked: wire.Unmask) -> wire.Unmasked:
+        """This site's part; a `PayloadError` says why it gives none."""
+        reply = wire.Unmasked(fragment=asked.fragment, version=asked.version)
+        said = statement(self._run_id, self._epoch, asked)
+        names = list(asked.survivors)
+        if names != [n for n in self._names if n in names] or len(asked.digests) != len(names):
+            raise PayloadError(f"a sum of {names} is asked for, which are not this run's sites")
+        if self._identity.name not in names or len(names) < threshold(len(self._names)):
+            raise PayloadError(
+                f"a sum of {', '.join(names)} alone is asked for; {threshold(len(self._names))} of "
+                f"{len(self._names)} sites are the fewest, and this one must be among them"
+            )
+        if not asked.signers:
+            self._given.note(asked, self._epoch, said)
+            reply.signature = self._signer.sign(said)
+            return reply
+        self._check_signed(asked, said)
+        if len(asked.sealed) != len(names):
+            raise PayloadError("shares are asked for and not all are there")
+        self._given.note(asked, self._epoch, said)
+        for name, data in zip(names, asked.sealed, strict=True):
+            place = self._names.index(name)
+            key = AESGCM(self._derive(place, f"shares of {place}", asked.fragment, asked.version))
+            try:
+                content = key.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None)
+            except InvalidTag:
+                raise PayloadError(f"a share of {name} is damaged, or of another version") from None
+            others = [other for other in self._names if other != name]
+            wanted = [0, *(1 + at for at, other in enumerate(others) if other not in names)]
+            parts = [content[SHARE_BYTES * at : SHARE_BYTES * (at + 1)] for at in wanted]
+            reply.shares.append(b"".join(parts))
+        return reply
+
+    def _check_signed(self, asked: wire.Unmask, said: bytes) -> None:
+        valid = set()
+        for name, signature in zip(asked.signers, asked.signatures, strict=False):
+            try:
+                self._signers[name].verify(signature, said)
+                valid.add(name)
+            except (KeyError, InvalidSignature):
+                continue
+        if len(valid) < threshold(len(self._names)):
+            raise PayloadError(
+                f"a list of survivors is signed by {', '.join(sorted(valid)) or 'nobody'}; shares "
+                f"are given where {threshold(len(self._names))} sites have signed it"
+            )
+
+    def _derive(self, place: int, what: str, fragment: int, version: int) -> bytes:
+        """A key of 16 bytes that this site shares with the one in a place."""
+        context = json.dumps(["fedwan", self._run_id, self._epoch, what, fragment, version])
+        kdf = HKDF(hashes.SHA256(), SEED_BYTES, None, context.encode())
+        return kdf.derive(self._secrets[place])
+
+
+class _Given:
+    """The lists of survivors that this site has signed, one for each version, on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._names: dict[tuple[int, int], list[str]] = {}
+        self._said: dict[tuple[int, int, int], str] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                row = json.loads(line)
+            except ValueError:  # torn: what it tells of had not left
+                continue
+            self._keep(*row)
+
+    def _keep(self, epoch: int, fragment: int, version: int, names: list[str], said: str) -> None:
+        self._names[fragment, version] = names
+        self._said[epoch, fragment, version] = said
+
+    def note(self, asked: wire.Unmask, epoch: int, statement: bytes) -> None:
+        """Note a list, or refuse it: a second one would tell what its difference has sent."""
+        names, said = list(asked.survivors), hashlib.sha256(statement).hexdigest()
+        key = asked.fragment, asked.version
+        before = self._names.get(key, names)
+        if before != names or self._said.get((epoch, *key), said) != said:
+            raise PayloadError(
+                f"version {asked.version} was summed over {', '.join(before)} before; another sum "
+                f"of it, over {', '.join(names)}, would tell what single sites have sent"
+            )
+        if (epoch, *key) in self._said:
+            return
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps([epoch, *key, names, said]) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        self._keep(epoch, *key, names, said)
+
+
+def _keys(card: wire.MaskCard, run_id: str) -> bytes:
+    keys = [card.exchange_key.hex(), card.signing_key.hex()]
+    return json.dumps(["fedwan masks", run_id, card.site, *keys]).encode()
