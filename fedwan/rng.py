@@ -27,7 +27,8 @@ def derive_seed(*parts: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-_lending = threading.RLock()
+lending = threading.RLock()
+"""Held by whoever has torch's global generators, or sets them."""
 
 
 @contextmanager
@@ -37,7 +38,7 @@ def lent_generators(gpus: Sequence[torch.device] = ()) -> Iterator[None]:
     One thread at a time has them: sites that are threads of one process (`fedwan.simulate`) would
     else put them back in the middle of another one's draws.
     """
-    with _lending, torch.random.fork_rng(list(gpus)):
+    with lending, torch.random.fork_rng(list(gpus)):
         yield
 
 
@@ -51,7 +52,7 @@ def seeded_init(seed: int) -> Iterator[None]:
 
 def seed_torch(seed: int) -> None:
     """Seed torch's global generators, when nobody has them."""
-    with _lending:
+    with lending:
         torch.manual_seed(seed)
 
 

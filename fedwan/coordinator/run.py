@@ -22,7 +22,7 @@ from fedwan.codecs import Reading
 from fedwan.config import MASKED, Config, site_names
 from fedwan.coordinator.federation import CoordinatorRounds
 from fedwan.coordinator.intake import Contribution, Intake
-from fedwan.coordinator.masked import MaskedMerger, Masking, key_streams
+from fedwan.coordinator.masked import MaskedMerger, Masking, take_masks_off
 from fedwan.coordinator.members import decisions
 from fedwan.coordinator.merge import Merger
 from fedwan.coordinator.model import GlobalModel, find_checkpoint
@@ -282,27 +282,8 @@ class CoordinatedRun:
         """What a closed round's contributions come to; masks are taken off first."""
         if not isinstance(merger, MaskedMerger):
             return merger.take()
-        hub, index, version = self.hub, round_.fragment.index, round_.version
-        masking, began_s = cast(Masking, hub.masking), time.monotonic()
-        bundles = {m.key.site: cast(Any, m.contribution.bundle) for m in round_.merged}
-        with hub.changed:
-            asked = masking.ask(index, version, bundles)
-            hub.changed.notify_all()
-        while (masks := key_streams(asked, self._names, bundles)) is None:
-            self._look_round()
-            if time.monotonic() - began_s > self._strategy.policy.patience_s:
-                raise RunStopped(
-                    f"the sum of round {version + 1} is still under masks: it has waited "
-                    f"{self._strategy.policy.patience_s:g} s for {', '.join(asked.waits_for)}; "
-                    "bring the sites back and continue with --resume"
-                )
-            with hub.changed:
-                hub.tick()
-        with hub.changed:
-            masking.present = None
-        merged, sizes = merger.open(masks, masking.sizes.of(index, version))
-        masking.sizes.set(index, version + 1, sizes)
-        return merged
+        patience_s = self._strategy.policy.patience_s
+        return take_masks_off(self.hub, round_, merger, self._look_round, patience_s)
 
     def _gather(
         self,

@@ -317,7 +317,9 @@ class Servicer(Federation):
                 status, payload = self.rounds.answer(site, fragment, request.version)
                 if payload is not None:
                     return self._ready(site, fragment, request.version, (), payload)
-                if self.masking and (asked := self.masking.question(site, fragment, request.version)):
+                if self.masking and (
+                    asked := self.masking.question(site, fragment, request.version)
+                ):
                     return Delivery(
                         wire.DownloadHeader(status=wire.DownloadHeader.UNMASK, unmask=asked), None
                     )

@@ -36,6 +36,7 @@ from torch import Tensor
 
 from fedwan.errors import CheckpointError, UserError
 from fedwan.fragments import Fragment
+from fedwan.rng import lending
 from fedwan.site.background import background_threads
 from fedwan.site.group import local
 from fedwan.site.meter import Work
@@ -371,7 +372,8 @@ def random_state() -> State:
 
 def load_random_state(state: State) -> None:
     """Put back what `random_state` gave; a GPU's part is left out where there is none."""
-    torch.set_rng_state(state["cpu"])
+    with lending:  # a site of the same process may be making its networks
+        torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])
     others = json.loads(state["others"].numpy().tobytes())

@@ -30,8 +30,8 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from fedwan.codecs import Codec
 from fedwan.codecs.masked import SEED_BYTES, KeyStreams, bind
-from fedwan.errors import PayloadError, UserError
-from fedwan.files import replace_bytes
+from fedwan.errors import IdentityError, PayloadError, UserError
+from fedwan.files import replace_bytes, replace_text
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tls import Identity
 from fedwan.protocol.unmasking import (
@@ -58,7 +58,7 @@ class Masker:
     def __init__(self, identity: Identity, run_id: str, names: Sequence[str], folder: Path) -> None:
         self._identity, self._run_id, self._names = identity, run_id, list(names)
         self._place = self._names.index(identity.name)
-        path = folder / "masks.key"
+        self._folder, path = folder, folder / "masks.key"
         if not path.exists():
             replace_bytes(path, secrets.token_bytes(64), 0o600)
         content = path.read_bytes()
@@ -82,7 +82,10 @@ class Masker:
         return card
 
     def meet(self, roster: Sequence[wire.MaskCard], epoch: int) -> None:
-        """Agree on secrets with all sites; an `IdentityError` where no certificate vouches."""
+        """Agree on secrets with all sites, whose keys stay the same for the whole run.
+
+        An `IdentityError` where no certificate vouches for one, or it is not the one of before.
+        """
         if [card.site for card in roster] != self._names:
             raise UserError(
                 f"the coordinator names the sites {', '.join(card.site for card in roster)} where "
@@ -90,18 +93,28 @@ class Masker:
             )
         if len(roster) < LEAST_SITES:
             raise UserError(f"masks hide nothing between {len(roster)} sites; take {LEAST_SITES}")
+        # Certificates may expire, and authorities be followed by others, while a run lasts.
+        path = self._folder / "masks.roster"
+        met = json.loads(path.read_text()) if path.exists() else {}
         found = []
         for card in roster:
-            self._identity.verify(card.site, card.certificate, card.signature, _keys(card, self._run_id))
+            keys = _keys(card, self._run_id)
+            if card.site not in met:
+                self._identity.verify(card.site, card.certificate, card.signature, keys)
+                met[card.site] = keys.decode()
+            elif met[card.site] != keys.decode():
+                raise IdentityError(
+                    f"site {card.site} is said to have other masking keys than before; ask whoever "
+                    "runs it, and begin a new run if it has lost its folder"
+                )
             theirs = X25519PublicKey.from_public_bytes(card.exchange_key)
             is_own = card.site == self._identity.name
             found.append(self._key.private_bytes_raw() if is_own else self._key.exchange(theirs))
             self._signers[card.site] = Ed25519PublicKey.from_public_bytes(card.signing_key)
+        replace_text(path, json.dumps(met))
         self._secrets, self._epoch = found, epoch
 
-    def seal(
-        self, codec: Codec, fragment: int, version: int, sizes: bytes
-    ) -> Sealed:
+    def seal(self, codec: Codec, fragment: int, version: int, sizes: bytes) -> Sealed:
         """How the contribution to a version is coded, and its secrets' shares."""
         own = secrets.token_bytes(SEED_BYTES)
         seeds = [
@@ -111,7 +124,7 @@ class Masker:
         masks = KeyStreams(seeds[self._place :], seeds[: self._place])
         most = threshold(len(seeds))
         order = [own, *(seed for seed in seeds if seed is not own)]
-        shares = [dict(Shamir.split(most, len(seeds), seed)) for seed in order]
+        shares = [dict(Shamir.split(most, len(seeds), seed, ssss=False)) for seed in order]
         bundle = wire.MaskBundle(epoch=self._epoch, sizes=xxhash.xxh3_64_intdigest(sizes))
         for place in range(len(seeds)):
             content = b"".join(share[place + 1] for share in shares)

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from fedwan.codecs.masked import first_sizes
 from fedwan.codecs.payload import Source
 from fedwan.fragments import Fragment, due_step, reached_step
 from fedwan.link import wire_pb2 as wire
-from fedwan.codecs.masked import first_sizes
 from fedwan.site.checkpoint import Ledger, Residuals, SiteCheckpoints
 from fedwan.site.masker import Masker, Sealed
 from fedwan.site.meter import Meter, Work

@@ -25,7 +25,7 @@ def test_what_ended_one_flight_is_told_when_another_makes_the_site_start_over(
     monkeypatch.setattr(
         CoordinatorStub,
         "send_contribution",
-        lambda self, *args: (real if len(args) > 4 else send)(
+        lambda self, *args, **bundle: (real if len(args) > 4 else send)(
             self, *args
         ),  # but for the first weights
     )

@@ -1,0 +1,115 @@
+"""Whole runs under masks, and contributions whose masks would not come off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedwan.config import Config
+from fedwan.coordinator.masked import Masking
+from fedwan.errors import ConfigError, PayloadError, UserError
+from fedwan.fragments import whole
+from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.round import Key
+from fedwan.simulation import Absence
+from tests.planes import layout_of_size
+from tests.support import NET, run_tiny, tiny_config
+
+
+def config_of(strategy: str = "diloco", **sections: Any) -> Config:
+    sections.setdefault("codec", {"up": "masked6"})
+    sections = {"steps": 24} | sections
+    return tiny_config(strategy, sites=3, **sections)
+
+
+def test_all_sites_end_on_the_same_weights_and_so_does_a_run_that_was_resumed(
+    tmp_path: Path,
+) -> None:
+    config = config_of()
+    whole_run = run_tiny(tmp_path / "a", config)
+    (sha256,) = whole_run.hashes
+    rows = whole_run.rounds()
+    assert len(rows) == 36 and not any(row["cosines"] or row["norms"] for row in rows)
+
+    class Stopped(Exception):  # noqa: N818
+        pass
+
+    def stops(name: str, link: Any) -> Any:
+        upload = link.upload
+
+        def upload_or_stop(header: wire.UploadHeader, payload: Any) -> wire.Receipt:
+            if header.version == 5 and name == "s2":
+                raise Stopped
+            receipt: wire.Receipt = upload(header, payload)
+            return receipt
+
+        link.upload = upload_or_stop
+        return link
+
+    config.checkpoint.every = 1
+    with pytest.raises(Stopped):
+        run_tiny(tmp_path / "b", config, wrap=stops)
+    again = run_tiny(tmp_path / "b", config, resume=True)
+    assert again.hashes == {sha256}
+    exact = run_tiny(tmp_path / "c", config_of(codec={"up": "fp32"}))
+    distance = sum(float((exact.state[n] - v).square().sum()) for n, v in whole_run.state.items())
+    length = sum(float(v.square().sum()) for v in exact.state.values())
+    assert distance < 1e-3 * length
+
+
+@pytest.mark.parametrize("strategy", ["streaming_diloco", "local_sgd"])
+def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str) -> None:
+    h = 4 if strategy == "streaming_diloco" else 2
+    cut = {"stream": {"fragments": 2, "tau": 1}} if h == 4 else {}
+    rounds = {"quorum": 2, "patience_s": 60, "grace": 3.0}
+    config = config_of(strategy, h=h, steps=20 * h, round=rounds, **cut)
+    ran = run_tiny(tmp_path, config, absences={"s2": Absence(1 / 3, 2 / 3)})
+    assert len(ran.hashes) == 1
+    of_each = [len(ran.rounds(site)) for site in ("s1", "s2", "s3")]
+    assert min(of_each) > 0 and sum(of_each) < 3 * 20 * (2 if cut else 1)
+
+
+def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
+    names = ["s1", "s2", "s3"]
+    masking = Masking(names)
+    layout = layout_of_size(8)
+    masking.begin(layout, whole(layout), None)
+    good = wire.MaskBundle(epoch=masking.epoch, sealed=[bytes(76)] * 3, hashes=[bytes(16)] * 3)
+    with pytest.raises(PayloadError, match="other sizes than those of version 0"):
+        masking.check(Key(0, 0, "s1"), good)
+    good.epoch += 1
+    with pytest.raises(PayloadError, match="masks of another start of the coordinator"):
+        masking.check(Key(0, 0, "s1"), good)
+    del good.sealed[0]
+    with pytest.raises(PayloadError, match="without the shares that take its masks off"):
+        masking.check(Key(0, 0, "s1"), good)
+    assert "without the keys" in masking.join("s1", wire.MaskCard(site="s1"))
+    card = wire.MaskCard(site="s1", exchange_key=bytes(32), signing_key=bytes(32))
+    assert not masking.join("s1", card)
+    card = wire.MaskCard(site="s1", exchange_key=b"1" * 32, signing_key=bytes(32))
+    assert "other masking keys than the run began with" in masking.join("s1", card)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "sections", "message"),
+    [
+        ("scaffnew", {}, "does not go with strategy 'scaffnew'.* set strategy=diloco"),
+        ("async_diloco", {}, "does more with contributions than to add them up"),
+        ("diloco", {"round": {"merge": "median", "bad": 1}}, "round.merge = 'median' reads"),
+        ("diloco", {"round": {"quorum": 1}}, "more than half of all sites.* set round.quorum=2"),
+    ],
+)
+def test_masks_go_where_contributions_are_added_up(
+    strategy: str, sections: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_of(strategy, **sections)
+    with pytest.raises(ConfigError, match="sites = 2; set sites=3"):
+        tiny_config("diloco", sites=2, codec={"up": "masked4"})
+
+
+def test_running_statistics_are_no_sum(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="running statistics.* use networks without batch norm"):
+        run_tiny(tmp_path, config_of(inner=NET), norm=True)

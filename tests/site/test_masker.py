@@ -1,0 +1,205 @@
+"""Masks that come off, whoever falls silent, and only of one sum."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedwan.codecs import codec_by_name
+from fedwan.codecs.masked import first_sizes
+from fedwan.coordinator.masked import MaskedMerger, key_streams
+from fedwan.errors import IdentityError, PayloadError, UserError
+from fedwan.link import pki
+from fedwan.link import wire_pb2 as wire
+from fedwan.link.tls import Identity
+from fedwan.protocol.unmasking import Unmasking, check_bundle, threshold
+from fedwan.site.masker import Masker
+from fedwan.state import Layout
+from tests.support import spec
+
+NAMES = ["s1", "s2", "s3", "s4", "s5"]
+LAYOUT: Layout = {"net/a": spec((40,)), "net/b": spec((3, 3))}
+SIZES = first_sizes(LAYOUT)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masks")
+    pki.federation(folder, [], NAMES)
+    return folder
+
+
+class Sites:
+    """All sites of a run, and the payloads that they have sent."""
+
+    def __init__(self, folder: Path, state: Path, epoch: int = 1, names: Sequence[str] = NAMES):
+        self.names = list(names)
+        self.codec = codec_by_name("masked4", len(names))
+        self.maskers = {}
+        for name in names:
+            (state / name).mkdir(parents=True, exist_ok=True)
+            identity = Identity.load(folder / name)
+            self.maskers[name] = Masker(identity, "run", self.names, state / name)
+        self.cards = [masker.card() for masker in self.maskers.values()]
+        for masker in self.maskers.values():
+            masker.meet(self.cards, epoch)
+
+    def send(
+        self, version: int, senders: Collection[str]
+    ) -> tuple[MaskedMerger, dict[str, wire.MaskBundle], dict[str, Tensor]]:
+        """A version's contributions: merged under masks, their bundles, and what they come to."""
+        merger = MaskedMerger(LAYOUT, self.codec, len(self.names))
+        bundles, total = {}, {name: torch.zeros(s.shape) for name, s in LAYOUT.items()}
+        for name in self.names:
+            if name not in senders:
+                continue
+            sealed = self.maskers[name].seal(self.codec, 0, version, SIZES)
+            assert sealed.bundle is not None
+            check_bundle(sealed.bundle, len(self.names))
+            delta = {key: 0.01 * torch.randn(s.shape) for key, s in LAYOUT.items()}
+            payload, owed = sealed.codec.encode(delta, {}, LAYOUT)
+            merger.add(self.codec.read_each(payload, LAYOUT))
+            bundles[name] = sealed.bundle
+            for key in LAYOUT:
+                total[key] += delta[key] - owed[key]
+        return merger, bundles, total
+
+    def ask(self, asked: Unmasking, version: int, answering: Collection[str]) -> None:
+        """Put both questions to some sites."""
+        for _ in ("sign", "reveal"):
+            for name in answering:
+                if (question := asked.question(name, 0, version + 1)) is not None:
+                    asked.hear(name, self.maskers[name].answer(question))
+
+
+def check(merger: MaskedMerger, masks: object, total: Mapping[str, Tensor], count: int) -> None:
+    merged, _ = merger.open(masks, SIZES)  # type: ignore[arg-type]
+    for name, value in total.items():
+        assert torch.allclose(merged[name], value / count, atol=1e-7)
+
+
+def test_masks_come_off_whoever_falls_silent(folder: Path, tmp_path: Path) -> None:
+    sites, dice = Sites(folder, tmp_path), random.Random(3)
+    for version in range(30):
+        senders = [n for n in NAMES if dice.random() < 0.8] or NAMES
+        if len(senders) < threshold(len(NAMES)):
+            senders = NAMES
+        merger, bundles, total = sites.send(version, senders)
+        asked = Unmasking(NAMES, 0, version, bundles)
+        some = dice.sample(senders, dice.randint(2, len(senders)))
+        sites.ask(asked, version, some)
+        if len(some) < asked.threshold:
+            assert key_streams(asked, NAMES, bundles) is None
+            assert set(asked.waits_for) == set(senders) - set(some)
+            sites.ask(asked, version, senders)
+        masks = key_streams(asked, NAMES, bundles)
+        check(merger, masks, total, len(senders))
+
+
+def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path: Path) -> None:
+    sites = Sites(folder, tmp_path)
+    _, bundles, _ = sites.send(7, NAMES)
+    first = Unmasking(NAMES, 0, 7, bundles)
+    sites.ask(first, 7, NAMES)
+    fewer = {name: bundles[name] for name in NAMES[:4]}
+    one_less = Unmasking(NAMES, 0, 7, fewer).question("s1", 0, 8)
+    assert one_less is not None
+    with pytest.raises(PayloadError, match="summed over s1, s2, s3, s4, s5 before; another sum"):
+        sites.maskers["s1"].answer(one_less)
+    # Nor by another process of the site, or after another start of the coordinator.
+    for epoch in (1, 2):
+        again = Sites(folder, tmp_path, epoch)
+        assert [c.exchange_key for c in again.cards] == [c.exchange_key for c in sites.cards]
+        with pytest.raises(PayloadError, match="another sum of it, over s1, s2, s3, s4, would"):
+            again.maskers["s1"].answer(one_less)
+        question = Unmasking(NAMES, 0, 7, bundles).question("s1", 0, 8)
+        assert question is not None and again.maskers["s1"].answer(question).signature
+    # The same sites' other payloads, under one start, would tell their difference.
+    _, others, _ = sites.send(7, NAMES)
+    question = Unmasking(NAMES, 0, 7, others).question("s1", 0, 8)
+    assert question is not None
+    with pytest.raises(PayloadError, match="another sum"):
+        sites.maskers["s1"].answer(question)
+
+
+def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_path: Path) -> None:
+    sites = Sites(folder, tmp_path)
+    _, bundles, _ = sites.send(0, NAMES)
+    asked = Unmasking(NAMES, 0, 0, bundles)
+    for name in NAMES[:3]:
+        question = asked.question(name, 0, 1)
+        assert question is not None and not question.sealed
+        asked.hear(name, sites.maskers[name].answer(question))
+    question = asked.question("s4", 0, 1)
+    assert question is not None and len(question.sealed) == len(NAMES)
+    for change in ("repeat", "forge", "drop"):
+        forged = wire.Unmask()
+        forged.CopyFrom(question)
+        if change == "repeat":
+            forged.signers[:] = ["s1"] * 3
+            forged.signatures[:] = [question.signatures[0]] * 3
+        elif change == "forge":
+            forged.signatures[2] = bytes(64)
+        else:
+            del forged.signers[2:]
+        with pytest.raises(PayloadError, match="shares are given where 3 sites have signed"):
+            sites.maskers["s4"].answer(forged)
+    few = Unmasking(NAMES, 0, 1, {name: bundles[name] for name in NAMES[:2]})
+    question = few.question("s1", 0, 2)
+    assert question is not None
+    with pytest.raises(PayloadError, match="a sum of s1, s2 alone is asked for; 3 of 5 sites"):
+        sites.maskers["s1"].answer(question)
+
+
+def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> None:
+    sites = Sites(folder, tmp_path)
+    merger, bundles, total = sites.send(0, NAMES)
+    asked = Unmasking(NAMES, 0, 0, bundles)
+    sites.ask(asked, 0, NAMES[:3])
+    asked.shares["s2"] = [bytes(16)] * len(NAMES)
+    assert key_streams(asked, NAMES, bundles) is None  # and others are asked
+    sites.ask(asked, 0, NAMES)
+    check(merger, key_streams(asked, NAMES, bundles), total, len(NAMES))
+
+    _, bundles, _ = sites.send(1, NAMES)
+    bundles["s3"].hashes[0] = bytes(16)  # of another seed than its shares are of
+    asked = Unmasking(NAMES, 0, 1, bundles)
+    sites.ask(asked, 1, NAMES)
+    with pytest.raises(UserError, match="the masks of s3 cannot be taken off.* eject it"):
+        key_streams(asked, NAMES, bundles)
+
+
+def test_keys_are_those_that_a_trusted_certificate_vouches_for(
+    folder: Path, tmp_path: Path, foreign_identities: Path
+) -> None:
+    sites = Sites(folder, tmp_path / "a", names=NAMES[:3])
+    fresh = Masker(Identity.load(folder / "s2"), "run", NAMES[:3], _made(tmp_path / "b"))
+    for forge in ("authority", "name", "run", "keys"):
+        foreign = foreign_identities / "s1" if forge == "authority" else folder / "s1"
+        run_id = "another" if forge == "run" else "run"
+        other = Masker(Identity.load(foreign), run_id, NAMES[:3], _made(tmp_path / forge)).card()
+        if forge == "keys":
+            other.exchange_key = sites.cards[1].exchange_key
+        cards = [other, fresh.card(), sites.cards[2]]
+        if forge == "name":
+            cards[0].CopyFrom(sites.cards[2])
+            cards[0].site = "s1"
+        with pytest.raises(IdentityError, match="s1"):
+            fresh.meet(cards, 1)
+    with pytest.raises(UserError, match="names the sites s1, s2 where the run's are s1, s2, s3"):
+        fresh.meet(sites.cards[:2], 1)
+    fresh.meet([sites.cards[0], fresh.card(), sites.cards[2]], 1)
+    lost = Masker(Identity.load(folder / "s1"), "run", NAMES[:3], _made(tmp_path / "c"))
+    with pytest.raises(IdentityError, match="other masking keys than before"):
+        fresh.meet([lost.card(), fresh.card(), sites.cards[2]], 2)
+    assert (tmp_path / "b" / "masks.key").stat().st_mode & 0o777 == 0o600
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
