@@ -19,7 +19,6 @@ from itertools import combinations, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 from Crypto.Protocol.SecretSharing import Shamir
 
 from fedwan.codecs import Codec, Coded
@@ -30,7 +29,7 @@ from fedwan.errors import PayloadError, RunStopped, UserError
 from fedwan.fragments import Fragment
 from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.round import Key, Round
-from fedwan.protocol.unmasking import SHARE_BYTES, Unmasking, check_bundle, hash_of
+from fedwan.protocol.unmasking import SHARE_BYTES, Unmasking, basis_of, check_bundle, hash_of
 from fedwan.state import Layout, State
 
 if TYPE_CHECKING:
@@ -103,15 +102,23 @@ class Masking:
         found = [self._cards[name] for name in self.names if name in self._cards]
         return {"roster": found, "epoch": self.epoch}
 
-    def check(self, key: Key, bundle: wire.MaskBundle) -> None:
-        """Refuse a contribution whose masks would not come off."""
+    def check(self, key: Key, bundle: wire.MaskBundle, weights_sha256: str) -> None:
+        """Refuse a contribution whose masks would not come off.
+
+        `weights_sha256` is of the fragment's weights at that version; empty where they are unknown.
+        """
         check_bundle(bundle, len(self.names))
-        sizes = xxhash.xxh3_64_intdigest(self.sizes.of(key.fragment, key.version))
-        if (bundle.epoch, bundle.sizes) != (self.epoch, sizes):
+        if bundle.epoch != self.epoch:
+            raise PayloadError("contribution under masks of another start of the coordinator")
+        if weights_sha256 and bundle.basis != self.basis(*key[:2], weights_sha256):
             raise PayloadError(
-                "contribution under masks of another start of the coordinator, or rounded by "
-                f"other sizes than those of version {key.version}"
+                f"contribution starts from other weights than version {key.version}'s, or is "
+                "rounded by other sizes"
             )
+
+    def basis(self, fragment: int, version: int, weights_sha256: str) -> bytes:
+        """See `basis_of`."""
+        return basis_of(weights_sha256, self.sizes.of(fragment, version))
 
     def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
         """What a site that asks for an update is asked instead, if anything."""
@@ -167,6 +174,7 @@ class MaskedMerger:
 def take_masks_off(
     hub: Federation,
     round_: Round[Contribution],
+    weights_sha256: str,
     merger: MaskedMerger,
     look_round: Callable[[], None],
     patience_s: float,
@@ -182,7 +190,8 @@ def take_masks_off(
     index, version = round_.fragment.index, round_.version
     bundles = {m.key.site: m.contribution.bundle for m in round_.merged if m.contribution.bundle}
     with hub.changed:
-        asked = masking.present = Unmasking(masking.names, index, version, bundles)
+        basis = masking.basis(index, version, weights_sha256)
+        asked = masking.present = Unmasking(masking.names, index, version, basis, bundles)
         hub.changed.notify_all()
     while (masks := key_streams(asked, masking.names, bundles)) is None:
         look_round()

@@ -173,6 +173,10 @@ class GlobalModel:
                 self._hashes[index, version] = hash_state(state)
             return self._hashes[index, version]
 
+    def known_hash(self, fragment: int, version: int) -> str:
+        """The same of a version of now or one before, if it is known; empty else."""
+        return self._hashes.get((fragment, version), "")
+
     def hash_at(self, versions: Sequence[int]) -> str:
         """One hash of all fragments at versions of now or one before; empty where none is known."""
         for fragment in self.fragments:

@@ -249,7 +249,7 @@ class CoordinatedRun:
         self._version_lines.wait()
         payload = model.commit(
             fragment,
-            self._merged(round_, merger),
+            self._merged(model, round_, merger),
             round_.samples,
             rounds.times(),
             rounds.run_step,
@@ -278,12 +278,13 @@ class CoordinatedRun:
             )
         return self._mergers[fragment.index]
 
-    def _merged(self, round_: Round[Contribution], merger: AnyMerger) -> State:
+    def _merged(self, model: GlobalModel, round_: Round[Contribution], merger: AnyMerger) -> State:
         """What a closed round's contributions come to; masks are taken off first."""
         if not isinstance(merger, MaskedMerger):
             return merger.take()
         patience_s = self._strategy.policy.patience_s
-        return take_masks_off(self.hub, round_, merger, self._look_round, patience_s)
+        weights = model.hash_of(round_.fragment)
+        return take_masks_off(self.hub, round_, weights, merger, self._look_round, patience_s)
 
     def _gather(
         self,

@@ -191,7 +191,8 @@ class Servicer(Federation):
                 if is_contribution:
                     self.rounds.check(upload.key, header.work)
                     if self.masking:
-                        self.masking.check(upload.key, header.bundle)
+                        weights = self.model.known_hash(*upload.key[:2]) if self.model else ""
+                        self.masking.check(upload.key, header.bundle, weights)
                 reception = self.intake.open(upload, header)
             except PayloadError as error:
                 return self._rejection(upload, str(error))

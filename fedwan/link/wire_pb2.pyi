@@ -54,19 +54,19 @@ class MaskCard(_message.Message):
     def __init__(self, site: _Optional[str] = ..., exchange_key: _Optional[bytes] = ..., signing_key: _Optional[bytes] = ..., certificate: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MaskBundle(_message.Message):
-    __slots__ = ("epoch", "sizes", "sealed", "hashes")
+    __slots__ = ("epoch", "basis", "sealed", "hashes")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    SIZES_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
     HASHES_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    sizes: int
+    basis: bytes
     sealed: _containers.RepeatedScalarFieldContainer[bytes]
     hashes: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, epoch: _Optional[int] = ..., sizes: _Optional[int] = ..., sealed: _Optional[_Iterable[bytes]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., basis: _Optional[bytes] = ..., sealed: _Optional[_Iterable[bytes]] = ..., hashes: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Unmask(_message.Message):
-    __slots__ = ("fragment", "version", "survivors", "digests", "signers", "signatures", "sealed")
+    __slots__ = ("fragment", "version", "survivors", "digests", "signers", "signatures", "sealed", "basis")
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     SURVIVORS_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Unmask(_message.Message):
     SIGNERS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURES_FIELD_NUMBER: _ClassVar[int]
     SEALED_FIELD_NUMBER: _ClassVar[int]
+    BASIS_FIELD_NUMBER: _ClassVar[int]
     fragment: int
     version: int
     survivors: _containers.RepeatedScalarFieldContainer[str]
@@ -81,7 +82,8 @@ class Unmask(_message.Message):
     signers: _containers.RepeatedScalarFieldContainer[str]
     signatures: _containers.RepeatedScalarFieldContainer[bytes]
     sealed: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., survivors: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[bytes]] = ..., signers: _Optional[_Iterable[str]] = ..., signatures: _Optional[_Iterable[bytes]] = ..., sealed: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    basis: bytes
+    def __init__(self, fragment: _Optional[int] = ..., version: _Optional[int] = ..., survivors: _Optional[_Iterable[str]] = ..., digests: _Optional[_Iterable[bytes]] = ..., signers: _Optional[_Iterable[str]] = ..., signatures: _Optional[_Iterable[bytes]] = ..., sealed: _Optional[_Iterable[bytes]] = ..., basis: _Optional[bytes] = ...) -> None: ...
 
 class Unmasked(_message.Message):
     __slots__ = ("fragment", "version", "signature", "shares")

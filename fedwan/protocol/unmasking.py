@@ -42,10 +42,20 @@ def digest_of(bundle: wire.MaskBundle) -> bytes:
     return hashlib.sha256(bundle.SerializeToString(deterministic=True)).digest()
 
 
+def basis_of(weights_sha256: str, sizes: bytes) -> bytes:
+    """What all contributions to a version have alike: who differs has masks that do not come off.
+
+    A coordinator that gave sites other weights, or had them round to nothing, could else arrange
+    that a sum is one site's part (Pasquini et al. 2022, 2111.07380).
+    """
+    return hashlib.sha256(weights_sha256.encode() + sizes).digest()
+
+
 def statement(run_id: str, epoch: int, asked: wire.Unmask) -> bytes:
     """What sites sign: whose contributions are added up, of which version."""
     digests = [digest.hex() for digest in asked.digests]
-    what = [run_id, epoch, asked.fragment, asked.version, list(asked.survivors), digests]
+    what = [run_id, epoch, asked.fragment, asked.version, asked.basis.hex()]
+    what += [list(asked.survivors), digests]
     return json.dumps(["fedwan survivors", *what]).encode()
 
 
@@ -68,13 +78,14 @@ class Unmasking:
         names: Sequence[str],
         fragment: int,
         version: int,
+        basis: bytes,
         bundles: Mapping[str, wire.MaskBundle],
     ) -> None:
         self._names = list(names)
         self._bundles = bundles
         digests = [digest_of(bundle) for bundle in bundles.values()]
         self._asked = wire.Unmask(
-            fragment=fragment, version=version, survivors=bundles, digests=digests
+            fragment=fragment, version=version, basis=basis, survivors=bundles, digests=digests
         )
         self._signatures: dict[str, bytes] = {}
         self.shares: dict[str, list[bytes]] = {}

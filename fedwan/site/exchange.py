@@ -224,16 +224,17 @@ class Exchange:
         taken = replica.gradients(fragment) if has_gradients else replica.delta(fragment)
         residual = self._residual(fragment)
         payload, owed = None, State()
-        sealed = self._place.seal(flight.fragment) if self._group.rank == 0 else None
-        if sealed is not None:
-            payload, owed = sealed.codec.encode(taken, residual, fragment.layout)
+        bundle, weights = None, self._place.weights_sha256(fragment)
+        if self._group.rank == 0:
+            up, bundle = self._place.seal(fragment, version, weights)
+            payload, owed = up.encode(taken, residual, fragment.layout)
         if fragment.index == 0 and not has_gradients:
             self._place.save(version + 1, self._residuals.ledger(done, fragment, (residual, owed)))
         receipt = wire.Receipt(status=wire.Receipt.ACCEPTED)
         if not self._place.is_behind:
             receipt = self._group.lead(
                 lambda: self._stub.send_contribution(
-                    fragment.index, version, payload, work, bundle=sealed and sealed.bundle
+                    fragment.index, version, payload, work, bundle=bundle
                 )
             )
         self._settle(flight, receipt, residual, owed)
@@ -245,16 +246,19 @@ class Exchange:
         is_here = self._group.rank == 0 and self._replica.is_on_cpu
         room = self._buffers.lend(fragment.layout) if is_here else State()
         flight.held = self._replica.take_delta(fragment, room)
+        weights = self._place.weights_sha256(fragment)
         self._hook.before_send(fragment)
         if fragment.index == 0:
             self._place.save(flight.version + 1, self._residuals.ledger(done))
         if self._group.rank == 0:
-            flight.update = self._flyers.submit(self._fly, flight, self._in_vain, work)
+            flight.update = self._flyers.submit(self._fly, flight, self._in_vain, work, weights)
 
-    def _fly(self, flight: _Flight, in_vain: threading.Event, work: wire.Work) -> Delivery:
+    def _fly(
+        self, flight: _Flight, in_vain: threading.Event, work: wire.Work, weights: str
+    ) -> Delivery:
         """In a thread: encode and send, fetch the update, and advance if there is one process."""
         layout, index = flight.part.layout, flight.fragment.index
-        up, bundle = self._place.seal(flight.fragment)
+        up, bundle = self._place.seal(flight.part, flight.version, weights)
         asked = self._ask(flight.fragment, flight.version + 1)
         residual = self._residual(flight.fragment)
         growing = up.grow(layout)  # each tensor leaves as soon as it is coded

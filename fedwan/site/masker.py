@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import xxhash
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
@@ -37,6 +36,7 @@ from fedwan.link.tls import Identity
 from fedwan.protocol.unmasking import (
     LEAST_SITES,
     SHARE_BYTES,
+    basis_of,
     hash_of,
     statement,
     threshold,
@@ -68,6 +68,8 @@ class Masker:
         """Shared with each site; the one in this site's place is its own."""
         self._signers: dict[str, Ed25519PublicKey] = {}
         self._epoch = 0
+        self._bases: dict[int, tuple[int, bytes]] = {}
+        """By fragment, the version that was sealed last, and what all are to have alike there."""
         self._given = _Given(folder / "masks.jsonl")
 
     def card(self) -> wire.MaskCard:
@@ -114,18 +116,27 @@ class Masker:
         replace_text(path, json.dumps(met))
         self._secrets, self._epoch = found, epoch
 
-    def seal(self, codec: Codec, fragment: int, version: int, sizes: bytes) -> Sealed:
-        """How the contribution to a version is coded, and its secrets' shares."""
+    def seal(
+        self, codec: Codec, fragment: int, version: int, weights_sha256: str, sizes: bytes
+    ) -> Sealed:
+        """How the contribution to a version is coded, and its secrets' shares.
+
+        `weights_sha256` is of the fragment's global weights that it started from.
+        """
+        basis = basis_of(weights_sha256, sizes)
+        self._bases[fragment] = version, basis
         own = secrets.token_bytes(SEED_BYTES)
         seeds = [
-            own if place == self._place else self._derive(place, "mask", fragment, version)
+            own
+            if place == self._place
+            else self._derive(place, f"mask {basis.hex()}", fragment, version)
             for place in range(len(self._names))
         ]
         masks = KeyStreams(seeds[self._place :], seeds[: self._place])
         most = threshold(len(seeds))
         order = [own, *(seed for seed in seeds if seed is not own)]
         shares = [dict(Shamir.split(most, len(seeds), seed, ssss=False)) for seed in order]
-        bundle = wire.MaskBundle(epoch=self._epoch, sizes=xxhash.xxh3_64_intdigest(sizes))
+        bundle = wire.MaskBundle(epoch=self._epoch, basis=basis)
         for place in range(len(seeds)):
             content = b"".join(share[place + 1] for share in shares)
             nonce = secrets.token_bytes(_NONCE_BYTES)
@@ -146,6 +157,11 @@ class Masker:
             raise PayloadError(
                 f"a sum of {', '.join(names)} alone is asked for; {threshold(len(self._names))} of "
                 f"{len(self._names)} sites are the fewest, and this one must be among them"
+            )
+        if self._bases.get(asked.fragment) != (asked.version, asked.basis):
+            raise PayloadError(
+                f"a sum of version {asked.version} is asked for that starts from other weights, or "
+                "is rounded otherwise, than what this site has sent"
             )
         if not asked.signers:
             self._given.note(asked, self._epoch, said)

@@ -103,12 +103,16 @@ class Place:
             end = at + len(self.sizes[fragment.index])
             self.sizes[fragment.index], at = header.sizes[at:end], end
 
-    def seal(self, fragment: Fragment) -> Sealed:
-        """How the next contribution of a fragment is coded, at rank 0."""
+    def weights_sha256(self, fragment: Fragment) -> str:
+        """Of the global weights that its next contribution starts from, where masks need it."""
+        return self.replica.base_sha256(fragment) if self.strategy.up.mask_bits else ""
+
+    def seal(self, fragment: Fragment, version: int, weights_sha256: str) -> Sealed:
+        """How a fragment's contribution to a version is coded, at rank 0."""
         index, up = fragment.index, self.strategy.up
         if self.masker is None:
             return Sealed(up)
-        return self.masker.seal(up, index, self.versions[index], self.sizes[index])
+        return self.masker.seal(up, index, version, weights_sha256, self.sizes[index])
 
     def renew(
         self, header: wire.DownloadHeader, fragments: Sequence[Fragment], checkpoint: int = 0

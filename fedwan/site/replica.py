@@ -293,8 +293,11 @@ class Replica:
 
     def held_sha256(self, fragments: Iterable[Fragment]) -> str:
         """One hash of those of the fragments' global weights."""
-        held = ({name: self.base[name] for name in f.layout} for f in fragments)
-        return hash_hashes(self._hash(state) for state in held)
+        return hash_hashes(self.base_sha256(fragment) for fragment in fragments)
+
+    def base_sha256(self, fragment: Fragment) -> str:
+        """`hash_state` of a fragment's global weights; collective, 1 s a GB."""
+        return self._hash({name: self.base[name] for name in fragment.layout})
 
     def same_sha256(self) -> str:
         """Hash of what every process of the site must have alike: parameters that are not cut."""

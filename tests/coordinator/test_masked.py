@@ -77,14 +77,16 @@ def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     layout = layout_of_size(8)
     masking.begin(layout, whole(layout), None)
     good = wire.MaskBundle(epoch=masking.epoch, sealed=[bytes(76)] * 3, hashes=[bytes(16)] * 3)
-    with pytest.raises(PayloadError, match="other sizes than those of version 0"):
-        masking.check(Key(0, 0, "s1"), good)
+    good.basis = masking.basis(0, 0, "of s1")
+    masking.check(Key(0, 0, "s1"), good, "of s1")
+    with pytest.raises(PayloadError, match="starts from other weights than version 0's, or is"):
+        masking.check(Key(0, 0, "s1"), good, "of the run")
     good.epoch += 1
     with pytest.raises(PayloadError, match="masks of another start of the coordinator"):
-        masking.check(Key(0, 0, "s1"), good)
+        masking.check(Key(0, 0, "s1"), good, "of s1")
     del good.sealed[0]
     with pytest.raises(PayloadError, match="without the shares that take its masks off"):
-        masking.check(Key(0, 0, "s1"), good)
+        masking.check(Key(0, 0, "s1"), good, "of s1")
     assert "without the keys" in masking.join("s1", wire.MaskCard(site="s1"))
     card = wire.MaskCard(site="s1", exchange_key=bytes(32), signing_key=bytes(32))
     assert not masking.join("s1", card)

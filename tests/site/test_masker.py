@@ -17,7 +17,7 @@ from fedwan.errors import IdentityError, PayloadError, UserError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tls import Identity
-from fedwan.protocol.unmasking import Unmasking, check_bundle, threshold
+from fedwan.protocol.unmasking import Unmasking, basis_of, check_bundle, threshold
 from fedwan.site.masker import Masker
 from fedwan.state import Layout
 from tests.support import spec
@@ -25,6 +25,8 @@ from tests.support import spec
 NAMES = ["s1", "s2", "s3", "s4", "s5"]
 LAYOUT: Layout = {"net/a": spec((40,)), "net/b": spec((3, 3))}
 SIZES = first_sizes(LAYOUT)
+WEIGHTS = "5ha"
+BASIS = basis_of(WEIGHTS, SIZES)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ class Sites:
         for name in self.names:
             if name not in senders:
                 continue
-            sealed = self.maskers[name].seal(self.codec, 0, version, SIZES)
+            sealed = self.maskers[name].seal(self.codec, 0, version, WEIGHTS, SIZES)
             assert sealed.bundle is not None
             check_bundle(sealed.bundle, len(self.names))
             delta = {key: 0.01 * torch.randn(s.shape) for key, s in LAYOUT.items()}
@@ -90,7 +92,7 @@ def test_masks_come_off_whoever_falls_silent(folder: Path, tmp_path: Path) -> No
         if len(senders) < threshold(len(NAMES)):
             senders = NAMES
         merger, bundles, total = sites.send(version, senders)
-        asked = Unmasking(NAMES, 0, version, bundles)
+        asked = Unmasking(NAMES, 0, version, BASIS, bundles)
         some = dice.sample(senders, dice.randint(2, len(senders)))
         sites.ask(asked, version, some)
         if len(some) < asked.threshold:
@@ -104,24 +106,25 @@ def test_masks_come_off_whoever_falls_silent(folder: Path, tmp_path: Path) -> No
 def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, bundles, _ = sites.send(7, NAMES)
-    first = Unmasking(NAMES, 0, 7, bundles)
+    first = Unmasking(NAMES, 0, 7, BASIS, bundles)
     sites.ask(first, 7, NAMES)
     fewer = {name: bundles[name] for name in NAMES[:4]}
-    one_less = Unmasking(NAMES, 0, 7, fewer).question("s1", 0, 8)
+    one_less = Unmasking(NAMES, 0, 7, BASIS, fewer).question("s1", 0, 8)
     assert one_less is not None
     with pytest.raises(PayloadError, match="summed over s1, s2, s3, s4, s5 before; another sum"):
         sites.maskers["s1"].answer(one_less)
     # Nor by another process of the site, or after another start of the coordinator.
     for epoch in (1, 2):
         again = Sites(folder, tmp_path, epoch)
+        again.send(7, NAMES)  # as a process does that takes another's place
         assert [c.exchange_key for c in again.cards] == [c.exchange_key for c in sites.cards]
         with pytest.raises(PayloadError, match="another sum of it, over s1, s2, s3, s4, would"):
             again.maskers["s1"].answer(one_less)
-        question = Unmasking(NAMES, 0, 7, bundles).question("s1", 0, 8)
+        question = Unmasking(NAMES, 0, 7, BASIS, bundles).question("s1", 0, 8)
         assert question is not None and again.maskers["s1"].answer(question).signature
     # The same sites' other payloads, under one start, would tell their difference.
     _, others, _ = sites.send(7, NAMES)
-    question = Unmasking(NAMES, 0, 7, others).question("s1", 0, 8)
+    question = Unmasking(NAMES, 0, 7, BASIS, others).question("s1", 0, 8)
     assert question is not None
     with pytest.raises(PayloadError, match="another sum"):
         sites.maskers["s1"].answer(question)
@@ -130,7 +133,7 @@ def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path
 def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, bundles, _ = sites.send(0, NAMES)
-    asked = Unmasking(NAMES, 0, 0, bundles)
+    asked = Unmasking(NAMES, 0, 0, BASIS, bundles)
     for name in NAMES[:3]:
         question = asked.question(name, 0, 1)
         assert question is not None and not question.sealed
@@ -149,7 +152,12 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
             del forged.signers[2:]
         with pytest.raises(PayloadError, match="shares are given where 3 sites have signed"):
             sites.maskers["s4"].answer(forged)
-    few = Unmasking(NAMES, 0, 1, {name: bundles[name] for name in NAMES[:2]})
+    sites.maskers["s1"].seal(sites.codec, 0, 1, WEIGHTS, bytes(4))
+    question = Unmasking(NAMES, 0, 1, BASIS, bundles).question("s1", 0, 2)
+    assert question is not None
+    with pytest.raises(PayloadError, match="starts from other weights, or is rounded otherwise"):
+        sites.maskers["s1"].answer(question)
+    few = Unmasking(NAMES, 0, 1, BASIS, {name: bundles[name] for name in NAMES[:2]})
     question = few.question("s1", 0, 2)
     assert question is not None
     with pytest.raises(PayloadError, match="a sum of s1, s2 alone is asked for; 3 of 5 sites"):
@@ -159,7 +167,7 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
 def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     merger, bundles, total = sites.send(0, NAMES)
-    asked = Unmasking(NAMES, 0, 0, bundles)
+    asked = Unmasking(NAMES, 0, 0, BASIS, bundles)
     sites.ask(asked, 0, NAMES[:3])
     asked.shares["s2"] = [bytes(16)] * len(NAMES)
     assert key_streams(asked, NAMES, bundles) is None  # and others are asked
@@ -168,7 +176,7 @@ def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> No
 
     _, bundles, _ = sites.send(1, NAMES)
     bundles["s3"].hashes[0] = bytes(16)  # of another seed than its shares are of
-    asked = Unmasking(NAMES, 0, 1, bundles)
+    asked = Unmasking(NAMES, 0, 1, BASIS, bundles)
     sites.ask(asked, 1, NAMES)
     with pytest.raises(UserError, match="the masks of s3 cannot be taken off.* eject it"):
         key_streams(asked, NAMES, bundles)

@@ -1,0 +1,180 @@
+"""Secure aggregation: what masks cost in bytes and seconds, and that they come off every time.
+
+Four sites send a contribution of pix2pix's size (57,182,660 values, drawn as `codecs` draws them),
+under masks, plainly in int4, and as Flower 1.41's SecAgg+ has it by default (its own functions:
+quantisation to 22 bits, masks of numpy's generator modulo 2^32, as 32-bit integers on the wire; no
+federation runs). One core. A site's seconds are coding and masks; the coordinator's are adding up
+four of them and taking the masks off.
+
+`dropouts`: five sites, 300 values, all five with other masks and deltas in each of many versions;
+each site sends or does not, and then answers the coordinator's two questions or not, by lot. Equal
+is a sum that is, bit for bit, that of the integers which its sites have rounded to.
+
+Row: way mb_site site_s fp32_mb_s coordinator_s | way versions sums equal short
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.common.secure_aggregation import ndarrays_arithmetic as flower
+from flwr.common.secure_aggregation.quantization import quantize
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
+
+from benchmarks.codecs import pix2pix_delta, pix2pix_layout
+from benchmarks.harness.table import Row
+from fedwan.codecs import codec_by_name, with_feedback
+from fedwan.codecs.masked import FIRST_SIZE, first_sizes, size_of, step_of
+from fedwan.coordinator.masked import MaskedMerger, key_streams
+from fedwan.coordinator.merge import Merger
+from fedwan.link import pki
+from fedwan.link.tls import Identity
+from fedwan.protocol.unmasking import Unmasking, basis_of, threshold
+from fedwan.site.masker import Masker
+from fedwan.state import Layout, Role, State, TensorSpec
+
+SITES = 4
+STEP = step_of(FIRST_SIZE, 4)
+WAYS = ("masked3", "masked4", "masked6", "masked8", "int4", "flower")
+
+
+def cases(args: argparse.Namespace) -> Mapping[str, str]:
+    """Ways of sending, and the count of sums."""
+    return {way: way for way in (*WAYS, "dropouts")}
+
+
+def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
+    if case == "dropouts":
+        return measure_dropouts(300 if args.quick else 10_000)
+    values = pix2pix_delta("cpu")
+    layout = pix2pix_layout(64)
+    measure = measure_flower if case == "flower" else measure_way
+    num_bytes, site_s, coordinator_s = measure(case, layout, values)
+    num_values = sum(spec.num_values for spec in layout.values())
+    return {
+        "way": case,
+        "mb_site": round(num_bytes / 1e6, 1),
+        "site_s": round(site_s, 2),
+        "fp32_mb_s": round(4e-6 * num_values / site_s),
+        "coordinator_s": round(coordinator_s, 2),
+    }
+
+
+def maskers_of(names: list[str], folder: Path) -> list[Masker]:
+    """All sites of a run, which have met."""
+    pki.federation(folder, [], names)
+    maskers = [Masker(Identity.load(folder / n), "run", names, folder / n) for n in names]
+    for masker in maskers:
+        masker.meet([each.card() for each in maskers], 1)
+    return maskers
+
+
+def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, float]:
+    """Bytes of a site, its seconds, and the coordinator's."""
+    names, codec = [f"s{i}" for i in range(SITES)], codec_by_name(way, SITES)
+    merger: Any = MaskedMerger(layout, codec, SITES) if codec.mask_bits else Merger(layout)
+    sizes = b"".join(
+        np.uint16(size_of(float(values[name].square().mean().sqrt()))).tobytes() for name in layout
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        maskers = maskers_of(names, Path(folder)) if codec.mask_bits else []
+        bundles, site_s, coordinator_s = {}, [], 0.0
+        for number, name in enumerate(names):
+            began = time.perf_counter()
+            coder = with_feedback(codec)
+            if maskers:
+                sealed = maskers[number].seal(codec, 0, 0, "", sizes)
+                coder, bundles[name] = sealed.codec, sealed.bundle
+            payload, _ = coder.encode(values, {}, layout)
+            site_s.append(time.perf_counter() - began)
+            began = time.perf_counter()
+            merger.add(codec.read_each(payload, layout), 1.0)
+            coordinator_s += time.perf_counter() - began
+        began = time.perf_counter()
+        if maskers:
+            asked = Unmasking(names, 0, 0, basis_of("", sizes), bundles)  # type: ignore[arg-type]
+            ask(asked, maskers, names, 0, names)
+            merger.open(key_streams(asked, names, bundles), sizes)  # type: ignore[arg-type]
+        else:
+            merger.take()
+        coordinator_s += time.perf_counter() - began
+    return payload.num_bytes, sorted(site_s)[SITES // 2], coordinator_s
+
+
+def ask(
+    asked: Unmasking, maskers: list[Masker], names: list[str], version: int, answering: list[str]
+) -> None:
+    """Put both of the coordinator's questions to some sites."""
+    for _ in ("sign", "reveal"):
+        for name in answering:
+            if (question := asked.question(name, 0, version + 1)) is not None:
+                asked.hear(name, maskers[names.index(name)].answer(question))
+
+
+def measure_flower(way: str, layout: Layout, values: State) -> tuple[int, float, float]:
+    """What a SecAgg+ client does with its vector, and the server with all of them."""
+    arrays = [values[name].numpy() for name in layout]
+    shapes, span = [array.shape for array in arrays], 1 << 32
+    began = time.perf_counter()
+    vector = quantize(arrays, 8.0, 1 << 22)
+    for number in range(SITES):  # its own mask, and one with each of the others
+        mask = pseudo_rand_gen(number.to_bytes(32, "little"), span, shapes)
+        vector = flower.parameters_addition(vector, mask)
+    vector = flower.parameters_mod(vector, span)
+    site_s = time.perf_counter() - began
+    num_bytes = sum(array.astype(np.uint32).nbytes for array in vector)
+    began = time.perf_counter()
+    total = vector
+    for _ in range(SITES - 1):
+        total = flower.parameters_addition(total, vector)
+    for number in range(SITES):
+        mask = pseudo_rand_gen(number.to_bytes(32, "little"), span, shapes)
+        total = flower.parameters_subtraction(total, mask)
+    total = flower.parameters_mod(total, span)
+    return num_bytes, site_s, time.perf_counter() - began
+
+
+def measure_dropouts(num_versions: int) -> Row:
+    names, dice, counts = [f"s{i}" for i in range(5)], random.Random(0), [0, 0, 0]
+    layout: Layout = {"net/w": TensorSpec((300,), torch.float32, Role.PARAMETER)}
+    codec, sizes = codec_by_name("masked4", len(names)), first_sizes(layout)
+    basis = basis_of("", sizes)
+    with tempfile.TemporaryDirectory() as folder:
+        maskers = maskers_of(names, Path(folder))
+        for version in range(num_versions):
+            senders = [name for name in names if dice.random() < 0.8]
+            if len(senders) < threshold(len(names)):
+                continue  # no quorum
+            merger, bundles, total = MaskedMerger(layout, codec, len(names)), {}, torch.zeros(300)
+            for name in senders:
+                sealed = maskers[names.index(name)].seal(codec, 0, version, "", sizes)
+                delta = 0.01 * torch.randn(300)
+                payload, owed = sealed.codec.encode({"net/w": delta}, {}, layout)
+                merger.add(codec.read_each(payload, layout))
+                bundles[name] = sealed.bundle
+                total += ((delta - owed["net/w"]) / STEP).round()
+            asked = Unmasking(names, 0, version, basis, bundles)  # type: ignore[arg-type]
+            ask(asked, maskers, names, version, [n for n in senders if dice.random() < 0.85])
+            masks = key_streams(asked, names, bundles)  # type: ignore[arg-type]
+            if masks is None:  # the round waits for who is silent
+                counts[2] += 1
+                continue
+            merged, _ = merger.open(masks, sizes)
+            counts[0] += 1
+            counts[1] += torch.equal(merged["net/w"], total * (STEP / len(senders)))
+    sums, equal, short = counts
+    return {
+        "way": "dropouts",
+        "versions": num_versions,
+        "sums": sums,
+        "equal": equal,
+        "short": short,
+    }
