@@ -37,7 +37,7 @@ from fedwan.coordinator.masked import MaskedMerger, key_streams
 from fedwan.coordinator.merge import Merger
 from fedwan.link import pki
 from fedwan.link.tls import Identity
-from fedwan.protocol.unmasking import Unmasking, basis_of, threshold
+from fedwan.protocol.unmasking import Unmasking, basis_of, majority
 from fedwan.site.masker import Masker
 from fedwan.state import Layout, Role, State, TensorSpec
 
@@ -71,7 +71,10 @@ def measure_case(args: argparse.Namespace, case: str, seed: int) -> Row:
 def maskers_of(names: list[str], folder: Path) -> list[Masker]:
     """All sites of a run, which have met."""
     pki.federation(folder, [], names)
-    maskers = [Masker(Identity.load(folder / n), "run", names, folder / n) for n in names]
+    maskers = [
+        Masker(Identity.load(folder / n), "run", names, majority(len(names)), folder / n)
+        for n in names
+    ]
     for masker in maskers:
         masker.meet([each.card() for each in maskers], 1)
     return maskers
@@ -100,7 +103,7 @@ def measure_way(way: str, layout: Layout, values: State) -> tuple[int, float, fl
             coordinator_s += time.perf_counter() - began
         began = time.perf_counter()
         if maskers:
-            asked = Unmasking(names, 0, 0, basis_of("", sizes), bundles)  # type: ignore[arg-type]
+            asked = Unmasking(names, majority(len(names)), 0, 0, basis_of("", sizes), bundles)  # type: ignore[arg-type]
             ask(asked, maskers, names, 0, names)
             merger.open(key_streams(asked, names, bundles), sizes)  # type: ignore[arg-type]
         else:
@@ -151,7 +154,7 @@ def measure_dropouts(num_versions: int) -> Row:
         maskers = maskers_of(names, Path(folder))
         for version in range(num_versions):
             senders = [name for name in names if dice.random() < 0.8]
-            if len(senders) < threshold(len(names)):
+            if len(senders) < majority(len(names)):
                 continue  # no quorum
             merger, bundles, total = MaskedMerger(layout, codec, len(names)), {}, torch.zeros(300)
             for name in senders:
@@ -161,7 +164,7 @@ def measure_dropouts(num_versions: int) -> Row:
                 merger.add(codec.read_each(payload, layout))
                 bundles[name] = sealed.bundle
                 total += ((delta - owed["net/w"]) / STEP).round()
-            asked = Unmasking(names, 0, version, basis, bundles)  # type: ignore[arg-type]
+            asked = Unmasking(names, majority(len(names)), 0, version, basis, bundles)  # type: ignore[arg-type]
             ask(asked, maskers, names, version, [n for n in senders if dice.random() < 0.85])
             masks = key_streams(asked, names, bundles)  # type: ignore[arg-type]
             if masks is None:  # the round waits for who is silent

@@ -21,7 +21,7 @@ from fedwan.fragments import Fragmentation, often, strided, whole
 from fedwan.optim_state import NamedOptimizers
 from fedwan.outer import Transform
 from fedwan.protocol.policy import RoundPolicy, barrier
-from fedwan.protocol.unmasking import LEAST_SITES, threshold
+from fedwan.protocol.unmasking import LEAST_SITES, majority
 from fedwan.state import Layout, layout_of
 from fedwan.strategy import Overlap, Strategy
 from fedwan.uses import Faults, Needs, Uses, fill, followed, unmet, unused
@@ -218,7 +218,7 @@ def check_masks(config: Config, strategy: Strategy) -> None:
                 "codec.up=int4"
             ]
         )
-    rounds, least = config.round, threshold(config.sites)
+    rounds, least = config.round, majority(config.sites)
     if 0 < rounds.quorum < least:
         faults.add(
             [

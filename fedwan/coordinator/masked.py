@@ -73,8 +73,8 @@ class Sizes:
 class Masking:
     """The sites' public keys, the sizes that they round by, and the sum whose masks come off."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = list(names)
+    def __init__(self, names: Sequence[str], needed: int) -> None:
+        self.names, self.needed = list(names), needed
         self.epoch = secrets.randbits(63) | 1
         """Of this start of the coordinator: what is sent anew goes under other masks."""
         self.sizes = Sizes([])
@@ -191,7 +191,9 @@ def take_masks_off(
     bundles = {m.key.site: m.contribution.bundle for m in round_.merged if m.contribution.bundle}
     with hub.changed:
         basis = masking.basis(index, version, weights_sha256)
-        asked = masking.present = Unmasking(masking.names, index, version, basis, bundles)
+        asked = masking.present = Unmasking(
+            masking.names, masking.needed, index, version, basis, bundles
+        )
         hub.changed.notify_all()
     while (masks := key_streams(asked, masking.names, bundles)) is None:
         look_round()
@@ -219,7 +221,7 @@ def key_streams(
     A `UserError` where a site's own shares are false, so that nobody can take its mask off.
     """
     given = dict(asked.shares)
-    if len(given) < asked.threshold:
+    if len(given) < asked.needed:
         return None
     added: list[bytes] = []
     taken: list[bytes] = []
@@ -229,13 +231,13 @@ def key_streams(
             part = slice(SHARE_BYTES * at, SHARE_BYTES * (at + 1))
             shares = {names.index(giver) + 1: share[number][part] for giver, share in given.items()}
             expected = bundle.hashes[1 + others.index(other) if other else 0]
-            seed = _put_together(shares, asked.threshold, expected)
+            seed = _put_together(shares, asked.needed, expected)
             if seed is None:
                 if len(given) < len(bundles):
                     return None
                 raise UserError(
                     f"the masks of {site} cannot be taken off: shares do not fit together, its own "
-                    "or those of half of the others; eject it and go on with --resume"
+                    "or another site's; eject it and go on with --resume"
                 )
             # What a site has added is taken off: its own mask, and those with sites after it.
             is_added = not other or names.index(site) < names.index(other)

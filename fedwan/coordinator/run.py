@@ -74,13 +74,14 @@ class CoordinatedRun:
         self._names = site_names(config)
         self._registry = Registry(self._names, silence_s)
         is_masked = config.codec.up in MASKED
-        # All sites must be here to agree on masks; a round may do without some.
-        needed = len(self._names) if is_masked else config.round.quorum or len(self._names)
+        quorum = config.round.quorum or len(self._names)
+        needed = len(self._names) if is_masked else quorum  # all must be here to agree on masks
         self._run_id = run_id
         self._sources = None if strategy else sources(config)
         agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
-        self.hub.masking = Masking(self._names) if is_masked else None
+        self.hub.masking = Masking(self._names, quorum) if is_masked else None
+        self._registry.least = quorum if is_masked else 1
         self.hub.evaluation = Evaluation(has_own_data(config.data))
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])

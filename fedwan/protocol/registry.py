@@ -71,6 +71,8 @@ class Registry:
     def __init__(self, names: Sequence[str], silence_s: float) -> None:
         self.sites = {name: SiteEntry(name) for name in names}
         self.rejoins = 0
+        self.least = 1
+        """Sites that the run cannot do without."""
         self.first = ""
         """The site that sends the initial weights."""
         self.opener = ""
@@ -210,8 +212,14 @@ class Registry:
             return f"{name} is in the run already" if standing == "in" else ""
         if standing == "ejected" or (verb == "drain" and standing != "in"):
             return f"{name} is {standing} already; admit it if it shall take part again"
-        if any(n != name and self.sites[n].standing == "in" for n in self.awaited()):
+        left = sum(n != name and self.sites[n].standing == "in" for n in self.awaited())
+        if left >= self.least:
             return ""
+        if left:
+            return (
+                f"without {name} there are {left} sites, and {self.least} take the masks off a "
+                "sum; admit another one first, or begin a run with round.quorum"
+            )
         return (
             f"{name} is the last site that the run waits for, which would wait for ever; "
             "admit another one first, or stop the run"

@@ -2,14 +2,14 @@
 
     survivors   the sites whose contributions are added up, once the round is closed
     sign        each is asked to sign this list, and signs one for a version only
-    reveal      who sees that more than half of all sites have signed the list gives its shares: of
-                the seeds of survivors' own masks, and of those that survivors have with who is none
+    reveal      who sees that a quorum has signed the list gives its shares: of the seeds of
+                survivors' own masks, and of those that survivors have with who is none
 
-So no coordinator can have a site's own mask from some and its masks with others from the rest. More
-than half of all sites suffice for either answer, and those that fall silent meanwhile are not
-waited for. After Bonawitz et al. 2017 ("Practical secure aggregation"), figure 4, for active
-adversaries; but masks with who drops out are seeds of one version, which every survivor has shared
-beforehand, so that no key is ever given away. Not locked.
+So no coordinator can have a site's own mask from some and its masks with others from the rest. A
+run's quorum, more than half of all sites, suffices for either answer; others that fall silent
+meanwhile are not waited for. After Bonawitz et al. 2017 ("Practical secure aggregation"), figure 4,
+for active adversaries; but masks with who drops out are seeds of one version, which every survivor
+has shared beforehand, so that no key is ever given away. Not locked.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ SHARE_BYTES = 16
 SIGNATURE_BYTES = 64
 
 
-def threshold(num_sites: int) -> int:
-    """How many sites must sign a list, and give shares: two such groups have one in common."""
+def majority(num_sites: int) -> int:
+    """The fewest sites that may be asked to sign a list, and for shares.
+
+    Two lists of one version, each signed by q of N sites, have 2 q - N signers in common.
+    """
     return num_sites // 2 + 1
 
 
@@ -76,6 +79,7 @@ class Unmasking:
     def __init__(
         self,
         names: Sequence[str],
+        needed: int,
         fragment: int,
         version: int,
         basis: bytes,
@@ -90,7 +94,8 @@ class Unmasking:
         self._signatures: dict[str, bytes] = {}
         self.shares: dict[str, list[bytes]] = {}
         """By site that gave them: of each survivor its seed's, and those with `missing`."""
-        self.threshold = threshold(len(names))
+        self.needed = needed
+        """Sites that must sign, and give shares."""
         self.missing = [name for name in names if name not in bundles]
         """Sites that are no survivors."""
 
@@ -108,12 +113,12 @@ class Unmasking:
     @property
     def is_signed(self) -> bool:
         """Whether the list is."""
-        return len(self._signatures) >= self.threshold
+        return len(self._signatures) >= self.needed
 
     @property
     def is_done(self) -> bool:
         """Whether there are as many shares as are needed, if all are true."""
-        return len(self.shares) >= self.threshold
+        return len(self.shares) >= self.needed
 
     def question(self, site: str, fragment: int, version: int) -> wire.Unmask | None:
         """What a site that waits for the update of a version is asked, if it has not answered."""

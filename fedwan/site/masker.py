@@ -4,7 +4,7 @@ With every other site it agrees on a secret (X25519); of that come the seeds of 
 two share, one for each version, which the one adds and the other takes away. A mask of its own lies
 on top, of a new seed for each attempt to send. Seeds leave in shares, sealed for each site, with
 the contribution. `answer` gives shares, of one list of survivors for a version and of no other, and
-only once more than half of all sites have signed it: what was given is on disk before it leaves.
+only once a quorum of all sites has signed it: what was given is on disk before it leaves.
 
 Keys are this site's of this run, made here, in its folder; a certificate vouches for them.
 """
@@ -39,7 +39,6 @@ from fedwan.protocol.unmasking import (
     basis_of,
     hash_of,
     statement,
-    threshold,
 )
 
 _NONCE_BYTES = 12
@@ -53,9 +52,12 @@ class Sealed(NamedTuple):
 
 
 class Masker:
-    """One site's, in one run; `names` are those of all sites."""
+    """One site's, in one run; `names` are those of all sites, of which `needed` agree on a sum."""
 
-    def __init__(self, identity: Identity, run_id: str, names: Sequence[str], folder: Path) -> None:
+    def __init__(
+        self, identity: Identity, run_id: str, names: Sequence[str], needed: int, folder: Path
+    ) -> None:
+        self._needed = needed
         self._identity, self._run_id, self._names = identity, run_id, list(names)
         self._place = self._names.index(identity.name)
         self._folder, path = folder, folder / "masks.key"
@@ -133,9 +135,8 @@ class Masker:
             for place in range(len(self._names))
         ]
         masks = KeyStreams(seeds[self._place :], seeds[: self._place])
-        most = threshold(len(seeds))
         order = [own, *(seed for seed in seeds if seed is not own)]
-        shares = [dict(Shamir.split(most, len(seeds), seed, ssss=False)) for seed in order]
+        shares = [dict(Shamir.split(self._needed, len(seeds), seed, ssss=False)) for seed in order]
         bundle = wire.MaskBundle(epoch=self._epoch, basis=basis)
         for place in range(len(seeds)):
             content = b"".join(share[place + 1] for share in shares)
@@ -153,9 +154,9 @@ class Masker:
         names = list(asked.survivors)
         if names != [n for n in self._names if n in names] or len(asked.digests) != len(names):
             raise PayloadError(f"a sum of {names} is asked for, which are not this run's sites")
-        if self._identity.name not in names or len(names) < threshold(len(self._names)):
+        if self._identity.name not in names or len(names) < self._needed:
             raise PayloadError(
-                f"a sum of {', '.join(names)} alone is asked for; {threshold(len(self._names))} of "
+                f"a sum of {', '.join(names)} alone is asked for; {self._needed} of "
                 f"{len(self._names)} sites are the fewest, and this one must be among them"
             )
         if self._bases.get(asked.fragment) != (asked.version, asked.basis):
@@ -192,10 +193,10 @@ class Masker:
                 valid.add(name)
             except (KeyError, InvalidSignature):
                 continue
-        if len(valid) < threshold(len(self._names)):
+        if len(valid) < self._needed:
             raise PayloadError(
                 f"a list of survivors is signed by {', '.join(sorted(valid)) or 'nobody'}; shares "
-                f"are given where {threshold(len(self._names))} sites have signed it"
+                f"are given where {self._needed} sites have signed it"
             )
 
     def _derive(self, place: int, what: str, fragment: int, version: int) -> bytes:

@@ -273,7 +273,9 @@ class Site:
         member = self._member
         assert member.identity is not None, "a site that has a link has an identity"
         check_maskable(self.replica.layout)
-        return Masker(member.identity, member.run_id, site_names(self.config), member.folder)
+        names = site_names(self.config)
+        needed = self.config.round.quorum or len(names)
+        return Masker(member.identity, member.run_id, names, needed, member.folder)
 
     def _agree(self, hello: wire.Hello) -> wire.Welcome:
         """Join, and ask again until the sites of the run agree."""

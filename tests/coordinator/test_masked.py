@@ -12,6 +12,7 @@ from fedwan.coordinator.masked import Masking
 from fedwan.errors import ConfigError, PayloadError, UserError
 from fedwan.fragments import whole
 from fedwan.link import wire_pb2 as wire
+from fedwan.protocol.registry import Registry
 from fedwan.protocol.round import Key
 from fedwan.simulation import Absence
 from tests.planes import layout_of_size
@@ -73,7 +74,7 @@ def test_a_round_does_without_a_site_that_is_gone(tmp_path: Path, strategy: str)
 
 def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     names = ["s1", "s2", "s3"]
-    masking = Masking(names)
+    masking = Masking(names, 2)
     layout = layout_of_size(8)
     masking.begin(layout, whole(layout), None)
     good = wire.MaskBundle(epoch=masking.epoch, sealed=[bytes(76)] * 3, hashes=[bytes(16)] * 3)
@@ -92,6 +93,17 @@ def test_a_contribution_whose_masks_would_not_come_off_is_refused() -> None:
     assert not masking.join("s1", card)
     card = wire.MaskCard(site="s1", exchange_key=b"1" * 32, signing_key=bytes(32))
     assert "other masking keys than the run began with" in masking.join("s1", card)
+
+
+def test_an_operator_cannot_let_go_of_a_site_whose_shares_are_needed() -> None:
+    registry = Registry(["s1", "s2", "s3"], 10.0)
+    registry.least = 3
+    for verb in ("drain", "eject"):
+        assert "without s2 there are 2 sites, and 3 take the masks off" in registry.objection(
+            verb, "s2"
+        )
+    registry.least = 2
+    assert not registry.objection("eject", "s2")
 
 
 @pytest.mark.parametrize(

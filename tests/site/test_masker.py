@@ -17,7 +17,7 @@ from fedwan.errors import IdentityError, PayloadError, UserError
 from fedwan.link import pki
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.tls import Identity
-from fedwan.protocol.unmasking import Unmasking, basis_of, check_bundle, threshold
+from fedwan.protocol.unmasking import Unmasking, basis_of, check_bundle, majority
 from fedwan.site.masker import Masker
 from fedwan.state import Layout
 from tests.support import spec
@@ -46,7 +46,9 @@ class Sites:
         for name in names:
             (state / name).mkdir(parents=True, exist_ok=True)
             identity = Identity.load(folder / name)
-            self.maskers[name] = Masker(identity, "run", self.names, state / name)
+            self.maskers[name] = Masker(
+                identity, "run", self.names, majority(len(names)), state / name
+            )
         self.cards = [masker.card() for masker in self.maskers.values()]
         for masker in self.maskers.values():
             masker.meet(self.cards, epoch)
@@ -89,13 +91,13 @@ def test_masks_come_off_whoever_falls_silent(folder: Path, tmp_path: Path) -> No
     sites, dice = Sites(folder, tmp_path), random.Random(3)
     for version in range(30):
         senders = [n for n in NAMES if dice.random() < 0.8] or NAMES
-        if len(senders) < threshold(len(NAMES)):
+        if len(senders) < majority(len(NAMES)):
             senders = NAMES
         merger, bundles, total = sites.send(version, senders)
-        asked = Unmasking(NAMES, 0, version, BASIS, bundles)
+        asked = Unmasking(NAMES, 3, 0, version, BASIS, bundles)
         some = dice.sample(senders, dice.randint(2, len(senders)))
         sites.ask(asked, version, some)
-        if len(some) < asked.threshold:
+        if len(some) < asked.needed:
             assert key_streams(asked, NAMES, bundles) is None
             assert set(asked.waits_for) == set(senders) - set(some)
             sites.ask(asked, version, senders)
@@ -106,10 +108,10 @@ def test_masks_come_off_whoever_falls_silent(folder: Path, tmp_path: Path) -> No
 def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, bundles, _ = sites.send(7, NAMES)
-    first = Unmasking(NAMES, 0, 7, BASIS, bundles)
+    first = Unmasking(NAMES, 3, 0, 7, BASIS, bundles)
     sites.ask(first, 7, NAMES)
     fewer = {name: bundles[name] for name in NAMES[:4]}
-    one_less = Unmasking(NAMES, 0, 7, BASIS, fewer).question("s1", 0, 8)
+    one_less = Unmasking(NAMES, 3, 0, 7, BASIS, fewer).question("s1", 0, 8)
     assert one_less is not None
     with pytest.raises(PayloadError, match="summed over s1, s2, s3, s4, s5 before; another sum"):
         sites.maskers["s1"].answer(one_less)
@@ -120,11 +122,11 @@ def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path
         assert [c.exchange_key for c in again.cards] == [c.exchange_key for c in sites.cards]
         with pytest.raises(PayloadError, match="another sum of it, over s1, s2, s3, s4, would"):
             again.maskers["s1"].answer(one_less)
-        question = Unmasking(NAMES, 0, 7, BASIS, bundles).question("s1", 0, 8)
+        question = Unmasking(NAMES, 3, 0, 7, BASIS, bundles).question("s1", 0, 8)
         assert question is not None and again.maskers["s1"].answer(question).signature
     # The same sites' other payloads, under one start, would tell their difference.
     _, others, _ = sites.send(7, NAMES)
-    question = Unmasking(NAMES, 0, 7, BASIS, others).question("s1", 0, 8)
+    question = Unmasking(NAMES, 3, 0, 7, BASIS, others).question("s1", 0, 8)
     assert question is not None
     with pytest.raises(PayloadError, match="another sum"):
         sites.maskers["s1"].answer(question)
@@ -133,7 +135,7 @@ def test_a_version_is_summed_over_one_list_of_sites_alone(folder: Path, tmp_path
 def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     _, bundles, _ = sites.send(0, NAMES)
-    asked = Unmasking(NAMES, 0, 0, BASIS, bundles)
+    asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
     for name in NAMES[:3]:
         question = asked.question(name, 0, 1)
         assert question is not None and not question.sealed
@@ -153,11 +155,11 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
         with pytest.raises(PayloadError, match="shares are given where 3 sites have signed"):
             sites.maskers["s4"].answer(forged)
     sites.maskers["s1"].seal(sites.codec, 0, 1, WEIGHTS, bytes(4))
-    question = Unmasking(NAMES, 0, 1, BASIS, bundles).question("s1", 0, 2)
+    question = Unmasking(NAMES, 3, 0, 1, BASIS, bundles).question("s1", 0, 2)
     assert question is not None
     with pytest.raises(PayloadError, match="starts from other weights, or is rounded otherwise"):
         sites.maskers["s1"].answer(question)
-    few = Unmasking(NAMES, 0, 1, BASIS, {name: bundles[name] for name in NAMES[:2]})
+    few = Unmasking(NAMES, 3, 0, 1, BASIS, {name: bundles[name] for name in NAMES[:2]})
     question = few.question("s1", 0, 2)
     assert question is not None
     with pytest.raises(PayloadError, match="a sum of s1, s2 alone is asked for; 3 of 5 sites"):
@@ -167,7 +169,7 @@ def test_shares_are_given_where_more_than_half_have_signed(folder: Path, tmp_pat
 def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> None:
     sites = Sites(folder, tmp_path)
     merger, bundles, total = sites.send(0, NAMES)
-    asked = Unmasking(NAMES, 0, 0, BASIS, bundles)
+    asked = Unmasking(NAMES, 3, 0, 0, BASIS, bundles)
     sites.ask(asked, 0, NAMES[:3])
     asked.shares["s2"] = [bytes(16)] * len(NAMES)
     assert key_streams(asked, NAMES, bundles) is None  # and others are asked
@@ -176,7 +178,7 @@ def test_who_gives_false_shares_is_found_out(folder: Path, tmp_path: Path) -> No
 
     _, bundles, _ = sites.send(1, NAMES)
     bundles["s3"].hashes[0] = bytes(16)  # of another seed than its shares are of
-    asked = Unmasking(NAMES, 0, 1, BASIS, bundles)
+    asked = Unmasking(NAMES, 3, 0, 1, BASIS, bundles)
     sites.ask(asked, 1, NAMES)
     with pytest.raises(UserError, match="the masks of s3 cannot be taken off.* eject it"):
         key_streams(asked, NAMES, bundles)
@@ -186,11 +188,11 @@ def test_keys_are_those_that_a_trusted_certificate_vouches_for(
     folder: Path, tmp_path: Path, foreign_identities: Path
 ) -> None:
     sites = Sites(folder, tmp_path / "a", names=NAMES[:3])
-    fresh = Masker(Identity.load(folder / "s2"), "run", NAMES[:3], _made(tmp_path / "b"))
+    fresh = Masker(Identity.load(folder / "s2"), "run", NAMES[:3], 2, _made(tmp_path / "b"))
     for forge in ("authority", "name", "run", "keys"):
         foreign = foreign_identities / "s1" if forge == "authority" else folder / "s1"
         run_id = "another" if forge == "run" else "run"
-        other = Masker(Identity.load(foreign), run_id, NAMES[:3], _made(tmp_path / forge)).card()
+        other = Masker(Identity.load(foreign), run_id, NAMES[:3], 2, _made(tmp_path / forge)).card()
         if forge == "keys":
             other.exchange_key = sites.cards[1].exchange_key
         cards = [other, fresh.card(), sites.cards[2]]
@@ -202,7 +204,7 @@ def test_keys_are_those_that_a_trusted_certificate_vouches_for(
     with pytest.raises(UserError, match="names the sites s1, s2 where the run's are s1, s2, s3"):
         fresh.meet(sites.cards[:2], 1)
     fresh.meet([sites.cards[0], fresh.card(), sites.cards[2]], 1)
-    lost = Masker(Identity.load(folder / "s1"), "run", NAMES[:3], _made(tmp_path / "c"))
+    lost = Masker(Identity.load(folder / "s1"), "run", NAMES[:3], 2, _made(tmp_path / "c"))
     with pytest.raises(IdentityError, match="other masking keys than before"):
         fresh.meet([lost.card(), fresh.card(), sites.cards[2]], 2)
     assert (tmp_path / "b" / "masks.key").stat().st_mode & 0o777 == 0o600
