@@ -333,7 +333,7 @@ def _together(config: Config) -> Iterator[str]:
             f"site_names holds {len(names)} names for sites = {sites}; "
             f"give {sites} names, or sites={len(names)}"
         )
-    if config.round.quorum > sites:
+    if config.round.quorum > sites > 0:
         yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
     if link.listen == link.door and not link.listen.endswith(":0"):
         yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
