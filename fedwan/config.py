@@ -344,6 +344,14 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     return merge(Config(), {} if path is None else read_yaml(path), parse_words(overrides, Config))
 
 
+def require_run(out: Path) -> None:
+    """Refuse a folder that holds no run."""
+    if not (out / "config.yaml").is_file():
+        raise ConfigError(
+            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
+        )
+
+
 def merge(config: Config, *trees: Mapping[str, Any]) -> Config:
     """A copy of a configuration with nested values put over it, later trees over earlier ones.
 

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fedwan.config import Config, load, site_names
-from fedwan.errors import ConfigError
+from fedwan.config import Config, load, require_run, site_names
 from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
 from fedwan.output.units import bytes_text
 
@@ -196,10 +195,7 @@ class Board:
 
 def read_run(out: Path) -> tuple[Board, list[Record]]:
     """A run's state after all of its records, and these, from its folder."""
-    if not (out / "config.yaml").is_file():
-        raise ConfigError(
-            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
-        )
+    require_run(out)
     board, records = Board(load(out / "config.yaml")), read_records(out)
     for record in records:
         board.take(record)

@@ -105,7 +105,7 @@ def test_who_asks_is_told_of_a_coordinator_that_does_not_answer(
             desk.ask("status")
         is_over.set()
     assert control.ask(desk.out, {"ask": "status"}) is None
-    with pytest.raises(ConfigError, match="no run's folder"):
+    with pytest.raises(ConfigError, match="holds no run"):
         control.ask(tmp_path / "elsewhere", {"ask": "status"})
 
 
