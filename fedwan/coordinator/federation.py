@@ -33,8 +33,8 @@ TICK_S = 0.5
 CoordinatorRounds = Rounds[Contribution, Payload]
 """The machine with what the coordinator puts in."""
 
-Event = Callable[[str, str | None, str], None]
-"""(event, site or None, text)."""
+Event = Callable[..., None]
+"""(event, site or None, text), and details by name."""
 
 
 class Federation:

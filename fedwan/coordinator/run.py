@@ -388,7 +388,7 @@ class CoordinatedRun:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, self._saved = self._saved[0], (model.version, versions)
 
-    def event(self, event: str, site: str | None, text: str, **details: str) -> None:
+    def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
         """Record an event."""
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
 

@@ -18,6 +18,7 @@ from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
 from fedwan.errors import ConfigError, LinkLost, SessionLost
 from fedwan.link.base import Link
+from fedwan.output.board import read_run
 from fedwan.site.site import Membership
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
@@ -167,6 +168,9 @@ def test_totals_count_what_sites_did_after_their_last_contribution(tmp_path: Pat
     totals = run_tiny(tmp_path, tiny_config(), wrap=keep).result.totals
     assert totals.bytes_up == sum(link.bytes_up for link in links)
     assert totals.bytes_down == sum(link.bytes_down for link in links)
+    total = read_run(tmp_path)[0].total  # what the live table and the report show
+    assert (total.bytes_up, total.bytes_down) == (totals.bytes_up, totals.bytes_down)
+    assert (total.compute_s, total.wait_s) == pytest.approx((totals.compute_s, totals.wait_s))
 
 
 @pytest.mark.parametrize("others", [{}, {"kind": "round", "site": "s9"}])
