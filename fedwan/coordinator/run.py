@@ -77,6 +77,8 @@ class CoordinatedRun:
         agreement = Agreement(self._names, needed, run_id=run_id, sources=self._sources)
         self.hub = Servicer(run_id, self._registry, agreement, self.event, CHUNK_BYTES)
         self.hub.evaluation = Evaluation(has_own_data(config.data))
+        self.cause = ""
+        """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
@@ -333,6 +335,8 @@ class CoordinatedRun:
             since_s = time.monotonic() - policy.patience_s
             here = [name for name in owing if name in live and sites[name].joined_s <= since_s]
             at = [f"{name} at step {sites[name].step}" for name in here]
+            why = {name: f"{name} ({text})" for name, text in self.hub.shut_out.items()}
+            told = ", ".join(why.get(name, name) for name in owing)
         waited = f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
         if len(at) == len(owing):
             return UserError(
@@ -341,7 +345,7 @@ class CoordinatedRun:
                 "continue with --resume"
             )
         return RunStopped(
-            f"{waited}{', '.join(owing)} and is below its quorum of {policy.quorum}; "
+            f"{waited}{told} and is below its quorum of {policy.quorum}; "
             "bring the sites back and continue with --resume, or set round.quorum"
         )
 

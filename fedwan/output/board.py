@@ -22,7 +22,7 @@ from fedwan.output.units import bytes_text
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
 _STATES |= {"lost": "silent", "leave": "left", **_DECIDED}
-_NEWS = {"lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
+_NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
 _NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
@@ -120,6 +120,8 @@ class Board:
         """Whether the sites keep what could be drawn."""
         self.is_listening = False
         self.is_done = False
+        self.stopped = ""
+        """Why the run ended before it was done, if it has."""
         self.news: list[EventRecord] = []
         """Events that a reader should see, oldest first."""
 
@@ -139,11 +141,13 @@ class Board:
 
     def _take_event(self, record: EventRecord) -> None:
         if record.event == "listening":
-            self.is_listening = True
+            self.is_listening, self.stopped = True, ""
             for row in self.sites.values():
                 row.since = record.t
                 if row.state == "admitted":
                     row.state = "expected"
+        if record.event == "stopped":
+            self.stopped = record.text
         self.is_done = self.is_done or record.event == "done"
         self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
         self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
