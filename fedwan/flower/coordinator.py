@@ -134,9 +134,7 @@ class Coordinator:
                     if (reason := control.failure(number)) and self._status() is None:
                         raise FedwanError(f"the ServerApp failed before it began: {reason}")
                 if stop.wait(_TICK_S if number else _START_TICK_S):
-                    has_begun = any((self.out / "checkpoint").glob("*.safetensors"))
-                    mend = "--resume goes on with it" if has_begun else "start it again"
-                    raise RunStopped(f"the run was stopped from outside; {mend}")
+                    raise RunStopped("the run was stopped from outside")
 
     def _status(self) -> Status | None:
         return Status.read(serverapp_files(self.out)[1])
