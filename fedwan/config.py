@@ -335,7 +335,7 @@ def _together(config: Config) -> Iterator[str]:
             f"site_names holds {len(names)} names for sites = {sites}; "
             f"give {sites} names, or sites={len(names)}"
         )
-    if config.round.quorum > sites:
+    if config.round.quorum > sites > 0:
         yield f"round.quorum = {config.round.quorum} is out of range; choose 0 to sites ({sites})"
     if link.listen == link.door and not link.listen.endswith(":0"):
         yield f"link.door = {link.door!r} is link.listen as well; give the front door another port"
@@ -344,6 +344,14 @@ def _together(config: Config) -> Iterator[str]:
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """Defaults, then a YAML file, then words such as `outer.generator.lr=0.3`, checked once."""
     return merge(Config(), {} if path is None else read_yaml(path), parse_words(overrides, Config))
+
+
+def require_run(out: Path) -> None:
+    """Refuse a folder that holds no run."""
+    if not (out / "config.yaml").is_file():
+        raise ConfigError(
+            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
+        )
 
 
 def merge(config: Config, *trees: Mapping[str, Any]) -> Config:

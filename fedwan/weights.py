@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedwan
-from fedwan.config import COMMAND, Config
+from fedwan.config import COMMAND, Config, require_run
 from fedwan.config import load as load_config
 from fedwan.errors import CheckpointError, ConfigError, FedwanError, UserError
 from fedwan.names import nearest
@@ -107,11 +107,11 @@ def load(run: str | Path, *, ema: bool = True) -> Trained:
         trained.workload().sample(num=16, seed=0)       or as the recipe builds it
 
     Raises:
-        CheckpointError: the folder holds no run, or no checkpoint yet, or one that is damaged.
+        ConfigError: the folder holds no run.
+        CheckpointError: it holds no checkpoint yet, or one that is damaged.
     """
     folder = Path(run)
-    if not (folder / "config.yaml").is_file():
-        raise CheckpointError(f"{str(folder)!r} holds no run; give the folder with its config.yaml")
+    require_run(folder)
     path = folder / "checkpoint" / "coordinator.safetensors"
     if not path.exists():
         raise CheckpointError(

@@ -23,5 +23,5 @@ def main(grid: Grid, context: Context) -> None:
             start.run_id,
             Path(start.identity),
             start.resume,
-            lambda ticket: TicketSender(grid, ticket),
+            lambda ticket, on_failure: TicketSender(grid, ticket, on_failure),
         )

@@ -78,7 +78,7 @@ class Bench:
             RUN,
             self.registry,
             Agreement(sites, len(sites), self.claim, RUN),
-            lambda *event: self.events.append(event),
+            lambda *event, **_: self.events.append(event),
             chunk_bytes,
         )
         self.rounds = CoordinatorRounds(self.strategy, fragments, sites, 1000, 4)

@@ -87,7 +87,7 @@ def refused(call: Callable[[], object], error: type[FedwanError], *words: str) -
 
 
 def test_what_does_not_fit_is_one_line(tmp_path: Path) -> None:
-    refused(lambda: fedwan.load(tmp_path / "none"), CheckpointError, "holds no run")
+    refused(lambda: fedwan.load(tmp_path / "none"), ConfigError, "holds no run")
     run, linear = tmp_path / "run", nn.Linear(1, 1)
     write_run(run)
     trained = fedwan.load(run)

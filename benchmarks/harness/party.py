@@ -46,7 +46,7 @@ def coordinate(folder: Path) -> None:
     from fedwan.coordinator.service import run_coordinator
 
     @contextmanager
-    def announce(ticket: Ticket) -> Iterator[None]:
+    def announce(ticket: Ticket, on_failure: object) -> Iterator[None]:
         save_json(folder / "ticket.json", asdict(ticket) | {"pid": os.getpid()})
         yield
 

@@ -29,6 +29,9 @@ def status(run: RunFolder, as_json: Json = False) -> None:
     )
     typer.echo(found["text"])
     _print_sites(found["sites"])
+    for row in found["sites"]:
+        if row["error"]:
+            typer.echo(f"{row['site']}: {row['error']}")
 
 
 def sites(
@@ -82,6 +85,7 @@ def _of_files(run: Path) -> dict[str, Any]:
 
     board, _ = read_run(run)
     h, text = max(1, board.config.h), f"no coordinator runs for {run}; {_mend(run)}"
+    text = f"stopped: {board.stopped}\n{text}" if board.stopped else text
     versions = {"version": board.step // h, "versions": board.config.steps // h}
     return {"is_running": False, **versions, "text": text, "waits_for": [], "sites": []}
 

@@ -185,7 +185,7 @@ def _ask(
     """
     import torch
 
-    from fedwan.app import load_workload, resolve_workload
+    from fedwan.app import load_workload, num_experts, resolve_workload
     from fedwan.planner.candidates import ALL, NETWORK, Question, candidates, synthetic_layout
     from fedwan.planner.costs import Costs, coding_costs, step_seconds
     from fedwan.recipes import travelling
@@ -197,6 +197,9 @@ def _ask(
     if path is None:
         layout = synthetic_layout(round(config.params))
         return Question(run, named, {NETWORK: "regression"}, layout, *rest), None
+    asked = replace(run, strategy=read_yaml(path).get("strategy", Config().strategy))
+    if "strategy" not in named and asked.strategy != ALL and num_experts(asked):
+        run, named = asked, named | {"strategy"}  # it trains another model than the others
     run = resolve_workload(run)
     if run.threads:
         torch.set_num_threads(run.threads)

@@ -67,10 +67,8 @@ def demo(words: Words = None, resume: Resume = False) -> None:
 
     Results are in runs/demo; a second demo goes to runs/demo-2, and so on.
     """
-    given, default = list(words or []), Path(Config().out)
-    out = choose_folder(default, given, resume=resume)
-    if out != default and not resume and f"out={out}" not in given:
-        typer.echo(f"{default} holds a run; this one goes to {out}", err=True)
+    given = list(words or [])
+    out = choose_folder(Path(Config().out), given, resume=resume)
     path = out / "config.yaml"
     run_here(path if resume and path.exists() else None, [*given, f"out={out}"], resume=resume)
 
@@ -186,9 +184,7 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
         folders.append(default.with_name(f"{default.name}-{len(folders) + 1}"))
     if not resume:
         return folders[-1]
-    if runs := [folder for folder in folders if holds_run(folder)]:
-        return runs[-1]
-    raise ConfigError(f"{str(default)!r} holds no run to go on with; leave --resume out")
+    return next((folder for folder in reversed(folders) if holds_run(folder)), default)
 
 
 def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
@@ -250,17 +246,18 @@ def run_here(
 def start(config: Config, services: RunServices) -> None:
     """Run services to the end of a run, and show its summary; of a run that is done, only that."""
     out, console = Path(config.out), Console()
+    short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     if not (out / "summary.json").exists():
         make_folder("out", out, 0o700)  # no other user may look into it
+        typer.echo(f"results go to {short}")
         _run_and_watch(config, services, console)
     summary = read_summary(out / "summary.json")
     board, _ = read_run(out)
-    short = out.relative_to(Path.cwd()) if out.is_relative_to(Path.cwd()) else out
     console.print(render_summary(summary, board, short))
 
 
 def _run_and_watch(config: Config, services: RunServices, console: Console) -> None:
-    stop = threading.Event()
+    stop, out = threading.Event(), Path(config.out)
     errors: list[BaseException] = []
 
     def work() -> None:
@@ -275,22 +272,16 @@ def _run_and_watch(config: Config, services: RunServices, console: Console) -> N
         try:
             thread.start()
             # Once it is to end, what happens on the way tells nothing: the error's line does.
-            watch(
-                Path(config.out),
-                config,
-                lambda: thread.is_alive() and not stop.is_set(),
-                console,
-            )
+            watch(out, config, lambda: thread.is_alive() and not stop.is_set(), console)
             thread.join()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             console.print("Ctrl-C: ending the services …")
             stop.set()
             if thread.ident is not None:
                 thread.join()
-            if errors and not isinstance(errors[0], RunStopped):
-                raise errors[0] from None
-            if holds_run(out := Path(config.out)):
-                console.print(f"go on with it: {resuming(out)}")
-            raise
+            if not errors or isinstance(errors[0], RunStopped):
+                errors = [interrupt]
     if errors:
+        if holds_run(out):
+            typer.echo(f"go on with it: {resuming(out)}")
         raise errors[0]

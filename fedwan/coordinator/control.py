@@ -15,6 +15,7 @@ from pathlib import Path
 from socketserver import StreamRequestHandler, UnixStreamServer
 from typing import Any
 
+from fedwan.config import require_run
 from fedwan.errors import ConfigError, UserError
 
 SOCKET = "control.sock"
@@ -81,12 +82,13 @@ def _short(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-def ask(out: Path, request: Mapping[str, Any]) -> dict[str, Any] | None:
+def ask(
+    out: Path, request: Mapping[str, Any], patience_s: float | None = None
+) -> dict[str, Any] | None:
     """What a run's coordinator answers; None if none runs. A `UserError` is what it refuses."""
-    if not (out / "config.yaml").is_file():
-        raise ConfigError(f"RUN = {str(out)!r} is no run's folder; it has no config.yaml")
+    require_run(out)
     with socket.socket(socket.AF_UNIX) as connection, _short(out / SOCKET) as address:
-        connection.settimeout(ANSWER_S)
+        connection.settimeout(patience_s or ANSWER_S)
         try:
             connection.connect(address)
             connection.sendall(json.dumps(request).encode() + b"\n")

@@ -22,7 +22,7 @@ from fedwan.link import wire_pb2 as wire
 from fedwan.protocol.agreement import Agreement
 from fedwan.protocol.evaluation import Evaluation
 from fedwan.protocol.gate import Gate
-from fedwan.protocol.limits import Refusals
+from fedwan.protocol.limits import Refusals, shown
 from fedwan.protocol.policy import Verdict
 from fedwan.protocol.registry import Registry, Verb
 from fedwan.protocol.round import Merge
@@ -31,11 +31,14 @@ from fedwan.protocol.rounds import Rounds
 TICK_S = 0.5
 """How often the run looks for lost sites while nothing arrives."""
 
+LONGEST_FAILURE = 1000
+"""Characters of how a site says that it failed."""
+
 CoordinatorRounds = Rounds[Contribution, Payload]
 """The machine with what the coordinator puts in."""
 
-Event = Callable[[str, str | None, str], None]
-"""(event, site or None, text)."""
+Event = Callable[..., None]
+"""(event, site or None, text), and details by name."""
 
 
 class Federation:
@@ -59,7 +62,7 @@ class Federation:
         """Where contributions travel under masks."""
         self.farewells: dict[str, wire.Farewell] = {}
         self.shut_out: dict[str, str] = {}
-        """Why the data plane serves a site no more, if it does not."""
+        """Why a site is not there, as far as it is known."""
         self.rejected = 0
         self.last_refusal = ""
         self.initial: Source | None = None
@@ -175,6 +178,17 @@ class Federation:
             self.event("lost", name, f"{name} has fallen silent{why and ': '}{why}")
         return lost
 
+    def fail(self, site: str, text: str) -> None:
+        """A site's service says how its training has failed: told once the site is silent."""
+        with self.changed:
+            if site not in self.registry.sites:
+                return
+            self.shut_out[site] = text = shown(text, LONGEST_FAILURE)
+            entry = self.registry.sites[site]
+            is_known = entry.is_lost or not entry.session
+        if is_known:
+            self.event("failed", site, f"{site}: {text}")
+
     def await_farewells(self, patience_s: float) -> None:
         """Until no site is there any more, but not for ever."""
         deadline_s = time.monotonic() + patience_s
@@ -216,6 +230,7 @@ class Federation:
                     "state": registry.state_of(name, now_s, name in awaited, name in sending),
                     "version": site.version,
                     "heard": site.heard_s + to_unix if site.heard_s else None,
+                    "error": self.shut_out.get(name, ""),
                 }
                 for name, site in registry.sites.items()
             ]

@@ -23,10 +23,16 @@ _TEXTS: dict[Verb, str] = {
 
 
 def answer(run: CoordinatedRun, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; may be a `UserError`."""
+    """Of `{"ask": "status"}`, or `{"ask": "drain", "site": "s1"}`; may be a `UserError`.
+
+    `{"ask": "ending", "text": …}` is of who started the run, and is about to end it.
+    """
     ask, site = request.get("ask"), str(request.get("site"))[:80]
     if ask == "status":
         return _status(run)
+    if ask == "ending":
+        run.cause = str(request.get("text"))
+        return {}
     if not isinstance(ask, str) or ask not in DECIDED:
         raise UserError(f"ask = {str(ask)[:80]!r}; it is status, {', '.join(DECIDED)}")
     verb: Verb = ask

@@ -83,6 +83,8 @@ class CoordinatedRun:
         self.hub.masking = Masking(self._names, quorum) if is_masked else None
         self._registry.least = quorum if is_masked else 1
         self.hub.evaluation = Evaluation(has_own_data(config.data))
+        self.cause = ""
+        """Why who started the run ends it; empty while nobody does."""
         self._resumed: GlobalModel | None = None
         self._saved: tuple[int, list[int]] = (0, [])
         """Version of the newest checkpoint, and versions of its fragments."""
@@ -354,6 +356,8 @@ class CoordinatedRun:
             since_s = time.monotonic() - policy.patience_s
             here = [name for name in owing if name in live and sites[name].joined_s <= since_s]
             at = [f"{name} at step {sites[name].step}" for name in here]
+            why = {name: f"{name} ({text})" for name, text in self.hub.shut_out.items()}
+            told = ", ".join(why.get(name, name) for name in owing)
         waited = f"round {round_.version + 1} has waited {policy.patience_s:g} s for "
         if len(at) == len(owing):
             return UserError(
@@ -362,7 +366,7 @@ class CoordinatedRun:
                 "continue with --resume"
             )
         return RunStopped(
-            f"{waited}{', '.join(owing)} and is below its quorum of {policy.quorum}; "
+            f"{waited}{told} and is below its quorum of {policy.quorum}; "
             "bring the sites back and continue with --resume, or set round.quorum"
         )
 
@@ -411,7 +415,7 @@ class CoordinatedRun:
             # Sites keep what they need to go on from the one before, too: this one may be damaged.
             hub.durable_version, self._saved = self._saved[0], (model.version, versions)
 
-    def event(self, event: str, site: str | None, text: str, **details: str) -> None:
+    def event(self, event: str, site: str | None, text: str, **details: Any) -> None:
         """Record an event."""
         self._record({"kind": "event", "event": event, "site": site, "text": text, **details})
 

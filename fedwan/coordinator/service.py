@@ -23,7 +23,8 @@ from fedwan.state import hash_state
 
 SILENT_HEARTBEATS = 5
 
-Announce = Callable[[Ticket], AbstractContextManager[object]]
+Announce = Callable[[Ticket, Callable[[str, str], None]], AbstractContextManager[object]]
+"""Hands sites a ticket while it is entered; the callback takes a site and how it has failed."""
 
 
 def run_coordinator(
@@ -65,7 +66,7 @@ def run_coordinator(
             address = f"{host_and_port(link.listen)[0]}:{plane.port}"
             run.event("listening", None, f"data plane listens on {address}")
             ticket = Ticket(address, run_id, to_json(config))
-            with control.serving(out, partial(members.answer, run)), announce(ticket):
+            with control.serving(out, partial(members.answer, run)), announce(ticket, run.hub.fail):
                 model = run.train(outputs.agreed)
                 outputs.finish(
                     run.totals,
@@ -75,7 +76,7 @@ def run_coordinator(
                     hash_state(model.state),
                 )
         except FedwanError as error:
-            run.event("stopped", None, str(error))
+            run.event("stopped", None, run.cause or str(error))
             raise
         finally:
             plane.stop()

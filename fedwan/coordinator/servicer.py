@@ -20,6 +20,7 @@ from fedwan.errors import PayloadError, SessionLost
 from fedwan.link import wire_pb2 as wire
 from fedwan.link.base import Delivery, Signals
 from fedwan.link.buffer import UploadReception
+from fedwan.output.records import SPENT
 from fedwan.protocol.agreement import Claim
 from fedwan.protocol.limits import bound, read_report
 from fedwan.protocol.round import Key
@@ -166,7 +167,8 @@ class Servicer(Federation):
             entry.has_left = True
             self.farewells[site] = farewell
             text = f"{site} left: {farewell.error}" if farewell.error else f"{site} finished"
-            self.event("leave", site, text)
+            spent = {name: getattr(farewell.work, name) for name in SPENT}
+            self.event("leave", site, text, **spent)
             self.changed.notify_all()
 
     # Uploads -------------------------------------------------------------------------------

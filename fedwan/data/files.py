@@ -256,13 +256,13 @@ def open_files(config: DataConfig, captions: bool = False) -> Files:
     """List the files of a configuration, at the path that they have at this site."""
     if not config.path:
         raise ConfigError(
-            "data.path is '' at this site, whose data are its own; name their folder in SITE.yaml, "
-            "as in data: {path: /data/images}"
+            "data.path is '' where each site has data of its own; name their folder, as in "
+            "data.path=/data/{site} (docs/data.md)"
         )
     if not Path(config.path).is_dir():
         raise ConfigError(
-            f"data.path = {config.path!r} is no folder on this machine; name one that it has, or "
-            "set data.path in this site's SITE.yaml"
+            f"data.path = {config.path!r} is no folder on this machine; name one that it has; a "
+            "site may name its own (docs/data.md)"
         )
     transform = Transform(size_of(config), config.name in PAIRS, config.name == "pairs_b_to_a")
     return _open(config.name, Path(config.path), config.classes, transform, captions)

@@ -77,17 +77,24 @@ def diagnose(records: Iterable[Record]) -> Iterator[Finding]:
     """Findings of a run from its records, in the order in which they were told."""
     doctor = Doctor()
     refused: set[str] = set()
-    version = 0
+    stopped, version = "", 0
     for round_, group in groupby(records, key=_round_of):
         if round_ is not None:
             version = max(version, round_[1])
             yield from doctor.take([record for record in group if isinstance(record, RoundRecord)])
             continue
         for event in group:
-            if isinstance(event, EventRecord) and event.site and event.site not in refused:
+            if not isinstance(event, EventRecord):
+                continue
+            if event.event in ("stopped", "listening"):
+                stopped = event.text if event.event == "stopped" else ""
+            if event.site and event.site not in refused:
                 if finding := _of_event(event, version):
                     refused.add(event.site)
                     yield finding
+    if stopped:
+        mend = "see to that, then go on with --resume; where nothing was saved, start again"
+        yield Finding("stopped", None, None, version, stopped, mend)
 
 
 def _round_of(record: Record) -> tuple[int, int] | None:

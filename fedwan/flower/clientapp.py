@@ -79,8 +79,10 @@ def train(ticket: Ticket, site: SiteFile) -> None:
         has_joined |= joined or version >= 0
         if (outcome is None and code == 0 and joined) or (outcome and not outcome.error):
             return
-        if outcome:
+        if outcome and outcome.is_own:
             error = outcome.exception()
+        elif outcome:
+            error = UserError(f"{outcome.failure} (exit status {code}, log {_log_of(site)})")
         else:
             error = (FedwanError if has_joined else UserError)(
                 _silent_end(argv, code, joined, site)
@@ -96,8 +98,7 @@ def train(ticket: Ticket, site: SiteFile) -> None:
 def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
     # Else torchrun opens a store on TCP, beside the one it was told of, for processes that use it.
     env = dict(os.environ) | {VARIABLE: str(path), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
-    path_of_log, _ = clientapp_files(Path(site.dir))
-    service = Service(f"training of {site.site}", argv, path_of_log, env, folder)
+    service = Service(f"training of {site.site}", argv, _log_of(site), env, folder)
     try:
         while (code := service.poll()) is None:
             time.sleep(_POLL_S)
@@ -106,10 +107,13 @@ def _run(argv: list[str], folder: str, path: Path, site: SiteFile) -> int:
         service.stop(_GRACE_S)
 
 
-def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) -> FedwanError:
+def _silent_end(argv: list[str], code: int, has_joined: bool, site: SiteFile) -> str:
     """Of processes that have not said how they ended."""
-    words, text = " ".join(argv), last_line(clientapp_files(Path(site.dir))[0])
+    log, words = _log_of(site), " ".join(argv)
     done = "ended" if code == 0 else f"ended with status {code}"
-    if not has_joined:
-        return FedwanError(f"{words!r} {done} before it called fedwan.join; last words: {text}")
-    return FedwanError(f"{words!r} was killed (status {code}); last words: {text}")
+    how = f"was killed (status {code})" if has_joined else f"{done} before it called fedwan.join"
+    return f"{words!r} {how}; last words: {last_line(log)} (log {log})"
+
+
+def _log_of(site: SiteFile) -> Path:
+    return clientapp_files(Path(site.dir))[0]

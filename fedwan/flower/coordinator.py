@@ -14,13 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from os import cpu_count
 from pathlib import Path
 
 from fedwan.app import installed_app
 from fedwan.config import Config, host_and_port, site_names
+from fedwan.coordinator.control import ask
 from fedwan.errors import ConfigError, FedwanError, RunStopped, UserError
 from fedwan.flower import private_port, processes
 from fedwan.flower.private_port import HOST
@@ -35,6 +36,7 @@ _START_TICK_S = 0.05
 _GRACE_S = 6.0
 _SITES_GRACE_S = 8.0
 _LAST_WORDS_S = 60.0
+_TELL_S = 3.0
 
 _log = logging.getLogger(__name__)
 
@@ -105,8 +107,17 @@ class Coordinator:
     def run(self, stop: threading.Event, check: Callable[[], None] = lambda: None) -> None:
         """Submit the run and wait for its end; raises how it ended if it did not end well.
 
-        `check` is called twice a second, and may end the wait by raising.
+        `check` is called twice a second, and may end the wait by raising. What does is told to the
+        ServerApp, for its journal, before its processes are ended.
         """
+        try:
+            self._run(stop, check)
+        except FedwanError as error:
+            with suppress(FedwanError):  # it may have ended already, or not have begun
+                ask(self.out, {"ask": "ending", "text": str(error)}, _TELL_S)
+            raise
+
+    def _run(self, stop: threading.Event, check: Callable[[], None]) -> None:
         # Imported while SuperLink starts: Flower's client takes half a second.
         from fedwan.flower.bundle import build_fab
         from fedwan.flower.control import Control
@@ -123,9 +134,7 @@ class Coordinator:
                     if (reason := control.failure(number)) and self._status() is None:
                         raise FedwanError(f"the ServerApp failed before it began: {reason}")
                 if stop.wait(_TICK_S if number else _START_TICK_S):
-                    has_begun = any((self.out / "checkpoint").glob("*.safetensors"))
-                    mend = "--resume goes on with it" if has_begun else "start it again"
-                    raise RunStopped(f"the run was stopped from outside; {mend}")
+                    raise RunStopped("the run was stopped from outside")
 
     def _status(self) -> Status | None:
         return Status.read(serverapp_files(self.out)[1])

@@ -67,18 +67,23 @@ class _Node:
 
 
 class TicketSender:
-    """Sends every connected site a ticket, between enter and exit; looks every `poll_s`."""
+    """Sends every connected site a ticket, between enter and exit; looks every `poll_s`.
+
+    `on_failure` is told which site says that its training has failed, and how.
+    """
 
     def __init__(
         self,
         grid: Grid,
         ticket: Ticket,
+        on_failure: Callable[[str, str], None],
         *,
         poll_s: float = 1.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._grid = grid
         self._ticket = ticket
+        self._on_failure = on_failure
         self._poll_s = poll_s
         self._clock = clock
         self._nodes: dict[int, _Node] = {}
@@ -137,7 +142,9 @@ class TicketSender:
             return
         record = answer.content.config_records.get(RECORD, ConfigRecord())
         outcome, text = str(record.get("outcome", "")), str(record.get("text", ""))
-        site = record.get("site", "unknown")
+        site = str(record.get("site", "unknown"))
+        if outcome in ("refused", "failed"):
+            self._on_failure(site, text)
         if outcome not in ("done", "stopped", "refused"):
             self._again(node, f"site {site}: {text or 'no outcome in its answer'}")
             return

@@ -12,6 +12,7 @@ is what decentralized diffusion models (McAllister et al. 2025, 2501.05450) lear
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,13 @@ class Experts(nn.Module):
     def forward(self, *told: Tensor) -> Tensor:
         """Of the expert that is trained here."""
         return self.experts[str(self.own[0])](*told)  # type: ignore[no-any-return]
+
+
+def train_own(networks: Iterable[nn.Module], site: int, num_samples: int) -> None:
+    """Have those that are experts be the networks of one site from now on."""
+    for network in networks:
+        if isinstance(network, Experts):
+            network.train_own(site, num_samples)
 
 
 def build_experts(network: nn.Module, num: int) -> nn.Module:

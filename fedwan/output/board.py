@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from fedwan.config import Config, load, site_names
-from fedwan.errors import ConfigError
-from fedwan.output.records import EventRecord, QualityRecord, Record, RoundRecord, read_records
+from fedwan.config import Config, load, require_run, site_names
+from fedwan.output.records import (
+    SPENT,
+    EventRecord,
+    QualityRecord,
+    Record,
+    RoundRecord,
+    read_records,
+)
 from fedwan.output.units import bytes_text
 
 _DECIDED = {"drained": "draining", "ejected": "ejected", "admitted": "admitted"}
 _STATES = {"join": "training", "rejoin": "training", "back": "training"}
 _STATES |= {"lost": "silent", "leave": "left", **_DECIDED}
-_NEWS = frozenset(["lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"])
+_NEWS = {"failed", "lost", "back", "rejoin", "rejected", "paused", "warning", "resume", "finding"}
 _NEWS |= _DECIDED.keys()
 ABSENT = {"expected": "not here yet", "silent": "silent"}
 """States of sites that a run waits for, in words."""
@@ -82,10 +89,12 @@ class SiteRow:
         self.versions.add(record.version)
         self.step = record.step
         self.losses = dict(record.losses) or self.losses  # two fragments may leave after one step
-        self.compute_s += record.compute_s
-        self.wait_s += record.wait_s
-        self.bytes_up += record.bytes_up
-        self.bytes_down += record.bytes_down
+        self.spend(vars(record))
+
+    def spend(self, spent: Mapping[str, Any]) -> None:
+        """Account for time and bytes, where they are told."""
+        for name in SPENT:
+            setattr(self, name, getattr(self, name) + spent.get(name, 0))
 
 
 class Board:
@@ -111,6 +120,8 @@ class Board:
         """Whether the sites keep what could be drawn."""
         self.is_listening = False
         self.is_done = False
+        self.stopped = ""
+        """Why the run ended before it was done, if it has."""
         self.news: list[EventRecord] = []
         """Events that a reader should see, oldest first."""
 
@@ -130,11 +141,13 @@ class Board:
 
     def _take_event(self, record: EventRecord) -> None:
         if record.event == "listening":
-            self.is_listening = True
+            self.is_listening, self.stopped = True, ""
             for row in self.sites.values():
                 row.since = record.t
                 if row.state == "admitted":
                     row.state = "expected"
+        if record.event == "stopped":
+            self.stopped = record.text
         self.is_done = self.is_done or record.event == "done"
         self.keeps_samples = self.keeps_samples or record.event == "samples_kept"
         self.payload_bytes = record.details.get("payload_bytes", self.payload_bytes)
@@ -142,6 +155,7 @@ class Board:
             row = self.sites[record.site]
             row.state, row.since = _STATES[record.event], record.t
             row.seen_t = 0.0  # the time away is no measure of its speed
+            row.spend(record.details)
         if record.event in _NEWS and record.t >= self._since:
             self.news.append(record)
 
@@ -179,8 +193,7 @@ class Board:
     def total(self) -> SiteRow:
         """The sums over all sites."""
         rows = self.sites.values()
-        sums = ("compute_s", "wait_s", "bytes_up", "bytes_down")
-        return SiteRow("", **{name: sum(getattr(row, name) for row in rows) for name in sums})
+        return SiteRow("", **{name: sum(getattr(row, name) for row in rows) for name in SPENT})
 
     def beside_sync(self, sent: int) -> tuple[str, str] | None:
         """What exchanging fp32 gradients at every step would send, and how often so many bytes.
@@ -196,10 +209,7 @@ class Board:
 
 def read_run(out: Path) -> tuple[Board, list[Record]]:
     """A run's state after all of its records, and these, from its folder."""
-    if not (out / "config.yaml").is_file():
-        raise ConfigError(
-            f"{str(out)!r} holds no run (no config.yaml); give the folder that out= named"
-        )
+    require_run(out)
     board, records = Board(load(out / "config.yaml")), read_records(out)
     for record in records:
         board.take(record)

@@ -21,6 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
+from fedwan.config import require_run
 from fedwan.errors import CheckpointError, ConfigError, FedwanError
 from fedwan.files import replace_bytes
 
@@ -90,14 +91,15 @@ def verify(out: Path) -> dict[str, Any]:
     """Walk the journal of a run's folder from end to end; what it tells, ready for JSON.
 
     Raises:
-        ConfigError: there is no journal.
+        ConfigError: there is no run, or no journal of it.
         FedwanError: the first line that cannot be, or is not true of the folder's other files.
     """
     from fedwan.output.summary import read_summary
 
     path, summary = out / JOURNAL, out / "summary.json"
     if not path.is_file():
-        raise ConfigError(f"{str(out)!r} holds no {JOURNAL}; give the folder that out= named")
+        require_run(out)
+        raise ConfigError(f"{str(out)!r} holds no {JOURNAL}: the run has not begun; start it again")
     saved = _checkpoint(out)  # before the lines: a run may go on meanwhile
     ended = read_summary(summary).global_sha256 if summary.exists() else ""
     lines = path.read_bytes().splitlines(keepends=True)

@@ -100,6 +100,8 @@ class EventRecord:
 
 
 Record = RoundRecord | QualityRecord | EventRecord
+SPENT = ("compute_s", "wait_s", "bytes_up", "bytes_down")
+"""What a round's record, and the event `leave`, tell of a site's time and bytes."""
 
 NOT_A_RECORD = (ValueError, KeyError, TypeError, AttributeError)
 """What `to_record` of a damaged row raises."""

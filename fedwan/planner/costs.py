@@ -22,6 +22,7 @@ from fedwan.data import data_at_site, open_shard
 from fedwan.fragments import Fragment, whole
 from fedwan.link.client import CHUNK_BYTES
 from fedwan.link.framing import pack
+from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators
 from fedwan.site.joining import choose_device
 from fedwan.state import Layout, Role, TensorSpec
@@ -140,6 +141,7 @@ def step_seconds(config: Config, workload: Workload) -> float:
     rng = NamedGenerators(config.seed, "calibration")
     shard = open_shard(data, 0, config.sites, config.seed)
     stream = shard.loader(config.data.batch, rng["data"], device)
+    train_own(workload.networks.values(), 0, shard.num_samples)
     return _seconds(lambda: workload.step(next(stream), rng, keep_local), BUDGET_S)
 
 

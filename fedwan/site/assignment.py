@@ -98,13 +98,14 @@ class Outcome:
         return self.error in errors.__all__
 
     def exception(self) -> FedwanError:
-        """The error as an object of its own class; one of the script's is a `UserError`."""
-        if self.is_own:
-            error: FedwanError = getattr(errors, self.error)(self.text)
-            return error
-        return UserError(
-            f"the training script failed at step {self.step}: {self.error}: {self.text}"
-        )
+        """An error of fedwan's tree, as an object of its own class."""
+        error: FedwanError = getattr(errors, self.error)(self.text)
+        return error
+
+    @property
+    def failure(self) -> str:
+        """An error of the script's, in a line."""
+        return f"the training script failed at step {self.step}: {self.error}: {self.text}"
 
     @classmethod
     def leave(cls, error: BaseException | None, step: int) -> None:

@@ -139,13 +139,13 @@ class Alone:
         self.step = 0
         self.num_steps = num_steps
         self._losses: dict[str, Tensor | float] = {}
-        self._said_at = time.monotonic()
+        self._said_at, self._said_step = time.monotonic(), -1
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
+        if error is None and self._said_step < self.step:
             self._say()
 
     def __iter__(self) -> Iterator[int]:
@@ -175,7 +175,7 @@ class Alone:
         return self.step >= self.num_steps
 
     def _say(self) -> None:
-        self._said_at = time.monotonic()
+        self._said_at, self._said_step = time.monotonic(), self.step
         shown = ", ".join(f"{name} {float(value):.4g}" for name, value in self._losses.items())
         print(f"step {self.step} of {self.num_steps}: {shown}", flush=True)
 

@@ -19,7 +19,7 @@ from fedwan.app import load_workload
 from fedwan.config import site_names
 from fedwan.data import InMemory, Shard, data_at_site, dataset_of, first_leaf, open_shard
 from fedwan.errors import UserError
-from fedwan.models.experts import Experts
+from fedwan.models.experts import train_own
 from fedwan.rng import NamedGenerators, derive_seed, seed_torch
 from fedwan.site.assignment import VARIABLE, meeting_folder
 from fedwan.site.group import Group, open_group
@@ -65,9 +65,7 @@ def train(
     rng = NamedGenerators(config.seed, f"{name}/{rank}" if rank else name)
     order = (rng if not rank else NamedGenerators(config.seed, name))["data"]
     loader = shard.loader(config.data.batch, order, member.device)
-    for network in workload.networks.values():
-        if isinstance(network, Experts):
-            network.train_own(site_names(config).index(name), shard.num_samples)
+    train_own(workload.networks.values(), site_names(config).index(name), shard.num_samples)
     may_show = (
         member.show_samples or shard.public or not getattr(workload, "samples_from_inputs", False)
     )

@@ -93,6 +93,8 @@ def test_a_killed_site_ctrl_c_and_a_killed_coordinator_cost_no_bit(tmp_path: Pat
     assert process.returncode == 130
     assert not (out / "summary.json").exists()
     assert sum(row.get("event") == "rejoin" for row in rows(out)) == 1
+    stopped = [row["text"] for row in rows(out) if row.get("event") == "stopped"]
+    assert stopped == ["the run was stopped from outside"]
     run_id = json.loads((out / "flower" / "start.json").read_text())["run_id"]
 
     process = start("demo", f"out={out}", "--resume")

@@ -36,6 +36,7 @@ def test_help_names_every_command(fedwan: Command) -> None:
     [
         (("demo", "stepz=3"), "unknown key 'stepz' (= 3); did you mean 'steps'?"),
         (("demo", "sites=0", "out=/nowhere/x"), "sites = 0 is out of range"),
+        (("demo", "sites=-1", "out=/nowhere/x"), "sites = -1 is out of range; choose 1 or more"),
         (("run", "nope.yaml"), "config file 'nope.yaml' does not exist"),
         (("train",), "No such command 'train'; see fedwan --help"),
         (("demo", "--fast"), "No such option"),

@@ -62,6 +62,23 @@ def test_a_config_s_workload_is_measured_and_its_own_settings_are_told(
     assert (run.strategy, run.model["width"], run.data.name) == ("local_sgd", 4, "ring8")
 
 
+def test_a_file_s_experts_are_compared_with_nothing_that_trains_another_model(
+    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(costs, "BUDGET_S", 0.0)
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "workload: flow\nstrategy: experts\nsites: 2\nsteps: 1000\ndata: {name: ring8}\n"
+        "model: {width: 4}\nlink: {rate_mbit: 20, rtt_ms: 50}\n"
+    )
+    code, out, err = fedwan("plan", str(path), "h=50")
+    assert (code, err) == (0, "")
+    rows = out.splitlines()[3:-3]
+    assert rows and all(row.startswith(("experts ", "* not yet")) for row in rows if row)
+    assert "as configured: experts" in out and "take experts" in out.splitlines()[-1]
+    assert "take local_sgd" in fedwan("plan", str(path), "strategy=local_sgd")[1]
+
+
 def test_a_measured_link_takes_the_place_of_a_described_one(
     fedwan: Command, tmp_path: Path
 ) -> None:

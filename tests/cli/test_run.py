@@ -46,6 +46,26 @@ def test_once_a_run_has_failed_what_its_end_brings_is_not_shown(
     assert "lost" not in (shown := capsys.readouterr().out) and "paused" not in shown
 
 
+def test_a_run_that_fails_says_where_it_is_and_how_to_go_on_and_a_misspelt_one_only_the_mend(
+    fedwan: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: Config, **_: object) -> None:
+        (Path(config.out) / "checkpoint").mkdir()
+        (Path(config.out) / "checkpoint" / "coordinator.safetensors").touch()
+        raise FedwanError("the true reason")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fedwan.flower.coordinator.run_local", fail)
+    for folder in ("runs/demo", "runs/demo-2"):
+        code, out, err = fedwan("demo", "steps=20")
+        assert (code, err) == (1, "fedwan: the true reason\n")
+        first, *_, last = out.splitlines()
+        assert first == f"results go to {folder}"
+        assert last == f"go on with it: fedwan run {tmp_path / folder / 'config.yaml'} --resume"
+    told = "fedwan: unknown key 'stesp' (= 3); did you mean 'steps'?\n"
+    assert fedwan("demo", "stesp=3") == (2, "", told)
+
+
 def test_sigterm_ends_the_services_in_order(tmp_path: Path) -> None:
     ended: list[bool] = []
 
@@ -105,8 +125,8 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     default = Path("runs/demo")
-    with pytest.raises(ConfigError, match="holds no run to go on with; leave --resume out"):
-        choose_folder(default, [], resume=True)
+    with pytest.raises(ConfigError, match="holds no checkpoint yet; leave --resume out"):
+        commands.demo(resume=True)
     (default / "checkpoint").mkdir(parents=True)  # what a failed start left is used again
     (default / "checkpoint" / ".coordinator.safetensors.tmp").touch()
     assert choose_folder(default, ["h=3"], resume=False) == default

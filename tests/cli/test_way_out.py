@@ -69,7 +69,10 @@ def test_a_new_project_bears_its_folders_name_and_its_own_test_passes(
 def test_verify_tells_what_it_found_or_the_first_bad_line(tmp_path: Path, fedwan: Command) -> None:
     path, found = tmp_path / JOURNAL, tmp_path / "found.json"
     code, _, err = fedwan("verify", str(tmp_path))
-    assert code == 2 and "holds no journal.jsonl" in err
+    assert code == 2 and "holds no run" in err
+    (tmp_path / "config.yaml").touch()
+    code, _, err = fedwan("verify", str(tmp_path))
+    assert code == 2 and "holds no journal.jsonl: the run has not begun" in err
     journal = Journal(path, is_new=True)
     for version in (0, 1):
         journal.append({"event": "version", "fragment": 0, "version": version, "weights": "a"})

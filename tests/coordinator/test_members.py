@@ -105,7 +105,7 @@ def test_who_asks_is_told_of_a_coordinator_that_does_not_answer(
             desk.ask("status")
         is_over.set()
     assert control.ask(desk.out, {"ask": "status"}) is None
-    with pytest.raises(ConfigError, match="no run's folder"):
+    with pytest.raises(ConfigError, match="holds no run"):
         control.ask(tmp_path / "elsewhere", {"ask": "status"})
 
 
@@ -186,6 +186,8 @@ def test_the_commands_print_a_table_or_json_and_whether_a_coordinator_runs(
         assert code == 0 and text.splitlines()[2].split()[:2] == ["s2", "left"]
         code, text, _ = fedwan("status", out, "--json")
         assert code == 0 and json.loads(text)["waits_for"] == ["s1", "s3"]
+        desk.bench.hub.fail("s1", "its script failed\nat step 3")
+        assert "s1: its script failed at step 3" in fedwan("status", out)[1].splitlines()
         code, _, err = fedwan("sites", out, "drain")
         assert code == 2 and "admit, drain and eject take one" in err
     code, _, err = fedwan("sites", out, "list")

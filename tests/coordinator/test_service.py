@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
@@ -14,14 +15,18 @@ import torch
 
 from fedwan.app import resolve
 from fedwan.config import Config, LinkConfig
+from fedwan.coordinator import control
 from fedwan.coordinator.run import CoordinatedRun
 from fedwan.coordinator.service import run_coordinator
-from fedwan.errors import ConfigError, LinkLost, SessionLost
+from fedwan.errors import ConfigError, FedwanError, LinkLost, SessionLost
 from fedwan.link.base import Link
+from fedwan.output.board import read_run
 from fedwan.site.site import Membership
 from fedwan.state import hash_state
 from fedwan.strategy import Strategy
 from strategies import diloco
+from tests.cli.conftest import Command
+from tests.cli.conftest import fedwan as fedwan
 from tests.planes import Bench, dialling, eventually, in_thread, serving
 from tests.proxies import FlakyProxy, flaky_proxy
 from tests.support import NET, TinyWorkload, hub_of, run_tiny, take_part, tiny_config
@@ -167,6 +172,35 @@ def test_totals_count_what_sites_did_after_their_last_contribution(tmp_path: Pat
     totals = run_tiny(tmp_path, tiny_config(), wrap=keep).result.totals
     assert totals.bytes_up == sum(link.bytes_up for link in links)
     assert totals.bytes_down == sum(link.bytes_down for link in links)
+    total = read_run(tmp_path)[0].total  # what the live table and the report show
+    assert (total.bytes_up, total.bytes_down) == (totals.bytes_up, totals.bytes_down)
+    assert (total.compute_s, total.wait_s) == pytest.approx((totals.compute_s, totals.wait_s))
+
+
+def test_a_run_that_is_ended_from_outside_keeps_the_reason_and_tells_it_until_it_goes_on(
+    tmp_path: Path, identities: Path, fedwan: Command
+) -> None:
+    out, why = tmp_path / "run", "site s2: the training script failed at step 3: ValueError: no"
+    config = resolve(Config(workload="flow", sites=2, out=str(out)))
+
+    @contextmanager
+    def announce(*_: object) -> Iterator[None]:
+        assert control.ask(out, {"ask": "ending", "text": why}) == {}
+        raise FedwanError("ended by SIGTERM")
+        yield
+
+    with pytest.raises(FedwanError):
+        run_coordinator(config, "run", identities / "coordinator", False, announce)
+    code, text, _ = fedwan("status", str(out))
+    assert code == 0 and text.splitlines()[1] == f"stopped: {why}"
+    found = tmp_path / "found.json"
+    code, text, _ = fedwan("doctor", str(out), "--json", str(found), "--strict")
+    (finding,) = json.loads(found.read_text())
+    assert code == 1 and (finding["kind"], finding["why"]) == ("stopped", why) and why[:60] in text
+    with (out / "journal.jsonl").open("a") as file:  # as a run that goes on writes it
+        row = {"kind": "event", "t": 4e9, "event": "listening", "site": None, "text": "listens"}
+        file.write(json.dumps(row) + "\n")
+    assert why not in fedwan("status", str(out))[1] + fedwan("doctor", str(out))[1]
 
 
 @pytest.mark.parametrize("others", [{}, {"kind": "round", "site": "s9"}])

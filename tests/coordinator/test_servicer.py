@@ -348,6 +348,28 @@ def test_a_site_that_lost_checkpoints_is_told_of(bench: Bench, checkpoint: int, 
     assert len(found) == bool(told) and all(told in text for text in found)
 
 
+def test_how_a_site_failed_is_told_once_it_is_silent_or_at_once_if_nobody_else_tells(
+    tmp_path: Path,
+) -> None:
+    bench = Bench(tmp_path, sites=("s1", "s2", "s3"))
+    for site in ("s1", "s2"):
+        bench.hub.join(site, bench.hello(site))
+    del bench.events[:]
+    for site in ("s1", "s3", "stranger"):
+        bench.hub.fail(site, f"no GPU\x1b at {site}")
+    assert bench.events == [("failed", "s3", "s3: no GPU? at s3")]
+    bench.registry.sites["s1"].heard_s = bench.registry.sites["s2"].heard_s = -100.0
+    bench.hub.notice()
+    told = {site: text for event, site, text in bench.events[1:] if event == "lost"}
+    assert told == {"s1": "s1 has fallen silent: no GPU? at s1", "s2": "s2 has fallen silent"}
+    bench.hub.fail("s2", "out of memory")
+    assert bench.events[-1] == ("failed", "s2", "s2: out of memory")
+    bench.hub.join("s1", bench.hello("s1", "again"))
+    assert [row["error"] for row in bench.hub.survey()["sites"]] == [
+        *("", "out of memory", "no GPU? at s3")
+    ]
+
+
 def test_a_farewell_counts_once(bench: Bench) -> None:
     bench.hub.leave("s1", wire.Farewell(session="s1-first", error="first"))
     bench.hub.leave("s1", wire.Farewell(session="s1-first", error="again"))

@@ -183,7 +183,7 @@ def test_what_is_held_out_stays_when_others_come() -> None:
         ({"name": "hf"}, "cannot be read .*data.name=hf takes a folder of what save_to_disk"),
         ({"name": "parquet"}, "cannot be read .*data.name=parquet takes a folder of parquet"),
         ({"path": "/no/such"}, "data.path = '/no/such' is no folder on this machine"),
-        ({"path": "", "split": "own"}, "data.path is '' at this site, whose data are its own"),
+        ({"path": "", "split": "own"}, "data.path is '' where each site has data of its own"),
         ({"batch": 19}, "data.batch = 19 is more than the 18 samples that a site trains on"),
     ],
 )

@@ -40,7 +40,7 @@ def test_the_way_of_start_leads_from_pictures_to_samples(tmp_path: Path) -> None
     (tmp_path / "train.py").write_text(train.replace("steps=1000", "steps=40"))
     run(sys.executable, "-c", pictures, folder=tmp_path)
     assert len(list((tmp_path / "pictures").rglob("*.png"))) == 360
-    assert "after 40 steps" in run(sys.executable, "train.py", folder=tmp_path)
+    assert "step 40 of 40" in run(sys.executable, "train.py", folder=tmp_path)
     fedwan = (sys.executable, "-m", "fedwan")
     run(*fedwan, "launch", "--sites", "2", "h=20", "--", "python", "train.py", folder=tmp_path)
     assert (tmp_path / "runs" / "launch" / "samples.png").exists()

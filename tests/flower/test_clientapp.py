@@ -164,7 +164,7 @@ def test_a_script_that_ends_well_has_taken_part_and_its_first_word_is_heard(tmp_
         (
             "joined(); Outcome.leave(ZeroDivisionError('a\\nb'), 0); sys.exit(1)",
             UserError,
-            "the training script failed at step 0: ZeroDivisionError: a b",
+            "the training script failed at step 0: ZeroDivisionError: a b .exit status 1, log /",
         ),
     ],
 )
@@ -173,7 +173,8 @@ def test_how_a_script_ended_is_one_line(
 ) -> None:
     with pytest.raises(kind, match=text) as raised:
         run(tmp_path, body)
-    assert "\n" not in str(raised.value)
+    told, log = str(raised.value), tmp_path / "state" / "logs" / "clientapp.log"
+    assert "\n" not in told and (f"log {log})" in told) == (kind is not JoinRefused)
 
 
 def test_a_script_that_fails_is_started_again_while_it_gets_further(

@@ -66,7 +66,9 @@ class Office:
     def __init__(self, *nodes: int) -> None:
         self.now = 1000.0
         self.grid = FakeGrid(*nodes)
-        self._sender = TicketSender(self.grid, TICKET, clock=lambda: self.now)  # type: ignore[arg-type]
+        self.failures: list[tuple[str, str]] = []
+        fail = lambda *told: self.failures.append(told)  # noqa: E731
+        self._sender = TicketSender(self.grid, TICKET, fail, clock=lambda: self.now)  # type: ignore[arg-type]
         self.look()
 
     def look(self, times: int = 1, every_s: float = 0.0) -> list[int]:
@@ -131,6 +133,14 @@ def test_a_site_that_is_done_or_refused_gets_no_other_ticket(
     with caplog.at_level(logging.WARNING):
         assert office.look(3, every_s=1000) == [11]
     assert [record.getMessage() for record in caplog.records] == lines
+    assert len(office.failures) == len(lines)
+
+
+def test_the_coordinator_is_told_who_failed_and_how_and_a_new_ticket_is_sent() -> None:
+    office = Office(11)
+    office.grid.answer(0, site="s1", outcome="failed", text="'train.py' was killed (status -9)")
+    assert office.look(3, every_s=10) == [11, 11]
+    assert office.failures == [("s1", "'train.py' was killed (status -9)")]
 
 
 def test_a_ticket_that_superlink_forgot_hides_no_other_answer() -> None:
@@ -145,7 +155,7 @@ def test_tickets_go_out_from_the_thread_and_trouble_is_said_once(
 ) -> None:
     grid = FakeGrid(11)
     with caplog.at_level(logging.WARNING):
-        with TicketSender(grid, TICKET, poll_s=0.01):  # type: ignore[arg-type]
+        with TicketSender(grid, TICKET, print, poll_s=0.01):  # type: ignore[arg-type]
             eventually(lambda: grid.to() == [11])
             grid.away = True
             time.sleep(0.2)

@@ -15,6 +15,7 @@ from fedwan.coordinator.model import GlobalModel
 from fedwan.errors import UserError
 from fedwan.link import wire_pb2 as wire
 from fedwan.simulation import Absence, simulate
+from fedwan.site import joining
 from fedwan.site.joining import Alone
 from fedwan.site.site import Site
 from fedwan.state import State
@@ -225,6 +226,18 @@ def test_a_script_that_nobody_started_trains_alone() -> None:
             site.log(loss=trainer.step(site.reduce))
     assert_same(trainer.weights(), plain.weights())
     assert site.is_done
+
+
+@pytest.mark.parametrize("every_s", [0.0, 1e9])
+def test_alone_each_step_is_said_once_and_the_last_one_always(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], every_s: float
+) -> None:
+    monkeypatch.setattr(joining, "SAY_EVERY_S", every_s)
+    with Trainer("sgd").join(steps=2) as site:
+        for step in site:
+            site.log(loss=float(step))
+    lines = ["step 1 of 2: loss 0", "step 2 of 2: loss 1"]
+    assert capsys.readouterr().out.splitlines() == (lines[1:] if every_s else lines)
 
 
 def test_alone_needs_a_number_of_steps() -> None:
