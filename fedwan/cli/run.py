@@ -55,7 +55,7 @@ def run(
 
     KEY=VALUE words, such as h=50 outer.generator.lr=0.3, beat the file, which may be left out.
 
-    A run that was stopped goes on with: fedwan run OUT/config.yaml --resume
+    A run that was stopped goes on with: fedwan run OUT/config.yaml --resume, or out=OUT --resume
     """
     run_here(*file_and_words(words), resume=resume)
 
@@ -69,8 +69,7 @@ def demo(words: Words = None, resume: Resume = False) -> None:
     """
     given = list(words or [])
     out = choose_folder(Path(Config().out), given, resume=resume)
-    path = out / "config.yaml"
-    run_here(path if resume and path.exists() else None, [*given, f"out={out}"], resume=resume)
+    run_here(None, [*given, f"out={out}"], resume=resume)
 
 
 def launch(
@@ -96,12 +95,10 @@ def launch(
     """
     settings, command = split_words(words)
     out = choose_folder(Path("runs/launch"), settings, resume=resume)
+    given = [f"sites={sites or 2}", "workload=command"]
     if resume and (out / "config.yaml").exists():
-        path: Path | None = out / "config.yaml"
         given = [f"sites={sites}"] if sites else []
-    else:
-        path, given = None, [f"sites={sites or 2}", "workload=command"]
-    run_here(path, [*given, *settings, f"out={out}"], command, resume=resume)
+    run_here(None, [*given, *settings, f"out={out}"], command, resume=resume)
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
@@ -190,11 +187,15 @@ def choose_folder(default: Path, words: Sequence[str], *, resume: bool) -> Path:
 def load_config(path: Path | None, words: Sequence[str], *, resume: bool) -> Config:
     """The resolved configuration of a run that is about to start, its `out` absolute.
 
-    When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to.
+    When a run goes on, `path` may be the `config.yaml` in its folder, wherever that has moved to;
+    without one it is that of the folder that a word names.
     """
     # Recipes need torch, which takes seconds; the rest of the command line does without.
     from fedwan.app import load_run
 
+    if resume and path is None:
+        own = choose_folder(Path(Config().out), words, resume=True) / "config.yaml"
+        path = own if own.exists() else None
     if resume and path is not None and path.name == "config.yaml" and holds_run(path.parent):
         words = [f"out={path.parent}", *words]
     config = load_run(path, words)

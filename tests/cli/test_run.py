@@ -141,7 +141,7 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     commands.demo(resume=True)
     assert calls == [
         (None, ["sites=2", "out=runs/demo-3"], False),
-        (Path("runs/demo-2/config.yaml"), ["out=runs/demo-2"], True),
+        (None, ["out=runs/demo-2"], True),
     ]
     calls.clear()
     script = ["h=3", "out=runs/demo", "python", "train.py"]
@@ -149,7 +149,7 @@ def test_runs_without_a_folder_are_numbered_and_the_latest_is_resumed(
     commands.launch(script[1:], resume=True)  # with the settings that it began with
     assert calls == [
         (None, ["sites=2", "workload=command", *script[:2], "out=runs/demo"], script[2:], False),
-        (Path("runs/demo/config.yaml"), ["out=runs/demo"] * 2, script[2:], True),
+        (None, ["out=runs/demo"] * 2, script[2:], True),
     ]
     named = ["out=x", "outer.generator.lr=3", "out=here"]
     assert choose_folder(default, named, resume=False) == Path("here")
@@ -179,6 +179,7 @@ def test_a_run_that_was_moved_goes_on_where_it_is(done: Config, tmp_path: Path) 
     Path(done.out).rename(tmp_path / "new")
     resumed = load_config(tmp_path / "new" / "config.yaml", [], resume=True)
     assert resumed == replace(done, out=str(tmp_path / "new"))
+    assert load_config(None, [f"out={tmp_path / 'new'}"], resume=True) == resumed
     with pytest.raises(ConfigError, match="is complete, seed=9 would change nothing; train on in"):
         load_config(tmp_path / "new" / "config.yaml", ["seed=9"], resume=True)
 
