@@ -46,7 +46,7 @@ def test_a_rank_that_is_killed_ends_the_others_and_the_next_start_ends_on_the_sa
 def test_a_script_that_goes_wrong_is_one_line_and_leaves_nothing_running(
     way: str, says: str, tmp_path: Path
 ) -> None:
-    patience = f"round.patience_s={20 if way == 'blocks' else 60}"
+    patience = f"round.patience_s={30 if way == 'blocks' else 60}"
     words = ["steps=8", "h=4", "eval.every=0", patience, f"out={tmp_path / 'out'}"]
     env = os.environ | {"PYTHONPATH": str(ROOT), "MARK": (mark := f"{tmp_path}")}
     command = [sys.executable, "-m", "fedwan", "launch", "--sites", "1", *words]
