@@ -65,7 +65,7 @@ NOT_COVERED = (
     "how many samples a shard has",
     "held-out samples, which quality is measured on where all sites have the same",
     "how long steps take",
-    "settings that were chosen by other runs on the same data",
+    "settings and initial weights that come of other runs on the same data",
 )
 
 

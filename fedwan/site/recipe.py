@@ -63,10 +63,11 @@ def train(
     """Take a workload's steps on a shard to the end of the run."""
     config, name = member.config, member.name
     rank = group.rank if config.site.partition != "tensor_parallel" else 0
-    seed_torch(derive_seed(config.seed, name, *([rank] if rank else []), "torch"))
-    rng = NamedGenerators(config.seed, f"{name}/{rank}" if rank else name)
-    order = (rng if not rank else NamedGenerators(config.seed, name))["data"]
     privacy = Privacy(config, shard.num_samples) if config.privacy.epsilon else None
+    seed = config.seed if privacy is None else privacy.seed()
+    seed_torch(derive_seed(seed, name, *([rank] if rank else []), "torch"))
+    rng = NamedGenerators(seed, f"{name}/{rank}" if rank else name)
+    order = (rng if not rank else NamedGenerators(seed, name))["data"]
     places = None if privacy is None else privacy.places
     loader = shard.loader(config.data.batch, order, member.device, places)
     for network in workload.networks.values():

@@ -95,6 +95,13 @@ class Privacy:
         bound, _ = self._analysis.get_privacy_spent(orders=self._orders, rdp=spent, delta=delta)
         return float(bound)
 
+    def seed(self) -> int:
+        """Of what a loss draws: by place in the batch, which one sample more would shift.
+
+        Who knew these draws would see more change than one sample's gradient.
+        """
+        return int(self._generator("seed").integers(1 << 62))
+
     def begin_round(self, step: int, h: int, weights: str) -> None:
         """H steps begin from global weights, told by their hash.
 

@@ -16,7 +16,7 @@ from fedwan.app import load_run
 from fedwan.config import Config, DataConfig, PrivacyConfig
 from fedwan.data import InMemory, Loader
 from fedwan.errors import ConfigError
-from fedwan.rng import NamedGenerators
+from fedwan.rng import NamedGenerators, derive_seed
 from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.workloads.base import Batch
 from fedwan.workloads.privacy import EPSILON, Privacy
@@ -199,7 +199,15 @@ def test_a_site_that_was_killed_goes_on_with_its_secret_and_the_same_bits(
         made.append(bytes([len(made) // 2]) * num)
         return made[-1]
 
+    seeds: set[int] = set()
+    plain = flow.Flow._loss
+
+    def loss(self: flow.Flow, batch: Batch, rng: NamedGenerators) -> Tensor:
+        seeds.add(rng["noise"].initial_seed())
+        return plain(self, batch, rng)
+
     monkeypatch.setattr(secrets, "token_bytes", token)
+    monkeypatch.setattr(flow.Flow, "_loss", loss)
     hashes = []
     for name, absences in (("a", {}), ("b", {"s2": Absence(0.5, 0.75)})):
         made.clear()
@@ -208,6 +216,7 @@ def test_a_site_that_was_killed_goes_on_with_its_secret_and_the_same_bits(
         assert ran.totals.epsilon == pytest.approx(4.0, abs=0.01)
     assert len(made) == 3
     assert hashes[0] == hashes[1]
+    assert not seeds & {derive_seed(0, site, "noise") for site in ("s1", "s2")}
 
 
 def test_who_lost_the_folder_has_spent_what_it_took_before_and_a_round_more() -> None:
