@@ -21,6 +21,7 @@ from fedwan.simulation import Absence, SimulatedRun, simulate
 from fedwan.workloads.base import Batch
 from fedwan.workloads.privacy import EPSILON, Privacy
 from sites import flow, gan
+from tests.data.files import write_folder
 from tests.sites.support import DIT, MLP, Run
 
 SIZE = 8
@@ -234,3 +235,16 @@ def test_a_gan_tells_its_budget_and_nothing_of_real_samples(tmp_path: Path) -> N
     spent = [row["epsilon"] for row in rows if row.get("event") == "contribution"]
     assert len(spent) == 8
     assert 0 < spent[0] < spent[-1] <= 4.0
+
+
+@pytest.mark.slow
+def test_of_data_that_are_a_sites_own_no_figures_of_quality_leave_it(tmp_path: Path) -> None:
+    for site in ("s1", "s2"):
+        write_folder(tmp_path / site, range(30))
+    words = ("data.name=folder", "data.split=own", f"data.path={tmp_path}/{{site}}", "data.size=8")
+    usual = "workload=flow sites=2 steps=10 h=5 threads=1 data.batch=8 model.width=16".split()
+    usually = {"kind", "version", "step", "site"}
+    for own, is_measured in (("privacy.epsilon=4", False), ("seed=0", True)):
+        ran = simulate(load_run(None, [*usual, *words, own]), tmp_path / own)
+        rows = [row for row in ran.records if row["kind"] == "quality"]
+        assert all((row.keys() > usually) == is_measured for row in rows)
