@@ -15,6 +15,7 @@ import hashlib
 import secrets
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -55,45 +56,25 @@ class Privacy:
                 f"privacy.delta = {budget.delta} is no promise to {num_samples} samples; set more "
                 f"than 0 and well below 1 / {num_samples}, as in privacy.delta=1e-05"
             )
+        rate = batch / num_samples
         self.steps = 0
         """That noise was made for."""
         self._budget, self._batch = budget, batch
-        self._rate, self._num_samples = batch / num_samples, num_samples
+        self._rate, self._num_samples = rate, num_samples
         self._secret, self._weights = secrets.token_bytes(32), ""
-        self._accountant: Any = require("opacus.accountants", "privacy").RDPAccountant
-        self._analysis: Any = require("opacus.accountants.analysis.rdp", "privacy")
-        self.noise = self._least_noise(config.steps)
+        analysis: Any = require("opacus.accountants.analysis.rdp", "privacy")
+        least: Any = require("opacus.accountants.utils", "privacy").get_noise_multiplier
+        orders = require("opacus.accountants", "privacy").RDPAccountant.DEFAULT_ALPHAS
+        asked = {"target_epsilon": budget.epsilon, "target_delta": budget.delta}
+        self.noise = least(**asked, sample_rate=rate, steps=config.steps, accountant="rdp")
         """Its deviation over `privacy.clip`, before it is divided by the batch."""
-        self._spent = self._analysis.compute_rdp(
-            q=self._rate, noise_multiplier=self.noise, steps=1, orders=self._orders
-        )
-
-    @property
-    def _orders(self) -> list[float]:
-        return self._accountant.DEFAULT_ALPHAS  # type: ignore[no-any-return]
-
-    def _least_noise(self, steps: int) -> float:
-        utils = require("opacus.accountants.utils", "privacy")
-        asked = {"target_epsilon": self._budget.epsilon, "target_delta": self._budget.delta}
-        try:
-            found: float = utils.get_noise_multiplier(
-                **asked, sample_rate=self._rate, steps=steps, accountant="rdp"
-            )
-        except ValueError:
-            raise ConfigError(
-                f"privacy.epsilon = {self._budget.epsilon} is too little for {steps} steps with "
-                f"{self._rate:.2g} of the samples in each; set more"
-            ) from None
-        return found
+        one = {"q": rate, "noise_multiplier": self.noise, "steps": 1}
+        self._spent = analysis.compute_rdp(**one, orders=orders)
+        self._bound = partial(analysis.get_privacy_spent, orders=orders, delta=budget.delta)
 
     def epsilon(self) -> float:
         """What was spent in the steps so far, at `privacy.delta`; a bound from above."""
-        if not self.steps:
-            return 0.0
-        spent = self._spent * self.steps
-        delta = self._budget.delta
-        bound, _ = self._analysis.get_privacy_spent(orders=self._orders, rdp=spent, delta=delta)
-        return float(bound)
+        return float(self._bound(rdp=self._spent * self.steps)[0]) if self.steps else 0.0
 
     def seed(self) -> int:
         """Of what a loss draws: by place in the batch, which one sample more would shift.
