@@ -39,8 +39,8 @@ from fedwan.workloads import flow
 from fedwan.workloads.base import Batch, share_above
 
 SEEDS = 2
-CLIP = 1.0
-PRIVATE = "steps=400 data.batch=256 model.width=64 inner.velocity.lr=2e-3".split()
+CLIP = 3.0
+PRIVATE = "steps=400 data.batch=256 model.width=64 inner.velocity.lr=1e-3".split()
 CASES = {"recipe": -1.0, "none": 0.0, "epsilon 8": 8.0, "epsilon 4": 4.0, "epsilon 1": 1.0}
 """Epsilon; 0 for no privacy, below it also the recipe's own settings."""
 NUM_EVALUATIONS, NUM_DRAWS = 8, 64
